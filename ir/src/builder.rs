@@ -1,0 +1,151 @@
+//! Builds functions node by node, inferring types as it goes.
+
+use smallvec::SmallVec;
+
+use crate::diagnostic::Span;
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::entity::Arena;
+use crate::module::{FuncId, Function, Layers, Node, Output, Value, ValueId};
+use crate::ops::{Binary, Binding, Context, Op, OpError};
+use crate::space::Space;
+use crate::types::TensorType;
+
+/// A function under construction.
+///
+/// Every `push` runs inference, so what is built satisfies the invariants of single operations.
+pub struct FunctionBuilder<'a> {
+    space: &'a Space,
+    functions: &'a Arena<FuncId, Function>,
+    function: Function,
+}
+
+impl<'a> FunctionBuilder<'a> {
+    /// Starts a function that lives in `space` and may call `functions`.
+    pub fn new(name: impl Into<String>, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
+        Self { space, functions, function: Function::new(name) }
+    }
+
+    /// The function so far.
+    pub fn function(&self) -> &Function {
+        &self.function
+    }
+
+    /// The space the function lives in.
+    pub fn space(&self) -> &'a Space {
+        self.space
+    }
+
+    /// The type of a value built before.
+    pub fn ty(&self, value: ValueId) -> &TensorType {
+        self.function.ty(value)
+    }
+
+    /// Adds a parameter; parameters come before nodes.
+    pub fn param(&mut self, ty: TensorType, name: Option<&str>) -> ValueId {
+        assert!(self.function.nodes.is_empty(), "parameters are numbered before nodes");
+        let value = self.value(ty);
+        self.function.params.push(value);
+        self.name(value, name);
+        value
+    }
+
+    /// Adds a node; `declared` are the result types where they do not follow from the operands, see [`Op::infer`].
+    ///
+    /// # Errors
+    /// The invariant that the node would break.
+    pub fn node(
+        &mut self,
+        op: Op,
+        operands: &[ValueId],
+        declared: &[TensorType],
+    ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
+        let cx = Context { space: self.space, functions: self.functions };
+        let inferred = {
+            let types: SmallVec<[&TensorType; 4]> = operands.iter().map(|&v| self.function.ty(v)).collect();
+            op.infer(cx, &types, declared)?
+        };
+        let results: SmallVec<[ValueId; 1]> = inferred.into_iter().map(|ty| self.value(ty)).collect();
+        let node = Node {
+            op,
+            operands: SmallVec::from_slice(operands),
+            results: results.clone(),
+            span: Span::default(),
+        };
+        self.function.nodes.push(node);
+        Ok(results)
+    }
+
+    /// Adds a node with one result that follows from the operands.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn push(&mut self, op: Op, operands: &[ValueId]) -> Result<ValueId, OpError> {
+        self.node(op, operands, &[]).map(|results| results[0])
+    }
+
+    /// Adds a node with one result of the stated type.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn push_as(&mut self, op: Op, operands: &[ValueId], ty: TensorType) -> Result<ValueId, OpError> {
+        self.node(op, operands, &[ty]).map(|results| results[0])
+    }
+
+    /// Adds a weight.
+    ///
+    /// # Errors
+    /// `V17` when the binding does not fit the type.
+    pub fn weight(&mut self, binding: Binding, ty: TensorType) -> Result<ValueId, OpError> {
+        self.push_as(Op::Param(binding), &[], ty)
+    }
+
+    /// Adds the sum of products of `x` and `y` over the dimensions that `dims` lacks.
+    ///
+    /// # Errors
+    /// `V04`, `V05`, `V07` when the operands do not fit.
+    pub fn einsum(&mut self, x: ValueId, y: ValueId, dims: &[DimId]) -> Result<ValueId, OpError> {
+        let dtype: DType = self.ty(x).dtype;
+        self.push_as(Op::Einsum, &[x, y], TensorType::new(dtype, dims.iter().copied()))
+    }
+
+    /// Adds `x + y`.
+    ///
+    /// # Errors
+    /// `V04`, `V05`, `V07` when the operands do not fit.
+    pub fn add(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, OpError> {
+        self.push(Op::Binary(Binary::Add), &[x, y])
+    }
+
+    /// Adds a call of `callee` for each layer.
+    ///
+    /// # Errors
+    /// `V14`, `V15`, `V18` when the call does not fit the function.
+    pub fn call(
+        &mut self,
+        callee: FuncId,
+        layers: Layers,
+        operands: &[ValueId],
+    ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
+        self.node(Op::Call { callee, layers }, operands, &[])
+    }
+
+    /// Names a value; a name that is taken, or is a number, is left out.
+    pub fn name(&mut self, value: ValueId, name: Option<&str>) {
+        let Some(name) = name else { return };
+        let free = self.function.values.values().all(|v| v.name.as_deref() != Some(name));
+        if free && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+            self.function.values[value].name = Some(name.into());
+        }
+    }
+
+    /// Ends the function with these outputs.
+    pub fn finish(mut self, outputs: impl IntoIterator<Item = Output>) -> Function {
+        self.function.outputs = outputs.into_iter().collect();
+        self.function
+    }
+
+    fn value(&mut self, ty: TensorType) -> ValueId {
+        self.function.values.push(Value { ty, name: None, span: Span::default() })
+    }
+}

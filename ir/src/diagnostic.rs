@@ -1,0 +1,136 @@
+//! Diagnostics: what a user did wrong, where, and what to do about it.
+//!
+//! Codes: `E` parse, `V` verify, `P` pass, `S` schedule, `M` model. Messages are lower case, carry their numbers and
+//! have no final stop; the message says what is wrong, the helps say what to do.
+
+use std::fmt;
+
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use serde::Serialize;
+
+/// A range of bytes of a source text; empty when the thing has no place in a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Span {
+    /// First byte.
+    pub start: u32,
+    /// One past the last byte.
+    pub end: u32,
+}
+
+impl Span {
+    /// The span of `start..end`.
+    pub fn new(start: usize, end: usize) -> Self {
+        Self { start: u32::try_from(start).unwrap_or(u32::MAX), end: u32::try_from(end).unwrap_or(u32::MAX) }
+    }
+
+    /// Whether the span points nowhere.
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+}
+
+/// A text that spans point into, and the name to show for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// A path, or a description such as `command line`.
+    pub name: &'a str,
+    /// The whole text.
+    pub text: &'a str,
+}
+
+/// One refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Diagnostic {
+    /// The rule that was broken, for example `V07` or `P03`.
+    pub code: &'static str,
+    /// What is wrong, with its numbers.
+    pub message: String,
+    /// Where.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub span: Option<Span>,
+    /// What to say at that place.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub label: String,
+    /// What to do; two at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub helps: Vec<String>,
+    /// Command-line options, each of which makes the refused request legal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub repairs: Vec<String>,
+}
+
+impl Diagnostic {
+    /// A diagnostic that points nowhere yet.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            span: None,
+            label: String::new(),
+            helps: Vec::new(),
+            repairs: Vec::new(),
+        }
+    }
+
+    /// Points at `span`, if it is somewhere.
+    pub fn at(mut self, span: Span) -> Self {
+        self.span = Some(span).filter(|s| !s.is_empty());
+        self
+    }
+
+    /// Says `label` at the place pointed at.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Adds what to do.
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.helps.push(help.into());
+        self
+    }
+
+    /// Adds options that make the request legal.
+    pub fn repairs(mut self, repairs: impl IntoIterator<Item = String>) -> Self {
+        self.repairs.extend(repairs);
+        self
+    }
+
+    /// The diagnostic for a terminal, without colours; `source` is the text its span points into.
+    pub fn render(&self, source: Option<Source<'_>>) -> String {
+        let title = Level::ERROR.primary_title(self.message.as_str()).id(self.code);
+        let span = self.span.map(|s| s.start as usize..s.end as usize);
+        let mut group = match (source, span) {
+            (Some(source), Some(span))
+                if source.text.is_char_boundary(span.start) && span.end <= source.text.len() =>
+            {
+                let annotation = AnnotationKind::Primary.span(span);
+                let annotation = match self.label.as_str() {
+                    "" => annotation,
+                    label => annotation.label(label),
+                };
+                title.element(Snippet::source(source.text).path(source.name).annotation(annotation))
+            }
+            _ => annotate_snippets::Group::with_title(title),
+        };
+        for help in &self.helps {
+            group = group.element(Level::HELP.message(help.as_str()));
+        }
+        let repairs = format!("any of these is legal: {}", self.repairs.join(" | "));
+        if !self.repairs.is_empty() {
+            group = group.element(Level::HELP.message(repairs.as_str()));
+        }
+        Renderer::plain().render(&[group])
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error[{}]: {}", self.code, self.message)
+    }
+}
+
+impl std::error::Error for Diagnostic {}
+
+/// Refusals, in order of discovery; never empty when returned as an error.
+pub type Diagnostics = Vec<Diagnostic>;

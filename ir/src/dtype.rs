@@ -1,0 +1,69 @@
+//! Element types.
+
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    /// IEEE double precision.
+    F64,
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// 32-bit signed integer: token ids, positions.
+    I32,
+}
+
+impl DType {
+    /// Every element type, in text order.
+    pub const ALL: [DType; 5] = [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I32];
+
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I32 => "i32",
+        }
+    }
+
+    /// The type spelled `name`; the long spellings of model configurations (`bfloat16`, …) are accepted too.
+    pub fn parse(name: &str) -> Option<DType> {
+        Some(match name {
+            "f64" | "float64" => DType::F64,
+            "f32" | "float32" => DType::F32,
+            "f16" | "float16" | "half" => DType::F16,
+            "bf16" | "bfloat16" => DType::BF16,
+            "i32" | "int32" => DType::I32,
+            _ => return None,
+        })
+    }
+
+    /// Bytes per element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::F64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    /// Whether the type holds real numbers.
+    pub fn is_float(self) -> bool {
+        match self {
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => true,
+            DType::I32 => false,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

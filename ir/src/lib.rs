@@ -1,0 +1,39 @@
+//! The language of Ithaca: what a distributed attention program *is*, at its three levels.
+//!
+//! - **Program** (global): operations on whole tensors with named dimensions, see [`module`].
+//! - **Per-rank program**: the same operations, every value with a [`layout`], every communication a collective.
+//! - **Schedule**: tasks on streams, events and buffers at fixed offsets, see [`schedule`].
+//!
+//! Architecture invariant: this crate knows no device, no cluster, no file and no clock, and every other crate of
+//! the workspace depends on it. A module that [`verify`](fn@verify::verify) accepts satisfies every numbered invariant.
+
+pub mod boxes;
+pub mod builder;
+pub mod diagnostic;
+pub mod dim;
+pub mod dtype;
+pub mod entity;
+pub mod layout;
+pub mod mask;
+pub mod mesh;
+pub mod module;
+pub mod ops;
+pub mod rule;
+pub mod schedule;
+pub mod space;
+pub mod text;
+pub mod types;
+pub mod verify;
+
+pub use builder::FunctionBuilder;
+pub use diagnostic::{Diagnostic, Diagnostics, Source, Span};
+pub use dim::{Dim, DimId};
+pub use dtype::DType;
+pub use entity::Arena;
+pub use layout::Layout;
+pub use mask::Mask;
+pub use mesh::{Axis, AxisId, Mesh, Rank};
+pub use module::{FuncId, Function, Level, Module, Node, Output, Value, ValueId};
+pub use ops::Op;
+pub use space::Space;
+pub use types::TensorType;

@@ -1,0 +1,101 @@
+//! The device mesh: named axes, major to minor, and the ranks they number.
+
+use std::fmt;
+
+use crate::entity;
+use crate::entity::{Arena, Entity};
+
+entity!(
+    /// An axis of a [`Mesh`].
+    AxisId, "axis"
+);
+
+/// A device, numbered row-major over the mesh: the last axis varies fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u64);
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A mesh axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// The name, for example `ulysses`.
+    pub name: String,
+    /// Ranks along the axis.
+    pub size: u64,
+}
+
+/// Named axes, major to minor; ranks that differ in the last axis only are nearest neighbours.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mesh {
+    /// The axes, major to minor.
+    pub axes: Arena<AxisId, Axis>,
+}
+
+impl Mesh {
+    /// The mesh of one device.
+    pub fn single() -> Self {
+        Self::default()
+    }
+
+    /// A mesh with these axes, major to minor.
+    pub fn new<S: Into<String>>(axes: impl IntoIterator<Item = (S, u64)>) -> Self {
+        Self { axes: axes.into_iter().map(|(name, size)| Axis { name: name.into(), size }).collect() }
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u64 {
+        self.axes.values().map(|a| a.size).product()
+    }
+
+    /// All ranks, in order.
+    pub fn iter_ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.ranks()).map(Rank)
+    }
+
+    /// The axis called `name`.
+    pub fn axis(&self, name: &str) -> Option<AxisId> {
+        self.axes.iter().find(|(_, a)| a.name == name).map(|(id, _)| id)
+    }
+
+    /// Ranks along `axis`.
+    pub fn size(&self, axis: AxisId) -> u64 {
+        self.axes[axis].size
+    }
+
+    /// Number of combinations of coordinates along `axes`.
+    pub fn degree(&self, axes: &[AxisId]) -> u64 {
+        axes.iter().map(|&a| self.size(a)).product()
+    }
+
+    /// Distance in rank numbers between neighbours along `axis`.
+    pub fn stride(&self, axis: AxisId) -> u64 {
+        self.axes.values().skip(axis.index() + 1).map(|a| a.size).product()
+    }
+
+    /// The coordinate of `rank` along `axis`.
+    pub fn coordinate(&self, rank: Rank, axis: AxisId) -> u64 {
+        rank.0 / self.stride(axis) % self.size(axis)
+    }
+
+    /// The ranks that differ from `rank` along `axis` only, by coordinate; `rank` is among them.
+    pub fn group(&self, rank: Rank, axis: AxisId) -> Vec<Rank> {
+        let stride = self.stride(axis);
+        let first = rank.0 - self.coordinate(rank, axis) * stride;
+        (0..self.size(axis)).map(|i| Rank(first + i * stride)).collect()
+    }
+}
+
+impl fmt::Display for Mesh {
+    /// `ulysses=4,tp=2`, as on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, axis) in self.axes.values().enumerate() {
+            write!(f, "{}{}={}", if i == 0 { "" } else { "," }, axis.name, axis.size)?;
+        }
+        Ok(())
+    }
+}

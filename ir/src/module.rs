@@ -1,0 +1,214 @@
+//! Modules, functions, values and nodes: the program's own store.
+//!
+//! A function is straight-line: nodes in order, each defining new values. Values are numbered in order of definition
+//! (parameters first), so a rewrite builds a new function instead of patching an old one, and handles always print
+//! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::diagnostic::Span;
+use crate::entity;
+use crate::entity::Arena;
+use crate::ops::Op;
+use crate::space::Space;
+use crate::types::TensorType;
+
+entity!(
+    /// A value of a [`Function`].
+    ValueId, "%"
+);
+entity!(
+    /// A function of a [`Module`].
+    FuncId, "@"
+);
+
+/// How far a module has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Whole tensors, no mesh.
+    Program,
+    /// Every value has a layout; a `reshard` stands where two layouts do not match.
+    Sharded,
+    /// What one rank runs: every communication is a collective.
+    PerRank,
+}
+
+impl Level {
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Program => "program",
+            Level::Sharded => "sharded",
+            Level::PerRank => "per_rank",
+        }
+    }
+
+    /// The level spelled `name`.
+    pub fn parse(name: &str) -> Option<Level> {
+        [Level::Program, Level::Sharded, Level::PerRank].into_iter().find(|l| l.name() == name)
+    }
+}
+
+/// A program: functions over one space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// How far the module has come.
+    pub level: Level,
+    /// The model's name.
+    pub name: String,
+    /// The passes that made this module, in text form, in order.
+    pub pipeline: Vec<String>,
+    /// Named dimensions and the mesh.
+    pub space: Space,
+    /// Functions; a callee stands before its callers.
+    pub functions: Arena<FuncId, Function>,
+}
+
+impl Module {
+    /// The function that nobody calls and that has the model's inputs and outputs: `main`, the last one.
+    pub fn main(&self) -> Option<FuncId> {
+        self.functions.iter().next_back().filter(|(_, f)| f.name == "main").map(|(id, _)| id)
+    }
+
+    /// The function called `name`.
+    pub fn function(&self, name: &str) -> Option<FuncId> {
+        self.functions.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+    }
+
+    /// The module without functions, for a pass to fill: name, pipeline and space are kept.
+    pub fn emptied(&self, level: Level) -> Module {
+        Module {
+            level,
+            name: self.name.clone(),
+            pipeline: self.pipeline.clone(),
+            space: self.space.clone(),
+            functions: Arena::new(),
+        }
+    }
+
+    /// How often each function runs in one run of `main`, indexed by function; layers count.
+    pub fn run_counts(&self) -> Vec<u64> {
+        let mut counts = vec![0; self.functions.len()];
+        for (id, function) in self.functions.iter().rev() {
+            use crate::entity::Entity;
+            if Some(id) == self.main() {
+                counts[id.index()] = 1;
+            }
+            let runs: u64 = counts[id.index()];
+            for node in &function.nodes {
+                if let Op::Call { callee, layers } = &node.op {
+                    counts[callee.index()] += runs.saturating_mul(layers.end - layers.start);
+                }
+            }
+        }
+        counts
+    }
+}
+
+/// A function: parameters, nodes in order, outputs.
+#[derive(Clone, Debug, Default)]
+pub struct Function {
+    /// The name, without its `@`.
+    pub name: String,
+    /// Parameters; the first values of the arena.
+    pub params: Vec<ValueId>,
+    /// All values, in order of definition.
+    pub values: Arena<ValueId, Value>,
+    /// The nodes, in order of execution.
+    pub nodes: Vec<Node>,
+    /// What the function returns.
+    pub outputs: Vec<Output>,
+    /// Where the text form has the function's name.
+    pub span: Span,
+}
+
+impl Function {
+    /// A function with no parameters and no nodes.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: ValueId) -> &TensorType {
+        &self.values[value].ty
+    }
+
+    /// The types of a node's operands.
+    pub fn operand_types(&self, node: &Node) -> SmallVec<[&TensorType; 4]> {
+        node.operands.iter().map(|&v| self.ty(v)).collect()
+    }
+
+    /// The types of a node's results.
+    pub fn result_types(&self, node: &Node) -> SmallVec<[&TensorType; 2]> {
+        node.results.iter().map(|&v| self.ty(v)).collect()
+    }
+}
+
+/// Spans do not take part in equality: a function equals its reparsed text.
+impl PartialEq for Function {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { name, params, values, nodes, outputs, span: _ } = self;
+        *name == other.name
+            && *params == other.params
+            && *values == other.values
+            && *nodes == other.nodes
+            && *outputs == other.outputs
+    }
+}
+
+/// A value: defined once, by a parameter or a node.
+#[derive(Clone, Debug)]
+pub struct Value {
+    /// Its type.
+    pub ty: TensorType,
+    /// Its name without the `%`, if it has one; otherwise it prints as its number.
+    pub name: Option<Box<str>>,
+    /// Where the text form defines it.
+    pub span: Span,
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        self.ty == other.ty && self.name == other.name
+    }
+}
+
+/// An operation applied to values.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The operation and its attributes.
+    pub op: Op,
+    /// Operands, defined earlier in the same function.
+    pub operands: SmallVec<[ValueId; 4]>,
+    /// Results, defined here.
+    pub results: SmallVec<[ValueId; 1]>,
+    /// Where the text form has the operation's name.
+    pub span: Span,
+}
+
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.op == other.op && self.operands == other.operands && self.results == other.results
+    }
+}
+
+impl Node {
+    /// The only result of an operation that has one.
+    pub fn result(&self) -> ValueId {
+        self.results[0]
+    }
+}
+
+/// A value that a function returns; in `main` it has the name that files know it by (`logits`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// The name, in `main`.
+    pub name: Option<String>,
+    /// The value.
+    pub value: ValueId,
+}
+
+/// The layers a call runs over, as `{layer}` in the names of parameters.
+pub type Layers = Range<u64>;

@@ -1,0 +1,434 @@
+//! Attributes: what an operation carries beside operands, in the form that text and tables share.
+//!
+//! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
+
+use std::fmt;
+
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::entity::Arena;
+use crate::mask::Mask;
+use crate::mesh::AxisId;
+use crate::module::{FuncId, Function};
+use crate::ops::{Attention, Binary, Binding, Op, Rotary, Scaling, Unary};
+use crate::space::Space;
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Attr {
+    /// A whole number.
+    Int(u64),
+    /// A real number.
+    Float(f64),
+    /// A quoted string.
+    Text(String),
+    /// A bare word: a dimension, an axis, a choice.
+    Word(String),
+    /// A function, `@name`.
+    Func(String),
+    /// `start..end`.
+    Range(u64, u64),
+    /// `[a, b]`.
+    List(Vec<Attr>),
+    /// `name(key=value, …)`.
+    Call(String, Vec<(String, Attr)>),
+}
+
+impl fmt::Display for Attr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Attr::Int(n) => write!(f, "{n}"),
+            // The shortest form that reads back as the same number, and reads back as a real one.
+            Attr::Float(x) => write!(f, "{x:?}"),
+            Attr::Text(s) => write!(f, "{}", Quoted(s)),
+            Attr::Word(w) => f.write_str(w),
+            Attr::Func(name) => write!(f, "@{name}"),
+            Attr::Range(a, b) => write!(f, "{a}..{b}"),
+            Attr::List(items) => {
+                f.write_str("[")?;
+                for (i, item) in items.iter().enumerate() {
+                    write!(f, "{}{item}", if i == 0 { "" } else { ", " })?;
+                }
+                f.write_str("]")
+            }
+            Attr::Call(name, args) => {
+                write!(f, "{name}(")?;
+                for (i, (key, value)) in args.iter().enumerate() {
+                    write!(f, "{}{key}={value}", if i == 0 { "" } else { ", " })?;
+                }
+                f.write_str(")")
+            }
+        }
+    }
+}
+
+/// A string in quotes, with `"`, `\` and control characters escaped.
+pub struct Quoted<'a>(pub &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for c in self.0.chars() {
+            match c {
+                '"' => f.write_str("\\\"")?,
+                '\\' => f.write_str("\\\\")?,
+                '\n' => f.write_str("\\n")?,
+                c => write!(f, "{c}")?,
+            }
+        }
+        f.write_str("\"")
+    }
+}
+
+/// What names in attributes refer to.
+#[derive(Clone, Copy)]
+pub struct Names<'a> {
+    /// Dimensions and axes.
+    pub space: &'a Space,
+    /// Functions.
+    pub functions: &'a Arena<FuncId, Function>,
+}
+
+/// Attributes as written, taken one by one; what is left over is an error.
+#[derive(Clone, Debug)]
+pub struct Attrs {
+    op: String,
+    items: Vec<(String, Attr)>,
+}
+
+/// What is wrong with attributes.
+pub type AttrError = String;
+
+impl Attrs {
+    /// The attributes of the operation called `op`.
+    pub fn new(op: impl Into<String>, items: Vec<(String, Attr)>) -> Self {
+        Self { op: op.into(), items }
+    }
+
+    fn optional(&mut self, key: &str) -> Option<Attr> {
+        let i = self.items.iter().position(|(k, _)| k == key)?;
+        Some(self.items.remove(i).1)
+    }
+
+    fn required(&mut self, key: &str) -> Result<Attr, AttrError> {
+        self.optional(key).ok_or_else(|| format!("`{}` lacks attribute `{key}`", self.op))
+    }
+
+    fn wrong(&self, key: &str, expected: &str, found: &Attr) -> AttrError {
+        format!("attribute `{key}` of `{}` must be {expected}, not `{found}`", self.op)
+    }
+
+    fn int(&mut self, key: &str) -> Result<u64, AttrError> {
+        match self.required(key)? {
+            Attr::Int(n) => Ok(n),
+            other => Err(self.wrong(key, "a whole number", &other)),
+        }
+    }
+
+    fn float(&mut self, key: &str) -> Result<f64, AttrError> {
+        match self.required(key)? {
+            Attr::Float(x) => Ok(x),
+            Attr::Int(n) => Ok(n as f64),
+            other => Err(self.wrong(key, "a number", &other)),
+        }
+    }
+
+    fn text(&mut self, key: &str) -> Result<String, AttrError> {
+        match self.required(key)? {
+            Attr::Text(s) => Ok(s),
+            other => Err(self.wrong(key, "a quoted string", &other)),
+        }
+    }
+
+    fn word(&mut self, key: &str) -> Result<String, AttrError> {
+        match self.required(key)? {
+            Attr::Word(w) => Ok(w),
+            other => Err(self.wrong(key, "a word", &other)),
+        }
+    }
+
+    fn flag(&mut self, key: &str) -> Result<bool, AttrError> {
+        match self.word(key)?.as_str() {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            other => Err(self.wrong(key, "true or false", &Attr::Word(other.to_owned()))),
+        }
+    }
+
+    fn dim(&mut self, key: &str, names: Names<'_>) -> Result<DimId, AttrError> {
+        let word = self.word(key)?;
+        names.space.dim(&word).ok_or_else(|| format!("`{word}` is not a declared dimension"))
+    }
+
+    fn axis(&mut self, key: &str, names: Names<'_>) -> Result<AxisId, AttrError> {
+        let word = self.word(key)?;
+        names.space.mesh.axis(&word).ok_or_else(|| format!("`{word}` is not an axis of the mesh"))
+    }
+
+    fn finish(self) -> Result<(), AttrError> {
+        match self.items.first() {
+            None => Ok(()),
+            Some((key, _)) => Err(format!("`{}` has no attribute `{key}`", self.op)),
+        }
+    }
+}
+
+impl Op {
+    /// The attributes, in the order of the table.
+    pub fn attrs(&self, names: Names<'_>) -> Vec<(&'static str, Attr)> {
+        let dim = |d: DimId| Attr::Word(names.space.dims[d].name.clone());
+        let axis = |a: AxisId| Attr::Word(names.space.mesh.axes[a].name.clone());
+        match self {
+            Op::Param(binding) | Op::Input(binding) => binding_attrs(binding),
+            Op::Positions | Op::Einsum | Op::Unary(_) | Op::Binary(_) | Op::Reshard | Op::Permute => {
+                Vec::new()
+            }
+            Op::Embed { over } => vec![("over", dim(*over))],
+            Op::Scale { factor } => vec![("factor", Attr::Float(*factor))],
+            Op::Cast { to } => vec![("to", Attr::Word(to.name().to_owned()))],
+            Op::RmsNorm { over, eps } | Op::LayerNorm { over, eps } => {
+                vec![("over", dim(*over)), ("eps", Attr::Float(*eps))]
+            }
+            Op::Rotary(rotary) => vec![
+                ("over", dim(rotary.over)),
+                ("width", Attr::Int(rotary.width)),
+                ("theta", Attr::Float(rotary.theta)),
+                ("scaling", scaling_attr(&rotary.scaling)),
+            ],
+            Op::Attention(a) => vec![
+                ("heads", dim(a.heads)),
+                ("kv_heads", dim(a.kv_heads)),
+                ("queries", dim(a.queries)),
+                ("keys", dim(a.keys)),
+                ("width", dim(a.width)),
+                ("mask", mask_attr(&a.mask)),
+                ("scale", Attr::Float(a.scale)),
+            ],
+            Op::Repeat { from, to } => vec![("from", dim(*from)), ("to", dim(*to))],
+            Op::Call { callee, layers } => {
+                let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
+                vec![
+                    ("callee", Attr::Func(name.to_owned())),
+                    ("layers", Attr::Range(layers.start, layers.end)),
+                ]
+            }
+            Op::AllToAll { axis: a, split, concat } => {
+                vec![("axis", axis(*a)), ("split", dim(*split)), ("concat", dim(*concat))]
+            }
+            Op::AllGather { axis: a, dim: d }
+            | Op::Slice { axis: a, dim: d }
+            | Op::ReduceScatter { axis: a, dim: d } => vec![("axis", axis(*a)), ("dim", dim(*d))],
+            Op::AllReduce { axis: a } => vec![("axis", axis(*a))],
+        }
+    }
+
+    /// The operation called `name` with these attributes.
+    ///
+    /// # Errors
+    /// Which attribute is missing, unknown or of the wrong kind; `None` when no operation has the name.
+    pub fn from_attrs(name: &str, mut attrs: Attrs, names: Names<'_>) -> Option<Result<Op, AttrError>> {
+        if !crate::ops::TABLE.iter().any(|row| row.name == name) {
+            return None;
+        }
+        let op = read_op(name, &mut attrs, names);
+        Some(op.and_then(|op| attrs.finish().map(|()| op)))
+    }
+}
+
+fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrError> {
+    if let Some(f) = Unary::ALL.into_iter().find(|f| f.name() == name) {
+        return Ok(Op::Unary(f));
+    }
+    if let Some(f) = Binary::ALL.into_iter().find(|f| f.name() == name) {
+        return Ok(Op::Binary(f));
+    }
+    Ok(match name {
+        "param" => Op::Param(read_binding(attrs)?),
+        "input" => Op::Input(read_binding(attrs)?),
+        "positions" => Op::Positions,
+        "einsum" => Op::Einsum,
+        "embed" => Op::Embed { over: attrs.dim("over", names)? },
+        "scale" => Op::Scale { factor: attrs.float("factor")? },
+        "cast" => {
+            let word = attrs.word("to")?;
+            Op::Cast { to: DType::parse(&word).ok_or_else(|| format!("`{word}` is not an element type"))? }
+        }
+        "rms_norm" => Op::RmsNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? },
+        "layer_norm" => Op::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? },
+        "rotary" => Op::Rotary(Rotary {
+            over: attrs.dim("over", names)?,
+            width: attrs.int("width")?,
+            theta: attrs.float("theta")?,
+            scaling: read_scaling(attrs)?,
+        }),
+        "attention" => Op::Attention(Attention {
+            heads: attrs.dim("heads", names)?,
+            kv_heads: attrs.dim("kv_heads", names)?,
+            queries: attrs.dim("queries", names)?,
+            keys: attrs.dim("keys", names)?,
+            width: attrs.dim("width", names)?,
+            mask: read_mask(attrs)?,
+            scale: attrs.float("scale")?,
+        }),
+        "repeat" => Op::Repeat { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
+        "call" => {
+            let callee = match attrs.required("callee")? {
+                Attr::Func(name) => names
+                    .functions
+                    .iter()
+                    .find(|(_, f)| f.name == name)
+                    .map(|(id, _)| id)
+                    .ok_or_else(|| format!("no function `@{name}` stands before this call"))?,
+                other => return Err(attrs.wrong("callee", "a function", &other)),
+            };
+            let layers = match attrs.optional("layers") {
+                None => 0..1,
+                Some(Attr::Range(a, b)) => a..b,
+                Some(other) => return Err(attrs.wrong("layers", "a range such as 0..32", &other)),
+            };
+            Op::Call { callee, layers }
+        }
+        "reshard" => Op::Reshard,
+        "all_to_all" => Op::AllToAll {
+            axis: attrs.axis("axis", names)?,
+            split: attrs.dim("split", names)?,
+            concat: attrs.dim("concat", names)?,
+        },
+        "all_gather" => Op::AllGather { axis: attrs.axis("axis", names)?, dim: attrs.dim("dim", names)? },
+        "slice" => Op::Slice { axis: attrs.axis("axis", names)?, dim: attrs.dim("dim", names)? },
+        "reduce_scatter" => {
+            Op::ReduceScatter { axis: attrs.axis("axis", names)?, dim: attrs.dim("dim", names)? }
+        }
+        "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
+        "permute" => Op::Permute,
+        _ => unreachable!("the table and this list name the same operations"),
+    })
+}
+
+fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
+    let mut attrs = vec![("name", Attr::Text(binding.name.clone()))];
+    if !binding.stored.is_empty() {
+        attrs.push(("stored", Attr::List(binding.stored.iter().map(|&n| Attr::Int(n)).collect())));
+    }
+    if !binding.window.is_empty() {
+        attrs.push((
+            "window",
+            Attr::List(binding.window.iter().map(|r| Attr::Range(r.start, r.end)).collect()),
+        ));
+    }
+    attrs
+}
+
+fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
+    let name = attrs.text("name")?;
+    let mut stored = Vec::new();
+    if let Some(Attr::List(items)) = attrs.optional("stored") {
+        for item in items {
+            match item {
+                Attr::Int(n) => stored.push(n),
+                other => return Err(attrs.wrong("stored", "a list of sizes", &other)),
+            }
+        }
+    }
+    let mut window = Vec::new();
+    if let Some(Attr::List(items)) = attrs.optional("window") {
+        for item in items {
+            match item {
+                Attr::Range(a, b) => window.push(a..b),
+                other => return Err(attrs.wrong("window", "a list of ranges", &other)),
+            }
+        }
+    }
+    Ok(Binding { name, stored, window })
+}
+
+fn mask_attr(mask: &Mask) -> Attr {
+    match *mask {
+        Mask::Full => Attr::Word("full".to_owned()),
+        Mask::Causal => Attr::Word("causal".to_owned()),
+        Mask::Window { left, right } => {
+            let side = |key: &str, n: Option<u64>| n.map(|n| (key.to_owned(), Attr::Int(n)));
+            Attr::Call(
+                "window".to_owned(),
+                [side("left", left), side("right", right)].into_iter().flatten().collect(),
+            )
+        }
+    }
+}
+
+fn read_mask(attrs: &mut Attrs) -> Result<Mask, AttrError> {
+    let attr = attrs.required("mask")?;
+    match &attr {
+        Attr::Word(w) if w == "full" => Ok(Mask::Full),
+        Attr::Word(w) if w == "causal" => Ok(Mask::Causal),
+        Attr::Call(name, args) if name == "window" => {
+            let mut args = Attrs::new("window", args.clone());
+            let mut side = |key: &str| match args.optional(key) {
+                None => Ok(None),
+                Some(Attr::Int(n)) => Ok(Some(n)),
+                Some(other) => Err(args.wrong(key, "a number of tokens", &other)),
+            };
+            let (left, right) = (side("left")?, side("right")?);
+            args.finish()?;
+            Ok(Mask::Window { left, right })
+        }
+        other => Err(attrs.wrong("mask", "full, causal or window(left=…, right=…)", other)),
+    }
+}
+
+fn scaling_attr(scaling: &Scaling) -> Attr {
+    let call = |name: &str, args: &[(&str, f64)]| {
+        Attr::Call(name.to_owned(), args.iter().map(|&(k, v)| (k.to_owned(), Attr::Float(v))).collect())
+    };
+    match *scaling {
+        Scaling::None => Attr::Word("none".to_owned()),
+        Scaling::Linear { factor } => call("linear", &[("factor", factor)]),
+        Scaling::Llama3 { factor, low, high, original } => {
+            call("llama3", &[("factor", factor), ("low", low), ("high", high), ("original", original)])
+        }
+        Scaling::Yarn { factor, beta_fast, beta_slow, original, attention, truncate } => {
+            let args = [
+                ("factor", factor),
+                ("beta_fast", beta_fast),
+                ("beta_slow", beta_slow),
+                ("original", original),
+                ("attention", attention),
+            ];
+            let Attr::Call(name, mut args) = call("yarn", &args) else {
+                unreachable!("call makes a call");
+            };
+            args.push(("truncate".to_owned(), Attr::Word(truncate.to_string())));
+            Attr::Call(name, args)
+        }
+    }
+}
+
+fn read_scaling(attrs: &mut Attrs) -> Result<Scaling, AttrError> {
+    let attr = attrs.required("scaling")?;
+    let (name, args) = match attr {
+        Attr::Word(w) if w == "none" => return Ok(Scaling::None),
+        Attr::Call(name, args) => (name, args),
+        other => return Err(attrs.wrong("scaling", "none, linear(…), llama3(…) or yarn(…)", &other)),
+    };
+    let mut args = Attrs::new(name.as_str(), args);
+    let scaling = match name.as_str() {
+        "linear" => Scaling::Linear { factor: args.float("factor")? },
+        "llama3" => Scaling::Llama3 {
+            factor: args.float("factor")?,
+            low: args.float("low")?,
+            high: args.float("high")?,
+            original: args.float("original")?,
+        },
+        "yarn" => Scaling::Yarn {
+            factor: args.float("factor")?,
+            beta_fast: args.float("beta_fast")?,
+            beta_slow: args.float("beta_slow")?,
+            original: args.float("original")?,
+            attention: args.float("attention")?,
+            truncate: args.flag("truncate")?,
+        },
+        other => return Err(format!("`{other}` is not a scaling of `rotary`")),
+    };
+    args.finish()?;
+    Ok(scaling)
+}

@@ -1,0 +1,122 @@
+//! Collectives: layouts in, layouts out.
+//!
+//! An axis leaves a dimension from its minor end and joins at the minor end, so blocks stay contiguous.
+
+use smallvec::smallvec;
+
+use crate::boxes;
+use crate::dim::DimId;
+use crate::layout::AxisList;
+use crate::mesh::{AxisId, Rank};
+use crate::ops::{Op, OpError, Types, source};
+use crate::space::Space;
+use crate::types::TensorType;
+
+pub(super) fn infer(
+    op: &Op,
+    space: &Space,
+    x: &TensorType,
+    declared: &[TensorType],
+) -> Result<Types, OpError> {
+    if let Op::Permute = op {
+        return infer_permute(space, x, source::only("permute", declared)?);
+    }
+    apply(op, space, x).map(|ty| smallvec![ty])
+}
+
+/// The type after the collective `op`, a permute excepted.
+///
+/// # Errors
+/// `V05` for a dimension that x lacks, `V16` for an axis that is not where the collective needs it.
+pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpError> {
+    let mut ty = x.clone();
+    let axis_name = |a: AxisId| space.mesh.axes[a].name.as_str();
+    let split = |ty: &mut TensorType, dim: DimId, axis: AxisId| {
+        let in_use = ty.layout.axes().any(|a| a == axis);
+        match in_use {
+            true => Err(OpError::new(
+                "V16",
+                format!("`{}`: axis `{}` is in use already", op.name(), axis_name(axis)),
+            )),
+            false => axes_mut(op, space, ty, dim).map(|axes| axes.push(axis)),
+        }
+    };
+    let join = |ty: &mut TensorType, dim: DimId, axis: AxisId| {
+        let axes = axes_mut(op, space, ty, dim)?;
+        match axes.last() == Some(&axis) {
+            true => {
+                axes.pop();
+                Ok(())
+            }
+            false => Err(OpError::new(
+                "V16",
+                format!(
+                    "`{}`: axis `{}` is not the innermost that splits `{}`",
+                    op.name(),
+                    axis_name(axis),
+                    space.dims[dim].name
+                ),
+            )),
+        }
+    };
+    let reduce = |ty: &mut TensorType, axis: AxisId| match ty.layout.partial.contains(&axis) {
+        true => {
+            ty.layout.partial.retain(|a| *a != axis);
+            Ok(())
+        }
+        false => Err(OpError::new(
+            "V16",
+            format!("`{}`: x is not a partial sum over `{}`", op.name(), axis_name(axis)),
+        )),
+    };
+    match *op {
+        Op::AllToAll { axis, split: to, concat: from } => {
+            join(&mut ty, from, axis)?;
+            split(&mut ty, to, axis)?;
+        }
+        Op::AllGather { axis, dim } => join(&mut ty, dim, axis)?,
+        Op::Slice { axis, dim } => split(&mut ty, dim, axis)?,
+        Op::ReduceScatter { axis, dim } => {
+            reduce(&mut ty, axis)?;
+            split(&mut ty, dim, axis)?;
+        }
+        Op::AllReduce { axis } => reduce(&mut ty, axis)?,
+        _ => unreachable!("only collectives with an axis come here"),
+    }
+    Ok(ty)
+}
+
+fn axes_mut<'t>(
+    op: &Op,
+    space: &Space,
+    ty: &'t mut TensorType,
+    dim: DimId,
+) -> Result<&'t mut AxisList, OpError> {
+    match ty.position(dim) {
+        Some(i) => Ok(&mut ty.layout.split[i]),
+        None => Err(OpError::new(
+            "V05",
+            format!("`{}`: x has no dimension `{}`", op.name(), space.dims[dim].name),
+        )),
+    }
+}
+
+/// A permute keeps local shapes, and every block that a rank wants is held whole by some rank.
+fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types, OpError> {
+    if ty.dims != x.dims || ty.dtype != x.dtype || ty.layout.partial != x.layout.partial {
+        return Err(OpError::new("V03", "`permute` changes the layout only, and no pending sums"));
+    }
+    let held: std::collections::BTreeSet<Vec<(u64, u64)>> =
+        space.mesh.iter_ranks().map(|r| key(&space.local_box(x, r))).collect();
+    let unserved = space.mesh.iter_ranks().find(|&r| !held.contains(&key(&space.local_box(ty, r))));
+    match unserved {
+        None => Ok(smallvec![ty.clone()]),
+        Some(Rank(r)) => {
+            Err(OpError::new("V16", format!("`permute`: no rank holds the block that rank {r} wants")))
+        }
+    }
+}
+
+fn key(region: &boxes::Region) -> Vec<(u64, u64)> {
+    region.iter().map(|r| (r.start, r.end)).collect()
+}

@@ -1,0 +1,110 @@
+//! Element by element: functions of one and two elements, scaling, conversion.
+
+use crate::dtype::DType;
+use crate::ops::{Op, OpError, unplaced};
+use crate::rule::{FactorKind, FactorRule};
+use crate::types::TensorType;
+
+/// Functions of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unary {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `x · Φ(x)`.
+    Gelu,
+    /// The tanh approximation of [`Gelu`](Unary::Gelu).
+    GeluTanh,
+    /// `x · sigmoid(1.702 x)`.
+    QuickGelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// Hyperbolic tangent.
+    Tanh,
+}
+
+impl Unary {
+    /// Every function.
+    pub const ALL: [Unary; 6] =
+        [Unary::Silu, Unary::Gelu, Unary::GeluTanh, Unary::QuickGelu, Unary::Relu, Unary::Tanh];
+
+    /// The name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Unary::Silu => "silu",
+            Unary::Gelu => "gelu",
+            Unary::GeluTanh => "gelu_tanh",
+            Unary::QuickGelu => "quick_gelu",
+            Unary::Relu => "relu",
+            Unary::Tanh => "tanh",
+        }
+    }
+
+    /// FLOPs per element, a transcendental function counted as four.
+    pub fn flops(self) -> u128 {
+        match self {
+            Unary::Relu => 1,
+            Unary::Tanh => 4,
+            Unary::Silu | Unary::QuickGelu => 6,
+            Unary::Gelu | Unary::GeluTanh => 8,
+        }
+    }
+}
+
+/// Functions of two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Binary {
+    /// Sum.
+    Add,
+    /// Difference.
+    Sub,
+    /// Product.
+    Mul,
+}
+
+impl Binary {
+    /// Every function.
+    pub const ALL: [Binary; 3] = [Binary::Add, Binary::Sub, Binary::Mul];
+
+    /// The name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binary::Add => "add",
+            Binary::Sub => "sub",
+            Binary::Mul => "mul",
+        }
+    }
+}
+
+pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError> {
+    if let Op::Cast { to } = op {
+        return Ok(TensorType { dtype: *to, ..unplaced(x) });
+    }
+    need_float(op.name(), x.dtype)?;
+    Ok(unplaced(x))
+}
+
+pub(super) fn infer_binary(f: Binary, operands: &[&TensorType]) -> Result<TensorType, OpError> {
+    let [x, y] = [operands[0], operands[1]];
+    need_float(f.name(), x.dtype)?;
+    if x.dtype != y.dtype {
+        return Err(OpError::new("V04", format!("`{}` of {} and {}", f.name(), x.dtype, y.dtype)));
+    }
+    if y.dims.iter().any(|&d| !x.has(d)) {
+        return Err(OpError::new(
+            "V05",
+            format!("the second operand of `{}` has a dimension that the first lacks", f.name()),
+        ));
+    }
+    Ok(unplaced(x))
+}
+
+pub(super) fn rule(operands: &[&TensorType], result: &TensorType) -> FactorRule {
+    FactorRule::by_name(operands, &[&result.dims], |_| FactorKind::Parallel)
+}
+
+pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
+    match dtype.is_float() {
+        true => Ok(()),
+        false => Err(OpError::new("V04", format!("`{name}` needs real numbers, not {dtype}"))),
+    }
+}

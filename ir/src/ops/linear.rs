@@ -1,0 +1,95 @@
+//! Products and look-ups: `einsum`, `embed`.
+
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::ops::{OpError, source, unplaced};
+use crate::rule::{FactorKind, FactorRule};
+use crate::space::Space;
+use crate::types::TensorType;
+
+pub(super) fn infer_einsum(
+    space: &Space,
+    operands: &[&TensorType],
+    declared: &[TensorType],
+) -> Result<TensorType, OpError> {
+    let ty = source::only("einsum", declared)?;
+    let [x, y] = [operands[0], operands[1]];
+    if x.dtype != y.dtype || !x.dtype.is_float() {
+        return Err(OpError::new("V04", format!("`einsum` of {} and {}", x.dtype, y.dtype)));
+    }
+    if ty.dtype != x.dtype {
+        return Err(OpError::new(
+            "V04",
+            format!("`einsum` of {} gives {}, not {}", x.dtype, x.dtype, ty.dtype),
+        ));
+    }
+    if let Some(&d) = ty.dims.iter().find(|&&d| !x.has(d) && !y.has(d)) {
+        return Err(OpError::new(
+            "V05",
+            format!("`einsum` has no operand with dimension `{}`", space.dims[d].name),
+        ));
+    }
+    Ok(unplaced(ty))
+}
+
+pub(super) fn rule_einsum(operands: &[&TensorType], result: &TensorType) -> FactorRule {
+    FactorRule::by_name(operands, &[&result.dims], |d| match result.has(d) {
+        true => FactorKind::Parallel,
+        false => FactorKind::Sum,
+    })
+}
+
+/// Two FLOPs for each combination of local indices.
+pub(super) fn flops_einsum(space: &Space, operands: &[&TensorType], result: &TensorType) -> u128 {
+    let local = |ty: &TensorType, d: DimId| u128::from(space.max_extent(d, ty.axes_of(d)));
+    let mut flops: u128 = 2 * result.dims.iter().map(|&d| local(result, d)).product::<u128>();
+    let mut summed: Vec<DimId> = Vec::new();
+    for ty in operands {
+        for &d in ty.dims.iter().filter(|&&d| !result.has(d)) {
+            if !summed.contains(&d) {
+                summed.push(d);
+                flops *= local(ty, d);
+            }
+        }
+    }
+    flops
+}
+
+pub(super) fn infer_embed(
+    space: &Space,
+    over: DimId,
+    operands: &[&TensorType],
+) -> Result<TensorType, OpError> {
+    let [table, ids] = [operands[0], operands[1]];
+    if table.dims.first() != Some(&over) {
+        return Err(OpError::new(
+            "V05",
+            format!(
+                "`embed` looks up dimension `{}`, which must be the table's first",
+                space.dims[over].name
+            ),
+        ));
+    }
+    if ids.dtype != DType::I32 {
+        return Err(OpError::new("V04", format!("`embed` is indexed by i32, not {}", ids.dtype)));
+    }
+    if let Some(&d) = ids.dims.iter().find(|&&d| table.has(d)) {
+        return Err(OpError::new(
+            "V05",
+            format!("`embed` has dimension `{}` on both sides", space.dims[d].name),
+        ));
+    }
+    Ok(TensorType::new(table.dtype, ids.dims.iter().chain(&table.dims[1..]).copied()))
+}
+
+/// The looked-up dimension sums: a rank contributes the rows that it has and zero elsewhere.
+pub(super) fn rule_embed(over: DimId, operands: &[&TensorType], result: &TensorType) -> FactorRule {
+    FactorRule::by_name(operands, &[&result.dims], |d| match d == over {
+        true => FactorKind::Sum,
+        false => FactorKind::Parallel,
+    })
+}
+
+pub(super) fn bytes_embed(space: &Space, operands: &[&TensorType], result: &TensorType) -> u128 {
+    u128::from(space.max_local_bytes(operands[1])) + 2 * u128::from(space.max_local_bytes(result))
+}

@@ -1,0 +1,408 @@
+//! Operations: one closed enum, one table, one file per family.
+//!
+//! Everything that a pass may want to know of an operation is asked here: its [`info`](Op::info), its attributes, its
+//! result types ([`infer`](Op::infer)), its factor rule ([`rule`](Op::rule)) and its work ([`cost`](Op::cost)).
+//! A new operation is a variant, a row of [`TABLE`], and an arm in its family's file.
+
+pub mod attention;
+pub mod attr;
+pub mod collective;
+pub mod elementwise;
+pub mod linear;
+pub mod norm;
+pub mod rotary;
+pub mod source;
+pub mod structure;
+mod table;
+
+use smallvec::SmallVec;
+
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::entity::Arena;
+use crate::layout::Layout;
+use crate::mesh::AxisId;
+use crate::module::{FuncId, Function, Layers};
+use crate::rule::{FactorRule, Misfit};
+use crate::space::Space;
+use crate::types::TensorType;
+
+pub use attention::Attention;
+pub use attr::{Attr, Attrs};
+pub use elementwise::{Binary, Unary};
+pub use rotary::{Rotary, Scaling};
+pub use source::Binding;
+pub use table::{Family, OpInfo, TABLE};
+
+/// An operation with its attributes. Operands and results stand in the node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// A weight, read from the file of parameters.
+    Param(Binding),
+    /// A model input, read from the file of inputs.
+    Input(Binding),
+    /// The position of each token.
+    Positions,
+    /// Sum of products over the dimensions that the result lacks.
+    Einsum,
+    /// Rows of a table `[over, …]`, chosen by integers.
+    Embed {
+        /// The dimension of the table that the integers index.
+        over: DimId,
+    },
+    /// A function of each element.
+    Unary(Unary),
+    /// A function of two elements; dimensions that one operand lacks are broadcast by name.
+    Binary(Binary),
+    /// Each element times a constant.
+    Scale {
+        /// The constant.
+        factor: f64,
+    },
+    /// Conversion to the element type of the result.
+    Cast {
+        /// The element type.
+        to: DType,
+    },
+    /// `x / sqrt(mean(x²) + eps) · weight`.
+    RmsNorm {
+        /// The dimension that is normalised.
+        over: DimId,
+        /// Added to the mean square.
+        eps: f64,
+    },
+    /// `(x − mean) / sqrt(variance + eps) · weight + bias`.
+    LayerNorm {
+        /// The dimension that is normalised.
+        over: DimId,
+        /// Added to the variance.
+        eps: f64,
+    },
+    /// Rotary position embedding.
+    Rotary(Rotary),
+    /// Scaled dot-product attention.
+    Attention(Attention),
+    /// Repeats each element of a dimension, so that every rank has a key/value head.
+    Repeat {
+        /// The dimension of the operand.
+        from: DimId,
+        /// The dimension of the result, declared to copy `from`.
+        to: DimId,
+    },
+    /// Runs a function for each layer, its results becoming its first arguments.
+    Call {
+        /// The function.
+        callee: FuncId,
+        /// The layers.
+        layers: Layers,
+    },
+    /// A change of layout that is yet to become collectives; the layout is that of the result.
+    Reshard,
+    /// Along `axis`: splits dimension `split`, joins dimension `concat`.
+    AllToAll {
+        /// The axis of communication.
+        axis: AxisId,
+        /// The dimension that becomes split.
+        split: DimId,
+        /// The dimension that becomes whole along the axis.
+        concat: DimId,
+    },
+    /// Joins dimension `dim` along `axis`.
+    AllGather {
+        /// The axis of communication.
+        axis: AxisId,
+        /// The dimension that becomes whole along the axis.
+        dim: DimId,
+    },
+    /// Keeps this rank's part of `dim`; nothing is sent.
+    Slice {
+        /// The axis that becomes the splitting one.
+        axis: AxisId,
+        /// The dimension that becomes split.
+        dim: DimId,
+    },
+    /// Sums over `axis` and keeps this rank's part of `dim`.
+    ReduceScatter {
+        /// The axis of communication.
+        axis: AxisId,
+        /// The dimension that becomes split.
+        dim: DimId,
+    },
+    /// Sums over `axis`.
+    AllReduce {
+        /// The axis of communication.
+        axis: AxisId,
+    },
+    /// Moves whole blocks between ranks, to the layout of the result.
+    Permute,
+}
+
+/// What inference may look at beside operands.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// Dimensions and mesh.
+    pub space: &'a Space,
+    /// The functions that a call may name.
+    pub functions: &'a Arena<FuncId, Function>,
+}
+
+/// A broken invariant of one operation, for the verifier to place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpError {
+    /// The invariant, `V..`.
+    pub code: &'static str,
+    /// What is wrong, with names and numbers.
+    pub message: String,
+}
+
+impl OpError {
+    /// The violation of `code` that `message` describes.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+/// Result types of one node.
+pub type Types = SmallVec<[TensorType; 1]>;
+
+/// What an operation costs on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating-point operations.
+    pub flops: u128,
+    /// Bytes read and written.
+    pub bytes: u128,
+}
+
+impl Op {
+    /// The row of the table.
+    pub fn info(&self) -> &'static OpInfo {
+        let name = self.name();
+        TABLE.iter().find(|row| row.name == name).expect("every operation has a row in the table")
+    }
+
+    /// The name in the text form.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Param(_) => "param",
+            Op::Input(_) => "input",
+            Op::Positions => "positions",
+            Op::Einsum => "einsum",
+            Op::Embed { .. } => "embed",
+            Op::Unary(f) => f.name(),
+            Op::Binary(f) => f.name(),
+            Op::Scale { .. } => "scale",
+            Op::Cast { .. } => "cast",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Rotary(_) => "rotary",
+            Op::Attention(_) => "attention",
+            Op::Repeat { .. } => "repeat",
+            Op::Call { .. } => "call",
+            Op::Reshard => "reshard",
+            Op::AllToAll { .. } => "all_to_all",
+            Op::AllGather { .. } => "all_gather",
+            Op::Slice { .. } => "slice",
+            Op::ReduceScatter { .. } => "reduce_scatter",
+            Op::AllReduce { .. } => "all_reduce",
+            Op::Permute => "permute",
+        }
+    }
+
+    /// Whether the operation changes layouts and nothing else.
+    pub fn is_layout_change(&self) -> bool {
+        self.info().family == Family::Layout
+    }
+
+    /// Whether ranks communicate.
+    pub fn is_communication(&self) -> bool {
+        match self {
+            Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute => true,
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::Positions
+            | Op::Einsum
+            | Op::Embed { .. }
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::Rotary(_)
+            | Op::Attention(_)
+            | Op::Repeat { .. }
+            | Op::Call { .. }
+            | Op::Reshard
+            | Op::Slice { .. } => false,
+        }
+    }
+
+    /// The types of the results.
+    ///
+    /// `declared` are the types that the text or the builder states. Operations whose results do not follow from their
+    /// operands (sources, `einsum`, `reshard`, `permute`) take them from there and check them; the others ignore them.
+    ///
+    /// # Errors
+    /// The invariant that operands or attributes break.
+    pub fn infer(
+        &self,
+        cx: Context<'_>,
+        operands: &[&TensorType],
+        declared: &[TensorType],
+    ) -> Result<Types, OpError> {
+        self.check_operand_count(operands.len())?;
+        match self {
+            Op::Call { callee, layers } => return structure::infer_call(cx, *callee, layers, operands),
+            Op::Param(binding) | Op::Input(binding) => {
+                return source::infer(self, binding, cx.space, declared);
+            }
+            Op::Positions => return source::infer_positions(cx.space, declared),
+            Op::Reshard => return structure::infer_reshard(cx.space, operands[0], declared),
+            Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::Slice { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
+            _ => {}
+        }
+        let mut result = match self {
+            Op::Einsum => linear::infer_einsum(cx.space, operands, declared)?,
+            Op::Embed { over } => linear::infer_embed(cx.space, *over, operands)?,
+            Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
+            Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
+                norm::infer(self.name(), cx.space, *over, operands)?
+            }
+            Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
+            Op::Attention(attention) => attention::infer(attention, cx.space, operands)?,
+            Op::Repeat { from, to } => attention::infer_repeat(cx.space, *from, *to, operands[0])?,
+            _ => unreachable!("the other operations returned above"),
+        };
+        let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
+        let mut layouts = rule.results(operands).map_err(|misfit| self.misfit(cx.space, misfit))?;
+        result.layout = layouts.pop().expect("one result has one layout");
+        Ok(smallvec::smallvec![result])
+    }
+
+    /// The factor rule; `None` for operations that have no loop of their own: calls, sources, changes of layout.
+    pub fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> Option<FactorRule> {
+        match self {
+            Op::Einsum => Some(linear::rule_einsum(operands, results[0])),
+            Op::Embed { over } => Some(linear::rule_embed(*over, operands, results[0])),
+            Op::Unary(_) | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. } => {
+                Some(elementwise::rule(operands, results[0]))
+            }
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
+                Some(norm::rule(*over, operands, results[0]))
+            }
+            Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
+            Op::Attention(attention) => Some(attention.rule(operands)),
+            Op::Repeat { .. } => Some(attention::rule_repeat(operands)),
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::Positions
+            | Op::Call { .. }
+            | Op::Reshard
+            | Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::Slice { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute => None,
+        }
+    }
+
+    /// Work and traffic of the operation on the busiest rank, the bytes of collectives on the wire left out.
+    pub fn cost(&self, space: &Space, operands: &[&TensorType], results: &[&TensorType]) -> Cost {
+        let elements = |ty: &TensorType| u128::from(space.max_local_elements(ty));
+        let per_element = |n: u128| results.iter().map(|ty| elements(ty) * n).sum();
+        let flops = match self {
+            Op::Einsum => linear::flops_einsum(space, operands, results[0]),
+            Op::Attention(attention) => attention.flops(space, operands),
+            Op::Unary(f) => per_element(f.flops()),
+            Op::Binary(_) | Op::Scale { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } => {
+                per_element(1)
+            }
+            Op::RmsNorm { .. } => per_element(4),
+            Op::LayerNorm { .. } => per_element(6),
+            Op::Rotary(_) => per_element(3),
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::Positions
+            | Op::Embed { .. }
+            | Op::Cast { .. }
+            | Op::Repeat { .. }
+            | Op::Call { .. }
+            | Op::Reshard
+            | Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::Slice { .. }
+            | Op::Permute => 0,
+        };
+        let bytes = match self {
+            Op::Param(_) | Op::Input(_) | Op::Call { .. } => 0,
+            // A table is read only where it is asked.
+            Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
+            _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),
+        };
+        Cost { flops, bytes }
+    }
+
+    fn check_operand_count(&self, n: usize) -> Result<(), OpError> {
+        let expected = &self.info().operands;
+        match expected.contains(&n) {
+            true => Ok(()),
+            false if expected.start() == expected.end() => Err(OpError::new(
+                "V01",
+                format!("`{}` takes {} operands, not {n}", self.name(), expected.start()),
+            )),
+            false => Err(OpError::new(
+                "V01",
+                format!(
+                    "`{}` takes {} to {} operands, not {n}",
+                    self.name(),
+                    expected.start(),
+                    expected.end()
+                ),
+            )),
+        }
+    }
+
+    fn misfit(&self, space: &Space, misfit: Misfit) -> OpError {
+        let name = self.name();
+        let dim = |d: DimId| space.dims[d].name.as_str();
+        match misfit {
+            Misfit::NotWhole(d) => {
+                OpError::new("V08", format!("`{name}` needs dimension `{}` whole, but it is split", dim(d)))
+            }
+            Misfit::Conflict(d) => OpError::new(
+                "V07",
+                format!(
+                    "`{name}` sees dimension `{}` split in two different ways; a reshard is missing",
+                    dim(d)
+                ),
+            ),
+            Misfit::AxisTwice(d) => OpError::new(
+                "V07",
+                format!("`{name}` sees one mesh axis split `{}` and another dimension", dim(d)),
+            ),
+            Misfit::Pending(i) => OpError::new(
+                "V11",
+                format!(
+                    "operand {i} of `{name}` is a partial sum; an all-reduce or reduce-scatter is missing"
+                ),
+            ),
+        }
+    }
+}
+
+/// The layout in which nothing is split, for inference to replace.
+fn unplaced(ty: &TensorType) -> TensorType {
+    ty.with_layout(Layout::whole(ty.dims.len()))
+}

@@ -1,0 +1,117 @@
+//! Sources: parameters, inputs, positions.
+
+use std::ops::Range;
+
+use smallvec::smallvec;
+
+use crate::ops::{Op, OpError, Types};
+use crate::space::Space;
+use crate::types::TensorType;
+
+/// Where a source's elements lie in a file of tensors.
+///
+/// The stored tensor is cut to `window` and read in row-major order as the dimensions of the type, at their valid
+/// sizes; a dimension that copies another reads that one and repeats. So `q_proj.weight` stored `[4096, 4096]` is
+/// bound to `[h d m]`, and one third of a fused `c_attn.weight` is a window.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Binding {
+    /// The name of the stored tensor; `{layer}` stands for the layer of the call.
+    pub name: String,
+    /// The stored shape; empty when it is that of the type.
+    pub stored: Vec<u64>,
+    /// The range of each stored dimension that is taken; empty when all is.
+    pub window: Vec<Range<u64>>,
+}
+
+impl Binding {
+    /// The binding of a tensor that is stored as its type says.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The name in the file for a layer.
+    pub fn stored_name(&self, layer: u64) -> String {
+        self.name.replace("{layer}", &layer.to_string())
+    }
+
+    /// Whether each layer has its own tensor.
+    pub fn is_per_layer(&self) -> bool {
+        self.name.contains("{layer}")
+    }
+
+    /// The shape that the file must have, for a source of type `ty`.
+    pub fn stored_shape(&self, space: &Space, ty: &TensorType) -> Vec<u64> {
+        match self.stored.is_empty() {
+            true => ty.dims.iter().map(|&d| stored_size(space, d)).collect(),
+            false => self.stored.clone(),
+        }
+    }
+}
+
+/// Elements of a dimension that a file holds: padding and copies are not stored.
+pub fn stored_size(space: &Space, dim: crate::DimId) -> u64 {
+    match space.dims[dim].copies {
+        Some(of) => space.dims[of].valid,
+        None => space.dims[dim].valid,
+    }
+}
+
+pub(super) fn infer(
+    op: &Op,
+    binding: &Binding,
+    space: &Space,
+    declared: &[TensorType],
+) -> Result<Types, OpError> {
+    let ty = only(op.name(), declared)?;
+    let Binding { name, stored, window } = binding;
+    if name.is_empty() {
+        return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
+    }
+    if !window.is_empty() {
+        let fits = window.len() == stored.len()
+            && window.iter().zip(stored).all(|(w, &n)| w.start < w.end && w.end <= n);
+        if !fits {
+            return Err(OpError::new(
+                "V17",
+                format!("window {window:?} does not lie in the stored shape {stored:?}"),
+            ));
+        }
+    }
+    if !stored.is_empty() {
+        let taken = match window.is_empty() {
+            true => product(stored.iter().copied()),
+            false => product(window.iter().map(|w| w.end - w.start)),
+        };
+        let wanted = product(ty.dims.iter().map(|&d| stored_size(space, d)));
+        if taken != wanted || taken.is_none() {
+            let show = |n: Option<u64>| n.map_or("too many".to_owned(), |n| n.to_string());
+            return Err(OpError::new(
+                "V17",
+                format!("`{name}` has {} stored elements, but its type has {}", show(taken), show(wanted)),
+            ));
+        }
+    }
+    Ok(smallvec![ty.clone()])
+}
+
+pub(super) fn infer_positions(space: &Space, declared: &[TensorType]) -> Result<Types, OpError> {
+    let ty = only("positions", declared)?;
+    if ty.dtype != crate::DType::I32 || ty.dims.len() != 1 {
+        return Err(OpError::new("V04", "`positions` is an i32 vector over one sequence dimension"));
+    }
+    if space.size(ty.dims[0]) > 1 << 31 {
+        return Err(OpError::new("V04", "`positions` counts at most 2^31 tokens"));
+    }
+    Ok(smallvec![ty.clone()])
+}
+
+pub(super) fn only<'a>(name: &str, declared: &'a [TensorType]) -> Result<&'a TensorType, OpError> {
+    match declared {
+        [ty] => Ok(ty),
+        _ => Err(OpError::new("V03", format!("`{name}` has one result, not {}", declared.len()))),
+    }
+}
+
+fn product(sizes: impl Iterator<Item = u64>) -> Option<u64> {
+    sizes.into_iter().try_fold(1u64, u64::checked_mul)
+}

@@ -1,0 +1,115 @@
+//! Factor rules: what an operation does with each dimension, stated once, as einsum does.
+//!
+//! A rule names loop dimensions ("factors") and says for every operand and result which factor each of its dimensions
+//! is. Propagation, resharding, cost and the verifier are written against rules and never against operations.
+
+use smallvec::SmallVec;
+
+use crate::dim::DimId;
+use crate::layout::{AxisList, Layout};
+use crate::types::TensorType;
+
+/// What ranks may do with a factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FactorKind {
+    /// Each rank computes its part; results are split in the same way.
+    Parallel,
+    /// Each rank sums its part; results are partial sums over the axes that split it.
+    Sum,
+    /// The key sequence of attention: split only by a movement.
+    Softmax,
+    /// Must stay whole on each rank.
+    Whole,
+}
+
+/// Factors of one tensor, one per dimension; indices into [`FactorRule::factors`].
+pub type Factors = SmallVec<[usize; 4]>;
+
+/// The rule of one operation on operands of given dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct FactorRule {
+    /// The kind of each factor.
+    pub factors: SmallVec<[FactorKind; 8]>,
+    /// For each operand, the factor of each dimension.
+    pub operands: SmallVec<[Factors; 4]>,
+    /// For each result, the factor of each dimension.
+    pub results: SmallVec<[Factors; 1]>,
+}
+
+/// Why layouts do not fit a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// A dimension that must stay whole is split.
+    NotWhole(DimId),
+    /// A dimension is split otherwise than where it occurred before.
+    Conflict(DimId),
+    /// One axis splits two factors.
+    AxisTwice(DimId),
+    /// An operand is a sum still to be taken.
+    Pending(usize),
+}
+
+impl FactorRule {
+    /// The rule of an operation in which every dimension name is one factor: parallel when a result has it, else summed.
+    pub fn by_name(
+        operands: &[&TensorType],
+        results: &[&[DimId]],
+        kind: impl Fn(DimId) -> FactorKind,
+    ) -> Self {
+        let mut names: SmallVec<[DimId; 8]> = SmallVec::new();
+        let mut factor = |dim: DimId| match names.iter().position(|&d| d == dim) {
+            Some(i) => i,
+            None => {
+                names.push(dim);
+                names.len() - 1
+            }
+        };
+        let operands = operands.iter().map(|ty| ty.dims.iter().map(|&d| factor(d)).collect()).collect();
+        let results = results.iter().map(|dims| dims.iter().map(|&d| factor(d)).collect()).collect();
+        Self { factors: names.into_iter().map(kind).collect(), operands, results }
+    }
+
+    /// The axes that split each factor, from operands whose layouts must agree; and the layouts of the results.
+    ///
+    /// # Errors
+    /// The first [`Misfit`] in order of operands and dimensions.
+    pub fn results(&self, operands: &[&TensorType]) -> Result<SmallVec<[Layout; 1]>, Misfit> {
+        let mut axes: SmallVec<[Option<AxisList>; 8]> = self.factors.iter().map(|_| None).collect();
+        for (i, (ty, factors)) in operands.iter().zip(&self.operands).enumerate() {
+            if !ty.layout.partial.is_empty() {
+                return Err(Misfit::Pending(i));
+            }
+            for ((&dim, &factor), split) in ty.dims.iter().zip(factors).zip(&ty.layout.split) {
+                match self.factors[factor] {
+                    FactorKind::Whole | FactorKind::Softmax if !split.is_empty() => {
+                        return Err(Misfit::NotWhole(dim));
+                    }
+                    _ => {}
+                }
+                match &axes[factor] {
+                    None => {
+                        let taken = axes.iter().flatten().flatten().any(|a| split.contains(a));
+                        if taken {
+                            return Err(Misfit::AxisTwice(dim));
+                        }
+                        axes[factor] = Some(split.clone());
+                    }
+                    Some(seen) if seen != split => return Err(Misfit::Conflict(dim)),
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(self.results.iter().map(|factors| self.layout_of(factors, &axes)).collect())
+    }
+
+    /// The layout of a tensor with these factors, when `axes` split the factors; summed factors leave it partial.
+    pub fn layout_of(&self, factors: &Factors, axes: &[Option<AxisList>]) -> Layout {
+        let of = |factor: usize| axes[factor].clone().unwrap_or_default();
+        let mut partial: AxisList = (0..self.factors.len())
+            .filter(|&f| self.factors[f] == FactorKind::Sum && !factors.contains(&f))
+            .flat_map(of)
+            .collect();
+        partial.sort_unstable();
+        Layout { split: factors.iter().map(|&f| of(f)).collect(), partial }
+    }
+}

@@ -1,0 +1,240 @@
+//! Schedules: tasks on streams, events between them, buffers at fixed offsets.
+//!
+//! One schedule serves all ranks. A [`Frame`] is what a function became: its tasks in order of issue and its buffers,
+//! at offsets from wherever its caller puts it; a loop over layers is one task of its caller. What differs by rank
+//! (local extents, peers) is derived from types and the rank, as [`crate::boxes`] and [`Space`] do.
+//!
+//! Tasks of one stream run in order. Tasks of different streams are ordered by events only; at the start and at the
+//! end of a frame both streams have met.
+
+mod text;
+mod verify;
+
+pub use text::{parse, print};
+pub use verify::verify;
+
+use std::fmt;
+
+use crate::dtype::DType;
+use crate::entity;
+use crate::entity::Arena;
+use crate::module::Layers;
+use crate::ops::{Binding, Op};
+use crate::space::Space;
+use crate::types::TensorType;
+
+entity!(
+    /// A frame of a [`Schedule`].
+    FrameId, "@"
+);
+entity!(
+    /// A buffer of a [`Frame`].
+    BufferId, "$"
+);
+entity!(
+    /// An event of a [`Frame`].
+    EventId, "e"
+);
+
+/// Alignment of buffers, bytes.
+pub const ALIGNMENT: u64 = 256;
+
+/// `bytes` rounded up to [`ALIGNMENT`].
+pub fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// What every rank executes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// The model's name.
+    pub name: String,
+    /// The passes that made it.
+    pub pipeline: Vec<String>,
+    /// Dimensions and mesh.
+    pub space: Space,
+    /// Frames; a callee stands before its callers, `main` is the last.
+    pub frames: Arena<FrameId, Frame>,
+}
+
+impl Schedule {
+    /// The frame that runs first, if there is one.
+    pub fn main(&self) -> Option<FrameId> {
+        self.frames.ids().next_back()
+    }
+
+    /// Bytes of the arena: the frame of `main`, which holds those of its callees.
+    pub fn arena_bytes(&self) -> u64 {
+        self.main().map_or(0, |id| self.frames[id].bytes)
+    }
+}
+
+/// A function as tasks.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Frame {
+    /// The function's name, without its `@`.
+    pub name: String,
+    /// Number of arguments; argument `i` is the buffer placed at [`Place::Argument`]`(i)`.
+    pub n_arguments: usize,
+    /// What the frame returns: its name in `main`, and the buffer that holds it. A buffer that is placed at
+    /// [`Place::Result`] belongs to the caller; in `main` results lie in the frame.
+    pub outputs: Vec<FrameOutput>,
+    /// Buffers.
+    pub buffers: Arena<BufferId, Buffer>,
+    /// Tasks, in order of issue.
+    pub tasks: Vec<Task>,
+    /// Number of events.
+    pub n_events: usize,
+    /// Bytes of the frame, those of callees included.
+    pub bytes: u64,
+}
+
+/// A returned buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FrameOutput {
+    /// The name, in `main`.
+    pub name: Option<String>,
+    /// The buffer.
+    pub buffer: BufferId,
+}
+
+/// A region of memory with a meaning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// The name without the `$`, unique in its frame.
+    pub name: String,
+    /// What it holds.
+    pub content: Content,
+    /// Where it lies.
+    pub place: Place,
+}
+
+/// What a buffer holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// A rank's part of a tensor, dense, row-major.
+    Tensor(TensorType),
+    /// Blocks as they travel, one after another in order of peers.
+    Wire {
+        /// Element type.
+        dtype: DType,
+        /// Elements, on the busiest rank.
+        elements: u64,
+    },
+}
+
+impl Buffer {
+    /// Bytes on the busiest rank, unaligned.
+    pub fn bytes(&self, space: &Space) -> u64 {
+        match &self.content {
+            Content::Tensor(ty) => space.max_local_bytes(ty),
+            Content::Wire { dtype, elements } => dtype.bytes() * elements,
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        match &self.content {
+            Content::Tensor(ty) => ty.dtype,
+            Content::Wire { dtype, .. } => *dtype,
+        }
+    }
+}
+
+/// Where a buffer lies.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// At an offset from the start of the frame, bytes.
+    Frame(u64),
+    /// Where the caller has the argument.
+    Argument(usize),
+    /// Where the caller wants the result. It may be where the caller has the argument of the same number: a frame
+    /// writes it only when that argument has been read for the last time.
+    Result(usize),
+    /// Loaded from the file of parameters before the run, for each layer where the name says so; outside the arena.
+    Weight(Binding),
+    /// Loaded from the file of inputs before the run; outside the arena.
+    Input(Binding),
+}
+
+/// A queue of tasks that run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Collectives.
+    Comm,
+}
+
+impl Stream {
+    /// Every stream.
+    pub const ALL: [Stream; 2] = [Stream::Compute, Stream::Comm];
+
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stream::Compute => "compute",
+            Stream::Comm => "comm",
+        }
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One step of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// The queue.
+    pub stream: Stream,
+    /// What is done.
+    pub work: Work,
+    /// Buffers read, in the order of operands.
+    pub reads: Vec<BufferId>,
+    /// Buffers written, in the order of results.
+    pub writes: Vec<BufferId>,
+    /// Events that must have happened before it starts.
+    pub waits: Vec<EventId>,
+    /// The event that happens when it ends.
+    pub records: Option<EventId>,
+}
+
+/// What a task does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// Runs an operation on local tensors: anything but sources, calls and communication.
+    Compute(Op),
+    /// Gathers the blocks that the collective sends into a wire buffer, in order of peers.
+    Pack(Transfer),
+    /// Communicates: reads the tensor or its packed blocks, writes the blocks received or the tensor itself. The
+    /// content of its buffers says which.
+    Exchange(Transfer),
+    /// Puts received blocks, in order of peers, where they belong in the tensor.
+    Unpack(Transfer),
+    /// Copies a buffer to another of the same content.
+    Copy,
+    /// Runs a frame once for each layer; reads are its arguments, writes its results. Over several layers the buffer
+    /// of result `i` is that of argument `i`.
+    Call {
+        /// The frame.
+        callee: FrameId,
+        /// The layers.
+        layers: Layers,
+        /// Where the callee's frame starts, bytes from the start of this one.
+        base: u64,
+    },
+}
+
+/// A collective with the types on both of its sides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transfer {
+    /// The collective.
+    pub op: Op,
+    /// The type before.
+    pub from: TensorType,
+    /// The type after.
+    pub to: TensorType,
+}

@@ -1,0 +1,117 @@
+//! The space a module lives in: its named dimensions and its mesh.
+//!
+//! Everything that depends on sizes is asked here: extents, local ranges, element counts. Local extents are always
+//! derived from (dimension, axes, rank), never stored.
+
+use std::ops::Range;
+
+use crate::dim::{Dim, DimId};
+use crate::entity::Arena;
+use crate::mesh::{AxisId, Mesh, Rank};
+use crate::types::TensorType;
+
+/// Named dimensions and the mesh.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Space {
+    /// Dimensions, in order of declaration.
+    pub dims: Arena<DimId, Dim>,
+    /// The mesh; one device on the program level.
+    pub mesh: Mesh,
+}
+
+impl Space {
+    /// The dimension called `name`.
+    pub fn dim(&self, name: &str) -> Option<DimId> {
+        self.dims.iter().find(|(_, d)| d.name == name).map(|(id, _)| id)
+    }
+
+    /// Elements of `dim` over all ranks.
+    pub fn size(&self, dim: DimId) -> u64 {
+        self.dims[dim].size
+    }
+
+    /// The elements of `dim` that `rank` holds when `axes` split it, major to minor.
+    ///
+    /// Each axis deals whole granules of what the axes before it left, the first ranks getting one more when the
+    /// count does not divide; so seven heads on four ranks are 2, 2, 2, 1.
+    pub fn range(&self, dim: DimId, axes: &[AxisId], rank: Rank) -> Range<u64> {
+        let Dim { size, granule, .. } = self.dims[dim];
+        let mut units = 0..size.div_ceil(granule);
+        for &axis in axes {
+            let (n, i) = (self.mesh.size(axis), self.mesh.coordinate(rank, axis));
+            let len = units.end - units.start;
+            let (each, more) = (len / n, len % n);
+            let start = units.start + i * each + i.min(more);
+            units = start..start + each + u64::from(i < more);
+        }
+        units.start * granule..(units.end * granule).min(size)
+    }
+
+    /// The largest number of elements of `dim` that a rank holds when `axes` split it.
+    pub fn max_extent(&self, dim: DimId, axes: &[AxisId]) -> u64 {
+        let Dim { size, granule, .. } = self.dims[dim];
+        let mut units = size.div_ceil(granule);
+        for &axis in axes {
+            units = units.div_ceil(self.mesh.size(axis));
+        }
+        (units * granule).min(size)
+    }
+
+    /// For each dimension of `ty`, the global indices that `rank` holds.
+    pub fn local_box(&self, ty: &TensorType, rank: Rank) -> Vec<Range<u64>> {
+        ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| self.range(d, axes, rank)).collect()
+    }
+
+    /// The local shape on `rank`.
+    pub fn local_shape(&self, ty: &TensorType, rank: Rank) -> Vec<u64> {
+        self.local_box(ty, rank).into_iter().map(|r| r.end - r.start).collect()
+    }
+
+    /// The global shape.
+    pub fn shape(&self, ty: &TensorType) -> Vec<u64> {
+        ty.dims.iter().map(|&d| self.size(d)).collect()
+    }
+
+    /// The shape that bounds every rank's local shape.
+    pub fn max_local_shape(&self, ty: &TensorType) -> Vec<u64> {
+        ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| self.max_extent(d, axes)).collect()
+    }
+
+    /// The largest number of elements that a rank holds of `ty`.
+    pub fn max_local_elements(&self, ty: &TensorType) -> u64 {
+        self.max_local_shape(ty).iter().product()
+    }
+
+    /// The largest number of bytes that a rank holds of `ty`.
+    pub fn max_local_bytes(&self, ty: &TensorType) -> u64 {
+        self.max_local_elements(ty) * ty.dtype.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seven_heads_on_four_ranks_leave_none_without() {
+        let mut space = Space { mesh: Mesh::new([("u", 4)]), ..Space::default() };
+        let h = space.dims.push(Dim { granule: 7, uneven: true, ..Dim::new("h", 49) });
+        let u = space.mesh.axis("u").unwrap();
+        let held: Vec<u64> =
+            space.mesh.iter_ranks().map(|r| space.range(h, &[u], r)).map(|r| (r.end - r.start) / 7).collect();
+        assert_eq!(held, [2, 2, 2, 1]);
+        assert_eq!(space.max_extent(h, &[u]), 14);
+    }
+
+    #[test]
+    fn nested_axes_refine_major_to_minor() {
+        let mut space = Space { mesh: Mesh::new([("r", 2), ("u", 3)]), ..Space::default() };
+        let s = space.dims.push(Dim { uneven: true, ..Dim::new("s", 9) });
+        let (r, u) = (space.mesh.axis("r").unwrap(), space.mesh.axis("u").unwrap());
+        for rank in space.mesh.iter_ranks() {
+            let (outer, inner) = (space.range(s, &[r], rank), space.range(s, &[r, u], rank));
+            assert!(outer.start <= inner.start && inner.end <= outer.end, "{inner:?} lies in {outer:?}");
+        }
+        assert_eq!(space.range(s, &[r, u], Rank(5)), 8..9);
+    }
+}

@@ -1,0 +1,2 @@
+//! ithaca
+fn main() {}
