@@ -137,11 +137,3 @@ pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ra
     };
     sent * from.dtype.bytes()
 }
-
-/// Bytes that the busiest rank sends; all ranks send the same when every split is even.
-pub fn max_bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
-    let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
-    let everyone = uneven(from) || uneven(to) || matches!(op, Op::Permute | Op::AllReduce { .. });
-    let ranks = if everyone { space.mesh.ranks() } else { 1 };
-    (0..ranks).map(|r| bytes_sent(space, op, from, to, Rank(r))).max().unwrap_or(0)
-}

@@ -22,6 +22,7 @@ pub mod rule;
 pub mod schedule;
 pub mod space;
 pub mod text;
+pub mod traffic;
 pub mod types;
 pub mod verify;
 

@@ -1,0 +1,118 @@
+//! What a per-rank program sends: collectives by kind and axis, over one run of the whole model.
+//!
+//! The plan promises these figures and the runtime counts them; they must be equal, exactly.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::boxes;
+use crate::entity::Entity;
+use crate::mesh::Rank;
+use crate::module::Module;
+use crate::ops::Op;
+use crate::space::Space;
+use crate::types::TensorType;
+
+/// When in a step a collective runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// In the forward pass.
+    Forward,
+    /// In the backward pass.
+    Backward,
+}
+
+/// The key of a row: the kind of collective, the mesh axis (`mesh` for a permute), the phase.
+pub type Key = (&'static str, String, Phase);
+
+/// One row: all collectives of a kind along an axis.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// The operation's name, for example `all_to_all`.
+    pub kind: String,
+    /// The mesh axis.
+    pub axis: String,
+    /// When they run.
+    pub phase: Phase,
+    /// How many each rank takes part in.
+    pub count: u64,
+    /// Bytes that the busiest rank sends to others in all of them.
+    pub bytes_sent_per_rank: u64,
+}
+
+/// Sums per rank, to become rows.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    rows: BTreeMap<Key, (u64, BTreeMap<Rank, u64>)>,
+}
+
+impl Ledger {
+    /// Adds `count` collectives, in each of which `rank` sent `bytes`.
+    pub fn record(&mut self, key: Key, rank: Rank, count: u64, bytes: u64) {
+        let (_, sums) = self.rows.entry(key.clone()).or_default();
+        *sums.entry(rank).or_default() += count * bytes;
+        // Every rank takes part equally often; the first one counts.
+        if sums.keys().next() == Some(&rank) {
+            self.rows.get_mut(&key).expect("the row was just made").0 += count;
+        }
+    }
+
+    /// The rows, ordered by kind, axis and phase.
+    pub fn rows(&self) -> Vec<Traffic> {
+        self.rows
+            .iter()
+            .map(|((kind, axis, phase), (count, sums))| Traffic {
+                kind: (*kind).to_owned(),
+                axis: axis.clone(),
+                phase: *phase,
+                count: *count,
+                bytes_sent_per_rank: sums.values().copied().max().unwrap_or(0),
+            })
+            .collect()
+    }
+}
+
+/// The row that a collective belongs to; `None` when nothing is sent.
+pub fn key(space: &Space, op: &Op) -> Option<Key> {
+    if !op.is_communication() {
+        return None;
+    }
+    let axis = boxes::communication_axis(op).map_or("mesh", |a| space.mesh.axes[a].name.as_str());
+    Some((op.name(), axis.to_owned(), Phase::Forward))
+}
+
+/// What one run of a per-rank module sends.
+pub fn of_module(module: &Module) -> Vec<Traffic> {
+    let mut ledger = Ledger::default();
+    let runs = module.run_counts();
+    for (id, function) in module.functions.iter() {
+        for node in &function.nodes {
+            let Some(key) = key(&module.space, &node.op) else { continue };
+            let (from, to) = (function.ty(node.operands[0]), function.ty(node.results[0]));
+            for rank in busiest_candidates(&module.space, &node.op, from, to) {
+                let bytes = boxes::bytes_sent(&module.space, &node.op, from, to, rank);
+                ledger.record(key.clone(), rank, runs[id.index()], bytes);
+            }
+        }
+    }
+    ledger.rows()
+}
+
+/// Ranks among which the busiest is: all of them where shares may differ, else the first.
+fn busiest_candidates(
+    space: &Space,
+    op: &Op,
+    from: &TensorType,
+    to: &TensorType,
+) -> impl Iterator<Item = Rank> {
+    let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
+    let ragged = match *op {
+        Op::AllReduce { axis } => space.max_local_elements(from) % space.mesh.size(axis) != 0,
+        Op::Permute => true,
+        _ => false,
+    };
+    let all = uneven(from) || uneven(to) || ragged;
+    (0..if all { space.mesh.ranks() } else { 1 }).map(Rank)
+}
