@@ -45,30 +45,27 @@ pub struct Traffic {
 /// Sums per rank, to become rows.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    rows: BTreeMap<Key, (u64, BTreeMap<Rank, u64>)>,
+    rows: BTreeMap<Key, BTreeMap<Rank, (u64, u64)>>,
 }
 
 impl Ledger {
     /// Adds `count` collectives, in each of which `rank` sent `bytes`.
     pub fn record(&mut self, key: Key, rank: Rank, count: u64, bytes: u64) {
-        let (_, sums) = self.rows.entry(key.clone()).or_default();
-        *sums.entry(rank).or_default() += count * bytes;
-        // Every rank takes part equally often; the first one counts.
-        if sums.keys().next() == Some(&rank) {
-            self.rows.get_mut(&key).expect("the row was just made").0 += count;
-        }
+        let (total, sent) = self.rows.entry(key).or_default().entry(rank).or_default();
+        *total += count;
+        *sent += count * bytes;
     }
 
     /// The rows, ordered by kind, axis and phase.
     pub fn rows(&self) -> Vec<Traffic> {
         self.rows
             .iter()
-            .map(|((kind, axis, phase), (count, sums))| Traffic {
+            .map(|((kind, axis, phase), ranks)| Traffic {
                 kind: (*kind).to_owned(),
                 axis: axis.clone(),
                 phase: *phase,
-                count: *count,
-                bytes_sent_per_rank: sums.values().copied().max().unwrap_or(0),
+                count: ranks.values().map(|r| r.0).max().unwrap_or(0),
+                bytes_sent_per_rank: ranks.values().map(|r| r.1).max().unwrap_or(0),
             })
             .collect()
     }
