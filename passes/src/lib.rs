@@ -1,1 +1,3 @@
-//! passes
+//! Passes: from a model's description to a program for every rank.
+
+pub mod import;
