@@ -29,6 +29,12 @@ impl Prices for Volume {
     }
 }
 
+impl Prices for crate::cluster::Cluster {
+    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+        crate::cluster::Cluster::collective_seconds(self, space, op, from, to)
+    }
+}
+
 /// What a pass may use and say.
 pub struct Context<'a> {
     /// Prices of collectives on the cluster at hand.
