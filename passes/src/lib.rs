@@ -1,3 +1,5 @@
 //! passes
 
 pub mod cluster;
+pub mod cost;
+pub mod simulate;
