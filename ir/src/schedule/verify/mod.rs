@@ -1,8 +1,6 @@
 //! Verifies schedules.
-
 use super::Schedule;
 use crate::diagnostic::Diagnostics;
-
 /// Checks a schedule.
 ///
 /// # Errors

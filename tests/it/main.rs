@@ -1,0 +1,5 @@
+//! The integration tests, one binary.
+
+mod errors;
+mod filetests;
+mod reference;
