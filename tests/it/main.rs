@@ -2,4 +2,6 @@
 
 mod errors;
 mod filetests;
+mod generate;
 mod reference;
+mod text;

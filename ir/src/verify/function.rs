@@ -131,7 +131,12 @@ impl Checker<'_> {
                 let help = operands_help(&error, self.module, &operands);
                 self.found.push(place(error, node.span, "this operation", help));
             }
-            Ok(inferred) => self.results(node, &inferred),
+            Ok(inferred) => {
+                if let Some(error) = self.torn_copies(&node.op, &operands) {
+                    return self.refuse(error, node.span, "this operation");
+                }
+                self.results(node, &inferred);
+            }
         }
     }
 
@@ -146,6 +151,22 @@ impl Checker<'_> {
             }
             Level::Program | Level::Sharded | Level::PerRank => Ok(()),
         }
+    }
+
+    /// A rank repeats what it holds; where ranks hold different numbers of granules, copies must be dealt as their
+    /// originals are.
+    fn torn_copies(&self, op: &Op, operands: &[&TensorType]) -> Option<OpError> {
+        let Op::Repeat { from, to } = *op else { return None };
+        let (original, copy) = (&self.module.space.dims[from], &self.module.space.dims[to]);
+        let expected = original.granule * (copy.size / original.size);
+        let split = !operands[0].axes_of(from).is_empty();
+        (split && original.uneven && copy.granule != expected).then(|| {
+            let message = format!(
+                "`repeat` of the unevenly split `{}` needs granules of {expected} in `{}`, not {}",
+                original.name, copy.name, copy.granule
+            );
+            OpError::new("V09", message)
+        })
     }
 
     fn results(&mut self, node: &Node, inferred: &[TensorType]) {
