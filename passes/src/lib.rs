@@ -4,6 +4,7 @@
 
 pub mod cluster;
 pub mod compile;
+pub mod import;
 pub mod lower;
 pub mod pass;
 pub mod pipeline;
