@@ -1,3 +1,4 @@
-//! Integration tests, in one binary.
+//! One binary for all integration tests.
 
+mod equivalence;
 mod goldens;
