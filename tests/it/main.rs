@@ -8,3 +8,4 @@ mod filetests;
 mod generate;
 mod reference;
 mod text;
+mod goldens;
