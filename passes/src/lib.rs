@@ -4,9 +4,14 @@
 
 pub mod cluster;
 pub mod compile;
+pub mod cost;
 pub mod lower;
+pub mod memory;
 pub mod pass;
 pub mod pipeline;
+pub mod plan;
+pub mod planner;
 pub mod rebuild;
 pub mod reshard;
 pub mod shard;
+pub mod simulate;
