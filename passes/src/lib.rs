@@ -5,6 +5,7 @@
 pub mod cluster;
 pub mod compile;
 pub mod cost;
+pub mod import;
 pub mod lower;
 pub mod memory;
 pub mod pass;

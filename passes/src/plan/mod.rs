@@ -9,11 +9,12 @@ mod digest;
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::{self, Phase};
-use ithaca_ir::{Diagnostic, Mesh, Module};
+use ithaca_ir::{DType, Diagnostic, Mesh, Module};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use crate::import::{self, Mode};
 use crate::memory;
 use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
 use crate::simulate::Simulation;
@@ -91,18 +92,46 @@ pub struct Workload {
     pub sequence: u64,
     /// Element type of weights and activations.
     pub dtype: String,
+    /// Fields of the description that were declared to have no influence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignore: Vec<String>,
 }
 
-/// What a program is run for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// All tokens at once, no gradients.
-    Prefill,
-    /// Forward and backward.
-    Train,
-    /// One token at a time against a cache.
-    Decode,
+impl Workload {
+    /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
+    /// description is that of the module's outputs.
+    pub fn of(workload: &import::Workload, module: &Module) -> Self {
+        let import::Workload { batch, sequence, dtype, mode, ignore } = workload;
+        let of_outputs = || {
+            let main = &module.functions[module.main()?];
+            Some(main.ty(main.outputs.first()?.value).dtype)
+        };
+        let dtype = dtype.or_else(of_outputs).unwrap_or(DType::F32);
+        Self {
+            mode: *mode,
+            batch: *batch,
+            sequence: *sequence,
+            dtype: dtype.name().to_owned(),
+            ignore: ignore.clone(),
+        }
+    }
+
+    /// The workload for an import.
+    ///
+    /// # Errors
+    /// `M33` for an element type that there is not.
+    pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
+        let Self { mode, batch, sequence, dtype, ignore } = self;
+        let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
+        let dtype = DType::parse(dtype).ok_or_else(unknown)?;
+        Ok(import::Workload {
+            batch: *batch,
+            sequence: *sequence,
+            dtype: Some(dtype),
+            mode: *mode,
+            ignore: ignore.clone(),
+        })
+    }
 }
 
 /// An axis of the mesh.
@@ -325,6 +354,7 @@ impl Plan {
         if ranks != Some(self.gpus) {
             return refuse(format!("`mesh` does not multiply to `gpus`, {}", self.gpus));
         }
+        self.workload.to_import()?;
         self.cluster.check()
     }
 

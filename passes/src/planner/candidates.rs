@@ -9,8 +9,8 @@ use crate::shard::{STRATEGIES, ShardOptions};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///
-/// Left to itself the planner gives every axis more than one rank, since a product with an axis of one is the other
-/// strategy; where the request names the strategy, axes of one are tried as well.
+/// Every axis has more than one rank, since a strategy with an axis of one is one that lacks it; only where the request
+/// names a strategy that has no such mesh are axes of one tried.
 ///
 /// # Errors
 /// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
@@ -30,7 +30,7 @@ pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptio
             (None, named) => {
                 let meshes = meshes(&axes, request.gpus);
                 let any = named.is_some() && !meshes.iter().any(proper);
-                meshes.into_iter().filter(|m| any || axes.len() < 2 || proper(m)).collect()
+                meshes.into_iter().filter(|m| any || proper(m)).collect()
             }
         };
         found.extend(meshes.into_iter().map(|mesh| ShardOptions {
@@ -48,7 +48,7 @@ pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptio
 fn check_gpus(cluster: &Cluster, request: &Request) -> Result<(), Diagnostic> {
     let (gpus, most) = (request.gpus, cluster.devices().min(MAX_RANKS));
     if gpus == 0 {
-        return Err(Diagnostic::new("P30", "a plan needs at least 1 GPU").repairs(["--gpus 1".to_owned()]));
+        return Err(Diagnostic::new("P30", "a plan needs at least 1 GPU"));
     }
     if gpus > most {
         let message = format!("cluster `{}` has {most} devices, not {gpus}", cluster.name);
@@ -94,8 +94,7 @@ fn same_axes(mesh: &Mesh, axes: &[&str]) -> bool {
     mesh.axes.len() == axes.len() && axes.iter().all(|a| mesh.axis(a).is_some())
 }
 
-/// Every order of `axes` with every factorisation of `gpus`; nothing is split on one GPU, so there only the strategy
-/// without axes is left, unless it is not the one asked for.
+/// Every order of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
 fn meshes(axes: &[&str], gpus: u64) -> Vec<Mesh> {
     match axes {
         [] if gpus == 1 => vec![Mesh::single()],

@@ -115,8 +115,10 @@ pub struct Refusal {
 /// `P10`–`P12` for a strategy or mesh that is none, `P30` when there are no such GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
-    let refuse = |diagnostic| Box::new(Refusal { diagnostic, alternatives: Vec::new() });
-    let tried = try_all(compiler, cluster, request).map_err(refuse)?;
+    let tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
+        let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
+        Box::new(Refusal { diagnostic, alternatives: Vec::new() })
+    })?;
     if tried.fits.is_empty() {
         let diagnostic = repair::refusal(compiler, cluster, request, &tried);
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler) }));

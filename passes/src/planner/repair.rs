@@ -80,6 +80,22 @@ pub(super) fn refusal(
     }
 }
 
+/// A refusal of the request itself, before any candidate was tried, with what it could have been.
+pub(super) fn malformed(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    diagnostic: Diagnostic,
+) -> Diagnostic {
+    let free = Request { strategy: None, mesh: None, ..request.clone() };
+    let with_gpus = |n: u64| Request { gpus: n, ..request.clone() };
+    let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
+    let numbers = ranks.into_iter().chain([cluster.devices()]).filter(|&n| n != request.gpus);
+    let number = numbers.filter(|&n| works(compiler, cluster, &with_gpus(n))).map(|n| format!("--gpus {n}"));
+    let repairs = number.take(1).chain(best(compiler, cluster, &free)).collect();
+    Diagnostic { repairs, ..diagnostic }
+}
+
 fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
     let mut repairs = Vec::new();
     if request.strategy.is_some() || request.mesh.is_some() {
