@@ -214,4 +214,6 @@ fn price(
 }
 
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod tests;
