@@ -106,7 +106,7 @@ fn busiest_candidates(
 ) -> impl Iterator<Item = Rank> {
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
     let ragged = match *op {
-        Op::AllReduce { axis } => space.max_local_elements(from) % space.mesh.size(axis) != 0,
+        Op::AllReduce { axis } => !space.max_local_elements(from).is_multiple_of(space.mesh.size(axis)),
         Op::Permute => true,
         _ => false,
     };

@@ -116,7 +116,7 @@ pub(super) fn infer(rotary: &Rotary, space: &Space, operands: &[&TensorType]) ->
             format!("`rotary` needs `{}` in x, and positions over dimensions of x", over.name),
         ));
     }
-    if rotary.width == 0 || rotary.width % 2 != 0 || rotary.width > over.size {
+    if rotary.width == 0 || !rotary.width.is_multiple_of(2) || rotary.width > over.size {
         return Err(OpError::new(
             "V05",
             format!(
