@@ -12,6 +12,8 @@ pub mod real;
 
 pub mod store;
 
+pub mod cuda;
+
 pub mod error;
 
 pub mod source;
