@@ -1,11 +1,9 @@
-//! One binary for all integration tests.
-
-mod equivalence;
 //! The integration tests, one binary.
 
+mod equivalence;
 mod errors;
 mod filetests;
 mod generate;
+mod goldens;
 mod reference;
 mod text;
-mod goldens;
