@@ -20,6 +20,10 @@ pub mod source;
 
 pub mod oracle;
 
+pub mod cpu;
+
+pub mod compare;
+
 pub use error::RunError;
 pub use real::Real;
 pub use tensor::Tensor;
