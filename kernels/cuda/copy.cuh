@@ -36,8 +36,9 @@ __global__ void embed(const T* table, const int32_t* ids, T* z, int64_t n, int64
     }
 }
 
-__global__ inline void positions(int32_t* z, int64_t n, int64_t start, int64_t valid) {
-    ITHACA_FOR(i, n) { z[i] = start + i < valid ? static_cast<int32_t>(start + i) : 0; }
+template <typename I>
+__global__ void positions(I* z, int64_t n, int64_t start, int64_t valid) {
+    ITHACA_FOR(i, n) { z[i] = start + i < valid ? static_cast<I>(start + i) : 0; }
 }
 
 }  // namespace ithaca::kernel

@@ -159,7 +159,7 @@ inline void embed(const Device& device, Queue queue, View table, View ids, View 
 
 inline void positions(const Device& device, Queue queue, View z) {
     const Local lz(device, z.type);
-    launch(kernel::positions, lz.size, device.stream(queue), as<int32_t>(z.data), lz.size, lz.box[0].start,
+    launch(kernel::positions<int32_t>, lz.size, device.stream(queue), as<int32_t>(z.data), lz.size, lz.box[0].start,
            device.space().dims[z.type.dims[0]].valid);
 }
 
