@@ -29,7 +29,9 @@ pub enum ErrorFormat {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Choose how to distribute a model, and say why.
-    #[command(after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json")]
+    #[command(
+        after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
+    )]
     Plan(PlanArgs),
     /// Write a plan as code: IR, schedule, JSON, a graph, or a CUDA/NCCL program.
     #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
@@ -57,7 +59,9 @@ pub enum Command {
     #[command(after_help = "Example:\n  ithaca list strategies")]
     List(ListArgs),
     /// Print a completion script for a shell.
-    #[command(after_help = "Example:\n  ithaca completions bash > ~/.local/share/bash-completion/completions/ithaca")]
+    #[command(
+        after_help = "Example:\n  ithaca completions bash > ~/.local/share/bash-completion/completions/ithaca"
+    )]
     Completions(CompletionsArgs),
 }
 
@@ -163,7 +167,7 @@ pub enum Target {
 }
 
 /// What is run: a plan, or a model with a layout.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct SubjectArgs {
     /// A plan, a folder with config.json, or a program in text form (.ith).
     pub subject: PathBuf,
@@ -299,7 +303,9 @@ pub struct CompletionsArgs {
 fn positive(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(0) | Err(_) => Err(format!("`{text}` is not a positive whole number")),
-        Ok(n) if n > ithaca_ir::Dim::MAX_SIZE => Err(format!("{n} is more than {}", ithaca_ir::Dim::MAX_SIZE)),
+        Ok(n) if n > ithaca_ir::Dim::MAX_SIZE => {
+            Err(format!("{n} is more than {}", ithaca_ir::Dim::MAX_SIZE))
+        }
         Ok(n) => Ok(n),
     }
 }

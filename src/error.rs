@@ -48,7 +48,8 @@ impl Failure {
     /// One JSON object per line.
     pub fn to_json(&self) -> String {
         let line = |d: &Diagnostic| {
-            let mut value = serde_json::to_value(d).unwrap_or_else(|e| serde_json::json!({ "message": e.to_string() }));
+            let mut value =
+                serde_json::to_value(d).unwrap_or_else(|e| serde_json::json!({ "message": e.to_string() }));
             if let (Some((name, _)), Some(object)) = (&self.source, value.as_object_mut()) {
                 object.insert("file".to_owned(), serde_json::Value::from(name.as_str()));
             }
@@ -95,7 +96,9 @@ impl From<RunError> for Failure {
         };
         let diagnostic = Diagnostic::new(code, error.to_string());
         match error {
-            RunError::Memory { .. } => diagnostic.help("run a small model of the same structure with `--shrink`").into(),
+            RunError::Memory { .. } => {
+                diagnostic.help("run a small model of the same structure with `--shrink`").into()
+            }
             _ => diagnostic.into(),
         }
     }

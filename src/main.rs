@@ -17,7 +17,10 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are no mistakes; clap's own code for a mistake is 2, as everywhere here.
             let wants_json = std::env::args().any(|a| a == "--error-format=json")
-                || std::env::args().collect::<Vec<_>>().windows(2).any(|w| w[0] == "--error-format" && w[1] == "json");
+                || std::env::args()
+                    .collect::<Vec<_>>()
+                    .windows(2)
+                    .any(|w| w[0] == "--error-format" && w[1] == "json");
             if wants_json && error.use_stderr() {
                 let message = error.render().to_string();
                 return fail(&Failure::usage(message.trim_end()), ErrorFormat::Json);
@@ -64,7 +67,8 @@ fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
 }
 
 fn spinner() -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})").unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner());
     let bar = ProgressBar::new_spinner().with_style(style);
     bar.enable_steady_tick(Duration::from_millis(100));
     bar

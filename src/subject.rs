@@ -36,7 +36,8 @@ pub fn model(path: &Path) -> Result<Model> {
     let text = files::read_text(&file)?;
     let config = parse_json(&file, &text)?;
     let folder = file.parent().map(Path::to_owned).unwrap_or_default();
-    let named = folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
+    let named =
+        folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
     let name = named.unwrap_or_else(|| "model".to_owned());
     Ok(Model { name, path: path.display().to_string(), config, folder })
 }
@@ -68,15 +69,18 @@ pub fn cluster(name: &str) -> Result<Cluster> {
 /// # Errors
 /// `E00` when there is no length or the element type is unknown.
 pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Workload> {
-    let dtype = match &args.dtype {
-        None => None,
-        Some(name) => Some(DType::parse(name).filter(|d| d.is_float()).ok_or_else(|| {
-            Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
-        })?),
-    };
+    let dtype =
+        match &args.dtype {
+            None => None,
+            Some(name) => Some(DType::parse(name).filter(|d| d.is_float()).ok_or_else(|| {
+                Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
+            })?),
+        };
     let (batch, sequence) = (args.batch.or(fallback.map(|f| f.0)), args.seq.or(fallback.map(|f| f.1)));
     let sequence = sequence.ok_or_else(|| {
-        Failure::from(Diagnostic::new("E00", "the length of the sequence is missing").help("as in `--seq 8192`"))
+        Failure::from(
+            Diagnostic::new("E00", "the length of the sequence is missing").help("as in `--seq 8192`"),
+        )
     })?;
     let mode = match args.mode {
         cli::Mode::Prefill => Mode::Prefill,
@@ -152,11 +156,16 @@ fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
     let program = text::parse(&source).map_err(in_file)?;
     ithaca_ir::verify::verify(&program).map_err(in_file)?;
     if program.level != Level::Program {
-        let message = format!("`{name}` is {}, and only a whole program can be compared with itself", program.level.name());
+        let message = format!(
+            "`{name}` is {}, and only a whole program can be compared with itself",
+            program.level.name()
+        );
         return Err(Diagnostic::new("E03", message).into());
     }
     if args.shrink {
-        return Err(Failure::usage("`--shrink` needs a model's configuration; a program in text form has its sizes"));
+        return Err(Failure::usage(
+            "`--shrink` needs a model's configuration; a program in text form has its sizes",
+        ));
     }
     let (options, cluster) = layout(&args.layout)?;
     Ok(Job { title: program.name.clone(), program, options, cluster, weights: None })

@@ -113,7 +113,9 @@ fn label(module: &Module, op: &Op) -> String {
         }
         Op::AllGather { axis: a, dim: d } => format!("all_gather over {}: join {}", axis(*a), dim(*d)),
         Op::Slice { axis: a, dim: d } => format!("slice over {}: split {}", axis(*a), dim(*d)),
-        Op::ReduceScatter { axis: a, dim: d } => format!("reduce_scatter over {}: split {}", axis(*a), dim(*d)),
+        Op::ReduceScatter { axis: a, dim: d } => {
+            format!("reduce_scatter over {}: split {}", axis(*a), dim(*d))
+        }
         Op::AllReduce { axis: a } => format!("all_reduce over {}", axis(*a)),
         Op::Positions
         | Op::Einsum

@@ -4,8 +4,8 @@
 //! version; a change that would break a reader raises it.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Task, Work};
 use ithaca_ir::schedule::Schedule;
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Task, Work};
 use ithaca_ir::{AxisId, Space, TensorType};
 use serde::Serialize;
 
@@ -184,10 +184,10 @@ pub fn emit(schedule: &Schedule) -> String {
 }
 
 fn frame(schedule: &Schedule, frame: &Frame) -> FrameDoc {
-    let outputs = frame.outputs.iter().map(|o| OutputDoc {
-        name: o.name.clone(),
-        buffer: frame.buffers[o.buffer].name.clone(),
-    });
+    let outputs = frame
+        .outputs
+        .iter()
+        .map(|o| OutputDoc { name: o.name.clone(), buffer: frame.buffers[o.buffer].name.clone() });
     FrameDoc {
         name: frame.name.clone(),
         bytes: frame.bytes,

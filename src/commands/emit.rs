@@ -21,7 +21,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let contents = match args.target {
         Target::Ir => text::print(&compiled.per_rank),
         Target::Schedule => schedule::print(&compiled.schedule),
-        Target::Json => json::emit(&compiled.schedule)?,
+        Target::Json => json::emit(&compiled.schedule),
         Target::Dot => dot::emit(&compiled.per_rank),
         Target::Cuda => {
             let Some(folder) = &args.output else {

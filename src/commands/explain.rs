@@ -20,7 +20,12 @@ fn text(plan: &Plan) -> String {
     let mut out = heading(plan);
     // Writing to a string cannot fail.
     let mesh: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
-    let _ = writeln!(out, "\nlayout: {} on {}", plan.strategy, if mesh.is_empty() { "one device".to_owned() } else { mesh.join(",") });
+    let _ = writeln!(
+        out,
+        "\nlayout: {} on {}",
+        plan.strategy,
+        if mesh.is_empty() { "one device".to_owned() } else { mesh.join(",") }
+    );
     for name in plan.strategy.split('+') {
         if let Some(strategy) = STRATEGIES.iter().find(|s| s.name() == name) {
             let _ = writeln!(out, "  {name}: {}\n  legal where: {}", strategy.summary(), strategy.legality());
@@ -40,7 +45,8 @@ fn text(plan: &Plan) -> String {
         let time = time.map_or(String::new(), |t| {
             format!(", {} of which {} exposed", seconds(t.seconds), seconds(t.exposed_seconds))
         });
-        let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent{time}");
+        let _ =
+            writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent{time}");
     }
 
     let time = &plan.time;

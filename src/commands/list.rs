@@ -22,7 +22,8 @@ pub(super) fn list(args: &ListArgs) -> Result<Done> {
         }
         Listing::Passes => {
             for pass in PASSES {
-                let _ = writeln!(out, "{:<15} {}\n{:<15} options: {}", pass.name, pass.summary, "", pass.options);
+                let _ =
+                    writeln!(out, "{:<15} {}\n{:<15} options: {}", pass.name, pass.summary, "", pass.options);
             }
         }
         Listing::Strategies => {

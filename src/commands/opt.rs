@@ -83,6 +83,11 @@ fn timings(rows: &[(String, Duration)], total: Duration) -> String {
         let _ = writeln!(table, "// {:>8.3}  {:>8.3}  {share:>4.0}%  {name}", ms(sum), ms(*took));
     }
     let verification = total.saturating_sub(sum);
-    let _ = writeln!(table, "// {:>8.3}  {:>8.3}         verification", total.as_secs_f64() * 1e3, verification.as_secs_f64() * 1e3);
+    let _ = writeln!(
+        table,
+        "// {:>8.3}  {:>8.3}         verification",
+        total.as_secs_f64() * 1e3,
+        verification.as_secs_f64() * 1e3
+    );
     table
 }

@@ -24,7 +24,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let compiled = compile(&job.program, &job.options, &job.cluster)?;
     let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
     (session.progress)("running the schedule");
-    let options = cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), ..cpu::Options::default() };
+    let options =
+        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), ..cpu::Options::default() };
     let execution = cpu::execute(&compiled.schedule, &data.weights(), data.inputs(), &options)?;
     let mut out = heading(&job, &compiled.notes, &data);
     out.push_str(&traffic(&execution.traffic));
@@ -38,7 +39,8 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     out.push_str(&judgement.text);
     if let Some(path) = &args.output {
-        let tensors: Vec<_> = execution.outputs.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
+        let tensors: Vec<_> =
+            execution.outputs.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
         store::write(path, &stored)?;
     }
@@ -56,7 +58,8 @@ pub(super) struct Data {
 impl Data {
     /// Opens files where there are some, and makes random tensors elsewhere.
     pub(super) fn open(job: &Job, inputs: Option<&Path>, seed: u64) -> Result<Data> {
-        let random = |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
+        let random =
+            |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
         Ok(Data {
             weights: match &job.weights {
                 Some(path) => store::open(path)?,
@@ -115,14 +118,21 @@ pub(super) struct Judgement {
 ///
 /// # Errors
 /// A file that cannot be read, or that has none of the outputs.
-pub(super) fn judge<A: Real, B: Real>(found: &Outputs<A>, expected: &Expected<'_, B>, tolerance: f64) -> Result<Judgement> {
+pub(super) fn judge<A: Real, B: Real>(
+    found: &Outputs<A>,
+    expected: &Expected<'_, B>,
+    tolerance: f64,
+) -> Result<Judgement> {
     let rows = match expected {
         Expected::Whole(whole) => compare::outputs(found, whole),
         Expected::File(path) => compare::with_source(found, store::open(path)?.as_ref())?,
     };
     if rows.is_empty() {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        return Err(Failure::usage(format!("the file of expected outputs has none of: {}", names.join(", "))));
+        return Err(Failure::usage(format!(
+            "the file of expected outputs has none of: {}",
+            names.join(", ")
+        )));
     }
     Ok(table(&rows, tolerance))
 }
@@ -169,13 +179,20 @@ fn traffic(rows: &[Traffic]) -> String {
     if rows.is_empty() {
         return "no communication\n".to_owned();
     }
-    let mut out = format!("{:<16} {:<10} {:<9} {:>7} {:>20}\n", "collective", "axis", "phase", "count", "bytes sent per rank");
+    let mut out = format!(
+        "{:<16} {:<10} {:<9} {:>7} {:>20}\n",
+        "collective", "axis", "phase", "count", "bytes sent per rank"
+    );
     for row in rows {
         let phase = match row.phase {
             ithaca_ir::traffic::Phase::Forward => "forward",
             ithaca_ir::traffic::Phase::Backward => "backward",
         };
-        let _ = writeln!(out, "{:<16} {:<10} {phase:<9} {:>7} {:>20}", row.kind, row.axis, row.count, row.bytes_sent_per_rank);
+        let _ = writeln!(
+            out,
+            "{:<16} {:<10} {phase:<9} {:>7} {:>20}",
+            row.kind, row.axis, row.count, row.bytes_sent_per_rank
+        );
     }
     out
 }

@@ -23,7 +23,8 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         let mut small = args.subject.clone();
         small.shrink = true;
         job = subject::job(&small, lengths)?;
-        let _ = writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
+        let _ =
+            writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
     }
     (session.progress)("compiling");
     let compiled = compile(&job.program, &job.options, &job.cluster)?;
@@ -58,5 +59,6 @@ fn too_large(program: &ithaca_ir::Module) -> Option<String> {
             flops += u128::from(runs) * node.op.cost(&program.space, &operands, &results).flops;
         }
     }
-    (flops > FLOPS).then(|| format!("the whole program takes {:.1e} FLOPs, more than plain loops can do", flops as f64))
+    (flops > FLOPS)
+        .then(|| format!("the whole program takes {:.1e} FLOPs, more than plain loops can do", flops as f64))
 }

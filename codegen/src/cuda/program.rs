@@ -135,7 +135,9 @@ fn write_space(out: &mut String, cx: &Context<'_>) {
     for list in [&cx.dims, &cx.axes].into_iter().filter(|l| !l.is_empty()) {
         let _ = writeln!(out, "enum : int {{ {} }};", list.join(", "));
     }
-    out.push_str("\n// Dimensions: name, size, granule, size without padding, the dimension that is copied.\n");
+    out.push_str(
+        "\n// Dimensions: name, size, granule, size without padding, the dimension that is copied.\n",
+    );
     out.push_str("static const Space space = {\n    {\n");
     for dim in space.dims.values() {
         let copies = dim.copies.map_or("-1", |of| cx.dim(of));
@@ -221,7 +223,8 @@ fn kind_of<'c>(cx: &'c Context<'_>, transfer: &Transfer) -> (&'static str, &'c s
 
 fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
     let schedule = cx.schedule;
-    let list = |prefix: &str, n: usize| (0..n).map(|i| format!("&{prefix}{i}")).collect::<Vec<_>>().join(", ");
+    let list =
+        |prefix: &str, n: usize| (0..n).map(|i| format!("&{prefix}{i}")).collect::<Vec<_>>().join(", ");
     let main = cx.functions.last().expect("there is a frame");
     let _ = writeln!(
         out,
