@@ -1,1 +1,1 @@
-//! ithaca
+//! Ithaca.

@@ -1,2 +1,2 @@
-//! ithaca
+//! Ithaca.
 fn main() {}

@@ -57,6 +57,13 @@ impl Space {
         (units * granule).min(size)
     }
 
+    /// Whether `axes` may split `dim`: evenly, or where it is declared uneven, leaving no rank without a granule.
+    pub fn can_split(&self, dim: DimId, axes: &[AxisId]) -> bool {
+        let Dim { size, granule, uneven, .. } = self.dims[dim];
+        let degree = self.mesh.degree(axes);
+        degree == 1 || self.dims[dim].divides_evenly(degree) || (uneven && size / granule >= degree)
+    }
+
     /// For each dimension of `ty`, the global indices that `rank` holds.
     pub fn local_box(&self, ty: &TensorType, rank: Rank) -> Vec<Range<u64>> {
         ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| self.range(d, axes, rank)).collect()

@@ -1,1 +1,32 @@
-//! kernels
+//! Running programs on this machine: the oracle, the runtime of schedules, and the tensors they read and write.
+//!
+//! - [`oracle`] interprets modules in plain loops; everything else is judged by it.
+//! - [`cpu`] executes a schedule with a thread per rank, in the buffers and by the collectives that it names.
+//! - [`store`] is where weights and inputs come from, [`compare`] how outputs are judged.
+//!
+//! Architecture invariant: this crate knows the language and no pass; a schedule or a module is all it is given.
+
+pub mod tensor;
+
+pub mod real;
+
+pub mod store;
+
+pub mod cuda;
+
+pub mod error;
+
+pub mod source;
+
+pub mod oracle;
+
+pub mod cpu;
+
+pub mod compare;
+
+pub use error::RunError;
+pub use real::Real;
+pub use tensor::Tensor;
+
+/// Outputs of a run by name, in the order of the program.
+pub type Outputs<T> = indexmap::IndexMap<String, Tensor<T>>;

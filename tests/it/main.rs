@@ -1,3 +1,6 @@
+//! One binary for all integration tests.
+
+mod equivalence;
 //! The integration tests, one binary.
 
 mod errors;
@@ -5,3 +8,4 @@ mod filetests;
 mod generate;
 mod reference;
 mod text;
+mod goldens;

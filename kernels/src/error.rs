@@ -1,0 +1,124 @@
+//! Why a run failed.
+
+use crate::store::StoreError;
+
+/// Why a module or a schedule could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A weight or an input could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no `main`.
+    #[error("`{0}` has no function `main`")]
+    NoMain(String),
+    /// The module is at another level than the interpreter runs.
+    #[error("a module of level {found} was given where {expected} is run")]
+    Level {
+        /// The level that is run.
+        expected: &'static str,
+        /// The module's level.
+        found: &'static str,
+    },
+    /// A table was asked for a row that it does not have.
+    #[error("token {value} does not lie in a table of {rows} rows (`{dim}`)")]
+    TokenOutOfRange {
+        /// The index.
+        value: i32,
+        /// Rows of the table.
+        rows: u64,
+        /// The dimension that is looked up.
+        dim: String,
+    },
+    /// Something that the program may say but that is not computed.
+    #[error("{0} is not supported")]
+    Unsupported(String),
+    /// Ranks that hold the same elements disagree.
+    #[error(
+        "output `{output}`: rank {rank} holds {found} at {at:?}, where a rank before it holds {expected}"
+    )]
+    ReplicasDiffer {
+        /// The output.
+        output: String,
+        /// The later rank.
+        rank: u64,
+        /// The global index.
+        at: Vec<u64>,
+        /// What the later rank holds.
+        found: f64,
+        /// What was there.
+        expected: f64,
+    },
+    /// The program or schedule contradicts itself; a verified one does not.
+    #[error("{0}")]
+    Invalid(String),
+    /// More memory is needed than was allowed.
+    #[error(
+        "the run needs {needed} bytes ({ranks} ranks with arenas of {arena} bytes, {weights} bytes of weights and inputs), more than the limit of {limit}"
+    )]
+    Memory {
+        /// Bytes needed.
+        needed: u128,
+        /// Number of ranks.
+        ranks: u64,
+        /// Bytes of one rank's arena.
+        arena: u128,
+        /// Bytes of weights and inputs over all ranks.
+        weights: u128,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// A rank failed; the others were stopped.
+    #[error("rank {rank} failed at task {task} of `{frame}` ({work}): {cause}")]
+    Rank {
+        /// The rank.
+        rank: u64,
+        /// The frame it was in.
+        frame: String,
+        /// The task's number in the frame.
+        task: usize,
+        /// What the task does.
+        work: String,
+        /// Why.
+        cause: Box<RunError>,
+    },
+    /// A rank stopped because another one failed.
+    #[error("stopped, as another rank failed")]
+    Stopped,
+    /// A rank waited for a message that nobody will send.
+    #[error("rank {rank} waits for rank {from}, {why}")]
+    Deadlock {
+        /// The rank that waits.
+        rank: u64,
+        /// The rank it waits for.
+        from: u64,
+        /// Why it waits in vain.
+        why: &'static str,
+    },
+    /// A task panicked: a bug of the runtime.
+    #[error("panicked: {0}")]
+    Panicked(String),
+    /// The operating system gave no thread.
+    #[error("cannot start a thread for rank {rank}: {source}")]
+    Thread {
+        /// The rank.
+        rank: u64,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+impl RunError {
+    /// An [`Invalid`](Self::Invalid).
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::Invalid(message.into())
+    }
+
+    /// Whether the rank stopped for another's failure only.
+    pub(crate) fn is_stopped(&self) -> bool {
+        match self {
+            RunError::Stopped => true,
+            RunError::Rank { cause, .. } => cause.is_stopped(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Collectives on virtual ranks: every rank's part of the result, put together from what the others hold.
+//!
+//! Which elements come from whom is asked of [`boxes::exchange`]; a `reshard` needs no geometry but boxes.
+
+use std::rc::Rc;
+
+use ithaca_ir::boxes::{self, intersect};
+use ithaca_ir::{Op, Rank, Space, TensorType};
+
+use super::Value;
+use crate::error::RunError;
+use crate::real::Real;
+use crate::tensor::{Tensor, extents, index, read_part, write_part};
+
+/// Carries out `op`, a collective or a `reshard`, on what all ranks hold, in order of ranks.
+///
+/// Sums are taken in order of the group.
+///
+/// # Errors
+/// [`RunError::Invalid`] when ranks hold values of different kinds, or `op` is no change of layout.
+pub fn communicate<T: Real>(
+    space: &Space,
+    op: &Op,
+    from: &TensorType,
+    to: &TensorType,
+    held: &[Rc<Value<T>>],
+) -> Result<Vec<Rc<Value<T>>>, RunError> {
+    let reals: Option<Vec<&[T]>> = held
+        .iter()
+        .map(|v| match &**v {
+            Value::Real(t) => Some(t.data.as_slice()),
+            Value::Int(_) => None,
+        })
+        .collect();
+    if let Some(parts) = reals {
+        let results = carry_out(space, op, from, to, &parts, T::ZERO, |x, y| x + y)?;
+        return Ok(results.into_iter().map(|t| Rc::new(Value::Real(t))).collect());
+    }
+    let ints: Option<Vec<&[i32]>> = held
+        .iter()
+        .map(|v| match &**v {
+            Value::Int(t) => Some(t.data.as_slice()),
+            Value::Real(_) => None,
+        })
+        .collect();
+    let parts = ints.ok_or_else(|| RunError::invalid("ranks hold values of different kinds"))?;
+    let results = carry_out(space, op, from, to, &parts, 0, i32::wrapping_add)?;
+    Ok(results.into_iter().map(|t| Rc::new(Value::Int(t))).collect())
+}
+
+fn carry_out<E: Copy>(
+    space: &Space,
+    op: &Op,
+    from: &TensorType,
+    to: &TensorType,
+    held: &[&[E]],
+    zero: E,
+    add: impl Fn(E, E) -> E + Copy,
+) -> Result<Vec<Tensor<E>>, RunError> {
+    let sums = match op {
+        Op::ReduceScatter { .. } | Op::AllReduce { .. } => true,
+        Op::AllToAll { .. } | Op::AllGather { .. } | Op::Permute => false,
+        Op::Reshard => return Ok(reshard(space, from, to, held, zero, add)),
+        _ => return Err(RunError::invalid(format!("`{}` is no collective", op.name()))),
+    };
+    let result = |rank: Rank| {
+        let wanted = space.local_box(to, rank);
+        let mut result = Tensor::filled(extents(&wanted), zero);
+        let exchange = boxes::exchange(space, op, from, to, rank);
+        for (&peer, part) in exchange.group.iter().zip(&exchange.recv) {
+            let mut block = read_part(&space.local_box(from, peer), held[index(peer.0)], part);
+            if sums {
+                let sum = read_part(&wanted, &result.data, part);
+                block = sum.into_iter().zip(block).map(|(x, y)| add(x, y)).collect();
+            }
+            write_part(&wanted, &mut result.data, part, &block);
+        }
+        result
+    };
+    Ok(space.mesh.iter_ranks().map(result).collect())
+}
+
+/// Assembles and redistributes: over the axes whose sum is taken every summand once, over the others what the ranks
+/// that share the pending ones hold.
+fn reshard<E: Copy>(
+    space: &Space,
+    from: &TensorType,
+    to: &TensorType,
+    held: &[&[E]],
+    zero: E,
+    add: impl Fn(E, E) -> E,
+) -> Vec<Tensor<E>> {
+    let mesh = &space.mesh;
+    let kept = &to.layout.partial;
+    let taken: Vec<_> = from.layout.partial.iter().copied().filter(|a| !kept.contains(a)).collect();
+    let coordinates =
+        |rank: Rank, axes: &[_]| -> Vec<u64> { axes.iter().map(|&a| mesh.coordinate(rank, a)).collect() };
+    let result = |rank: Rank| {
+        let wanted = space.local_box(to, rank);
+        let mut summands: std::collections::BTreeMap<Vec<u64>, Vec<E>> = Default::default();
+        let n: usize = extents(&wanted).iter().product();
+        for source in mesh.iter_ranks().filter(|&s| coordinates(s, kept) == coordinates(rank, kept)) {
+            let summand = summands.entry(coordinates(source, &taken)).or_insert_with(|| vec![zero; n]);
+            let has = space.local_box(from, source);
+            let part = intersect(&has, &wanted);
+            write_part(&wanted, summand, &part, &read_part(&has, held[index(source.0)], &part));
+        }
+        let mut summands = summands.into_values();
+        let first = summands.next().unwrap_or_else(|| vec![zero; n]);
+        let sum = summands.fold(first, |sum, y| sum.into_iter().zip(y).map(|(x, y)| add(x, y)).collect());
+        Tensor::new(extents(&wanted), sum)
+    };
+    mesh.iter_ranks().map(result).collect()
+}

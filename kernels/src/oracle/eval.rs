@@ -1,0 +1,193 @@
+//! One operation on local tensors: which loops compute it.
+
+use ithaca_ir::boxes::Region;
+use ithaca_ir::ops::{Binary, Unary};
+use ithaca_ir::{DType, Op, Space, TensorType};
+
+use super::{Elements, Operand, Value, attention, products, rows};
+use crate::error::RunError;
+use crate::real::Real;
+use crate::tensor::{Offsets, Tensor, extents, length, strides};
+
+impl<'a, T: Real> Operand<'a, T> {
+    /// The local shape.
+    pub fn shape(&self) -> Vec<usize> {
+        extents(&self.region)
+    }
+
+    /// The elements, of a float type.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] when they are integers.
+    pub fn real(&self) -> Result<&'a [T], RunError> {
+        match self.elements {
+            Elements::Real(data) => Ok(data),
+            Elements::Int(_) => Err(RunError::invalid("an operand is of integers where real numbers belong")),
+        }
+    }
+
+    /// The elements, integers.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] when they are real numbers.
+    pub fn int(&self) -> Result<&'a [i32], RunError> {
+        match self.elements {
+            Elements::Int(data) => Ok(data),
+            Elements::Real(_) => {
+                Err(RunError::invalid("an operand is of real numbers where integers belong"))
+            }
+        }
+    }
+
+    /// The stride of each dimension of `ty`; zero for those that the operand lacks.
+    pub fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
+        let own = strides(&self.shape());
+        ty.dims.iter().map(|&d| self.ty.position(d).map_or(0, |i| own[i])).collect()
+    }
+}
+
+/// Computes `op`, anything but calls, parameters, inputs and communication, on what one rank holds.
+///
+/// `region` is the part of the result, of type `ty`, that the rank is to hold.
+///
+/// # Errors
+/// [`RunError::TokenOutOfRange`] for a look-up outside its table, [`RunError::Unsupported`] for what is not computed,
+/// [`RunError::Invalid`] for operands that do not fit, which a verified program does not have.
+pub fn eval<T: Real>(
+    space: &Space,
+    op: &Op,
+    operands: &[Operand<'_, T>],
+    ty: &TensorType,
+    region: &Region,
+) -> Result<Value<T>, RunError> {
+    if operands.len() < *op.info().operands.start() {
+        return Err(RunError::invalid(format!("`{}` has {} operands", op.name(), operands.len())));
+    }
+    for operand in operands {
+        fits(space, op, operand, ty, region)?;
+    }
+    let shape = extents(region);
+    let real = |data: Vec<T>| Ok(Value::Real(Tensor::new(shape.clone(), data)));
+    match op {
+        Op::Positions => {
+            let valid = space.dims[ty.dims[0]].valid;
+            let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { 0 };
+            Ok(Value::Int(Tensor::new(shape, region[0].clone().map(position).collect())))
+        }
+        Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
+        Op::Embed { over } => real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?),
+        Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
+        Op::Scale { factor } => {
+            let factor = T::from_f64(*factor);
+            real(operands[0].real()?.iter().map(|&x| x * factor).collect())
+        }
+        Op::Binary(f) => {
+            let (x, y) = (operands[0].real()?, operands[1].real()?);
+            let offsets = Offsets::new(shape.clone(), operands[1].strides_in(ty), 0);
+            real(x.iter().zip(offsets).map(|(&x, i)| binary(*f, x, y[i])).collect())
+        }
+        Op::Cast { to } => Ok(cast(operands[0].elements, *to, shape)),
+        Op::RmsNorm { over, eps } => real(rows::rms_norm(space, *over, *eps, operands, ty)?),
+        Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
+        Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
+        Op::Attention(a) => real(attention::attention(space, a, operands, region)?),
+        Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
+        Op::Slice { .. } => {
+            let held = &operands[0].region;
+            Ok(match operands[0].elements {
+                Elements::Real(x) => {
+                    Value::Real(Tensor::new(shape, crate::tensor::read_part(held, x, region)))
+                }
+                Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
+            })
+        }
+        Op::Param(_)
+        | Op::Input(_)
+        | Op::Call { .. }
+        | Op::Reshard
+        | Op::AllToAll { .. }
+        | Op::AllGather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllReduce { .. }
+        | Op::Permute => Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
+    }
+}
+
+/// A rank computes its part from equal parts: a dimension on both sides has the same range, a slice excepted.
+fn fits<T: Real>(
+    space: &Space,
+    op: &Op,
+    operand: &Operand<'_, T>,
+    ty: &TensorType,
+    region: &Region,
+) -> Result<(), RunError> {
+    let n: usize = operand.shape().iter().product();
+    let held = match operand.elements {
+        Elements::Real(data) => data.len(),
+        Elements::Int(data) => data.len(),
+    };
+    if n != held {
+        return Err(RunError::invalid(format!(
+            "an operand of `{}` has {held} elements where its type has {n}",
+            op.name()
+        )));
+    }
+    for (&d, held) in operand.ty.dims.iter().zip(&operand.region) {
+        let Some(i) = ty.position(d) else { continue };
+        let wanted = &region[i];
+        let inside = match op {
+            Op::Slice { .. } => wanted.is_empty() || (held.start <= wanted.start && wanted.end <= held.end),
+            _ => length(held) == length(wanted) && (held.is_empty() || held.start == wanted.start),
+        };
+        if !inside {
+            return Err(RunError::invalid(format!(
+                "`{}` has `{}` as {held:?} in an operand and as {wanted:?} in its result",
+                op.name(),
+                space.dims[d].name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A function of one element.
+pub fn unary<T: Real>(f: Unary, x: T) -> T {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match f {
+        Unary::Silu => x.through(|x| x * sigmoid(x)),
+        Unary::Gelu => x.through(|x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
+        Unary::GeluTanh => x.through(|x| {
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh())
+        }),
+        Unary::QuickGelu => x.through(|x| x * sigmoid(1.702 * x)),
+        // Written so that what is not a number stays that.
+        Unary::Relu => match x < T::ZERO {
+            true => T::ZERO,
+            false => x,
+        },
+        Unary::Tanh => x.through(f64::tanh),
+    }
+}
+
+fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
+    match f {
+        Binary::Add => x + y,
+        Binary::Sub => x - y,
+        Binary::Mul => x * y,
+    }
+}
+
+/// Conversion; to integers by cutting off the fraction, between real types without rounding.
+fn cast<T: Real>(x: Elements<'_, T>, to: DType, shape: Vec<usize>) -> Value<T> {
+    match (x, to.is_float()) {
+        (Elements::Real(x), true) => Value::Real(Tensor::new(shape, x.to_vec())),
+        (Elements::Real(x), false) => {
+            Value::Int(Tensor::new(shape, x.iter().map(|x| x.to_f64() as i32).collect()))
+        }
+        (Elements::Int(x), true) => {
+            Value::Real(Tensor::new(shape, x.iter().map(|&x| T::from_f64(f64::from(x))).collect()))
+        }
+        (Elements::Int(x), false) => Value::Int(Tensor::new(shape, x.to_vec())),
+    }
+}

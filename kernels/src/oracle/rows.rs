@@ -1,0 +1,161 @@
+//! Operations along one dimension: `rms_norm`, `layer_norm`, `rotary`.
+
+use ithaca_ir::ops::Rotary;
+use ithaca_ir::{DimId, Space, TensorType};
+
+use super::Operand;
+use crate::error::RunError;
+use crate::real::Real;
+use crate::tensor::{Offsets, index, strides};
+
+/// The lines of a tensor along one dimension: where each starts, the step within it, its length.
+struct Lines {
+    starts: Vec<usize>,
+    step: usize,
+    length: usize,
+}
+
+impl Lines {
+    fn of<T: Real>(x: &Operand<'_, T>, over: DimId) -> Result<Self, RunError> {
+        let i = x.ty.position(over).ok_or_else(|| RunError::invalid("x lacks the dimension"))?;
+        let strides = strides(&x.shape());
+        let mut shape = x.shape();
+        let length = std::mem::replace(&mut shape[i], 1);
+        Ok(Self { starts: Offsets::new(shape, strides.clone(), 0).collect(), step: strides[i], length })
+    }
+}
+
+/// Whole lines without padding: a mean over padding would be another mean.
+fn lines_of_norm<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Result<Lines, RunError> {
+    let dim = &space.dims[over];
+    if dim.valid != dim.size {
+        return Err(RunError::Unsupported(format!(
+            "a norm over `{}`, of which {} of {} elements are padding,",
+            dim.name,
+            dim.size - dim.valid,
+            dim.size
+        )));
+    }
+    let lines = Lines::of(x, over)?;
+    match lines.length as u64 == dim.size {
+        true => Ok(lines),
+        false => Err(RunError::invalid(format!("a norm over `{}` on a part of it", dim.name))),
+    }
+}
+
+/// A weight of a norm: its elements and, per element of x, where they lie.
+struct Weight<'a, T> {
+    data: &'a [T],
+    at: Vec<usize>,
+}
+
+impl<'a, T: Real> Weight<'a, T> {
+    /// Operand `i`, if there is one.
+    fn of(operands: &[Operand<'a, T>], i: usize, ty: &TensorType) -> Result<Option<Self>, RunError> {
+        let Some(w) = operands.get(i) else { return Ok(None) };
+        let at = Offsets::new(operands[0].shape(), w.strides_in(ty), 0).collect();
+        Ok(Some(Self { data: w.real()?, at }))
+    }
+
+    /// The weight of element `i` of x.
+    fn get(&self, i: usize) -> T {
+        self.data[self.at[i]]
+    }
+}
+
+/// `x / sqrt(mean(x²) + eps) · weight`.
+pub(super) fn rms_norm<T: Real>(
+    space: &Space,
+    over: DimId,
+    eps: f64,
+    operands: &[Operand<'_, T>],
+    ty: &TensorType,
+) -> Result<Vec<T>, RunError> {
+    let x = operands[0].real()?;
+    let lines = lines_of_norm(space, over, &operands[0])?;
+    let weight = Weight::of(operands, 1, ty)?;
+    let n = T::from_f64(lines.length as f64);
+    let mut out = x.to_vec();
+    for &start in &lines.starts {
+        let line = (0..lines.length).map(|j| start + j * lines.step);
+        let mut squares = T::ZERO;
+        for i in line.clone() {
+            squares += x[i] * x[i];
+        }
+        let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
+        for i in line {
+            out[i] = x[i] / root;
+            if let Some(w) = &weight {
+                out[i] = out[i] * w.get(i);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// `(x − mean) / sqrt(variance + eps) · weight + bias`, the variance being that of the line itself.
+pub(super) fn layer_norm<T: Real>(
+    space: &Space,
+    over: DimId,
+    eps: f64,
+    operands: &[Operand<'_, T>],
+    ty: &TensorType,
+) -> Result<Vec<T>, RunError> {
+    let x = operands[0].real()?;
+    let lines = lines_of_norm(space, over, &operands[0])?;
+    let (weight, bias) = (Weight::of(operands, 1, ty)?, Weight::of(operands, 2, ty)?);
+    let n = T::from_f64(lines.length as f64);
+    let mut out = x.to_vec();
+    for &start in &lines.starts {
+        let line = (0..lines.length).map(|j| start + j * lines.step);
+        let mut sum = T::ZERO;
+        for i in line.clone() {
+            sum += x[i];
+        }
+        let mean = sum / n;
+        let mut squares = T::ZERO;
+        for i in line.clone() {
+            squares += (x[i] - mean) * (x[i] - mean);
+        }
+        let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
+        for i in line {
+            out[i] = (x[i] - mean) / root;
+            if let Some(w) = &weight {
+                out[i] = out[i] * w.get(i);
+            }
+            if let Some(b) = &bias {
+                out[i] += b.get(i);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Rotates pair `i` of the first `width` elements by `position · frequency[i]`; elements behind pass through.
+pub(super) fn rotary<T: Real>(
+    rotary: &Rotary,
+    x: &Operand<'_, T>,
+    positions: &Operand<'_, T>,
+    ty: &TensorType,
+) -> Result<Vec<T>, RunError> {
+    let (data, at) = (x.real()?, positions.int()?);
+    let lines = Lines::of(x, rotary.over)?;
+    let half = index(rotary.width / 2);
+    if lines.length < 2 * half {
+        return Err(RunError::invalid("`rotary` on a part of its dimension"));
+    }
+    let place: Vec<usize> = Offsets::new(x.shape(), positions.strides_in(ty), 0).collect();
+    let (frequencies, amplitude) = (rotary.frequencies(), rotary.amplitude());
+    let mut out = data.to_vec();
+    for &start in &lines.starts {
+        let position = f64::from(at[place[start]]);
+        for (pair, frequency) in frequencies.iter().enumerate() {
+            let (sin, cos) = (position * frequency).sin_cos();
+            let (sin, cos) = (T::from_f64(amplitude * sin), T::from_f64(amplitude * cos));
+            let (i, j) = (start + pair * lines.step, start + (pair + half) * lines.step);
+            out[i] = data[i] * cos - data[j] * sin;
+            out[j] = data[j] * cos + data[i] * sin;
+        }
+    }
+    Ok(out)
+}

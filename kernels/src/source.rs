@@ -1,0 +1,137 @@
+//! What a binding means: from a stored tensor to a rank's part of a value.
+//!
+//! The stored tensor is cut to the binding's window and read in row-major order as the dimensions of the type at their
+//! stored sizes. A dimension that copies another repeats each stored element in a row; what lies behind the stored
+//! elements is padding and zero.
+
+use ithaca_ir::boxes::Region;
+use ithaca_ir::ops::{Binding, source};
+use ithaca_ir::{DType, DimId, Space, TensorType};
+
+use crate::error::RunError;
+use crate::store::{StoreError, TensorSource};
+use crate::tensor::{self, Offsets, Tensor, extents, index, strides, whole};
+
+/// A source as the type's dimensions, at their stored sizes: window taken, nothing copied or padded yet.
+///
+/// # Errors
+/// [`RunError::Store`] when the tensor is missing, cannot be read, has another shape than the binding says, or holds a
+/// number that an `i32` cannot.
+pub fn load(
+    space: &Space,
+    binding: &Binding,
+    ty: &TensorType,
+    layer: u64,
+    from: &dyn TensorSource,
+) -> Result<Tensor<f64>, RunError> {
+    let name = binding.stored_name(layer);
+    let expected = binding.stored_shape(space, ty);
+    let found = from.shape(&name).ok_or_else(|| StoreError::missing(from, &name))?;
+    if found != expected {
+        return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());
+    }
+    let mut stored = from.read(&name)?;
+    if let (DType::I32, Some(&value)) = (ty.dtype, stored.data.iter().find(|&&x| f64::from(x as i32) != x)) {
+        return Err(StoreError::NotAnInteger { store: from.description(), name, value }.into());
+    }
+    if !binding.window.is_empty() {
+        let data = tensor::read_part(&whole(&found), &stored.data, &binding.window);
+        stored = Tensor::new(extents(&binding.window), data);
+    }
+    stored.shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
+    if stored.shape.iter().product::<usize>() != stored.data.len() {
+        return Err(RunError::invalid(format!("`{}` is bound to a type of another size", binding.name)));
+    }
+    Ok(stored)
+}
+
+/// The elements of a loaded source in `region`, copies made and padding filled with zeros.
+pub fn cut<T: Copy>(
+    space: &Space,
+    ty: &TensorType,
+    region: &Region,
+    stored: &Tensor<f64>,
+    mut convert: impl FnMut(f64) -> T,
+) -> Tensor<T> {
+    // For each dimension and index in the region, where its element is stored; `None` is padding.
+    let places: Vec<Vec<Option<usize>>> = ty
+        .dims
+        .iter()
+        .zip(region)
+        .map(|(&d, range)| range.clone().map(|i| stored_index(space, d, i)).collect())
+        .collect();
+    let shape = extents(region);
+    let stored_strides = strides(&stored.shape);
+    let n: usize = shape.iter().product();
+    let mut data = Vec::with_capacity(n);
+    // The last dimension in rows; those before it through their places.
+    let Some((last, front)) = places.split_last() else {
+        return Tensor::new(shape, vec![convert(stored.data[0])]);
+    };
+    let front_shape: Vec<usize> = front.iter().map(Vec::len).collect();
+    let row_strides = strides(&front_shape);
+    for row in Offsets::new(front_shape.clone(), row_strides.clone(), 0) {
+        let start: Option<usize> = (0..front.len())
+            .map(|d| front[d][row / row_strides[d] % front_shape[d]].map(|i| i * stored_strides[d]))
+            .sum();
+        data.extend(last.iter().map(|place| match (start, place) {
+            (Some(start), Some(i)) => convert(stored.data[start + i]),
+            _ => convert(0.0),
+        }));
+    }
+    Tensor::new(shape, data)
+}
+
+/// Where element `i` of a dimension is stored.
+fn stored_index(space: &Space, dim: DimId, i: u64) -> Option<usize> {
+    let i = match space.dims[dim].copies {
+        Some(of) => i / (space.size(dim) / space.size(of).max(1)).max(1),
+        None => i,
+    };
+    (i < source::stored_size(space, dim)).then(|| index(i))
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::Dim;
+
+    use super::*;
+    use crate::store::Tensors;
+
+    #[test]
+    fn windows_copies_and_padding() {
+        let mut space = Space::default();
+        let h = space.dims.push(Dim { valid: 2, ..Dim::new("h", 3) });
+        let g = space.dims.push(Dim { copies: Some(h), ..Dim::new("g", 6) });
+        let d = space.dims.push(Dim::new("d", 2));
+        let source: Tensors =
+            [("w", Tensor::new(vec![6, 2], (0..12).map(f64::from).collect()))].into_iter().collect();
+        let binding = Binding { name: "w".into(), stored: vec![6, 2], window: vec![2..4, 0..2] };
+        let cut_all = |ty: &TensorType| {
+            let stored = load(&space, &binding, ty, 0, &source).unwrap();
+            cut(&space, ty, &whole(&space.shape(ty)), &stored, |x| x)
+        };
+        let padded = cut_all(&TensorType::new(DType::F32, [h, d]));
+        assert_eq!(padded, Tensor::new(vec![3, 2], vec![4.0, 5.0, 6.0, 7.0, 0.0, 0.0]));
+        let copied = cut_all(&TensorType::new(DType::F32, [g, d]));
+        assert_eq!(copied.data, [4.0, 5.0, 4.0, 5.0, 6.0, 7.0, 6.0, 7.0, 0.0, 0.0, 0.0, 0.0]);
+        let ty = TensorType::new(DType::F32, [g, d]);
+        let stored = load(&space, &binding, &ty, 0, &source).unwrap();
+        assert_eq!(cut(&space, &ty, &vec![1..3, 1..2], &stored, |x| x).data, [5.0, 7.0]);
+    }
+
+    #[test]
+    fn wrong_shapes_and_broken_integers_are_refused() {
+        let mut space = Space::default();
+        let s = space.dims.push(Dim::new("s", 2));
+        let source: Tensors =
+            [("ids", Tensor::new(vec![2], vec![1.0, 2.5])), ("x", Tensor::new(vec![3], vec![0.0; 3]))]
+                .into_iter()
+                .collect();
+        let ty = TensorType::new(DType::I32, [s]);
+        let error = |name: &str| load(&space, &Binding::named(name), &ty, 0, &source).unwrap_err();
+        assert!(matches!(error("ids"), RunError::Store(StoreError::NotAnInteger { .. })));
+        assert!(matches!(error("x"), RunError::Store(StoreError::Shape { .. })));
+        assert!(matches!(error("y"), RunError::Store(StoreError::Missing { .. })));
+    }
+}

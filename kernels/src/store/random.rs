@@ -1,0 +1,225 @@
+//! Random weights and inputs for a program, the same on every machine for a seed and a name.
+//!
+//! Weights are spread so that deep networks stay finite: matrices by one over the root of their smaller side, weights
+//! of norms near one, vectors small. Integers that look up a table stay below its rows. Elements are sums of uniform
+//! numbers, rounded to `f32`, so that no mathematical library and no precision of the reader has a say in them.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{Function, Module, ValueId};
+use ithaca_ir::{DType, Op};
+
+use super::{StoreError, TensorSource};
+use crate::tensor::Tensor;
+
+/// The bound of integers that look up no table.
+const DEFAULT_BOUND: u64 = 2;
+
+/// Random tensors under the names that a module reads.
+#[derive(Clone, Debug)]
+pub struct RandomTensors {
+    seed: u64,
+    tensors: BTreeMap<String, Recipe>,
+}
+
+/// How a tensor is made.
+#[derive(Clone, Debug)]
+struct Recipe {
+    shape: Vec<u64>,
+    spread: Spread,
+}
+
+/// How elements are distributed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Spread {
+    /// About normal.
+    Normal { mean: f64, deviation: f64 },
+    /// Whole numbers from zero, below the bound.
+    Below(u64),
+}
+
+/// What a value is used for, as far as it matters to its elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Use {
+    /// The weight of a norm.
+    Norm,
+    /// Indices into a table of so many rows.
+    Index(u64),
+}
+
+impl RandomTensors {
+    /// Every weight and input that `module` reads, of every layer it runs.
+    pub fn of_module(module: &Module, seed: u64) -> Self {
+        let mut tensors = BTreeMap::new();
+        let layers = layers_of(module);
+        let mut uses_of_params: Vec<Vec<Option<Use>>> = Vec::new();
+        for (id, function) in module.functions.iter() {
+            let uses = uses(module, function, &uses_of_params);
+            for node in &function.nodes {
+                let (Op::Param(binding) | Op::Input(binding)) = &node.op else { continue };
+                let Some(&result) = node.results.first() else { continue };
+                let ty = function.ty(result);
+                let shape = binding.stored_shape(&module.space, ty);
+                let spread = spread(ty.dtype, &shape, uses[result.index()]);
+                for &layer in &layers[id.index()] {
+                    let recipe = Recipe { shape: shape.clone(), spread };
+                    tensors
+                        .entry(binding.stored_name(layer))
+                        .and_modify(|known: &mut Recipe| known.spread = narrower(known.spread, spread))
+                        .or_insert(recipe);
+                    if !binding.is_per_layer() {
+                        break;
+                    }
+                }
+            }
+            uses_of_params.push(function.params.iter().map(|p| uses[p.index()]).collect());
+        }
+        Self { seed, tensors }
+    }
+}
+
+impl TensorSource for RandomTensors {
+    fn description(&self) -> String {
+        format!("random tensors of seed {}", self.seed)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors.keys().cloned().collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<u64>> {
+        self.tensors.get(name).map(|r| r.shape.clone())
+    }
+
+    fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
+        let recipe = self.tensors.get(name).ok_or_else(|| StoreError::missing(self, name))?;
+        let shape: Vec<usize> = recipe.shape.iter().map(|&n| crate::tensor::index(n)).collect();
+        let n: usize = shape.iter().product();
+        let key = mix(self.seed ^ fnv1a(name));
+        let data = (0..n as u64).map(|i| element(recipe.spread, mix(key.wrapping_add(i)))).collect();
+        Ok(Tensor::new(shape, data))
+    }
+}
+
+/// The layers that each function runs for, indexed by function; `main` runs for layer 0.
+fn layers_of(module: &Module) -> Vec<Vec<u64>> {
+    let mut layers: Vec<std::collections::BTreeSet<u64>> = vec![Default::default(); module.functions.len()];
+    if let Some(main) = module.main() {
+        layers[main.index()].insert(0);
+    }
+    for function in module.functions.values() {
+        for node in &function.nodes {
+            if let Op::Call { callee, layers: range } = &node.op {
+                layers[callee.index()].extend(range.clone());
+            }
+        }
+    }
+    layers.into_iter().map(|set| set.into_iter().collect()).collect()
+}
+
+/// What each value of `function` is used for, indexed by value.
+fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> Vec<Option<Use>> {
+    let mut uses: Vec<Option<Use>> = vec![None; function.values.len()];
+    // Backwards, so that a use is known before what hands the value on.
+    for node in function.nodes.iter().rev() {
+        let mut note = |value: ValueId, found: Option<Use>| {
+            let known = &mut uses[value.index()];
+            *known = match (*known, found) {
+                (Some(Use::Index(a)), Some(Use::Index(b))) => Some(Use::Index(a.min(b))),
+                (known, found) => known.or(found),
+            };
+        };
+        match &node.op {
+            Op::Embed { over } => note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid))),
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
+                if let Some(&weight) = node.operands.get(1) {
+                    note(weight, Some(Use::Norm));
+                }
+            }
+            Op::Call { callee, .. } => {
+                for (&operand, &found) in node.operands.iter().zip(&callees[callee.index()]) {
+                    note(operand, found);
+                }
+            }
+            op if op.is_layout_change() => {
+                let found = uses[node.results[0].index()];
+                if uses[node.operands[0].index()].is_none() {
+                    uses[node.operands[0].index()] = found;
+                }
+            }
+            // Other operations make other values of what they read.
+            _ => {}
+        }
+    }
+    uses
+}
+
+fn spread(dtype: DType, shape: &[u64], found: Option<Use>) -> Spread {
+    match (dtype.is_float(), found) {
+        (false, Some(Use::Index(rows))) => Spread::Below(rows.max(1)),
+        (false, _) => Spread::Below(DEFAULT_BOUND),
+        (true, Some(Use::Norm)) => Spread::Normal { mean: 1.0, deviation: 0.1 },
+        (true, _) if shape.len() < 2 => Spread::Normal { mean: 0.0, deviation: 0.1 },
+        (true, _) => {
+            let side = shape.iter().copied().min().unwrap_or(1).max(4);
+            Spread::Normal { mean: 0.0, deviation: 1.0 / (side as f64).sqrt() }
+        }
+    }
+}
+
+fn narrower(a: Spread, b: Spread) -> Spread {
+    match (a, b) {
+        (Spread::Below(a), Spread::Below(b)) => Spread::Below(a.min(b)),
+        (a, _) => a,
+    }
+}
+
+/// One element from 64 random bits.
+fn element(spread: Spread, bits: u64) -> f64 {
+    match spread {
+        Spread::Below(bound) => ((u128::from(bits) * u128::from(bound)) >> 64) as f64,
+        Spread::Normal { mean, deviation } => {
+            // Four uniform numbers of 16 bits: their sum has mean 2 and variance 1/3, and no tails.
+            let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
+            let standard = (sum as f64 / 65536.0 - 2.0) * 3f64.sqrt();
+            f64::from((mean + deviation * standard) as f32)
+        }
+    }
+}
+
+/// The finaliser of splitmix64 (Steele, Lea, Flood 2014), after its increment.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// FNV-1a, 64 bits.
+fn fnv1a(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_about_normal_and_bounded() {
+        let spread = Spread::Normal { mean: 1.0, deviation: 0.5 };
+        let n = 20_000u64;
+        let xs: Vec<f64> = (0..n).map(|i| element(spread, mix(i))).collect();
+        let mean = xs.iter().sum::<f64>() / n as f64;
+        let variance = xs.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n as f64;
+        assert!((mean - 1.0).abs() < 0.02 && (variance.sqrt() - 0.5).abs() < 0.02, "{mean} {variance}");
+        assert!((0..n).all(|i| element(Spread::Below(7), mix(i)) < 7.0));
+        assert!((0..n).any(|i| element(Spread::Below(7), mix(i)) == 6.0));
+    }
+
+    #[test]
+    fn names_and_seeds_decide() {
+        assert_ne!(mix(1 ^ fnv1a("a")), mix(1 ^ fnv1a("b")));
+        assert_ne!(mix(1 ^ fnv1a("a")), mix(2 ^ fnv1a("a")));
+    }
+}

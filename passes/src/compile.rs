@@ -1,0 +1,55 @@
+//! From a program to a checked schedule: the passes every plan runs.
+
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::verify::verify;
+use ithaca_ir::{Diagnostics, Module};
+
+use crate::lower::lower;
+use crate::pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
+use crate::reshard::LowerReshards;
+use crate::shard::{Shard, ShardOptions};
+
+/// What a program becomes on a mesh.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// What one rank runs.
+    pub per_rank: Module,
+    /// How it runs it.
+    pub schedule: Schedule,
+    /// What the user should know: copied heads, padding, dimensions that stay whole.
+    pub notes: Vec<String>,
+}
+
+/// The passes of [`compile`].
+pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
+    vec![Box::new(Shard::new(options.clone())), Box::new(LowerReshards)]
+}
+
+/// Lays `module` out by `options`, chooses collectives by `prices`, and lowers to a verified schedule.
+///
+/// # Errors
+/// `P` diagnostics when the layout is not legal.
+pub fn compile(
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+) -> Result<Compiled, Diagnostics> {
+    compile_watched(module, options, prices, &mut Unwatched)
+}
+
+/// As [`compile`], with an instrument that sees every pass.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_watched(
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+    instrument: &mut dyn Instrument,
+) -> Result<Compiled, Diagnostics> {
+    let mut cx = Context::new(prices);
+    let per_rank = run_passes(module.clone(), &passes(options), &mut cx, instrument)?;
+    let schedule = lower(verify(&per_rank)?)?;
+    ithaca_ir::schedule::verify(&schedule)?;
+    Ok(Compiled { per_rank, schedule, notes: cx.notes().to_vec() })
+}

@@ -1,0 +1,113 @@
+//! What operations cost: a roofline for each node, summed over a module.
+//!
+//! A kernel takes its launch and the longer of its FLOPs at the rate that its kind reaches and its bytes at the
+//! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). Collectives take what the cluster says.
+//! Nothing overlaps here; see [`crate::simulate`] for what a schedule hides.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::{Module, Op, Space, TensorType};
+
+use crate::cluster::Cluster;
+
+/// One run of a whole module on the busiest rank, nothing overlapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ModuleCost {
+    /// Kernels, seconds.
+    pub compute_seconds: f64,
+    /// Collectives, seconds.
+    pub communication_seconds: f64,
+    /// Floating-point operations.
+    pub flops: u128,
+    /// Bytes that kernels read and write.
+    pub bytes: u128,
+}
+
+/// Seconds that `op` takes on the busiest rank. Sources and calls take none of their own.
+pub fn op_seconds(
+    cluster: &Cluster,
+    space: &Space,
+    op: &Op,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+) -> f64 {
+    let a = &cluster.accelerator;
+    let peak = |ty: &TensorType| a.peak.of(ty.dtype);
+    let rate = match op {
+        Op::AllToAll { .. }
+        | Op::AllGather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllReduce { .. }
+        | Op::Permute => return cluster.collective_seconds(space, op, operands[0], results[0]),
+        Op::Param(_) | Op::Input(_) | Op::Call { .. } | Op::Reshard => return 0.0,
+        Op::Einsum => peak(operands[0]) * a.efficiency.matmul.value,
+        Op::Attention(_) => peak(operands[0]) * a.efficiency.attention.value,
+        // Outside of matrix units, whatever the storage.
+        Op::Positions
+        | Op::Embed { .. }
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Scale { .. }
+        | Op::Cast { .. }
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rotary(_)
+        | Op::Repeat { .. }
+        | Op::Slice { .. } => a.peak.f32.value,
+    };
+    let cost = op.cost(space, operands, results);
+    a.launch_seconds.value + (cost.flops as f64 / rate).max(stream_seconds(cluster, cost.bytes as f64))
+}
+
+/// Seconds that a kernel needs to read and write `bytes` in all, its launch left out.
+pub fn stream_seconds(cluster: &Cluster, bytes: f64) -> f64 {
+    let a = &cluster.accelerator;
+    bytes / (a.memory_bandwidth.value * a.efficiency.memory.value)
+}
+
+/// What one run of a per-rank module costs.
+pub fn of_module(cluster: &Cluster, module: &Module) -> ModuleCost {
+    let runs = module.run_counts();
+    let mut total = ModuleCost::default();
+    for (id, function) in module.functions.iter() {
+        let runs = runs[id.index()];
+        for node in &function.nodes {
+            let (operands, results) = (function.operand_types(node), function.result_types(node));
+            let seconds = runs as f64 * op_seconds(cluster, &module.space, &node.op, &operands, &results);
+            match node.op.is_communication() {
+                true => total.communication_seconds += seconds,
+                false => {
+                    let cost = node.op.cost(&module.space, &operands, &results);
+                    total.compute_seconds += seconds;
+                    total.flops += u128::from(runs) * cost.flops;
+                    total.bytes += u128::from(runs) * cost.bytes;
+                }
+            }
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::{DType, Dim, Mesh};
+
+    use super::*;
+
+    #[test]
+    fn a_large_product_is_bound_by_flops_and_a_sum_by_bytes() {
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let a = &cluster.accelerator;
+        let mut space = Space { mesh: Mesh::single(), ..Space::default() };
+        let [m, k, n] = ["m", "k", "n"].map(|name| space.dims.push(Dim::new(name, 8192)));
+        let ty = |dims: [_; 2]| TensorType::new(DType::BF16, dims);
+        let (x, y, z) = (ty([m, k]), ty([k, n]), ty([m, n]));
+        let product = op_seconds(&cluster, &space, &Op::Einsum, &[&x, &y], &[&z]);
+        let expected = a.launch_seconds.value + 2.0 * 8192f64.powi(3) / (989e12 * a.efficiency.matmul.value);
+        assert!((product / expected - 1.0).abs() < 1e-12);
+        let add = Op::Binary(ithaca_ir::ops::Binary::Add);
+        let sum = op_seconds(&cluster, &space, &add, &[&x, &x], &[&x]);
+        let bytes = 3.0 * 2.0 * 8192.0 * 8192.0;
+        let expected = a.launch_seconds.value + bytes / (3.35e12 * a.efficiency.memory.value);
+        assert!((sum / expected - 1.0).abs() < 1e-12);
+    }
+}

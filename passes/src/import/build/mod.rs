@@ -1,0 +1,258 @@
+//! From what was understood of a model to its program.
+//!
+//! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads where they are fewer,
+//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions. Query heads that share a key/value head are a
+//! granule of `h`, so no pass can tear a group.
+
+mod gated;
+mod gpt2;
+
+use std::ops::Range;
+
+use ithaca_ir::entity::Arena;
+use ithaca_ir::module::Output;
+use ithaca_ir::ops::{Attention, Binary, Binding, OpError, Unary};
+use ithaca_ir::{
+    DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
+    ValueId,
+};
+
+use super::Workload;
+use super::family::Family;
+use super::spec::{Kind, Spec};
+
+/// The program of a model.
+///
+/// # Errors
+/// The invariant of the language that it would break; a description that was checked breaks none.
+pub(super) fn module(spec: &Spec, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
+    build(spec, name, workload).map_err(|e| Diagnostic::new(e.code, e.message))
+}
+
+fn build(spec: &Spec, name: &str, workload: &Workload) -> Result<Module, OpError> {
+    let mut space = Space::default();
+    let dims = Dims::declare(&mut space, spec, workload);
+    let dtype = workload.dtype.unwrap_or(spec.dtype);
+    let cx = Cx { spec, dims, dtype };
+    let mut functions: Arena<FuncId, Function> = Arena::new();
+
+    let embed = functions.push(cx.embed(&space)?);
+    let mut blocks = Vec::new();
+    for kind in &spec.kinds {
+        let name = match spec.kinds.len() {
+            1 => "block".to_owned(),
+            _ => format!("block_{}", kind.label),
+        };
+        let none = Arena::new();
+        let builder = FunctionBuilder::new(name, &space, &none);
+        let block = match spec.family {
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {
+                gated::block(&cx, kind, builder)?
+            }
+            Family::Gpt2 => gpt2::block(&cx, kind, builder)?,
+        };
+        blocks.push(functions.push(block));
+    }
+    let head = functions.push(cx.head(&space)?);
+    let main = cx.main(&space, &functions, embed, &blocks, head)?;
+    functions.push(main);
+    Ok(Module { level: Level::Program, name: name.to_owned(), pipeline: Vec::new(), space, functions })
+}
+
+/// The dimensions of a model.
+#[derive(Clone, Copy, Debug)]
+struct Dims {
+    b: DimId,
+    s: DimId,
+    m: DimId,
+    h: DimId,
+    /// `h` itself where there are as many key/value heads.
+    k: DimId,
+    d: DimId,
+    f: DimId,
+    v: DimId,
+    p: Option<DimId>,
+}
+
+impl Dims {
+    fn declare(space: &mut Space, spec: &Spec, workload: &Workload) -> Self {
+        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
+        let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", spec.hidden));
+        let h = dim("h", spec.heads);
+        let k = match spec.kv_heads == spec.heads {
+            true => h,
+            false => dim("k", spec.kv_heads),
+        };
+        let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
+        let p = spec.learned.map(|n| dim("p", n));
+        space.dims[h].granule = spec.heads / spec.kv_heads;
+        Self { b, s, m, h, k, d, f, v, p }
+    }
+}
+
+/// What the functions of a model share.
+struct Cx<'a> {
+    spec: &'a Spec,
+    dims: Dims,
+    dtype: DType,
+}
+
+/// Shorthand of the families' files.
+type Built<T> = Result<T, OpError>;
+
+impl Cx<'_> {
+    fn ty(&self, dims: &[DimId]) -> TensorType {
+        TensorType::new(self.dtype, dims.iter().copied())
+    }
+
+    /// A weight that is stored as its dimensions say, heads and their width being one stored dimension.
+    fn weight(&self, f: &mut FunctionBuilder<'_>, name: &str, dims: &[DimId]) -> Built<ValueId> {
+        let stored = self.stored(f.space(), dims);
+        self.window(f, name, stored, Vec::new(), dims)
+    }
+
+    /// A weight that is a window of a stored tensor.
+    fn window(
+        &self,
+        f: &mut FunctionBuilder<'_>,
+        name: &str,
+        stored: Vec<u64>,
+        window: Vec<Range<u64>>,
+        dims: &[DimId],
+    ) -> Built<ValueId> {
+        let ty = self.ty(dims);
+        // A binding without shape is that of the type.
+        let stored = match stored == f.space().shape(&ty) {
+            true => Vec::new(),
+            false => stored,
+        };
+        f.weight(Binding { name: name.to_owned(), stored, window }, ty)
+    }
+
+    /// The shape in which the library stores a tensor of these dimensions.
+    fn stored(&self, space: &Space, dims: &[DimId]) -> Vec<u64> {
+        let Dims { h, k, d, .. } = self.dims;
+        let mut shape: Vec<u64> = Vec::new();
+        let mut heads = None;
+        for &dim in dims {
+            let size = space.size(dim);
+            match heads.take() {
+                Some(n) if dim == d => {
+                    shape.pop();
+                    shape.push(n * size);
+                }
+                _ => shape.push(size),
+            }
+            if dim == h || dim == k {
+                heads = Some(size);
+            }
+        }
+        shape
+    }
+
+    fn rms_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
+        let weight = self.weight(f, name, &[over])?;
+        f.push(Op::RmsNorm { over, eps: self.spec.eps }, &[x, weight])
+    }
+
+    fn layer_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str) -> Built<ValueId> {
+        let over = self.dims.m;
+        let weight = self.weight(f, &format!("{name}.weight"), &[over])?;
+        let bias = self.weight(f, &format!("{name}.bias"), &[over])?;
+        f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
+    }
+
+    /// Attention of a token to those that the kind's mask leaves.
+    fn attention(&self, f: &mut FunctionBuilder<'_>, kind: &Kind, [q, k, v]: [ValueId; 3]) -> Built<ValueId> {
+        let Dims { s, h, k: kv_heads, d, .. } = self.dims;
+        let attention = Attention {
+            heads: h,
+            kv_heads,
+            queries: s,
+            keys: s,
+            width: d,
+            mask: kind.mask.clone(),
+            scale: kind.scale,
+        };
+        f.push(Op::Attention(attention), &[q, k, v])
+    }
+
+    fn positions(&self, f: &mut FunctionBuilder<'_>) -> Built<ValueId> {
+        let positions = f.push_as(Op::Positions, &[], TensorType::new(DType::I32, [self.dims.s]))?;
+        f.name(positions, Some("positions"));
+        Ok(positions)
+    }
+
+    /// `@embed`: tokens to the residual stream, learned positions added.
+    fn embed(&self, space: &Space) -> Built<Function> {
+        let Dims { b, s, m, v, p, .. } = self.dims;
+        let none = Arena::new();
+        let mut f = FunctionBuilder::new("embed", space, &none);
+        let ids = f.param(TensorType::new(DType::I32, [b, s]), Some("input_ids"));
+        let table = self.weight(&mut f, self.embedding(), &[v, m])?;
+        let mut x = f.push(Op::Embed { over: v }, &[table, ids])?;
+        if let Some(p) = p {
+            let positions = self.positions(&mut f)?;
+            let table = self.weight(&mut f, "transformer.wpe.weight", &[p, m])?;
+            let embedded = f.push(Op::Embed { over: p }, &[table, positions])?;
+            x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
+        }
+        f.name(x, Some("x"));
+        Ok(f.finish([Output { name: None, value: x }]))
+    }
+
+    /// `@head`: the last norm, and a score for each token of the vocabulary.
+    fn head(&self, space: &Space) -> Built<Function> {
+        let Dims { b, s, m, v, .. } = self.dims;
+        let none = Arena::new();
+        let mut f = FunctionBuilder::new("head", space, &none);
+        let x = f.param(self.ty(&[b, s, m]), Some("x"));
+        let normed = match self.spec.family {
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {
+                self.rms_norm(&mut f, x, "model.norm.weight", m)?
+            }
+            Family::Gpt2 => self.layer_norm(&mut f, x, "transformer.ln_f")?,
+        };
+        let name = if self.spec.tied { self.embedding() } else { "lm_head.weight" };
+        let weight = self.weight(&mut f, name, &[v, m])?;
+        let logits = f.einsum(normed, weight, &[b, s, v])?;
+        f.name(logits, Some("logits"));
+        Ok(f.finish([Output { name: None, value: logits }]))
+    }
+
+    fn main(
+        &self,
+        space: &Space,
+        functions: &Arena<FuncId, Function>,
+        embed: FuncId,
+        blocks: &[FuncId],
+        head: FuncId,
+    ) -> Built<Function> {
+        let Dims { b, s, .. } = self.dims;
+        let mut f = FunctionBuilder::new("main", space, functions);
+        let ids =
+            f.push_as(Op::Input(Binding::named("input_ids")), &[], TensorType::new(DType::I32, [b, s]))?;
+        f.name(ids, Some("input_ids"));
+        let mut x = f.call(embed, 0..1, &[ids])?[0];
+        for (kind, layers) in &self.spec.runs {
+            x = f.call(blocks[*kind], layers.clone(), &[x])?[0];
+        }
+        let logits = f.call(head, 0..1, &[x])?[0];
+        f.name(logits, Some("logits"));
+        Ok(f.finish([Output { name: Some("logits".to_owned()), value: logits }]))
+    }
+
+    /// The name of the embedding's table.
+    fn embedding(&self) -> &'static str {
+        match self.spec.family {
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {
+                "model.embed_tokens.weight"
+            }
+            Family::Gpt2 => "transformer.wte.weight",
+        }
+    }
+
+    fn activation(&self) -> Unary {
+        self.spec.activation
+    }
+}

@@ -1,0 +1,46 @@
+//! Mistral: as Llama without biases, with one sliding window for all layers.
+
+use ithaca_ir::{DType, Diagnostic, Mask};
+use serde_json::json;
+
+use super::{Defaults, Family, HeadDim, Rope, read_sizes, usual_scale};
+use crate::import::fields::Fields;
+use crate::import::rope::{COMMON, Partial};
+use crate::import::spec::{Kind, Spec, window};
+
+pub(super) fn read<'a>(
+    fields: &mut Fields<'a>,
+    dtype: DType,
+    ignore: &'a [String],
+) -> Result<Spec, Diagnostic> {
+    let sizes = read_sizes(
+        fields,
+        &Defaults {
+            vocab: 32_000,
+            hidden: 4096,
+            ffn: 14_336,
+            layers: 32,
+            heads: 32,
+            kv_heads: Some(8),
+            head_dim: HeadDim::Derived,
+            max_positions: 4096 * 32,
+            eps: 1e-6,
+        },
+    )?;
+    // The library's class has no biases; descriptions made for others say so.
+    fields.neutral("attention_bias", &[json!(false)])?;
+    fields.neutral("mlp_bias", &[json!(false)])?;
+    let (label, mask) = match fields.nullable_size("sliding_window", Some(4096))? {
+        Some(n) => ("window", window(n)),
+        None => ("full", Mask::Causal),
+    };
+    let rope = Rope::read(fields, sizes.rope_context(COMMON, Partial::Whole), ignore)?;
+    let kind = Kind {
+        label: label.to_owned(),
+        mask,
+        scale: usual_scale(sizes.head_dim),
+        rotary: Some(rope.of_model()?),
+    };
+    let layers = (0..sizes.layers).map(|_| 0);
+    Ok(sizes.spec(Family::Mistral, dtype, vec![kind], layers))
+}

@@ -1,0 +1,424 @@
+//! The families of models, and what they share: which fields are inert, which must be neutral.
+//!
+//! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
+
+mod gpt2;
+mod llama;
+mod mistral;
+mod phi3;
+mod qwen;
+
+use ithaca_ir::ops::Unary;
+use ithaca_ir::{DType, Diagnostic};
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::rope::{Rope, RopeContext};
+use super::spec::{Biases, Kind, Spec, check_layers, runs};
+
+/// The families that can be imported: `model_type` and what it covers.
+pub const FAMILIES: [(&str, &str); 6] = [
+    ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
+    ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
+    ("qwen2", "biased queries, keys and values; sliding windows by layer; rotary as llama"),
+    ("qwen3", "normalised queries and keys; sliding windows by layer; rotary as llama"),
+    ("phi3", "fused projections, partly rotated heads, one sliding window for all layers"),
+    ("gpt2", "learned positions, layer norms, biases everywhere"),
+];
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Phi3,
+    Gpt2,
+}
+
+impl Family {
+    const ALL: [Family; 6] =
+        [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Phi3, Family::Gpt2];
+
+    /// The family's `model_type`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Mistral => "mistral",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+            Family::Phi3 => "phi3",
+            Family::Gpt2 => "gpt2",
+        }
+    }
+
+    /// The library's class with a language model's head.
+    fn architecture(self) -> &'static str {
+        match self {
+            Family::Llama => "LlamaForCausalLM",
+            Family::Mistral => "MistralForCausalLM",
+            Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Qwen3 => "Qwen3ForCausalLM",
+            Family::Phi3 => "Phi3ForCausalLM",
+            Family::Gpt2 => "GPT2LMHeadModel",
+        }
+    }
+}
+
+/// Reads a description.
+///
+/// # Errors
+/// `M01` to `M07`, `M11`, `M12`.
+pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Spec, Diagnostic> {
+    let map = config.as_object().ok_or_else(|| {
+        Diagnostic::new("M01", format!("a model is described by a JSON object, not by {}", kind_of(config)))
+    })?;
+    let mut fields = Fields::new(map, "", ignore);
+    let family = read_family(&mut fields)?;
+    check_architecture(&mut fields, family)?;
+    let dtype = read_dtype(&mut fields)?;
+    for (name, neutral) in must_be_neutral() {
+        fields.neutral(name, &neutral)?;
+    }
+    let spec = match family {
+        Family::Llama => llama::read(&mut fields, dtype, ignore),
+        Family::Mistral => mistral::read(&mut fields, dtype, ignore),
+        Family::Qwen2 => qwen::read_qwen2(&mut fields, dtype, ignore),
+        Family::Qwen3 => qwen::read_qwen3(&mut fields, dtype, ignore),
+        Family::Phi3 => phi3::read(&mut fields, dtype, ignore),
+        Family::Gpt2 => gpt2::read(&mut fields, dtype),
+    }?;
+    fields.finish(&[INERT, GENERATION])?;
+    Ok(spec)
+}
+
+/// Fields that do not reach the logits of a prefill.
+const INERT: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "attention_dropout",
+    "attn_implementation",
+    "attn_pdrop",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "embd_pdrop",
+    "eos_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "model_max_length",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "prefix",
+    "problem_type",
+    "resid_pdrop",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tie_last_hidden_states",
+    "tokenizer_class",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    "use_return_dict",
+];
+
+/// Parameters of generation, which older descriptions hold.
+const GENERATION: &[&str] = &[
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "target_lookbehind",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+];
+
+/// Fields that change the computation of some model, with the values that do not.
+fn must_be_neutral() -> Vec<(&'static str, Vec<Value>)> {
+    let (no, one) = (|| vec![json!(false)], || vec![json!(1)]);
+    let never = Vec::new;
+    vec![
+        ("quantization_config", never()),
+        ("compression_config", never()),
+        ("per_layer_config", never()),
+        ("pruned_heads", never()),
+        ("cross_attention_hidden_size", never()),
+        ("is_encoder_decoder", no()),
+        ("add_cross_attention", no()),
+        ("is_causal", vec![json!(true)]),
+        ("use_bidirectional_attention", no()),
+        ("use_mrope", no()),
+        ("pretraining_tp", one()),
+        ("num_local_experts", vec![json!(0)]),
+        ("num_experts", vec![json!(0)]),
+        ("num_experts_per_tok", vec![json!(0)]),
+        ("n_routed_experts", vec![json!(0)]),
+        ("moe_intermediate_size", vec![json!(0)]),
+        ("decoder_sparse_step", never()),
+        ("mlp_only_layers", never()),
+        ("logit_scale", one()),
+        ("logits_scaling", one()),
+        ("final_logit_softcapping", never()),
+        ("attn_logit_softcapping", never()),
+        ("embedding_multiplier", one()),
+        ("residual_multiplier", one()),
+        ("attention_multiplier", never()),
+        ("query_pre_attn_scalar", never()),
+    ]
+}
+
+fn read_family(fields: &mut Fields<'_>) -> Result<Family, Diagnostic> {
+    let supported = format!("supported: {}", FAMILIES.map(|(name, _)| name).join(", "));
+    let Some(name) = fields.word("model_type")? else {
+        return Err(Diagnostic::new("M02", "the description has no `model_type`").help(supported));
+    };
+    Family::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
+        let refusal =
+            Diagnostic::new("M02", format!("`model_type` \"{name}\" is not supported")).help(supported);
+        let lower = name.to_lowercase();
+        match FAMILIES.iter().map(|&(f, _)| (distance(f, &lower), f)).min() {
+            Some((d, nearest)) if d <= 2 => refusal.help(format!("the nearest is `{nearest}`")),
+            _ => refusal,
+        }
+    })
+}
+
+fn check_architecture(fields: &mut Fields<'_>, family: Family) -> Result<(), Diagnostic> {
+    let expected = family.architecture();
+    match fields.words("architectures")? {
+        Some(names) if !names.is_empty() && !names.contains(&expected) => Err(Diagnostic::new(
+            "M11",
+            format!("`architectures` is [{}], whose head is not a language model's", names.join(", ")),
+        )
+        .help(format!("a {} is imported as {expected}", family.name()))),
+        _ => Ok(()),
+    }
+}
+
+/// The element type: `dtype`, else the older `torch_dtype`, else f32.
+fn read_dtype(fields: &mut Fields<'_>) -> Result<DType, Diagnostic> {
+    let (new, old) = (fields.word("dtype")?, fields.word("torch_dtype")?);
+    let Some(word) = new.or(old) else { return Ok(DType::F32) };
+    DType::parse(word.strip_prefix("torch.").unwrap_or(word)).filter(|d| d.is_float()).ok_or_else(|| {
+        Diagnostic::new("M05", format!("element type \"{word}\" is not supported"))
+            .help("supported: float32, bfloat16, float16, float64")
+            .repairs(["--dtype bf16".to_owned()])
+    })
+}
+
+/// The function of the MLP, by the library's name.
+fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result<Unary, Diagnostic> {
+    let word = fields.word(name)?.unwrap_or(default);
+    Ok(match word {
+        "silu" | "swish" => Unary::Silu,
+        "gelu" | "gelu_python" => Unary::Gelu,
+        // All of these are the tanh approximation, written in different ways.
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => {
+            Unary::GeluTanh
+        }
+        "quick_gelu" => Unary::QuickGelu,
+        "relu" => Unary::Relu,
+        "tanh" => Unary::Tanh,
+        other => {
+            return Err(fields.unsupported(name, &json!(other)).help(
+                "supported: silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, tanh",
+            ));
+        }
+    })
+}
+
+/// Sizes of a family with root-mean-square norms, gated MLP and rotary positions.
+struct Sizes {
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    ffn: u64,
+    vocab: u64,
+    layers: u64,
+    eps: f64,
+    activation: Unary,
+    max_positions: u64,
+    tied: bool,
+}
+
+/// What absent fields mean, family by family.
+struct Defaults {
+    vocab: u64,
+    hidden: u64,
+    ffn: u64,
+    layers: u64,
+    heads: u64,
+    /// `None` is as many as query heads.
+    kv_heads: Option<u64>,
+    head_dim: HeadDim,
+    max_positions: u64,
+    eps: f64,
+}
+
+/// What an absent `head_dim` means.
+enum HeadDim {
+    /// `hidden_size / num_attention_heads`; so does null.
+    Derived,
+    /// This many; null is refused.
+    Fixed(u64),
+}
+
+fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Diagnostic> {
+    let hidden = fields.size("hidden_size", defaults.hidden)?;
+    let heads = fields.size("num_attention_heads", defaults.heads)?;
+    let kv_heads = fields.nullable_size("num_key_value_heads", defaults.kv_heads)?.unwrap_or(heads);
+    let head_dim = match defaults.head_dim {
+        HeadDim::Fixed(n) => fields.size("head_dim", n)?,
+        HeadDim::Derived => match fields.nullable_size("head_dim", None)? {
+            Some(n) => n,
+            None => derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads))?,
+        },
+    };
+    if heads % kv_heads != 0 {
+        return Err(Diagnostic::new(
+            "M07",
+            format!(
+                "`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}: each \
+                 key/value head serves a whole group of query heads"
+            ),
+        ));
+    }
+    let layers = fields.count("num_hidden_layers", defaults.layers)?;
+    Ok(Sizes {
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: fields.size("intermediate_size", defaults.ffn)?,
+        vocab: fields.size("vocab_size", defaults.vocab)?,
+        layers: check_layers("num_hidden_layers", layers)?,
+        eps: fields.epsilon("rms_norm_eps", defaults.eps)?,
+        activation: read_activation(fields, "hidden_act", "silu")?,
+        max_positions: fields.size("max_position_embeddings", defaults.max_positions)?,
+        tied: fields.flag("tie_word_embeddings", false)?,
+    })
+}
+
+fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diagnostic> {
+    if hidden.1 % heads.1 != 0 {
+        return Err(Diagnostic::new(
+            "M07",
+            format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1),
+        )
+        .help("the width of a head is their quotient, unless `head_dim` is given"));
+    }
+    Ok(hidden.1 / heads.1)
+}
+
+/// The scale of scores that all families but one have.
+fn usual_scale(head_dim: u64) -> f64 {
+    1.0 / (head_dim as f64).sqrt()
+}
+
+impl Sizes {
+    /// The model with kinds of block and the kind of each layer.
+    fn spec(
+        self,
+        family: Family,
+        dtype: DType,
+        kinds: Vec<Kind>,
+        layers: impl IntoIterator<Item = usize>,
+    ) -> Spec {
+        Spec {
+            family,
+            dtype,
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            ffn: self.ffn,
+            vocab: self.vocab,
+            eps: self.eps,
+            activation: self.activation,
+            kinds,
+            runs: runs(layers),
+            bias: Biases::default(),
+            qk_norm: family == Family::Qwen3,
+            tied: self.tied,
+            learned: None,
+        }
+    }
+
+    fn rope_context<'t>(&self, types: &'t [&'static str], partial: super::rope::Partial) -> RopeContext<'t> {
+        RopeContext { head_dim: self.head_dim, max_positions: self.max_positions, types, partial }
+    }
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a flag",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Edits between two words (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.chars().enumerate() {
+            let diagonal = before + usize::from(x != y);
+            before = row[j + 1];
+            row[j + 1] = diagonal.min(row[j] + 1).min(before + 1);
+        }
+    }
+    row[b.chars().count()]
+}

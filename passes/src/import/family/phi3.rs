@@ -1,0 +1,48 @@
+//! Phi-3: as Llama, with queries, keys and values in one matrix, gate and up in another, and partly rotated heads.
+//!
+//! A `sliding_window` applies to all layers. The library reads `yarn` as `longrope` here, so neither is accepted.
+
+use ithaca_ir::{DType, Diagnostic, Mask};
+use serde_json::json;
+
+use super::{Defaults, Family, HeadDim, Rope, read_sizes, usual_scale};
+use crate::import::fields::Fields;
+use crate::import::rope::Partial;
+use crate::import::spec::{Kind, Spec, window};
+
+pub(super) fn read<'a>(
+    fields: &mut Fields<'a>,
+    dtype: DType,
+    ignore: &'a [String],
+) -> Result<Spec, Diagnostic> {
+    let sizes = read_sizes(
+        fields,
+        &Defaults {
+            vocab: 32_064,
+            hidden: 3072,
+            ffn: 8192,
+            layers: 32,
+            heads: 32,
+            kv_heads: None,
+            head_dim: HeadDim::Derived,
+            max_positions: 4096,
+            eps: 1e-5,
+        },
+    )?;
+    fields.neutral("attention_bias", &[json!(false)])?;
+    fields.neutral("mlp_bias", &[json!(false)])?;
+    fields.neutral("lm_head_bias", &[json!(false)])?;
+    let (label, mask) = match fields.nullable_size("sliding_window", None)? {
+        Some(n) => ("window", window(n)),
+        None => ("full", Mask::Causal),
+    };
+    let rope = Rope::read(fields, sizes.rope_context(&["default"], Partial::Factor), ignore)?;
+    let kind = Kind {
+        label: label.to_owned(),
+        mask,
+        scale: usual_scale(sizes.head_dim),
+        rotary: Some(rope.of_model()?),
+    };
+    let layers = (0..sizes.layers).map(|_| 0);
+    Ok(sizes.spec(Family::Phi3, dtype, vec![kind], layers))
+}

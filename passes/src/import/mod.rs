@@ -1,0 +1,138 @@
+//! Import: a model description of the HuggingFace library (`config.json`) becomes a program, without weights.
+//!
+//! Guarantees: what comes out computes what the library computes for a causal language model without padding, or
+//! nothing comes out. Every field of the description is understood, known to have no influence on the logits, or
+//! refused by name; no field is passed over in silence. Parameters are bound by the library's names and stored shapes,
+//! so a checkpoint can be read as it is; no weight is ever transposed.
+//!
+//! Left to others: reading files, loading weights, choosing layouts. Statistics of norms and of the softmax in a wider
+//! type than the program's are a matter of the runtime.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | `M01` | the description is not a JSON object |
+//! | `M02` | `model_type` is missing or unknown |
+//! | `M03` | a field has the wrong JSON type |
+//! | `M04` | a number is outside the range that makes sense |
+//! | `M05` | a field asks for a computation that is not supported |
+//! | `M06` | a field is unknown, so nobody can say that it has no influence |
+//! | `M07` | sizes do not fit each other: heads, widths, layer lists |
+//! | `M08` | the sequence is longer than the learned positions |
+//! | `M09` | the mode is not supported yet |
+//! | `M10` | the workload is out of range |
+//! | `M11` | the checkpoint has another head than a language model's |
+//! | `M12` | a field that is understood was asked to be ignored |
+
+mod build;
+mod family;
+mod fields;
+mod rope;
+mod shrink;
+mod spec;
+
+use ithaca_ir::{DType, Diagnostic, Module};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use family::FAMILIES;
+pub use shrink::{Shrink, shrink};
+
+/// What the program is run for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// All tokens of a sequence at once, no gradients.
+    #[default]
+    Prefill,
+    /// Forward and backward.
+    Train,
+    /// One token at a time, against a cache of keys and values.
+    Decode,
+}
+
+impl Mode {
+    /// Every mode.
+    pub const ALL: [Mode; 3] = [Mode::Prefill, Mode::Train, Mode::Decode];
+
+    /// The spelling on the command line and in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Prefill => "prefill",
+            Mode::Train => "train",
+            Mode::Decode => "decode",
+        }
+    }
+
+    /// The mode spelled `name`.
+    pub fn parse(name: &str) -> Option<Mode> {
+        Mode::ALL.into_iter().find(|m| m.name() == name)
+    }
+}
+
+/// What a model is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each sequence.
+    pub sequence: u64,
+    /// Element type of weights and activations; that of the description (`dtype`, else f32) when `None`.
+    pub dtype: Option<DType>,
+    /// What the program is run for.
+    pub mode: Mode,
+    /// Fields of the description that the caller knows to have no influence, though the importer does not know them;
+    /// `rope_scaling.name` for a field of the rotary parameters.
+    pub ignore: Vec<String>,
+}
+
+impl Workload {
+    /// Prefill in the description's element type.
+    pub fn prefill(batch: u64, sequence: u64) -> Self {
+        Self { batch, sequence, dtype: None, mode: Mode::Prefill, ignore: Vec::new() }
+    }
+}
+
+/// The program of the model that `config` describes, called `name`.
+///
+/// Input `input_ids` is `i32[b s]`, output `logits` is `[b s v]`. Functions are `@embed`, one per kind of block,
+/// `@head` and `@main`. A sequence beyond `max_position_embeddings` is accepted for rotary positions, as the library
+/// computes it too; for learned positions it is refused.
+///
+/// # Errors
+/// An `M` diagnostic, see the module's table.
+pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
+    check_workload(workload)?;
+    let spec = family::read(config, &workload.ignore)?;
+    spec.check(workload)?;
+    build::module(&spec, name, workload)
+}
+
+fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
+    match workload.mode {
+        Mode::Prefill => {}
+        Mode::Train | Mode::Decode => {
+            return Err(Diagnostic::new("M09", format!("mode {} is not there yet", workload.mode.name()))
+                .help("import the model for prefill")
+                .repairs(["--mode prefill".to_owned()]));
+        }
+    }
+    // Positions are 32-bit integers.
+    for (what, n, max) in
+        [("sequences", workload.batch, 1 << 31), ("tokens", workload.sequence, (1u64 << 31) - 1)]
+    {
+        if n == 0 || n > max {
+            return Err(Diagnostic::new("M10", format!("a workload of {n} {what}; it needs 1 to {max}")));
+        }
+    }
+    match workload.dtype {
+        Some(dtype) if !dtype.is_float() => {
+            Err(Diagnostic::new("M10", format!("a model cannot compute in {dtype}"))
+                .help("choose f32, bf16, f16 or f64"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+//! Rotary parameters, in both spellings of the library: `rope_parameters` (which holds the base), and the older
+//! `rope_theta` with `rope_scaling`.
+//!
+//! Where both are given they must agree. Each kind of scaling takes its own keys; a key that the kind does not take is
+//! refused, since the author of the description meant something by it.
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::ops::Scaling;
+use serde_json::{Map, Value};
+
+use super::fields::Fields;
+use super::spec::RotarySpec;
+
+/// What the rest of the description says that rotary positions depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RopeContext<'a> {
+    /// Width of a head.
+    pub(super) head_dim: u64,
+    /// `max_position_embeddings`, the trained length where none is given.
+    pub(super) max_positions: u64,
+    /// Kinds of rope that the family has, in the library's spelling.
+    pub(super) types: &'a [&'static str],
+    /// Whether the family may rotate a part of each head.
+    pub(super) partial: Partial,
+}
+
+/// Whether a family may rotate a part of each head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Partial {
+    /// All of a head is rotated.
+    Whole,
+    /// `partial_rotary_factor` of a head is rotated.
+    Factor,
+}
+
+/// The kinds of rope that most families have.
+pub(super) const COMMON: &[&str] = &["default", "linear", "llama3", "yarn"];
+
+/// What the top level of a description says of rotary positions.
+pub(super) struct Rope<'a> {
+    cx: RopeContext<'a>,
+    theta: Option<f64>,
+    partial: Option<f64>,
+    original: Option<u64>,
+    key: &'static str,
+    parameters: Option<&'a Map<String, Value>>,
+    ignore: &'a [String],
+}
+
+impl<'a> Rope<'a> {
+    /// Reads the top level of a description.
+    ///
+    /// # Errors
+    /// `M03`, `M04` for values of the wrong kind, `M07` when both spellings are given and differ.
+    pub(super) fn read(
+        fields: &mut Fields<'a>,
+        cx: RopeContext<'a>,
+        ignore: &'a [String],
+    ) -> Result<Self, Diagnostic> {
+        let theta = fields.positive("rope_theta")?;
+        let partial = fields.positive("partial_rotary_factor")?;
+        let original = fields.nullable_size("original_max_position_embeddings", None)?;
+        let (new, old) = (fields.object("rope_parameters")?, fields.object("rope_scaling")?);
+        let (key, parameters) = match (new, old) {
+            (Some(new), Some(old)) if new != old => {
+                return Err(Diagnostic::new(
+                    "M07",
+                    "`rope_parameters` and `rope_scaling` are both given and differ",
+                )
+                .help("keep one of them"));
+            }
+            (Some(new), _) => ("rope_parameters", Some(new)),
+            (None, old) => ("rope_scaling", old),
+        };
+        Ok(Self { cx, theta, partial, original, key, parameters, ignore })
+    }
+
+    /// The rotary positions of every layer.
+    ///
+    /// # Errors
+    /// `M03` to `M07`, naming the field.
+    pub(super) fn of_model(&self) -> Result<RotarySpec, Diagnostic> {
+        self.parse(format!("{}.", self.key), self.parameters)
+    }
+
+    /// The rotary positions of layers of a type: those nested under its name, where there are any.
+    ///
+    /// # Errors
+    /// As [`of_model`](Self::of_model); `M07` when some types are nested and this one is not.
+    pub(super) fn of_layers(&self, layer_type: &str, all: &[&str]) -> Result<RotarySpec, Diagnostic> {
+        let Some(parameters) = self.parameters else { return self.of_model() };
+        if !all.iter().any(|ty| parameters.contains_key(*ty)) {
+            return self.of_model();
+        }
+        if let Some(name) = parameters.keys().find(|k| !all.contains(&k.as_str())) {
+            return Err(Diagnostic::new(
+                "M07",
+                format!(
+                    "`{}` holds parameters for each type of layer, and `{name}`, which is none of them",
+                    self.key
+                ),
+            ));
+        }
+        match parameters.get(layer_type) {
+            Some(Value::Object(map)) => self.parse(format!("{}.{layer_type}.", self.key), Some(map)),
+            Some(other) => Err(Diagnostic::new(
+                "M05",
+                format!(
+                    "`{}.{layer_type}` is {other}; layers without rotary positions are not supported",
+                    self.key
+                ),
+            )),
+            None => {
+                Err(Diagnostic::new("M07", format!("`{}` has no parameters for `{layer_type}`", self.key)))
+            }
+        }
+    }
+
+    fn parse(
+        &self,
+        prefix: String,
+        parameters: Option<&Map<String, Value>>,
+    ) -> Result<RotarySpec, Diagnostic> {
+        let none = Map::new();
+        let mut fields = Fields::new(parameters.unwrap_or(&none), prefix, self.ignore);
+        let kind = {
+            let (new, old) = (fields.word("rope_type")?, fields.word("type")?);
+            if let (Some(new), Some(old)) = (new, old)
+                && new != old
+            {
+                return Err(Diagnostic::new(
+                    "M07",
+                    format!(
+                        "`{}` is \"{new}\", but `{}` is \"{old}\"",
+                        fields.path("rope_type"),
+                        fields.path("type")
+                    ),
+                ));
+            }
+            new.or(old).unwrap_or("default").to_owned()
+        };
+        if !self.cx.types.contains(&kind.as_str()) {
+            return Err(fields
+                .unsupported("rope_type", &Value::String(kind))
+                .help(format!("supported here: {}", self.cx.types.join(", "))));
+        }
+        let nested = fields.positive("rope_theta")?;
+        let theta = agree(&fields.path("rope_theta"), nested, "rope_theta", self.theta)?.unwrap_or(10_000.0);
+        let nested = fields.positive("partial_rotary_factor")?;
+        let partial =
+            agree(&fields.path("partial_rotary_factor"), nested, "partial_rotary_factor", self.partial)?;
+        let width = self.width(partial.unwrap_or(1.0))?;
+        let scaling = self.scaling(&kind, theta, &mut fields)?;
+        fields.finish(&[])?;
+        Ok(RotarySpec { width, theta, scaling })
+    }
+
+    fn width(&self, partial: f64) -> Result<u64, Diagnostic> {
+        let RopeContext { head_dim, partial: allowed, .. } = self.cx;
+        let width = match allowed {
+            Partial::Whole if partial != 1.0 => {
+                return Err(Diagnostic::new(
+                    "M05",
+                    format!("`partial_rotary_factor` is {partial}; this family rotates whole heads"),
+                ));
+            }
+            Partial::Whole => head_dim,
+            // Truncated towards zero, as the library does.
+            Partial::Factor => (head_dim as f64 * partial) as u64,
+        };
+        if width == 0 || width % 2 != 0 || width > head_dim {
+            return Err(Diagnostic::new(
+                "M07",
+                format!(
+                    "rotary positions turn pairs, but {width} of the {head_dim} elements of a head are rotated"
+                ),
+            )
+            .help("`head_dim` (or its part, `partial_rotary_factor`) must be even"));
+        }
+        Ok(width)
+    }
+
+    fn scaling(&self, kind: &str, theta: f64, fields: &mut Fields<'_>) -> Result<Scaling, Diagnostic> {
+        Ok(match kind {
+            "default" => Scaling::None,
+            "linear" => Scaling::Linear { factor: required(fields, "factor")? },
+            "llama3" => {
+                let factor = required(fields, "factor")?;
+                let low = required(fields, "low_freq_factor")?;
+                let high = required(fields, "high_freq_factor")?;
+                if high <= low {
+                    return Err(Diagnostic::new(
+                        "M04",
+                        format!(
+                            "`{}` is {high}, which must be above `low_freq_factor` {low}",
+                            fields.path("high_freq_factor")
+                        ),
+                    ));
+                }
+                Scaling::Llama3 { factor, low, high, original: self.original(fields)? }
+            }
+            "yarn" => self.yarn(theta, fields)?,
+            _ => unreachable!("the family's kinds of rope are among these"),
+        })
+    }
+
+    /// YaRN, with the library's rule for the factor of cosine and sine: `attention_factor` if given, else a ratio of
+    /// `mscale` and `mscale_all_dim` if both are given and not zero, else `0.1 ln(factor) + 1`.
+    fn yarn(&self, theta: f64, fields: &mut Fields<'_>) -> Result<Scaling, Diagnostic> {
+        let original = self.original(fields)?;
+        let factor = match fields.raw("factor") {
+            // A null factor is the ratio of the lengths.
+            Some(Value::Null) => self.cx.max_positions as f64 / original,
+            _ => required(fields, "factor")?,
+        };
+        let (mscale, mscale_all_dim) = (fields.number("mscale")?, fields.number("mscale_all_dim")?);
+        let sharpened = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+        let attention = match (fields.number("attention_factor")?, mscale, mscale_all_dim) {
+            (Some(given), ..) => given,
+            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => sharpened(m) / sharpened(all),
+            (None, ..) => sharpened(1.0),
+        };
+        // Zero means the default, as the library has it.
+        let beta = |x: Option<f64>, default: f64| x.filter(|&x| x != 0.0).unwrap_or(default);
+        let beta_fast = beta(fields.number("beta_fast")?, 32.0);
+        let beta_slow = beta(fields.number("beta_slow")?, 1.0);
+        let truncate = fields.flag("truncate", true)?;
+        if beta_fast < beta_slow || beta_slow < 0.0 || theta <= 1.0 || !attention.is_finite() {
+            return Err(Diagnostic::new(
+                "M04",
+                format!(
+                    "yarn with beta_fast {beta_fast}, beta_slow {beta_slow}, base {theta} and attention factor \
+                     {attention} has no ramp"
+                ),
+            )
+            .help("`beta_fast` must be at least `beta_slow`, and the base above 1"));
+        }
+        Ok(Scaling::Yarn { factor, beta_fast, beta_slow, original, attention, truncate })
+    }
+
+    /// The trained length, tokens.
+    fn original(&self, fields: &mut Fields<'_>) -> Result<f64, Diagnostic> {
+        let name = "original_max_position_embeddings";
+        let nested = fields.nullable_size(name, None)?.map(|n| n as f64);
+        let outer = self.original.map(|n| n as f64);
+        let original = agree(&fields.path(name), nested, name, outer)?;
+        Ok(original.unwrap_or(self.cx.max_positions as f64))
+    }
+}
+
+fn required(fields: &mut Fields<'_>, name: &str) -> Result<f64, Diagnostic> {
+    let path = fields.path(name);
+    fields.positive(name)?.ok_or_else(|| Diagnostic::new("M03", format!("`{path}` is missing")))
+}
+
+/// One value under two names, which must agree.
+fn agree(
+    name: &str,
+    value: Option<f64>,
+    other_name: &str,
+    other: Option<f64>,
+) -> Result<Option<f64>, Diagnostic> {
+    match (value, other) {
+        (Some(a), Some(b)) if a != b => {
+            Err(Diagnostic::new("M07", format!("`{name}` is {a}, but `{other_name}` is {b}")))
+        }
+        (value, other) => Ok(value.or(other)),
+    }
+}

@@ -1,0 +1,186 @@
+//! Small models of the same structure, to run on one machine what was planned for many.
+//!
+//! Kept: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, what divides what. Made
+//! small: widths, vocabulary, layers, and windows in proportion to the sequence.
+
+use ithaca_ir::{Diagnostic, Mask};
+use serde_json::{Map, Value, json};
+
+use super::family::{self, Family};
+use super::spec::Spec;
+
+/// How small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shrink {
+    /// Tokens that the model was asked for.
+    pub sequence: u64,
+    /// Tokens of the small run.
+    pub small_sequence: u64,
+    /// A number whose divisors divide the small MLP and vocabulary exactly where they divide the large ones; the number
+    /// of ranks, for example.
+    pub multiple: u64,
+}
+
+/// A description of a small model of the structure that `config` describes.
+///
+/// Head counts stay. A head becomes 8 wide (16 where it is partly rotated), the MLP and the vocabulary become the
+/// smallest sizes from 48 and 96 on with the same common divisor with `multiple`. Two layers remain, or one of each
+/// kind; windows shrink with the sequence, and learned positions cover the small one. `ignore` is as in
+/// [`Workload`](super::Workload).
+///
+/// # Errors
+/// Those of [`import`](super::import) on the description; `M10` for a sequence or `multiple` of zero.
+pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Value, Diagnostic> {
+    let Shrink { sequence, small_sequence, multiple } = *shrink;
+    if sequence == 0 || small_sequence == 0 || multiple == 0 {
+        return Err(Diagnostic::new(
+            "M10",
+            format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks"),
+        ));
+    }
+    let spec = family::read(config, ignore)?;
+    let head_dim = small_head_dim(&spec);
+    let sizes = Small {
+        hidden: spec.heads.saturating_mul(head_dim),
+        head_dim,
+        ffn: alike(spec.ffn, multiple, 48),
+        vocab: alike(spec.vocab, multiple, 96),
+        kinds: small_layers(&spec),
+        window: window_of(&spec).map(|w| scaled(w, small_sequence, sequence)),
+        positions: spec.learned.map(|n| scaled(n, small_sequence, sequence).max(small_sequence)),
+    };
+    let mut small = config.as_object().cloned().unwrap_or_default();
+    match spec.family {
+        Family::Gpt2 => sizes.write_gpt2(&mut small),
+        Family::Llama | Family::Mistral | Family::Phi3 => sizes.write_common(&mut small),
+        Family::Qwen2 | Family::Qwen3 => {
+            sizes.write_common(&mut small);
+            sizes.write_layer_types(&spec, &mut small);
+        }
+    }
+    let small = Value::Object(small);
+    family::read(&small, ignore)?;
+    Ok(small)
+}
+
+struct Small {
+    hidden: u64,
+    head_dim: u64,
+    ffn: u64,
+    vocab: u64,
+    /// The kind of each layer.
+    kinds: Vec<usize>,
+    window: Option<u64>,
+    positions: Option<u64>,
+}
+
+impl Small {
+    fn write_common(&self, config: &mut Map<String, Value>) {
+        let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
+        set("hidden_size", self.hidden);
+        set("intermediate_size", self.ffn);
+        set("vocab_size", self.vocab);
+        set("num_hidden_layers", self.kinds.len() as u64);
+        set("head_dim", self.head_dim);
+        if let Some(window) = self.window {
+            set("sliding_window", window);
+        }
+    }
+
+    /// States the type of each layer, which large models may derive from `max_window_layers`.
+    fn write_layer_types(&self, spec: &Spec, config: &mut Map<String, Value>) {
+        let name = |&kind: &usize| match spec.kinds[kind].mask {
+            Mask::Full | Mask::Causal => "full_attention",
+            Mask::Window { .. } => "sliding_attention",
+        };
+        let types: Vec<&str> = self.kinds.iter().map(name).collect();
+        config.insert("layer_types".to_owned(), json!(types));
+    }
+
+    fn write_gpt2(&self, config: &mut Map<String, Value>) {
+        for alias in ["hidden_size", "num_hidden_layers", "max_position_embeddings", "n_ctx"] {
+            config.remove(alias);
+        }
+        let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
+        set("n_embd", self.hidden);
+        set("n_inner", self.ffn);
+        set("vocab_size", self.vocab);
+        set("n_layer", self.kinds.len() as u64);
+        if let Some(positions) = self.positions {
+            set("n_positions", positions);
+        }
+    }
+}
+
+fn small_head_dim(spec: &Spec) -> u64 {
+    let partly = spec.kinds.iter().flat_map(|k| &k.rotary).find(|r| r.width != spec.head_dim);
+    let Some(rotary) = partly else { return spec.head_dim.min(8) };
+    // The factor is in the description; the first width at which it leaves whole pairs serves.
+    let factor = rotary.width as f64 / spec.head_dim as f64;
+    (4..=32)
+        .map(|n| 2 * n)
+        .find(|&n| ((n as f64 * factor) as u64).is_multiple_of(2) && (n as f64 * factor) as u64 > 0)
+        .unwrap_or(spec.head_dim)
+}
+
+/// Two layers, or the first of each kind, in order.
+fn small_layers(spec: &Spec) -> Vec<usize> {
+    let mut kinds: Vec<usize> = Vec::new();
+    for (kind, _) in &spec.runs {
+        if !kinds.contains(kind) {
+            kinds.push(*kind);
+        }
+    }
+    // Kinds that differ by layer only (scores scaled by depth) need no more than two.
+    if spec.family == Family::Gpt2 {
+        kinds.truncate(2);
+    }
+    if kinds.len() == 1 && spec.n_layers() > 1 {
+        kinds.push(kinds[0]);
+    }
+    kinds
+}
+
+fn window_of(spec: &Spec) -> Option<u64> {
+    spec.kinds.iter().find_map(|kind| match kind.mask {
+        Mask::Window { left, .. } => left.map(|l| l + 1),
+        Mask::Full | Mask::Causal => None,
+    })
+}
+
+/// `n · small / large`, rounded up.
+fn scaled(n: u64, small: u64, large: u64) -> u64 {
+    let scaled = (u128::from(n) * u128::from(small)).div_ceil(u128::from(large));
+    u64::try_from(scaled).unwrap_or(u64::MAX).max(1)
+}
+
+/// The smallest size from `least` on whose common divisor with `multiple` is that of `n`; at most `n`.
+fn alike(n: u64, multiple: u64, least: u64) -> u64 {
+    let common = gcd(n, multiple);
+    let mut size = least.next_multiple_of(common);
+    while size < n && gcd(size, multiple) != common {
+        size += common;
+    }
+    size.min(n)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_divide_as_before() {
+        for (n, multiple) in [(14_336, 8), (50_257, 8), (151_936, 64), (18_944, 6), (32_064, 12), (7, 7)] {
+            let small = alike(n, multiple, 48);
+            for degree in (1..=multiple).filter(|d| multiple % d == 0) {
+                assert_eq!(small % degree == 0, n % degree == 0, "{n} as {small} on {degree} of {multiple}");
+            }
+        }
+        assert_eq!(alike(14_336, 8, 48), 48);
+        assert_eq!(alike(50_257, 8, 96), 97);
+    }
+}

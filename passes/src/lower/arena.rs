@@ -1,0 +1,97 @@
+//! Offsets of buffers in a frame, from their lifetimes.
+//!
+//! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
+//! never alive together may share memory. Largest first, each takes the lowest offset that is free during its life.
+
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Work, aligned};
+use ithaca_ir::{Arena, Space};
+
+/// Something that needs memory from one task to another.
+struct Block {
+    holder: Holder,
+    bytes: u64,
+    first: usize,
+    last: usize,
+}
+
+/// What a block is for.
+#[derive(Clone, Copy)]
+enum Holder {
+    /// A buffer of this frame.
+    Buffer(BufferId),
+    /// The frame of the callee of a task.
+    Callee(usize),
+}
+
+/// Gives every buffer in the frame its offset and the frame its size.
+pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Frame>) {
+    let mut blocks = blocks(frame, space, frames);
+    // Stable: of equally large ones the earlier first.
+    blocks.sort_by_key(|block| std::cmp::Reverse(block.bytes));
+    let mut placed: Vec<(u64, &Block)> = Vec::new();
+    let mut size = 0;
+    for block in &blocks {
+        let mut busy: Vec<(u64, u64)> = placed
+            .iter()
+            .filter(|(_, other)| other.first <= block.last && block.first <= other.last)
+            .map(|&(offset, other)| (offset, offset + other.bytes))
+            .collect();
+        busy.sort_unstable();
+        let mut offset = 0;
+        for (start, end) in busy {
+            if offset + block.bytes <= start {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        size = size.max(offset + block.bytes);
+        placed.push((offset, block));
+    }
+    let offsets: Vec<(Holder, u64)> = placed.iter().map(|&(offset, block)| (block.holder, offset)).collect();
+    for (holder, offset) in offsets {
+        match holder {
+            Holder::Buffer(id) => frame.buffers[id].place = Place::Frame(offset),
+            Holder::Callee(task) => {
+                if let Work::Call { base, .. } = &mut frame.tasks[task].work {
+                    *base = offset;
+                }
+            }
+        }
+    }
+    frame.bytes = size;
+}
+
+fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<Block> {
+    use ithaca_ir::entity::Entity;
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
+    for (i, task) in frame.tasks.iter().enumerate() {
+        for id in task.reads.iter().chain(&task.writes) {
+            let (_, last) = lives[id.index()].get_or_insert((i, i));
+            *last = i;
+        }
+    }
+    for output in &frame.outputs {
+        if let Some((_, last)) = &mut lives[output.buffer.index()] {
+            *last = frame.tasks.len();
+        }
+    }
+    let buffers = frame.buffers.iter().filter_map(|(id, buffer)| {
+        let (first, last) = lives[id.index()]?;
+        let bytes = match &buffer.content {
+            Content::Tensor(_) | Content::Wire { .. } => aligned(buffer.bytes(space)),
+        };
+        matches!(buffer.place, Place::Frame(_)).then_some(Block {
+            holder: Holder::Buffer(id),
+            bytes,
+            first,
+            last,
+        })
+    });
+    let callees = frame.tasks.iter().enumerate().filter_map(|(i, task)| match &task.work {
+        Work::Call { callee, .. } => {
+            Some(Block { holder: Holder::Callee(i), bytes: frames[*callee].bytes, first: i, last: i })
+        }
+        _ => None,
+    });
+    buffers.chain(callees).collect()
+}

@@ -1,0 +1,98 @@
+//! Events: where a task must wait for one of the other stream.
+//!
+//! Two tasks must be ordered when one writes memory that the other reads or writes. Within a stream they are. Across
+//! streams it is enough to wait for the last such task of the other stream, and for none that was waited for before. A
+//! call starts and ends with both streams met, so it needs no events.
+
+use std::ops::Range;
+
+use ithaca_ir::Space;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::schedule::{BufferId, EventId, Frame, Place, Stream, Task, Work};
+
+/// Memory that a task touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Memory {
+    /// Bytes of the frame.
+    Frame(Range<u64>),
+    /// Argument and result of one number, which may be one place.
+    Slot(usize),
+}
+
+impl Memory {
+    fn of(frame: &Frame, space: &Space, id: BufferId) -> Option<Memory> {
+        let buffer = &frame.buffers[id];
+        match buffer.place {
+            Place::Frame(offset) => Some(Memory::Frame(offset..offset + buffer.bytes(space))),
+            Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(i)),
+            // Nobody writes these.
+            Place::Weight(_) | Place::Input(_) => None,
+        }
+    }
+
+    fn meets(&self, other: &Memory) -> bool {
+        match (self, other) {
+            (Memory::Frame(a), Memory::Frame(b)) => a.start < b.end && b.start < a.end,
+            (Memory::Slot(a), Memory::Slot(b)) => a == b,
+            (Memory::Frame(_), Memory::Slot(_)) | (Memory::Slot(_), Memory::Frame(_)) => false,
+        }
+    }
+}
+
+struct Effects {
+    reads: Vec<Memory>,
+    writes: Vec<Memory>,
+}
+
+impl Effects {
+    fn of(frame: &Frame, space: &Space, task: &Task) -> Effects {
+        let memory = |ids: &[BufferId]| ids.iter().filter_map(|&id| Memory::of(frame, space, id)).collect();
+        Effects { reads: memory(&task.reads), writes: memory(&task.writes) }
+    }
+
+    fn conflicts(&self, other: &Effects) -> bool {
+        let meet = |a: &[Memory], b: &[Memory]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
+        meet(&self.writes, &other.writes)
+            || meet(&self.writes, &other.reads)
+            || meet(&self.reads, &other.writes)
+    }
+}
+
+/// Inserts events into the tasks of `frame`.
+pub(super) fn insert(frame: &mut Frame, space: &Space) {
+    let effects: Vec<Effects> = frame.tasks.iter().map(|t| Effects::of(frame, space, t)).collect();
+    // For each stream, its tasks so far, and how many of the other's it is known to come after.
+    let mut issued: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
+    let mut met = [0usize; 2];
+    let mut events = 0;
+    for i in 0..frame.tasks.len() {
+        if matches!(frame.tasks[i].work, Work::Call { .. }) {
+            met = [issued[1].len(), issued[0].len()];
+            issued[stream_index(frame.tasks[i].stream)].push(i);
+            met[1] = issued[0].len();
+            continue;
+        }
+        let own = stream_index(frame.tasks[i].stream);
+        let other = 1 - own;
+        let conflict =
+            (met[own]..issued[other].len()).rev().find(|&n| effects[i].conflicts(&effects[issued[other][n]]));
+        if let Some(n) = conflict {
+            let earlier = issued[other][n];
+            let event = *frame.tasks[earlier].records.get_or_insert_with(|| {
+                events += 1;
+                EventId::new(events - 1)
+            });
+            frame.tasks[i].waits.push(event);
+            met[own] = n + 1;
+        }
+        issued[own].push(i);
+    }
+    frame.n_events = events;
+}
+
+fn stream_index(stream: Stream) -> usize {
+    match stream {
+        Stream::Compute => 0,
+        Stream::Comm => 1,
+    }
+}

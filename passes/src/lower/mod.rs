@@ -1,0 +1,281 @@
+//! Lowering: a per-rank program becomes a schedule.
+//!
+//! Each function becomes a frame: nodes become tasks in the same order, values become buffers. A collective becomes
+//! pack, exchange and unpack; packing is left out where the blocks lie in a row already. Then buffers get offsets from
+//! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`).
+
+mod arena;
+mod events;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
+use ithaca_ir::schedule::{
+    Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
+};
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
+
+/// The schedule of a per-rank program.
+///
+/// # Errors
+/// `P03` when the program still has reshards or is not laid out; a program that was laid out on one device is fine.
+pub fn lower(module: Verified<'_>) -> Result<Schedule, Diagnostics> {
+    let module = module.module();
+    let reshards = module.functions.values().flat_map(|f| &f.nodes).any(|n| n.op == Op::Reshard);
+    if reshards || module.level == Level::Sharded {
+        let message = "lowering needs a program without reshards";
+        return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
+    }
+    let mut frames: Arena<FrameId, Frame> = Arena::new();
+    for (id, function) in module.functions.iter() {
+        let frame = Lowering::new(module, function, &frames, module.main() == Some(id)).frame();
+        frames.push(frame);
+    }
+    Ok(Schedule {
+        name: module.name.clone(),
+        pipeline: module.pipeline.clone(),
+        space: module.space.clone(),
+        frames,
+    })
+}
+
+/// One function on its way to a frame.
+struct Lowering<'a> {
+    space: &'a Space,
+    function: &'a Function,
+    frames: &'a Arena<FrameId, Frame>,
+    is_main: bool,
+    frame: Frame,
+    /// The buffer of each value.
+    buffers: Vec<Option<BufferId>>,
+    /// For each value the node after which it is not used any more; outputs live to the end.
+    last_use: Vec<usize>,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(
+        module: &'a Module,
+        function: &'a Function,
+        frames: &'a Arena<FrameId, Frame>,
+        is_main: bool,
+    ) -> Self {
+        let mut last_use = vec![0; function.values.len()];
+        for (i, node) in function.nodes.iter().enumerate() {
+            for &v in &node.operands {
+                last_use[v.index()] = i;
+            }
+        }
+        for output in &function.outputs {
+            last_use[output.value.index()] = function.nodes.len();
+        }
+        let frame =
+            Frame { name: function.name.clone(), n_arguments: function.params.len(), ..Frame::default() };
+        let buffers = vec![None; function.values.len()];
+        Self { space: &module.space, function, frames, is_main, frame, buffers, last_use }
+    }
+
+    fn frame(mut self) -> Frame {
+        for (i, &param) in self.function.params.iter().enumerate() {
+            self.value_buffer(param, Place::Argument(i));
+        }
+        for (i, node) in self.function.nodes.iter().enumerate() {
+            self.node(i, node);
+        }
+        self.outputs();
+        arena::place(&mut self.frame, self.space, self.frames);
+        events::insert(&mut self.frame, self.space);
+        self.frame
+    }
+
+    fn node(&mut self, index: usize, node: &Node) {
+        match &node.op {
+            Op::Param(binding) => {
+                self.value_buffer(node.result(), Place::Weight(binding.clone()));
+            }
+            Op::Input(binding) => {
+                self.value_buffer(node.result(), Place::Input(binding.clone()));
+            }
+            Op::Call { callee, layers } => self.call(index, node, *callee, layers),
+            op if op.is_communication() => self.transfer(node),
+            op => {
+                let reads = self.reads(node);
+                let write = self.value_buffer(node.result(), UNPLACED);
+                self.task(Stream::Compute, Work::Compute(op.clone()), reads, vec![write]);
+            }
+        }
+    }
+
+    /// A loop over layers works in place: its arguments are copied first where they are needed afterwards.
+    fn call(&mut self, index: usize, node: &Node, callee: FuncId, layers: &Layers) {
+        let callee = FrameId::new(callee.index());
+        let mut reads = self.reads(node);
+        let mut writes = Vec::new();
+        let looped = layers.end - layers.start > 1;
+        for (i, &result) in node.results.iter().enumerate() {
+            if !looped {
+                writes.push(self.value_buffer(result, UNPLACED));
+                continue;
+            }
+            let argument = node.operands[i];
+            let owned = matches!(self.frame.buffers[reads[i]].place, Place::Frame(_));
+            let shared =
+                node.operands.iter().filter(|&&v| self.buffers[v.index()] == Some(reads[i])).count() > 1;
+            if !owned || shared || self.last_use[argument.index()] > index {
+                let copy = self.value_buffer(result, UNPLACED);
+                self.task(Stream::Compute, Work::Copy, vec![reads[i]], vec![copy]);
+                reads[i] = copy;
+            } else {
+                self.buffers[result.index()] = Some(reads[i]);
+            }
+            writes.push(reads[i]);
+        }
+        let work = Work::Call { callee, layers: layers.clone(), base: 0 };
+        self.task(Stream::Compute, work, reads, writes);
+    }
+
+    /// A collective: pack, exchange, unpack.
+    fn transfer(&mut self, node: &Node) {
+        let value = node.operands[0];
+        let (from, to) = (self.function.ty(value).clone(), self.function.ty(node.result()).clone());
+        let source = self.buffer(value);
+        let name = self.name(node.result());
+        let transfer = Transfer { op: node.op.clone(), from, to };
+        let ends = Ends::of(self.space, &transfer);
+        let mut sent = source;
+        if ends.pack {
+            sent = self.wire(format!("{name}.send"), &transfer.from);
+            self.task(Stream::Compute, Work::Pack(transfer.clone()), vec![source], vec![sent]);
+        }
+        if ends.unpack {
+            let received = self.wire(format!("{name}.recv"), &transfer.to);
+            self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
+            let result = self.value_buffer(node.result(), UNPLACED);
+            self.task(Stream::Compute, Work::Unpack(transfer), vec![received], vec![result]);
+        } else {
+            let result = self.value_buffer(node.result(), UNPLACED);
+            self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
+        }
+    }
+
+    /// Outputs go where the caller wants them: directly if that is safe, else by a copy at the end.
+    fn outputs(&mut self) {
+        let values: Vec<ValueId> = self.function.outputs.iter().map(|o| o.value).collect();
+        let mut copies = Vec::new();
+        for (i, output) in self.function.outputs.iter().enumerate() {
+            let buffer = self.buffer(output.value);
+            let repeated = values[..i].contains(&output.value);
+            let owned = matches!(self.frame.buffers[buffer].place, Place::Frame(_)) && !repeated;
+            let target = if self.is_main && owned {
+                buffer
+            } else if !self.is_main && owned && self.may_write_early(i, output.value) {
+                self.frame.buffers[buffer].place = Place::Result(i);
+                buffer
+            } else {
+                let Buffer { name, content, .. } = self.frame.buffers[buffer].clone();
+                let place = if self.is_main { UNPLACED } else { Place::Result(i) };
+                // Through a temporary, for the argument that lies there may be another output.
+                let temporary = self.frame.buffers.push(Buffer {
+                    name: format!("{name}.copy{i}"),
+                    content: content.clone(),
+                    place: UNPLACED,
+                });
+                self.task(Stream::Compute, Work::Copy, vec![buffer], vec![temporary]);
+                if self.is_main {
+                    temporary
+                } else {
+                    let target =
+                        self.frame.buffers.push(Buffer { name: format!("{name}.out{i}"), content, place });
+                    copies.push((temporary, target));
+                    target
+                }
+            };
+            self.frame.outputs.push(FrameOutput { name: output.name.clone(), buffer: target });
+        }
+        for (from, to) in copies {
+            self.task(Stream::Compute, Work::Copy, vec![from], vec![to]);
+        }
+    }
+
+    /// Whether result `i` may be written where it is defined: argument `i`, which may lie there, is read no later.
+    fn may_write_early(&self, i: usize, output: ValueId) -> bool {
+        let Some(&argument) = self.function.params.get(i) else { return true };
+        let defined = self.function.nodes.iter().position(|n| n.results.contains(&output));
+        // Reading the argument in the very node that writes the result is not safe for every kernel.
+        defined.is_some_and(|at| self.last_use[argument.index()] < at || !self.is_read(argument))
+    }
+
+    fn is_read(&self, value: ValueId) -> bool {
+        let read = self.function.nodes.iter().any(|n| n.operands.contains(&value));
+        read || self.function.outputs.iter().any(|o| o.value == value)
+    }
+
+    fn reads(&self, node: &Node) -> Vec<BufferId> {
+        node.operands.iter().map(|&v| self.buffer(v)).collect()
+    }
+
+    fn buffer(&self, value: ValueId) -> BufferId {
+        self.buffers[value.index()].expect("operands are defined before they are used")
+    }
+
+    fn name(&self, value: ValueId) -> String {
+        match &self.function.values[value].name {
+            Some(name) => name.to_string(),
+            None => format!("v{}", value.index()),
+        }
+    }
+
+    fn value_buffer(&mut self, value: ValueId, place: Place) -> BufferId {
+        let name = self.unique(self.name(value));
+        let content = Content::Tensor(self.function.ty(value).clone());
+        let buffer = self.frame.buffers.push(Buffer { name, content, place });
+        self.buffers[value.index()] = Some(buffer);
+        buffer
+    }
+
+    fn wire(&mut self, name: String, ty: &TensorType) -> BufferId {
+        let content = Content::Wire { dtype: ty.dtype, elements: self.space.max_local_elements(ty) };
+        let name = self.unique(name);
+        self.frame.buffers.push(Buffer { name, content, place: UNPLACED })
+    }
+
+    /// A value may be called what a numbered one would be.
+    fn unique(&self, name: String) -> String {
+        match self.frame.buffers.values().any(|b| b.name == name) {
+            true => self.unique(format!("{name}_")),
+            false => name,
+        }
+    }
+
+    fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {
+        self.frame.tasks.push(Task { stream, work, reads, writes, waits: Vec::new(), records: None });
+    }
+}
+
+/// In the frame, at an offset that is yet to be found.
+const UNPLACED: Place = Place::Frame(u64::MAX);
+
+/// On which ends of a collective blocks must be gathered or dealt out.
+struct Ends {
+    pack: bool,
+    unpack: bool,
+}
+
+impl Ends {
+    fn of(space: &Space, transfer: &Transfer) -> Ends {
+        match transfer.op {
+            Op::AllToAll { split, concat, .. } => Ends {
+                pack: !leads(space, &transfer.from, split),
+                unpack: !leads(space, &transfer.to, concat),
+            },
+            Op::AllGather { dim, .. } => Ends { pack: false, unpack: !leads(space, &transfer.to, dim) },
+            Op::ReduceScatter { dim, .. } => Ends { pack: !leads(space, &transfer.from, dim), unpack: false },
+            _ => Ends { pack: false, unpack: false },
+        }
+    }
+}
+
+/// Whether parts of `dim` lie one after another: every dimension in front of it has one element on a rank.
+fn leads(space: &Space, ty: &TensorType, dim: DimId) -> bool {
+    let shape = space.max_local_shape(ty);
+    ty.dims.iter().zip(shape).take_while(|&(&d, _)| d != dim).all(|(_, n)| n == 1)
+}

@@ -1,0 +1,109 @@
+//! Pipelines as text: `shard{strategy=ulysses,ulysses=4},lower-reshards`.
+
+use ithaca_ir::Diagnostic;
+
+use crate::pass::Pass;
+use crate::reshard::LowerReshards;
+use crate::shard::{Shard, ShardOptions};
+
+/// A pass as written: its name and its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The name.
+    pub name: String,
+    /// Options in order.
+    pub options: Vec<(String, String)>,
+}
+
+/// The row of a pass for `list passes`.
+pub struct PassInfo {
+    /// The name in a pipeline.
+    pub name: &'static str,
+    /// What it does, in one sentence.
+    pub summary: &'static str,
+    /// Its options.
+    pub options: &'static str,
+}
+
+/// Every pass.
+pub const PASSES: &[PassInfo] = &[
+    PassInfo {
+        name: "shard",
+        summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
+        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven, sequence=exact|pad",
+    },
+    PassInfo {
+        name: "lower-reshards",
+        summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
+        options: "none",
+    },
+];
+
+/// Reads the text of a pipeline into stages.
+///
+/// # Errors
+/// `P01` when braces or options are malformed.
+pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
+    let malformed = |what: String| {
+        Diagnostic::new("P01", format!("pipeline `{text}`: {what}"))
+            .help("a pipeline is `pass,pass{key=value,key=value},…`")
+    };
+    let mut stages = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let end = rest.find([',', '{']).unwrap_or(rest.len());
+        let name = rest[..end].trim();
+        let valid = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if name.is_empty() || !name.chars().all(valid) {
+            return Err(malformed(format!("`{name}` is not the name of a pass")));
+        }
+        rest = &rest[end..];
+        let mut options = Vec::new();
+        if let Some(body) = rest.strip_prefix('{') {
+            let close = body.find('}').ok_or_else(|| malformed(format!("`{name}{{` is not closed")))?;
+            for item in body[..close].split(',').map(str::trim).filter(|item| !item.is_empty()) {
+                let (key, value) =
+                    item.split_once('=').ok_or_else(|| malformed(format!("option `{item}` has no value")))?;
+                options.push((key.trim().to_owned(), value.trim().to_owned()));
+            }
+            rest = body[close + 1..].trim_start();
+        }
+        stages.push(Stage { name: name.to_owned(), options });
+        rest = match rest.strip_prefix(',') {
+            Some(more) if !more.trim().is_empty() => more.trim_start(),
+            Some(_) => return Err(malformed("it ends in a comma".to_owned())),
+            None if rest.is_empty() => rest,
+            None => return Err(malformed(format!("expected a comma before `{rest}`"))),
+        };
+    }
+    Ok(stages)
+}
+
+/// Reads the text of a pipeline.
+///
+/// # Errors
+/// `P01` for malformed text, `P02` for an unknown pass or option.
+pub fn parse(text: &str) -> Result<Vec<Box<dyn Pass>>, Diagnostic> {
+    parse_stages(text)?.into_iter().map(pass_of).collect()
+}
+
+fn pass_of(stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
+    match stage.name.as_str() {
+        "shard" => Ok(Box::new(Shard::new(ShardOptions::from_pipeline(&stage.options)?))),
+        "lower-reshards" => match stage.options.first() {
+            None => Ok(Box::new(LowerReshards)),
+            Some((key, _)) => Err(Diagnostic::new("P02", format!("`lower-reshards` has no option `{key}`"))),
+        },
+        other => {
+            let known: Vec<&str> = PASSES.iter().map(|p| p.name).collect();
+            Err(Diagnostic::new("P02", format!("there is no pass `{other}`"))
+                .help(format!("passes: {}", known.join(", "))))
+        }
+    }
+}
+
+/// The text of a pipeline.
+pub fn print(passes: &[Box<dyn Pass>]) -> String {
+    let passes: Vec<String> = passes.iter().map(|p| p.to_string()).collect();
+    passes.join(",")
+}

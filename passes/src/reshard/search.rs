@@ -1,0 +1,205 @@
+//! The search for the cheapest sequence of collectives between two layouts.
+//!
+//! Layouts are the nodes of a graph, collectives its edges, seconds on the cluster their length; the search is
+//! Dijkstra's. Gathering everything and slicing is always a path, so there always is an answer.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use ithaca_ir::layout::Layout;
+use ithaca_ir::mesh::AxisId;
+use ithaca_ir::ops::collective::apply;
+use ithaca_ir::ops::{Context as OpContext, Op};
+use ithaca_ir::{Arena, DimId, Space, TensorType};
+
+use crate::pass::Prices;
+
+/// One collective of a conversion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The collective.
+    pub op: Op,
+    /// The type after it.
+    pub to: TensorType,
+}
+
+/// Added to every step, in seconds, so that of two equally fast ways the shorter one is taken.
+const STEP: f64 = 1e-9;
+
+/// The cheapest sequence of collectives from `from` to `to`, which differ in their layouts only.
+///
+/// Of equally cheap sequences the first in the order of the search is taken, so the answer is reproducible.
+pub fn convert(space: &Space, from: &TensorType, to: &TensorType, prices: &dyn Prices) -> Vec<Step> {
+    if from == to {
+        return Vec::new();
+    }
+    let mut best: BTreeMap<Layout, (f64, Option<(Layout, Op)>)> = BTreeMap::new();
+    let mut queue = BinaryHeap::new();
+    let mut order = 0u64;
+    best.insert(from.layout.clone(), (0.0, None));
+    queue.push(Entry { seconds: 0.0, order, layout: from.layout.clone() });
+    while let Some(Entry { seconds, layout, .. }) = queue.pop() {
+        if layout == to.layout {
+            break;
+        }
+        if seconds > best[&layout].0 {
+            continue;
+        }
+        let here = from.with_layout(layout.clone());
+        for (op, next) in moves(space, &here, from, to) {
+            let total = seconds + STEP + prices.collective_seconds(space, &op, &here, &next);
+            let known = best.get(&next.layout).map_or(f64::INFINITY, |b| b.0);
+            if total < known {
+                best.insert(next.layout.clone(), (total, Some((layout.clone(), op))));
+                order += 1;
+                queue.push(Entry { seconds: total, order, layout: next.layout });
+            }
+        }
+    }
+    let mut steps = Vec::new();
+    let mut layout = to.layout.clone();
+    while let Some((_, Some((before, op)))) = best.get(&layout) {
+        steps.push(Step { op: op.clone(), to: from.with_layout(layout) });
+        layout = before.clone();
+    }
+    assert!(!steps.is_empty(), "gathering and slicing always leads from one layout to another");
+    steps.reverse();
+    steps
+}
+
+/// The collectives that may be applied to `here` on the way to `to`, with the types they lead to.
+fn moves(space: &Space, here: &TensorType, from: &TensorType, to: &TensorType) -> Vec<(Op, TensorType)> {
+    let mut ops = Vec::new();
+    let used = |axis: AxisId| here.layout.axes().any(|a| a == axis);
+    // Only dimensions and axes that one of the two ends splits can help.
+    let dims: Vec<DimId> = here
+        .dims
+        .iter()
+        .enumerate()
+        .filter(|&(i, _)| !from.layout.split[i].is_empty() || !to.layout.split[i].is_empty())
+        .map(|(_, &d)| d)
+        .collect();
+    let wanted = |axis: AxisId| to.layout.axes().any(|a| a == axis);
+    for (i, &dim) in here.dims.iter().enumerate() {
+        let Some(&axis) = here.layout.split[i].last() else { continue };
+        ops.extend(dims.iter().filter(|&&d| d != dim).map(|&split| Op::AllToAll {
+            axis,
+            split,
+            concat: dim,
+        }));
+        ops.push(Op::AllGather { axis, dim });
+    }
+    for &axis in here.layout.partial.iter().filter(|a| !to.layout.partial.contains(a)) {
+        ops.extend(dims.iter().map(|&dim| Op::ReduceScatter { axis, dim }));
+        ops.push(Op::AllReduce { axis });
+    }
+    for axis in space.mesh.axes.ids().filter(|&a| !used(a) && wanted(a)) {
+        ops.extend(dims.iter().map(|&dim| Op::Slice { axis, dim }));
+    }
+    let mut moves: Vec<(Op, TensorType)> = ops
+        .into_iter()
+        .filter_map(|op| apply(&op, space, here).ok().map(|next| (op, next)))
+        .filter(|(_, next)| splits(space, next))
+        .collect();
+    if permutes(space, here, to) {
+        moves.push((Op::Permute, to.clone()));
+    }
+    moves
+}
+
+/// Whether every dimension may be split as the type says.
+fn splits(space: &Space, ty: &TensorType) -> bool {
+    ty.dims.iter().zip(&ty.layout.split).all(|(&d, axes)| space.can_split(d, axes))
+}
+
+/// Whether moving whole blocks leads from `here` to `to`: the same axes split, in another order or place.
+fn permutes(space: &Space, here: &TensorType, to: &TensorType) -> bool {
+    let axes = |ty: &TensorType| {
+        let mut axes: Vec<AxisId> = ty.layout.split.iter().flatten().copied().collect();
+        axes.sort_unstable();
+        axes
+    };
+    if here.layout == to.layout || here.layout.partial != to.layout.partial || axes(here) != axes(to) {
+        return false;
+    }
+    let functions = Arena::new();
+    let cx = OpContext { space, functions: &functions };
+    Op::Permute.infer(cx, &[here], std::slice::from_ref(to)).is_ok()
+}
+
+/// A layout to look at, nearest first, then in order of discovery.
+struct Entry {
+    seconds: f64,
+    order: u64,
+    layout: Layout,
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.seconds.total_cmp(&self.seconds).then(other.order.cmp(&self.order))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pass::Volume;
+    use ithaca_ir::{DType, Dim, Mesh};
+
+    fn space(axes: &[(&str, u64)], dims: &[(&str, u64)]) -> Space {
+        let dims = dims.iter().map(|&(name, size)| Dim::new(name, size)).collect();
+        Space { dims, mesh: Mesh::new(axes.iter().copied()) }
+    }
+
+    fn names(steps: &[Step]) -> Vec<&'static str> {
+        steps.iter().map(|s| s.op.name()).collect()
+    }
+
+    #[test]
+    fn heads_for_sequence_is_one_all_to_all() {
+        let space = space(&[("u", 4)], &[("b", 1), ("s", 64), ("h", 8), ("d", 8)]);
+        let [b, s, h, d] = ["b", "s", "h", "d"].map(|n| space.dim(n).unwrap());
+        let u = space.mesh.axis("u").unwrap();
+        let x = TensorType::new(DType::F32, [b, s, h, d]);
+        let steps = convert(&space, &x.clone().split(s, [u]), &x.split(h, [u]), &Volume);
+        assert_eq!(names(&steps), ["all_to_all"]);
+    }
+
+    #[test]
+    fn a_pending_sum_is_scattered_where_the_target_is_split() {
+        let space = space(&[("u", 2), ("t", 2)], &[("b", 1), ("s", 64), ("m", 8)]);
+        let [b, s, m] = ["b", "s", "m"].map(|n| space.dim(n).unwrap());
+        let [u, t] = ["u", "t"].map(|n| space.mesh.axis(n).unwrap());
+        let x = TensorType::new(DType::F32, [b, s, m]).split(s, [u]);
+        let pending = x.with_layout(x.layout.clone().with_partial(t));
+        assert_eq!(names(&convert(&space, &pending, &x, &Volume)), ["all_reduce"]);
+        assert_eq!(
+            names(&convert(&space, &pending, &x.clone().split(s, [u, t]), &Volume)),
+            ["reduce_scatter"]
+        );
+    }
+
+    #[test]
+    fn another_order_of_axes_is_one_permute() {
+        let space = space(&[("u", 2), ("t", 2)], &[("s", 64), ("m", 8)]);
+        let [s, m] = ["s", "m"].map(|n| space.dim(n).unwrap());
+        let [u, t] = ["u", "t"].map(|n| space.mesh.axis(n).unwrap());
+        let x = TensorType::new(DType::F32, [s, m]);
+        let steps = convert(&space, &x.clone().split(s, [u, t]), &x.split(s, [t, u]), &Volume);
+        assert_eq!(names(&steps), ["permute"]);
+    }
+}

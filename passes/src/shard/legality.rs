@@ -1,0 +1,213 @@
+//! Legality: what must divide what before a program may be laid out, and what is done where it does not.
+//!
+//! The outcome is a [`Decisions`]: dimensions to declare (copied key/value heads, uneven heads, padded sequences), or a
+//! refusal that names the quantity.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::mesh::AxisId;
+use ithaca_ir::ops::Op;
+use ithaca_ir::{Diagnostic, Dim, DimId, Mask, Mesh, Module};
+
+use super::options::{HeadSplit, SequenceFit, ShardOptions};
+use super::roles::Roles;
+use super::strategy::Placement;
+
+/// What sharding will change in the space before it lays values out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decisions {
+    /// Key/value heads that are copied where weights are loaded: the new size of the dimension.
+    pub copy_weights: BTreeMap<DimId, u64>,
+    /// Key/value heads that are copied before attention: the new size.
+    pub copy_activations: BTreeMap<DimId, u64>,
+    /// Dimensions that ranks hold in different sizes.
+    pub uneven: Vec<DimId>,
+    /// Sequences that are padded: the new size.
+    pub padded: BTreeMap<DimId, u64>,
+    /// Vocabularies that stay whole because they do not divide.
+    pub whole: Vec<DimId>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Decides whether and how `module` may be laid out.
+///
+/// # Errors
+/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see.
+pub(super) fn decide(
+    module: &Module,
+    mesh: &Mesh,
+    placement: &Placement,
+    roles: &Roles,
+    options: &ShardOptions,
+) -> Result<Decisions, Diagnostic> {
+    let mut decisions = Decisions::default();
+    let check = Check { module, mesh, placement, options };
+    for &(heads, kv_heads) in &roles.heads {
+        check.heads(heads, kv_heads, &mut decisions)?;
+    }
+    let degree = mesh.degree(&placement.weights);
+    for &dim in &roles.hidden {
+        let Dim { name, size, .. } = &module.space.dims[dim];
+        if size % degree != 0 {
+            let message =
+                format!("feed-forward width {name} = {size} does not divide by the tensor degree {degree}");
+            return Err(
+                Diagnostic::new("P22", message).help(legal_degrees(*size, "width", |p| size % p == 0))
+            );
+        }
+    }
+    for &dim in &roles.vocabularies {
+        let Dim { name, size, .. } = &module.space.dims[dim];
+        if size % degree != 0 {
+            decisions.whole.push(dim);
+            decisions.notes.push(format!(
+                "vocabulary {name} = {size} does not divide by the tensor degree {degree}: embedding and head stay whole"
+            ));
+        }
+    }
+    for &dim in &roles.sequences {
+        check.sequence(dim, &mut decisions)?;
+    }
+    Ok(decisions)
+}
+
+struct Check<'a> {
+    module: &'a Module,
+    mesh: &'a Mesh,
+    placement: &'a Placement,
+    options: &'a ShardOptions,
+}
+
+impl Check<'_> {
+    fn degree(&self, axes: &[AxisId]) -> u64 {
+        self.mesh.degree(axes)
+    }
+
+    /// How the degree is written in messages: `8 (tp=2 × ulysses=4)`.
+    fn degree_text(&self, axes: &[AxisId]) -> String {
+        let axes: Vec<String> =
+            axes.iter().map(|&a| format!("{}={}", self.mesh.axes[a].name, self.mesh.size(a))).collect();
+        axes.join(" × ")
+    }
+
+    fn heads(&self, heads: DimId, kv_heads: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
+        let axes = self.placement.attention_heads();
+        let (total, tensor) = (self.degree(&axes), self.degree(&self.placement.weights));
+        if total == 1 {
+            return Ok(());
+        }
+        let dims = &self.module.space.dims;
+        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        let legal = |p: u64| hq % p == 0 && (hkv % p == 0 || p.is_multiple_of(hkv));
+        if legal(total) {
+            return self.copies(heads, kv_heads, total, tensor, decisions);
+        }
+        if self.options.heads == HeadSplit::Uneven && hkv >= total {
+            decisions.uneven.extend([heads, kv_heads]);
+            decisions.uneven.dedup();
+            let each = |n: u64| format!("{} or {}", n.div_ceil(total) * (hq / hkv), n / total * (hq / hkv));
+            decisions
+                .notes
+                .push(format!("{hq} query heads are split unevenly over {total} ranks: {} each", each(hkv)));
+            return Ok(());
+        }
+        let help = legal_degrees(hq, "head", legal);
+        let axes = self.degree_text(&axes);
+        Err(if hq % total != 0 {
+            let message = format!("{hq} query heads do not divide by the head degree {total} ({axes})");
+            Diagnostic::new("P20", message).help(help)
+        } else {
+            let message = format!(
+                "{hkv} key/value heads are neither a multiple nor a divisor of the head degree {total} ({axes})"
+            );
+            Diagnostic::new("P21", message).help(help)
+        })
+    }
+
+    /// Key/value heads that are fewer than the ranks are copied, so that every rank has one.
+    fn copies(
+        &self,
+        heads: DimId,
+        kv_heads: DimId,
+        total: u64,
+        tensor: u64,
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let dims = &self.module.space.dims;
+        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        if hkv % total == 0 {
+            return Ok(());
+        }
+        let loaded = if hkv % tensor == 0 { hkv } else { lcm(hkv, tensor) };
+        if hq % loaded != 0 {
+            let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
+            return Err(Diagnostic::new("P21", message));
+        }
+        if loaded != hkv {
+            decisions.copy_weights.insert(kv_heads, loaded);
+        }
+        if total != loaded {
+            decisions.copy_activations.insert(kv_heads, total);
+        }
+        decisions.notes.push(format!(
+            "{hkv} key/value heads are replicated to {total}, {} copies of each, one for each of {total} ranks",
+            total / hkv
+        ));
+        Ok(())
+    }
+
+    fn sequence(&self, dim: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
+        let axes = self.placement.residual_sequence();
+        let degree = self.degree(&axes);
+        let Dim { name, size, .. } = &self.module.space.dims[dim];
+        if size % degree == 0 {
+            return Ok(());
+        }
+        let axes = self.degree_text(&axes);
+        if self.options.sequence == SequenceFit::Exact {
+            let message =
+                format!("sequence {name} = {size} tokens does not divide by the degree {degree} ({axes})");
+            return Err(Diagnostic::new("P23", message).help(format!(
+                "pad it with `--pad-sequence` to {}, or use --seq {} or {}",
+                size.next_multiple_of(degree),
+                (size / degree * degree).max(degree),
+                size.next_multiple_of(degree)
+            )));
+        }
+        let sees_padding = |mask: &Mask| mask.band().1 != Some(0);
+        let attentions = self.module.functions.values().flat_map(|f| &f.nodes);
+        for node in attentions {
+            let Op::Attention(a) = &node.op else { continue };
+            if a.keys == dim && sees_padding(&a.mask) {
+                let message = format!(
+                    "sequence {name} cannot be padded: its attention mask lets tokens see the padding"
+                );
+                return Err(Diagnostic::new("P24", message).help("use a length that divides"));
+            }
+        }
+        let padded = size.next_multiple_of(degree);
+        decisions.padded.insert(dim, padded);
+        decisions.notes.push(format!(
+            "sequence {name} is padded from {size} to {padded} tokens; outputs are cut back and padded labels ignored"
+        ));
+        Ok(())
+    }
+}
+
+/// `size` and the degrees up to it that are legal.
+fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
+    let degrees: Vec<String> = (1..=size.min(4096)).filter(|&p| legal(p)).map(|p| p.to_string()).collect();
+    let shown = if degrees.len() > 24 { &degrees[..24] } else { &degrees[..] };
+    format!("legal {what} degrees: {}{}", shown.join(", "), if degrees.len() > 24 { ", …" } else { "" })
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let gcd = |mut a: u64, mut b: u64| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    a / gcd(a, b) * b
+}

@@ -1,0 +1,96 @@
+//! Prepares the space: declares copied, uneven and padded dimensions, and the mesh.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::module::Level;
+use ithaca_ir::ops::Op;
+use ithaca_ir::{Dim, DimId, Mesh, Module, TensorType};
+
+use super::legality::Decisions;
+use super::roles::Roles;
+
+/// The program in a space with the mesh and the decided dimensions, still laid out whole; and for each key/value head
+/// dimension that attention must see copied, the dimension that copies it.
+pub(super) fn respace(
+    module: &Module,
+    mesh: &Mesh,
+    roles: &Roles,
+    decisions: &Decisions,
+) -> (Module, BTreeMap<DimId, DimId>) {
+    let mut sharded = module.clone();
+    sharded.level = Level::Sharded;
+    sharded.space.mesh = mesh.clone();
+    let mut renamed: BTreeMap<DimId, DimId> = BTreeMap::new();
+    let mut copies = BTreeMap::new();
+    for &(heads, kv_heads) in &roles.heads {
+        let mut seen = kv_heads;
+        if let Some(&size) = decisions.copy_weights.get(&kv_heads) {
+            let copied =
+                *renamed.entry(kv_heads).or_insert_with(|| declare_copy(&mut sharded, kv_heads, size));
+            seen = copied;
+        }
+        if let Some(&size) = decisions.copy_activations.get(&kv_heads) {
+            let loaded = seen;
+            seen = *copies.entry(loaded).or_insert_with(|| declare_copy(&mut sharded, loaded, size));
+        }
+        if seen != kv_heads {
+            let group = sharded.space.size(heads) / sharded.space.size(seen);
+            sharded.space.dims[heads].granule = group;
+        }
+    }
+    for &dim in &decisions.uneven {
+        sharded.space.dims[dim].uneven = true;
+    }
+    for (&dim, &size) in &decisions.padded {
+        sharded.space.dims[dim].size = size;
+    }
+    rename(&mut sharded, &renamed);
+    (sharded, copies)
+}
+
+fn declare_copy(module: &mut Module, of: DimId, size: u64) -> DimId {
+    let base = module.space.dims[of].name.clone();
+    let mut name = format!("{base}{size}");
+    while module.space.dim(&name).is_some() {
+        name.push('_');
+    }
+    module.space.dims.push(Dim { copies: Some(of), ..Dim::new(name, size) })
+}
+
+/// Replaces dimensions in every type and attribute.
+fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
+    if renamed.is_empty() {
+        return;
+    }
+    let new = |dim: &mut DimId| *dim = renamed.get(dim).copied().unwrap_or(*dim);
+    let in_type = |ty: &mut TensorType| ty.dims.iter_mut().for_each(new);
+    for function in module.functions.values_mut() {
+        function.values.values_mut().for_each(|v| in_type(&mut v.ty));
+        for node in &mut function.nodes {
+            match &mut node.op {
+                Op::Attention(a) => {
+                    [&mut a.heads, &mut a.kv_heads, &mut a.queries, &mut a.keys, &mut a.width]
+                        .into_iter()
+                        .for_each(new);
+                }
+                Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
+                Op::Rotary(rotary) => new(&mut rotary.over),
+                Op::Repeat { from, to } => [from, to].into_iter().for_each(new),
+                Op::AllToAll { split, concat, .. } => [split, concat].into_iter().for_each(new),
+                Op::AllGather { dim, .. } | Op::Slice { dim, .. } | Op::ReduceScatter { dim, .. } => new(dim),
+                Op::Param(_)
+                | Op::Input(_)
+                | Op::Positions
+                | Op::Einsum
+                | Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Scale { .. }
+                | Op::Cast { .. }
+                | Op::Call { .. }
+                | Op::Reshard
+                | Op::AllReduce { .. }
+                | Op::Permute => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Lays functions out, node by node: sources where the placement says, results where rules lead, reshards between.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::{AxisList, Layout};
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::ops::{Attention, Op, OpError};
+use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
+
+use super::layouts::{Found, demand};
+use super::legality::Decisions;
+use super::roles::Roles;
+use super::strategy::Placement;
+
+/// What the rewriting goes by.
+pub(super) struct Plan {
+    /// Which axes split what.
+    pub(super) placement: Placement,
+    /// Roles of dimensions.
+    pub(super) roles: Roles,
+    /// What was decided about dimensions.
+    pub(super) decisions: Decisions,
+    /// For key/value heads as they are loaded, the dimension in which attention sees them.
+    pub(super) copies: BTreeMap<DimId, DimId>,
+}
+
+/// Fills `module` with the functions of `program`, laid out; returns how many attention operations were rewritten.
+pub(super) fn functions(
+    module: &mut Module,
+    program: &Arena<FuncId, Function>,
+    plan: &Plan,
+) -> Result<usize, OpError> {
+    let mut attentions = 0;
+    let main = program.ids().next_back();
+    for (id, function) in program.iter() {
+        let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
+        let mut rewriter =
+            Rewriter { plan, program, source: function, b, map: Vec::new(), resharded: BTreeMap::new() };
+        let rewritten = rewriter.function(Some(id) == main)?;
+        attentions += rewritten;
+        let Rewriter { b, map, .. } = rewriter;
+        let outputs: Vec<Output> = function
+            .outputs
+            .iter()
+            .map(|o| Output { name: o.name.clone(), value: map[o.value.index()] })
+            .collect();
+        let function = b.finish(outputs);
+        module.functions.push(function);
+    }
+    Ok(attentions)
+}
+
+struct Rewriter<'a> {
+    plan: &'a Plan,
+    program: &'a Arena<FuncId, Function>,
+    source: &'a Function,
+    b: FunctionBuilder<'a>,
+    /// The new value of each old one.
+    map: Vec<ValueId>,
+    /// Reshards made before: the same value is never moved twice to the same layout.
+    resharded: BTreeMap<(ValueId, Layout), ValueId>,
+}
+
+impl Rewriter<'_> {
+    /// Rewrites the function; the outputs are left in `map`.
+    fn function(&mut self, is_main: bool) -> Result<usize, OpError> {
+        let source = self.source;
+        for &param in &source.params {
+            let ty = self.boundary(source.ty(param));
+            let value = self.b.param(ty, source.values[param].name.as_deref());
+            self.map.push(value);
+        }
+        let mut attentions = 0;
+        for node in &source.nodes {
+            attentions += usize::from(matches!(node.op, Op::Attention(_)));
+            self.node(node)?;
+        }
+        for output in &source.outputs {
+            let value = self.map[output.value.index()];
+            let ty = self.b.ty(value).clone();
+            let leaves = if self.is_residual(&ty) && !is_main { self.boundary(&ty) } else { settled(&ty) };
+            self.map[output.value.index()] = self.reshard(value, leaves.layout)?;
+        }
+        Ok(attentions)
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), OpError> {
+        let source = self.source;
+        let operands: Vec<ValueId> = node.operands.iter().map(|v| self.map[v.index()]).collect();
+        let results = match &node.op {
+            Op::Param(_) => {
+                let ty = self.weight(source.ty(node.result()));
+                vec![self.b.push_as(node.op.clone(), &[], ty)?]
+            }
+            Op::Input(_) | Op::Positions => {
+                let ty = self.by_sequence(source.ty(node.result()), &self.plan.placement.sequence);
+                vec![self.b.push_as(node.op.clone(), &[], ty)?]
+            }
+            Op::Call { callee, .. } => {
+                let params = &self.program[*callee].params;
+                let types: Vec<TensorType> =
+                    params.iter().map(|&p| self.boundary(self.program[*callee].ty(p))).collect();
+                let mut arguments = Vec::new();
+                for (value, ty) in operands.into_iter().zip(types) {
+                    arguments.push(self.reshard(value, ty.layout)?);
+                }
+                self.b.node(node.op.clone(), &arguments, &[])?.to_vec()
+            }
+            Op::Attention(attention) => vec![self.attention(attention, &operands)?],
+            _ => vec![self.by_rule(node, &operands)?],
+        };
+        for (&old, &new) in node.results.iter().zip(&results) {
+            self.b.name(new, source.values[old].name.as_deref());
+            self.map.push(new);
+        }
+        Ok(())
+    }
+
+    /// An operation on values: operands in the layouts that its rule demands.
+    fn by_rule(&mut self, node: &Node, operands: &[ValueId]) -> Result<ValueId, OpError> {
+        let declared = TensorType::new(
+            self.source.ty(node.result()).dtype,
+            self.source.ty(node.result()).dims.iter().copied(),
+        );
+        let layouts = {
+            let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
+            let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
+            let rule =
+                node.op.rule(&types, &[&declared]).expect("operations without a rule are handled before");
+            demand(&rule, &found)
+        };
+        let mut moved = Vec::with_capacity(operands.len());
+        for (&value, layout) in operands.iter().zip(layouts) {
+            moved.push(self.reshard(value, layout)?);
+        }
+        self.b.push_as(node.op.clone(), &moved, declared)
+    }
+
+    /// Attention in its inside layout, the result back in that of the queries.
+    fn attention(&mut self, attention: &Attention, operands: &[ValueId]) -> Result<ValueId, OpError> {
+        let outside = settled(self.b.ty(operands[0])).layout;
+        let mut attention = attention.clone();
+        let mut inside = Vec::with_capacity(operands.len());
+        for (i, &operand) in operands.iter().enumerate() {
+            let mut value = operand;
+            let copied = (i > 0).then(|| self.plan.copies.get(&attention.kv_heads)).flatten();
+            if let Some(&to) = copied {
+                let settled = settled(self.b.ty(value)).layout;
+                value = self.reshard(value, settled)?;
+                value = self.b.push(Op::Repeat { from: attention.kv_heads, to }, &[value])?;
+            }
+            let layout = self.inside(self.b.ty(value));
+            inside.push(self.reshard(value, layout)?);
+        }
+        if let Some(&to) = self.plan.copies.get(&attention.kv_heads) {
+            attention.kv_heads = to;
+        }
+        let result = self.b.push(Op::Attention(attention), &inside)?;
+        self.reshard(result, outside)
+    }
+
+    /// The layout of q, k or v inside attention.
+    fn inside(&self, ty: &TensorType) -> Layout {
+        let placement = &self.plan.placement;
+        let mut layout = Layout::whole(ty.dims.len());
+        for (i, &dim) in ty.dims.iter().enumerate() {
+            if self.plan.roles.sequences.contains(&dim) {
+                layout.split[i] = placement.attention_sequence();
+            } else if self.is_head(dim) {
+                layout.split[i] = placement.attention_heads();
+            } else {
+                layout.split[i].clone_from(&ty.layout.split[i]);
+            }
+        }
+        layout
+    }
+
+    fn is_head(&self, dim: DimId) -> bool {
+        let copied = self.plan.copies.values().any(|&c| c == dim);
+        copied || self.plan.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
+    }
+
+    /// A weight where the placement has it: split along heads, hidden width and vocabulary.
+    fn weight(&self, ty: &TensorType) -> TensorType {
+        let mut ty = settled(ty);
+        for i in 0..ty.dims.len() {
+            let dim = ty.dims[i];
+            if self.plan.roles.splits_weights(dim) && !self.plan.decisions.whole.contains(&dim) {
+                ty.layout.split[i].clone_from(&self.plan.placement.weights);
+            }
+        }
+        ty
+    }
+
+    /// What passes between functions: the residual stream in its layout, integers as inputs are.
+    fn boundary(&self, ty: &TensorType) -> TensorType {
+        let placement = &self.plan.placement;
+        match ty.dtype.is_float() {
+            true => self.by_sequence(ty, &placement.residual_sequence()),
+            false => self.by_sequence(ty, &placement.sequence),
+        }
+    }
+
+    /// Whether a value has only dimensions that no weight is split along.
+    fn is_residual(&self, ty: &TensorType) -> bool {
+        ty.dims.iter().all(|&d| !self.plan.roles.splits_weights(d))
+    }
+
+    fn by_sequence(&self, ty: &TensorType, axes: &AxisList) -> TensorType {
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+        for i in 0..ty.dims.len() {
+            if self.plan.roles.sequences.contains(&ty.dims[i]) {
+                ty.layout.split[i].clone_from(axes);
+            }
+        }
+        ty
+    }
+
+    /// An operand for [`demand`]. A pending sum counts as scattered along the sequence where the residual stream is
+    /// split by the axes of the sum, and as taken whole elsewhere.
+    fn found(&self, value: ValueId) -> Found<'_> {
+        let function = self.b.function();
+        let ty = function.ty(value);
+        let defined = function.nodes.iter().rev().find(|n| n.results.contains(&value));
+        let weight = defined.is_some_and(|n| matches!(n.op, Op::Param(_)));
+        let mut layout = settled(ty).layout;
+        let residual = self.plan.placement.residual_sequence();
+        for (i, dim) in ty.dims.iter().enumerate() {
+            if !self.plan.roles.sequences.contains(dim) {
+                continue;
+            }
+            let scattered: AxisList = layout.split[i].iter().chain(&ty.layout.partial).copied().collect();
+            if !ty.layout.partial.is_empty()
+                && scattered == residual
+                && self.b.space().can_split(*dim, &scattered)
+            {
+                layout.split[i] = scattered;
+                break;
+            }
+        }
+        Found { ty, layout, weight }
+    }
+
+    /// `value` in `layout`.
+    fn reshard(&mut self, value: ValueId, layout: Layout) -> Result<ValueId, OpError> {
+        let ty = self.b.ty(value);
+        if ty.layout == layout {
+            return Ok(value);
+        }
+        if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
+            return Ok(made);
+        }
+        let to = ty.with_layout(layout.clone());
+        let made = self.b.push_as(Op::Reshard, &[value], to)?;
+        self.resharded.insert((value, layout), made);
+        Ok(made)
+    }
+}
+
+/// The type once pending sums are taken, nothing else moved.
+fn settled(ty: &TensorType) -> TensorType {
+    let mut ty = ty.clone();
+    ty.layout.partial.clear();
+    ty
+}

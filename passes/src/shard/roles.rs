@@ -1,0 +1,76 @@
+//! Roles of dimensions, read off a program's operations: which are heads, sequences, vocabulary, feed-forward width.
+
+use std::collections::BTreeSet;
+
+use ithaca_ir::ops::Op;
+use ithaca_ir::{DimId, Module};
+
+/// Dimensions by role. A dimension has at most one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roles {
+    /// Pairs of query heads and the key/value heads that serve them.
+    pub heads: BTreeSet<(DimId, DimId)>,
+    /// Query and key sequences.
+    pub sequences: BTreeSet<DimId>,
+    /// Tables that token ids look up.
+    pub vocabularies: BTreeSet<DimId>,
+    /// Widths between two products of a feed-forward network.
+    pub hidden: BTreeSet<DimId>,
+}
+
+impl Roles {
+    /// The roles of the dimensions of `module`.
+    pub fn of(module: &Module) -> Roles {
+        let mut roles = Roles::default();
+        let mut widths = BTreeSet::new();
+        let mut products = BTreeSet::new();
+        let mut residual = BTreeSet::new();
+        for function in module.functions.values() {
+            // What passes between functions, comes from a table or is normalised is the residual stream.
+            for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
+                residual.extend(function.ty(value).dims.iter().copied());
+            }
+            for node in &function.nodes {
+                match &node.op {
+                    Op::Attention(a) => {
+                        roles.heads.insert((a.heads, a.kv_heads));
+                        roles.sequences.extend([a.queries, a.keys]);
+                        widths.insert(a.width);
+                        widths.extend(function.ty(node.operands[2]).dims.last());
+                    }
+                    Op::Embed { over } => {
+                        let ids = function.values[node.operands[1]].ty.dims.len();
+                        // Positions are one-dimensional and look up a table that is too small to split.
+                        if ids > 1 {
+                            roles.vocabularies.insert(*over);
+                        }
+                        widths.extend((ids <= 1).then_some(*over));
+                        residual.extend(function.ty(node.operands[0]).dims[1..].iter().copied());
+                    }
+                    Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
+                        residual.insert(*over);
+                    }
+                    Op::Einsum => {
+                        let weight = function.ty(node.operands[1]);
+                        products.extend(weight.dims.iter().copied());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
+        roles.hidden = products
+            .into_iter()
+            .filter(|d| !heads.contains(d) && !widths.contains(d) && !residual.contains(d))
+            .filter(|d| !roles.sequences.contains(d) && !roles.vocabularies.contains(d))
+            .collect();
+        roles
+    }
+
+    /// Whether weights are split along `dim` by a tensor-parallel strategy.
+    pub fn splits_weights(&self, dim: DimId) -> bool {
+        self.heads.iter().any(|&(h, k)| h == dim || k == dim)
+            || self.hidden.contains(&dim)
+            || self.vocabularies.contains(&dim)
+    }
+}
