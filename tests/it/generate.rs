@@ -373,7 +373,7 @@ fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &m
     let free = |axis: AxisId, without: Option<DimId>| -> Vec<DimId> {
         let legal = |d: DimId| {
             let axes: Vec<AxisId> = ty.axes_of(d).iter().copied().chain([axis]).collect();
-            Some(d) != without && is_legal(space, d, &axes)
+            Some(d) != without && space.can_split(d, &axes)
         };
         ty.dims.iter().copied().filter(|&d| legal(d)).collect()
     };
@@ -422,7 +422,7 @@ fn place(space: &Space, ty: &TensorType, choices: &mut Choices) -> TensorType {
         if let Some(&dim) = ty.dims.get(i) {
             let mut axes = layout.split[i].clone();
             axes.push(axis);
-            if is_legal(space, dim, &axes) {
+            if space.can_split(dim, &axes) {
                 layout.split[i] = axes;
             }
         }
@@ -447,21 +447,11 @@ fn factor_axes(
         let mut more = axes[factor].clone();
         more.push(axis);
         let legal = tensors.iter().all(|(ty, factors)| {
-            ty.dims.iter().zip(factors.iter()).all(|(&d, &f)| f != factor || is_legal(space, d, &more))
+            ty.dims.iter().zip(factors.iter()).all(|(&d, &f)| f != factor || space.can_split(d, &more))
         });
         if legal {
             axes[factor] = more;
         }
     }
     axes
-}
-
-fn is_legal(space: &Space, dim: DimId, axes: &[AxisId]) -> bool {
-    let declared = &space.dims[dim];
-    let units = declared.size.div_ceil(declared.granule);
-    let fewest = axes.iter().fold(units, |left, &axis| left / space.mesh.size(axis));
-    match declared.uneven {
-        true => fewest > 0,
-        false => declared.divides_evenly(space.mesh.degree(axes)),
-    }
 }
