@@ -4,10 +4,15 @@
 
 pub mod cluster;
 pub mod compile;
+pub mod cost;
 pub mod import;
 pub mod lower;
+pub mod memory;
 pub mod pass;
 pub mod pipeline;
+pub mod plan;
+pub mod planner;
 pub mod rebuild;
 pub mod reshard;
 pub mod shard;
+pub mod simulate;

@@ -1,4 +1,9 @@
-//! One binary for all integration tests.
+//! The integration tests, one binary.
 
 mod equivalence;
+mod errors;
+mod filetests;
+mod generate;
 mod goldens;
+mod reference;
+mod text;

@@ -31,13 +31,16 @@ mod shrink;
 mod spec;
 
 use ithaca_ir::{DType, Diagnostic, Module};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
 
 /// What the program is run for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// All tokens of a sequence at once, no gradients.
     #[default]

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Installs what compiles and links emitted programs, no GPU needed: .ci/install-cuda.sh DIR
+#
+# nvcc, the CUDA runtime, cuBLAS and NCCL come as wheels, through pip, into a virtual environment at DIR. The last two
+# lines of the output are CUDA_HOME=… and NCCL_HOME=…, to be given to make:
+#
+#     make -C out $(.ci/install-cuda.sh /tmp/cuda | tail -n 2)
+set -euo pipefail
+
+if [ $# -ne 1 ]; then
+    echo "usage: $0 DIR" >&2
+    exit 2
+fi
+directory=$1
+version='13.0.*'
+if [ ! -x "$directory/bin/python" ]; then
+    python3 -m venv "$directory"
+fi
+"$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "nvidia-cuda-nvcc==$version" "nvidia-nvvm==$version" "nvidia-cuda-crt==$version" \
+    "nvidia-cuda-runtime==$version" "nvidia-cuda-cccl==$version" "nvidia-cublas==$version" nvidia-nccl-cu13 >&2
+
+packages=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+cuda=$packages/nvidia/cu13
+nccl=$packages/nvidia/nccl
+for file in "$cuda/bin/nvcc" "$cuda/include/cublas_v2.h" "$nccl/include/nccl.h"; do
+    if [ ! -e "$file" ]; then
+        echo "$file is missing: the wheels are laid out differently from what this script expects" >&2
+        exit 1
+    fi
+done
+"$cuda/bin/nvcc" --version >&2
+echo "CUDA_HOME=$cuda"
+echo "NCCL_HOME=$nccl"

@@ -1,0 +1,205 @@
+//! A module as a picture, in the language of Graphviz: a box for each node, an edge for each use of a value.
+//!
+//! Functions are clusters. Collectives stand out: what communicates is filled, what only keeps a part is dashed; edges
+//! carry types with their layouts.
+
+use std::fmt::Write as _;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Op;
+use ithaca_ir::{Function, Module, Space, TensorType};
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
+
+/// A function's dataflow: what its vertices say, and the types that flow between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vertex {
+    /// The label.
+    pub label: String,
+    /// How it is drawn.
+    pub style: Style,
+}
+
+/// How a vertex is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Parameters and outputs.
+    Boundary,
+    /// Weights, inputs, positions.
+    Source,
+    /// Local work.
+    Local,
+    /// A change of layout that sends nothing.
+    Layout,
+    /// Communication.
+    Communication,
+    /// A call.
+    Call,
+}
+
+/// The dataflow of a function; edges are labelled with the value and its type.
+pub fn dataflow(module: &Module, function: &Function) -> DiGraph<Vertex, String> {
+    let mut graph = DiGraph::new();
+    let mut defined: Vec<Option<NodeIndex>> = vec![None; function.values.len()];
+    for (i, &param) in function.params.iter().enumerate() {
+        let label = format!("argument {i}");
+        defined[param.index()] = Some(graph.add_node(Vertex { label, style: Style::Boundary }));
+    }
+    for node in &function.nodes {
+        let at = graph.add_node(Vertex { label: label(module, &node.op), style: style(&node.op) });
+        for &operand in &node.operands {
+            connect(&mut graph, &defined, module, function, operand, at);
+        }
+        for &result in &node.results {
+            defined[result.index()] = Some(at);
+        }
+    }
+    for (i, output) in function.outputs.iter().enumerate() {
+        let label = output.name.clone().unwrap_or_else(|| format!("result {i}"));
+        let at = graph.add_node(Vertex { label, style: Style::Boundary });
+        connect(&mut graph, &defined, module, function, output.value, at);
+    }
+    graph
+}
+
+fn connect(
+    graph: &mut DiGraph<Vertex, String>,
+    defined: &[Option<NodeIndex>],
+    module: &Module,
+    function: &Function,
+    value: ithaca_ir::ValueId,
+    to: NodeIndex,
+) {
+    if let Some(from) = defined[value.index()] {
+        graph.add_edge(from, to, describe(&module.space, function.ty(value)));
+    }
+}
+
+/// The picture of a module.
+pub fn emit(module: &Module) -> String {
+    let mut out = format!("digraph {} {{\n", quoted(&module.name));
+    out.push_str("    rankdir=TB;\n    node [shape=box, fontname=\"monospace\"];\n");
+    out.push_str("    edge [fontname=\"monospace\", fontsize=9];\n");
+    for (id, function) in module.functions.iter() {
+        let f = id.index();
+        let graph = dataflow(module, function);
+        let _ = writeln!(out, "    subgraph cluster_{f} {{");
+        let _ = writeln!(out, "        label={};", quoted(&format!("@{}", function.name)));
+        for at in graph.node_indices() {
+            let Vertex { label, style } = &graph[at];
+            let _ =
+                writeln!(out, "        f{f}n{} [label={}{}];", at.index(), quoted(label), attributes(*style));
+        }
+        for edge in graph.edge_references() {
+            let (from, to) = (edge.source().index(), edge.target().index());
+            let _ = writeln!(out, "        f{f}n{from} -> f{f}n{to} [label={}];", quoted(edge.weight()));
+        }
+        out.push_str("    }\n");
+    }
+    out.push_str("}\n");
+    out
+}
+
+fn label(module: &Module, op: &Op) -> String {
+    let axis = |a: ithaca_ir::AxisId| module.space.mesh.axes[a].name.as_str();
+    let dim = |d: ithaca_ir::DimId| module.space.dims[d].name.as_str();
+    match op {
+        Op::Param(binding) | Op::Input(binding) => format!("{} {}", op.name(), binding.name),
+        Op::Call { callee, layers } => {
+            format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end)
+        }
+        Op::AllToAll { axis: a, split, concat } => {
+            format!("all_to_all over {}: split {}, join {}", axis(*a), dim(*split), dim(*concat))
+        }
+        Op::AllGather { axis: a, dim: d } => format!("all_gather over {}: join {}", axis(*a), dim(*d)),
+        Op::Slice { axis: a, dim: d } => format!("slice over {}: split {}", axis(*a), dim(*d)),
+        Op::ReduceScatter { axis: a, dim: d } => format!("reduce_scatter over {}: split {}", axis(*a), dim(*d)),
+        Op::AllReduce { axis: a } => format!("all_reduce over {}", axis(*a)),
+        Op::Positions
+        | Op::Einsum
+        | Op::Embed { .. }
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Scale { .. }
+        | Op::Cast { .. }
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rotary(_)
+        | Op::Attention(_)
+        | Op::Repeat { .. }
+        | Op::Reshard
+        | Op::Permute => op.name().to_owned(),
+    }
+}
+
+fn style(op: &Op) -> Style {
+    match op {
+        Op::Param(_) | Op::Input(_) | Op::Positions => Style::Source,
+        Op::Call { .. } => Style::Call,
+        _ if op.is_communication() => Style::Communication,
+        _ if op.is_layout_change() => Style::Layout,
+        _ => Style::Local,
+    }
+}
+
+fn attributes(style: Style) -> &'static str {
+    match style {
+        Style::Boundary => ", shape=plaintext",
+        Style::Source => ", shape=note",
+        Style::Local => "",
+        Style::Layout => ", style=dashed, color=\"#c05020\"",
+        Style::Communication => ", style=\"filled,bold\", fillcolor=\"#ffd9b3\", color=\"#c05020\"",
+        Style::Call => ", shape=component",
+    }
+}
+
+/// `bf16[b s@ulysses m]`.
+fn describe(space: &Space, ty: &TensorType) -> String {
+    let axis = |a: &ithaca_ir::AxisId| space.mesh.axes[*a].name.as_str();
+    let dims = ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| {
+        let name = &space.dims[d].name;
+        match axes.is_empty() {
+            true => name.clone(),
+            false => format!("{name}@{}", axes.iter().map(axis).collect::<Vec<_>>().join(",")),
+        }
+    });
+    let mut out = format!("{}[{}]", ty.dtype, dims.collect::<Vec<_>>().join(" "));
+    if !ty.layout.partial.is_empty() {
+        let _ = write!(out, " +{}", ty.layout.partial.iter().map(axis).collect::<Vec<_>>().join(","));
+    }
+    out
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::module::{Level, Output};
+    use ithaca_ir::{Arena, DType, Dim, FunctionBuilder, Mesh};
+
+    use super::*;
+
+    #[test]
+    fn collectives_stand_out() {
+        let mut space = Space { mesh: Mesh::new([("u", 2)]), ..Space::default() };
+        let s = space.dims.push(Dim::new("s", 4));
+        let u = space.mesh.axis("u").unwrap();
+        let functions = Arena::new();
+        let mut b = FunctionBuilder::new("main", &space, &functions);
+        let ty = TensorType::new(DType::F32, [s]).split(s, [u]);
+        let x = b.push_as(Op::Input(ithaca_ir::ops::Binding::named("x")), &[], ty).unwrap();
+        let y = b.push(Op::AllGather { axis: u, dim: s }, &[x]).unwrap();
+        let function = b.finish([Output { name: Some("y".into()), value: y }]);
+        let mut functions = Arena::new();
+        functions.push(function);
+        let module =
+            Module { level: Level::PerRank, name: "a \"b\"".into(), pipeline: vec![], space, functions };
+        let picture = emit(&module);
+        assert!(picture.starts_with("digraph \"a \\\"b\\\"\" {\n"), "{picture}");
+        let gather = picture.lines().find(|l| l.contains("all_gather over u: join s")).unwrap();
+        assert!(gather.contains("filled"), "{gather}");
+        assert!(picture.contains("f0n0 -> f0n1 [label=\"f32[s@u]\"]"), "{picture}");
+    }
+}

@@ -1,0 +1,279 @@
+//! A schedule as JSON, for other tools: frames, tasks, buffers, events.
+//!
+//! Names stand where the text form has names; types are spelled as the text form spells them. The document says its
+//! version; a change that would break a reader raises it.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Task, Work};
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::{AxisId, Space, TensorType};
+use serde::Serialize;
+
+/// The version of the document.
+pub const VERSION: u32 = 1;
+
+/// A schedule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Document {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The model's name.
+    pub name: String,
+    /// The passes that made it.
+    pub pipeline: Vec<String>,
+    /// Mesh axes, major to minor.
+    pub mesh: Vec<Axis>,
+    /// Named dimensions.
+    pub dims: Vec<Dim>,
+    /// Bytes of the arena on the busiest rank.
+    pub arena_bytes: u64,
+    /// Frames; a callee stands before its callers, `main` is the last.
+    pub frames: Vec<FrameDoc>,
+}
+
+/// A mesh axis.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Axis {
+    /// Its name.
+    pub name: String,
+    /// Ranks along it.
+    pub size: u64,
+}
+
+/// A dimension.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Dim {
+    /// Its name.
+    pub name: String,
+    /// Elements over all ranks, padding included.
+    pub size: u64,
+    /// Elements without padding.
+    pub valid: u64,
+    /// Elements that stay together.
+    pub granule: u64,
+    /// The dimension whose elements it repeats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copies: Option<String>,
+}
+
+/// A frame.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FrameDoc {
+    /// Its name.
+    pub name: String,
+    /// Bytes, those of callees included.
+    pub bytes: u64,
+    /// Number of arguments.
+    pub arguments: usize,
+    /// Number of events.
+    pub events: usize,
+    /// What it returns.
+    pub outputs: Vec<OutputDoc>,
+    /// Buffers.
+    pub buffers: Vec<BufferDoc>,
+    /// Tasks, in order of issue.
+    pub tasks: Vec<TaskDoc>,
+}
+
+/// A returned buffer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OutputDoc {
+    /// Its name in `main`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The buffer.
+    pub buffer: String,
+}
+
+/// A buffer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BufferDoc {
+    /// Its name.
+    pub name: String,
+    /// The type of the tensor; absent for a wire.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub ty: Option<String>,
+    /// Element type.
+    pub dtype: &'static str,
+    /// Bytes on the busiest rank.
+    pub bytes: u64,
+    /// Where it lies.
+    pub place: PlaceDoc,
+}
+
+/// Where a buffer lies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlaceDoc {
+    /// Bytes from the start of the frame.
+    Frame(u64),
+    /// The caller's argument.
+    Argument(usize),
+    /// The caller's result.
+    Result(usize),
+    /// A stored weight.
+    Weight(String),
+    /// A stored input.
+    Input(String),
+}
+
+/// A task.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskDoc {
+    /// The stream.
+    pub stream: &'static str,
+    /// What it does: `compute`, `pack`, `exchange`, `unpack`, `copy`, `call`.
+    pub work: &'static str,
+    /// The operation, of a computation or a collective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub op: Option<&'static str>,
+    /// The mesh axis of a collective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub axis: Option<String>,
+    /// The frame that a call runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub callee: Option<String>,
+    /// The first layer of a call and one past the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<[u64; 2]>,
+    /// Where the callee's frame starts, bytes from the start of this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+    /// Buffers read.
+    pub reads: Vec<String>,
+    /// Buffers written.
+    pub writes: Vec<String>,
+    /// Events waited for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<usize>,
+    /// The event recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub records: Option<usize>,
+}
+
+/// The document of a schedule.
+pub fn document(schedule: &Schedule) -> Document {
+    let space = &schedule.space;
+    Document {
+        version: VERSION,
+        name: schedule.name.clone(),
+        pipeline: schedule.pipeline.clone(),
+        mesh: space.mesh.axes.values().map(|a| Axis { name: a.name.clone(), size: a.size }).collect(),
+        dims: space
+            .dims
+            .values()
+            .map(|d| Dim {
+                name: d.name.clone(),
+                size: d.size,
+                valid: d.valid,
+                granule: d.granule,
+                copies: d.copies.map(|of| space.dims[of].name.clone()),
+            })
+            .collect(),
+        arena_bytes: schedule.arena_bytes(),
+        frames: schedule.frames.values().map(|f| frame(schedule, f)).collect(),
+    }
+}
+
+/// The document as text, ended by a line feed.
+pub fn emit(schedule: &Schedule) -> String {
+    let mut text = serde_json::to_string_pretty(&document(schedule))
+        .expect("the document has string keys only, and writing to a string does not fail");
+    text.push('\n');
+    text
+}
+
+fn frame(schedule: &Schedule, frame: &Frame) -> FrameDoc {
+    let outputs = frame.outputs.iter().map(|o| OutputDoc {
+        name: o.name.clone(),
+        buffer: frame.buffers[o.buffer].name.clone(),
+    });
+    FrameDoc {
+        name: frame.name.clone(),
+        bytes: frame.bytes,
+        arguments: frame.n_arguments,
+        events: frame.n_events,
+        outputs: outputs.collect(),
+        buffers: frame.buffers.values().map(|b| buffer(&schedule.space, b)).collect(),
+        tasks: frame.tasks.iter().map(|t| task(schedule, frame, t)).collect(),
+    }
+}
+
+fn buffer(space: &Space, buffer: &Buffer) -> BufferDoc {
+    BufferDoc {
+        name: buffer.name.clone(),
+        ty: match &buffer.content {
+            Content::Tensor(ty) => Some(spell(space, ty)),
+            Content::Wire { .. } => None,
+        },
+        dtype: buffer.dtype().name(),
+        bytes: buffer.bytes(space),
+        place: match &buffer.place {
+            Place::Frame(offset) => PlaceDoc::Frame(*offset),
+            Place::Argument(i) => PlaceDoc::Argument(*i),
+            Place::Result(i) => PlaceDoc::Result(*i),
+            Place::Weight(binding) => PlaceDoc::Weight(binding.name.clone()),
+            Place::Input(binding) => PlaceDoc::Input(binding.name.clone()),
+        },
+    }
+}
+
+fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
+    let names = |ids: &[BufferId]| ids.iter().map(|&id| frame.buffers[id].name.clone()).collect();
+    let axis = |axis: Option<AxisId>| axis.map(|a| schedule.space.mesh.axes[a].name.clone());
+    let mut doc = TaskDoc {
+        stream: task.stream.name(),
+        work: "",
+        op: None,
+        axis: None,
+        callee: None,
+        layers: None,
+        base: None,
+        reads: names(&task.reads),
+        writes: names(&task.writes),
+        waits: task.waits.iter().map(|e| e.index()).collect(),
+        records: task.records.map(Entity::index),
+    };
+    match &task.work {
+        Work::Compute(op) => (doc.work, doc.op) = ("compute", Some(op.name())),
+        Work::Pack(x) | Work::Exchange(x) | Work::Unpack(x) => {
+            doc.work = match &task.work {
+                Work::Pack(_) => "pack",
+                Work::Unpack(_) => "unpack",
+                Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => "exchange",
+            };
+            doc.op = Some(x.op.name());
+            doc.axis = axis(ithaca_ir::boxes::communication_axis(&x.op));
+        }
+        Work::Copy => doc.work = "copy",
+        Work::Call { callee, layers, base } => {
+            doc.work = "call";
+            doc.callee = Some(schedule.frames[*callee].name.clone());
+            doc.layers = Some([layers.start, layers.end]);
+            doc.base = Some(*base);
+        }
+    }
+    doc
+}
+
+/// `bf16[b s@ulysses m] partial(tp)`, without the quotes.
+fn spell(space: &Space, ty: &TensorType) -> String {
+    let axes = |list: &[AxisId]| {
+        list.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect::<Vec<_>>().join(",")
+    };
+    let dims: Vec<String> = ty
+        .dims
+        .iter()
+        .zip(&ty.layout.split)
+        .map(|(&d, split)| match split.as_slice() {
+            [] => space.dims[d].name.clone(),
+            [_] => format!("{}@{}", space.dims[d].name, axes(split)),
+            _ => format!("{}@({})", space.dims[d].name, axes(split)),
+        })
+        .collect();
+    let partial = match ty.layout.partial.is_empty() {
+        true => String::new(),
+        false => format!(" partial({})", axes(&ty.layout.partial)),
+    };
+    format!("{}[{}]{partial}", ty.dtype, dims.join(" "))
+}

@@ -1,0 +1,266 @@
+//! The memory that a schedule needs on the busiest rank.
+//!
+//! Parameters and inputs lie outside the arena: those of a loop once for each of its layers, those that several
+//! functions share (tied embeddings) once. Activations, outputs and wire buffers are the arena, whose size is the
+//! lowering's. What is largest at the peak has its name, so that a refusal can say it.
+
+use std::ops::Range;
+
+use ithaca_ir::TensorType;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Binding;
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+
+use crate::cluster::Cluster;
+
+/// How many of the largest tensors are named.
+const NAMED: usize = 5;
+
+/// Bytes on the busiest rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Parameters.
+    pub parameters: u64,
+    /// Activations, outputs and communication buffers: the arena.
+    pub arena: u64,
+    /// Inputs of the model.
+    pub inputs: u64,
+    /// Outputs of the model; they lie in the arena and count there.
+    pub outputs: u64,
+    /// The largest tensors at the peak, largest first; ties by name.
+    pub largest: Vec<Held>,
+}
+
+/// A tensor, or the same one of many layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its name in the file, or frame and buffer.
+    pub name: String,
+    /// Layers that have one.
+    pub count: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+impl Memory {
+    /// Everything that must fit, bytes.
+    pub fn total(&self) -> u64 {
+        self.parameters.saturating_add(self.arena).saturating_add(self.inputs)
+    }
+
+    /// Bytes that are missing on a device of `cluster`; none when it fits.
+    pub fn over(&self, cluster: &Cluster) -> Option<u64> {
+        self.total().checked_sub(cluster.usable_bytes()).filter(|&over| over > 0)
+    }
+}
+
+/// What `schedule` needs, a schedule that the schedule verifier accepts.
+pub fn of_schedule(schedule: &Schedule) -> Memory {
+    let space = &schedule.space;
+    let mut memory = Memory { arena: schedule.arena_bytes(), ..Memory::default() };
+    let mut largest: Vec<Held> = Vec::new();
+    for (source, ty, layers) in sources(schedule) {
+        let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
+        let bytes = space.max_local_bytes(&ty).saturating_mul(count);
+        match source {
+            Source::Weight(_) => memory.parameters = memory.parameters.saturating_add(bytes),
+            Source::Input(_) => memory.inputs = memory.inputs.saturating_add(bytes),
+        }
+        largest.push(Held { name: source.binding().name.clone(), count, bytes });
+    }
+    if let Some(main) = schedule.main() {
+        let frame = &schedule.frames[main];
+        memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
+        at_peak(schedule, main, &mut largest);
+    }
+    largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    largest.truncate(NAMED);
+    memory.largest = largest;
+    memory
+}
+
+/// A buffer that is loaded before the run.
+#[derive(Clone, PartialEq, Eq)]
+enum Source {
+    Weight(Binding),
+    Input(Binding),
+}
+
+impl Source {
+    fn binding(&self) -> &Binding {
+        match self {
+            Source::Weight(b) | Source::Input(b) => b,
+        }
+    }
+}
+
+/// Distinct loaded tensors, with the layers that need them.
+fn sources(schedule: &Schedule) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
+    let layers = layers_of_frames(schedule);
+    let mut found: Vec<(Source, TensorType, Vec<Range<u64>>)> = Vec::new();
+    for (id, frame) in schedule.frames.iter() {
+        for buffer in frame.buffers.values() {
+            let source = match &buffer.place {
+                Place::Weight(binding) => Source::Weight(binding.clone()),
+                Place::Input(binding) => Source::Input(binding.clone()),
+                Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+            };
+            let Content::Tensor(ty) = &buffer.content else { continue };
+            match found.iter_mut().find(|f| f.0 == source && f.1 == *ty) {
+                Some(known) => known.2.extend(layers[id.index()].iter().cloned()),
+                None => found.push((source, ty.clone(), layers[id.index()].clone())),
+            }
+        }
+    }
+    found
+}
+
+/// The layers that each frame is run for.
+fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
+    let mut layers = vec![Vec::new(); schedule.frames.len()];
+    for frame in schedule.frames.values() {
+        for task in &frame.tasks {
+            if let Work::Call { callee, layers: range, .. } = &task.work {
+                layers[callee.index()].push(range.clone());
+            }
+        }
+    }
+    layers
+}
+
+/// The size of the union of ranges.
+fn length(ranges: &[Range<u64>]) -> u64 {
+    let mut ranges = ranges.to_vec();
+    ranges.sort_by_key(|r| r.start);
+    let (mut total, mut reached) = (0, 0);
+    for range in ranges {
+        total += range.end.saturating_sub(range.start.max(reached));
+        reached = reached.max(range.end);
+    }
+    // A per-layer tensor of a frame that is run without layers is read once, as layer 0.
+    total.max(1)
+}
+
+/// Adds the buffers that are alive when the frame is fullest, following the call that fills it.
+fn at_peak(schedule: &Schedule, id: FrameId, largest: &mut Vec<Held>) {
+    let (space, frame) = (&schedule.space, &schedule.frames[id]);
+    let lives = lives(frame);
+    let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee_bytes(schedule, task)).collect();
+    for (buffer, tasks) in &lives {
+        let bytes = frame.buffers[*buffer].bytes(space);
+        held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
+    }
+    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return };
+    for (buffer, _) in lives.iter().filter(|(_, tasks)| tasks.contains(&peak)) {
+        let buffer = &frame.buffers[*buffer];
+        let name = format!("@{}.${}", frame.name, buffer.name);
+        largest.push(Held { name, count: 1, bytes: buffer.bytes(space) });
+    }
+    if let Work::Call { callee, .. } = &frame.tasks[peak].work {
+        at_peak(schedule, *callee, largest);
+    }
+}
+
+fn callee_bytes(schedule: &Schedule, task: &Task) -> u64 {
+    match &task.work {
+        Work::Call { callee, .. } => schedule.frames[*callee].bytes,
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => 0,
+    }
+}
+
+/// For each buffer that lies in the frame, the tasks from its first use to its last; an output lives to the end.
+fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
+    let mut used: Vec<Option<Range<usize>>> = vec![None; frame.buffers.len()];
+    for (i, task) in frame.tasks.iter().enumerate() {
+        for buffer in task.reads.iter().chain(&task.writes) {
+            used[buffer.index()].get_or_insert(i..i).end = i + 1;
+        }
+    }
+    for output in &frame.outputs {
+        if let Some(tasks) = &mut used[output.buffer.index()] {
+            tasks.end = frame.tasks.len();
+        }
+    }
+    let in_frame = frame.buffers.iter().filter(|(_, b)| matches!(b.place, Place::Frame(_)));
+    in_frame.filter_map(|(id, _)| Some((id, used[id.index()].clone()?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::schedule::{Buffer, FrameOutput, Stream};
+    use ithaca_ir::{DType, Dim, Mesh, Op, Space};
+
+    use super::*;
+
+    fn buffer(name: &str, ty: &TensorType, place: Place) -> Buffer {
+        Buffer { name: name.into(), content: Content::Tensor(ty.clone()), place }
+    }
+
+    fn task(work: Work, reads: &[usize], writes: &[usize]) -> Task {
+        let ids = |ids: &[usize]| ids.iter().map(|&i| BufferId::new(i)).collect();
+        let (reads, writes) = (ids(reads), ids(writes));
+        Task { stream: Stream::Compute, work, reads, writes, waits: Vec::new(), records: None }
+    }
+
+    fn add() -> Work {
+        Work::Compute(Op::Binary(ithaca_ir::ops::Binary::Add))
+    }
+
+    fn space() -> (Space, TensorType) {
+        let mut space = Space { mesh: Mesh::new([("t", 4)]), ..Space::default() };
+        let x = space.dims.push(Dim::new("x", 4096));
+        let mut ty = TensorType::new(DType::BF16, [x]);
+        ty.layout.split[0].push(space.mesh.axis("t").unwrap());
+        (space, ty)
+    }
+
+    fn schedule() -> Schedule {
+        let (space, ty) = space();
+        let named = |n: &str| Binding::named(n);
+        let mut block = Frame { name: "block".into(), bytes: 4096, ..Frame::default() };
+        block.buffers.push(buffer("w", &ty, Place::Weight(named("layers.{layer}.w"))));
+        block.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
+        block.buffers.push(buffer("hidden", &ty, Place::Frame(0)));
+        block.tasks.push(task(add(), &[0, 1], &[2]));
+        let mut main = Frame { name: "main".into(), bytes: 8192, ..Frame::default() };
+        main.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
+        main.buffers.push(buffer("ids", &ty, Place::Input(named("ids"))));
+        main.buffers.push(buffer("logits", &ty, Place::Frame(0)));
+        let call = |layers| Work::Call { callee: FrameId::new(0), layers, base: 4096 };
+        main.tasks.push(task(add(), &[0, 1], &[2]));
+        main.tasks.push(task(call(0..10), &[2], &[2]));
+        main.tasks.push(task(call(10..30), &[2], &[2]));
+        main.outputs.push(FrameOutput { name: Some("logits".into()), buffer: BufferId::new(2) });
+        let frames = [block, main].into_iter().collect();
+        Schedule { name: "m".into(), pipeline: Vec::new(), space, frames }
+    }
+
+    #[test]
+    fn layers_count_and_tied_tensors_count_once() {
+        let memory = of_schedule(&schedule());
+        let local = 2 * 1024;
+        assert_eq!(memory.parameters, 30 * local + local);
+        assert_eq!(memory.inputs, local);
+        assert_eq!(memory.outputs, local);
+        assert_eq!(memory.arena, 8192);
+        assert_eq!(memory.total(), 32 * local + 8192);
+        assert_eq!(memory.largest[0], Held { name: "layers.{layer}.w".into(), count: 30, bytes: 30 * local });
+        assert!(memory.largest.iter().any(|h| h.name == "@block.$hidden"), "{:?}", memory.largest);
+    }
+
+    #[test]
+    fn layers_that_two_loops_share_count_once() {
+        assert_eq!(length(&[0..10, 5..12, 20..21]), 13);
+        assert_eq!(length(&[]), 1);
+    }
+
+    #[test]
+    fn what_is_over_is_counted_from_what_the_reserve_leaves() {
+        let mut cluster = Cluster::named("dgx-h100").unwrap();
+        cluster.accelerator.reserve_fraction.value = 0.5;
+        cluster.accelerator.memory_bytes.value = 2 * 70_000;
+        let memory = Memory { parameters: 70_000, ..Memory::default() };
+        assert_eq!(memory.over(&cluster), None);
+        assert_eq!(Memory { arena: 9, ..memory }.over(&cluster), Some(9));
+    }
+}

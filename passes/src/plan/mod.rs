@@ -1,0 +1,458 @@
+//! The plan: what `plan.json` holds, and how it is read, checked and written.
+//!
+//! A plan is self-contained: the model's configuration and the whole cluster profile are in it, so that running,
+//! verifying and emitting it need no other file, and it is byte-identical from run to run. Its schema is published as
+//! `docs/plan.schema.json`. Times are rounded to six significant digits, so that they print the same everywhere.
+
+mod diff;
+mod digest;
+
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::traffic::{self, Phase};
+use ithaca_ir::{DType, Diagnostic, Mesh, Module};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Cluster;
+use crate::import::{self, Mode};
+use crate::memory;
+use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
+use crate::simulate::Simulation;
+
+pub use diff::{Change, diff};
+pub use digest::digest;
+
+/// The version of the document that this program reads and writes.
+pub const VERSION: u32 = 1;
+
+/// A parallel plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The version of the document.
+    pub version: u32,
+    /// The model.
+    pub model: Model,
+    /// The cluster that times and memory were computed for.
+    pub cluster: Cluster,
+    /// What the model is asked to do.
+    pub workload: Workload,
+    /// Number of GPUs.
+    pub gpus: u64,
+    /// The strategy, or product of strategies, for example `ulysses+megatron-tp`.
+    pub strategy: String,
+    /// The mesh, major to minor.
+    pub mesh: Vec<MeshAxis>,
+    /// Options of the layout.
+    pub options: LayoutOptions,
+    /// The passes that make the per-rank program, in text form.
+    pub pipeline: String,
+    /// What each rank sends in one step.
+    pub collectives: Vec<Collective>,
+    /// Memory of the busiest rank.
+    pub memory: MemoryUse,
+    /// Time of a step.
+    pub time: Time,
+    /// What was tried, best first.
+    pub alternatives: Vec<Alternative>,
+    /// What the user should know: copied heads, padding, dimensions that stay whole.
+    pub notes: Vec<String>,
+}
+
+/// The model of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// Where its description was read, as given.
+    pub source: String,
+    /// SHA-256 of the description, keys sorted and without spaces, in hexadecimal.
+    pub digest: String,
+    /// The whole description.
+    pub config: serde_json::Value,
+}
+
+impl Model {
+    /// The model that `config` describes; the digest is computed.
+    pub fn new(name: impl Into<String>, source: impl Into<String>, config: serde_json::Value) -> Self {
+        Self { name: name.into(), source: source.into(), digest: digest(&config), config }
+    }
+}
+
+/// What a model is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Prefill, train or decode.
+    pub mode: Mode,
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each sequence.
+    pub sequence: u64,
+    /// Element type of weights and activations.
+    pub dtype: String,
+    /// Fields of the description that were declared to have no influence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignore: Vec<String>,
+}
+
+impl Workload {
+    /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
+    /// description is that of the module's outputs.
+    pub fn of(workload: &import::Workload, module: &Module) -> Self {
+        let import::Workload { batch, sequence, dtype, mode, ignore } = workload;
+        let of_outputs = || {
+            let main = &module.functions[module.main()?];
+            Some(main.ty(main.outputs.first()?.value).dtype)
+        };
+        let dtype = dtype.or_else(of_outputs).unwrap_or(DType::F32);
+        Self {
+            mode: *mode,
+            batch: *batch,
+            sequence: *sequence,
+            dtype: dtype.name().to_owned(),
+            ignore: ignore.clone(),
+        }
+    }
+
+    /// The workload for an import.
+    ///
+    /// # Errors
+    /// `M33` for an element type that there is not.
+    pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
+        let Self { mode, batch, sequence, dtype, ignore } = self;
+        let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
+        let dtype = DType::parse(dtype).ok_or_else(unknown)?;
+        Ok(import::Workload {
+            batch: *batch,
+            sequence: *sequence,
+            dtype: Some(dtype),
+            mode: *mode,
+            ignore: ignore.clone(),
+        })
+    }
+}
+
+/// An axis of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeshAxis {
+    /// The name.
+    pub axis: String,
+    /// Ranks along it.
+    pub size: u64,
+}
+
+/// Options of the layout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LayoutOptions {
+    /// Ranks may hold different numbers of heads.
+    pub uneven_heads: bool,
+    /// The sequence may be padded.
+    pub pad_sequence: bool,
+}
+
+/// Collectives of one kind along one axis, over one step of the whole model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Collective {
+    /// The operation, for example `all_to_all`.
+    pub kind: String,
+    /// The mesh axis.
+    pub axis: String,
+    /// `forward` or `backward`.
+    pub phase: String,
+    /// How many each rank takes part in.
+    pub count: u64,
+    /// Bytes that the busiest rank sends to others in all of them.
+    pub bytes_sent_per_rank: u64,
+}
+
+/// Memory of the busiest rank, bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryUse {
+    /// Parameters.
+    pub parameters: u64,
+    /// Activations, outputs and communication buffers.
+    pub arena: u64,
+    /// Inputs.
+    pub inputs: u64,
+    /// Outputs, which lie in the arena.
+    pub outputs: u64,
+    /// Parameters, arena and inputs.
+    pub total: u64,
+    /// What a device has, its reserve taken off.
+    pub usable: u64,
+    /// The largest tensors at the peak.
+    pub largest: Vec<HeldTensor>,
+}
+
+/// A tensor, or the same one of many layers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HeldTensor {
+    /// Its name in the file, or frame and buffer.
+    pub name: String,
+    /// Layers that have one.
+    pub count: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// Time of a step, seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Time {
+    /// The step.
+    pub step_seconds: f64,
+    /// Kernels.
+    pub compute_seconds: f64,
+    /// Communication that no kernel hides.
+    pub exposed_seconds: f64,
+    /// The communication stream, by kind and axis.
+    pub communication: Vec<Communication>,
+}
+
+/// Time of collectives of one kind along one axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Communication {
+    /// The operation.
+    pub kind: String,
+    /// The mesh axis.
+    pub axis: String,
+    /// In all, seconds.
+    pub seconds: f64,
+    /// While no kernel ran, seconds.
+    pub exposed_seconds: f64,
+}
+
+/// A strategy on a mesh that was tried, and what came of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Alternative {
+    /// The strategy.
+    pub strategy: String,
+    /// The mesh, major to minor.
+    pub mesh: Vec<MeshAxis>,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of an alternative.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Outcome {
+    /// It is the plan.
+    Chosen {
+        /// Time of a step, seconds.
+        step_seconds: f64,
+        /// Communication that no kernel hides, seconds.
+        exposed_seconds: f64,
+        /// Memory of the busiest rank, bytes.
+        memory_bytes: u64,
+        /// Why it won.
+        reason: String,
+    },
+    /// It runs, but takes longer; or as long, with more memory or a later name.
+    Slower {
+        /// Time of a step, seconds.
+        step_seconds: f64,
+        /// Communication that no kernel hides, seconds.
+        exposed_seconds: f64,
+        /// Memory of the busiest rank, bytes.
+        memory_bytes: u64,
+        /// Seconds more than the plan.
+        slower_by_seconds: f64,
+        /// What takes the time.
+        reason: String,
+    },
+    /// It does not fit.
+    OutOfMemory {
+        /// Time of a step if it did fit, seconds.
+        step_seconds: f64,
+        /// Communication that no kernel hides, seconds.
+        exposed_seconds: f64,
+        /// Memory of the busiest rank, bytes.
+        memory_bytes: u64,
+        /// Bytes that a device lacks.
+        over_bytes: u64,
+        /// The largest tensor.
+        tensor: String,
+        /// Its bytes.
+        tensor_bytes: u64,
+    },
+    /// It is not legal.
+    Refused {
+        /// The rule.
+        code: String,
+        /// What does not divide.
+        message: String,
+        /// What to do.
+        helps: Vec<String>,
+        /// Options, each of which makes this alternative legal; checked.
+        repairs: Vec<String>,
+    },
+}
+
+impl Plan {
+    /// The document, with a final newline.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a plan has string keys and finite numbers");
+        text.push('\n');
+        text
+    }
+
+    /// Reads a document; `name` is shown in diagnostics.
+    ///
+    /// # Errors
+    /// `M30` when it is not JSON or ends early, `M31` when a field is missing, unknown or of the wrong kind, `M32` for
+    /// another version, `M33` when the digest is not that of the configuration, the mesh is not of as many ranks as
+    /// there are GPUs or the cluster is impossible.
+    pub fn from_json(name: &str, text: &str) -> Result<Plan, Diagnostic> {
+        let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
+            Diagnostic::new("M30", format!("`{name}` is not a plan: {e}"))
+                .help("make it anew with `ithaca plan … -o plan.json`")
+        })?;
+        match value.get("version").map(serde_json::Value::as_u64) {
+            Some(Some(v)) if v == u64::from(VERSION) => {}
+            Some(Some(version)) => {
+                let message = format!("`{name}` has `version` {version}, but this program reads {VERSION}");
+                return Err(Diagnostic::new("M32", message).help("make the plan anew with `ithaca plan`"));
+            }
+            Some(None) => {
+                return Err(Diagnostic::new("M32", format!("`version` of `{name}` is not a whole number")));
+            }
+            None => return Err(Diagnostic::new("M31", format!("`{name}` has no field `version`"))),
+        }
+        let plan: Plan = serde_path_to_error::deserialize(&value).map_err(|e| {
+            let place = match e.path().to_string().as_str() {
+                "." => String::new(),
+                path => format!(", field `{path}`"),
+            };
+            Diagnostic::new("M31", format!("`{name}`{place}: {}", e.inner()))
+        })?;
+        plan.check(name)?;
+        Ok(plan)
+    }
+
+    fn check(&self, name: &str) -> Result<(), Diagnostic> {
+        let refuse = |what: String| Err(Diagnostic::new("M33", format!("`{name}`: {what}")));
+        let found = digest(&self.model.config);
+        if found != self.model.digest {
+            return refuse(format!("`model.digest` is not that of `model.config`, {found}"));
+        }
+        for (i, axis) in self.mesh.iter().enumerate() {
+            if axis.size == 0 || self.mesh[..i].iter().any(|a| a.axis == axis.axis) {
+                return refuse(format!("`mesh[{i}]` is empty or named twice"));
+            }
+        }
+        let ranks = self.mesh.iter().try_fold(1u64, |n, a| n.checked_mul(a.size));
+        if ranks != Some(self.gpus) {
+            return refuse(format!("`mesh` does not multiply to `gpus`, {}", self.gpus));
+        }
+        self.workload.to_import()?;
+        self.cluster.check()
+    }
+
+    /// The options with which the passes make this plan's program.
+    pub fn shard_options(&self) -> ShardOptions {
+        let mesh = Mesh::new(self.mesh.iter().map(|a| (a.axis.clone(), a.size)));
+        ShardOptions {
+            heads: if self.options.uneven_heads { HeadSplit::Uneven } else { HeadSplit::Even },
+            sequence: if self.options.pad_sequence { SequenceFit::Pad } else { SequenceFit::Exact },
+            ..ShardOptions::new(self.strategy.clone(), mesh)
+        }
+    }
+}
+
+/// The JSON schema of the document, as `docs/plan.schema.json` holds it.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(Plan);
+    let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
+    text.push('\n');
+    text
+}
+
+impl LayoutOptions {
+    /// What a plan records of the options of `shard`.
+    pub fn of(options: &ShardOptions) -> Self {
+        Self {
+            uneven_heads: options.heads == HeadSplit::Uneven,
+            pad_sequence: options.sequence == SequenceFit::Pad,
+        }
+    }
+}
+
+/// The axes of a mesh, as a plan writes them.
+pub fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
+    mesh.axes.values().map(|a| MeshAxis { axis: a.name.clone(), size: a.size }).collect()
+}
+
+/// The collectives of a per-rank module, as a plan writes them.
+pub fn collectives(per_rank: &Module) -> Vec<Collective> {
+    let phase = |phase| match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+    };
+    let rows = traffic::of_module(per_rank).into_iter();
+    rows.map(|row| Collective {
+        kind: row.kind,
+        axis: row.axis,
+        phase: phase(row.phase).to_owned(),
+        count: row.count,
+        bytes_sent_per_rank: row.bytes_sent_per_rank,
+    })
+    .collect()
+}
+
+impl MemoryUse {
+    /// The memory of a schedule on a cluster.
+    pub fn of(memory: &memory::Memory, cluster: &Cluster) -> Self {
+        let largest = memory.largest.iter();
+        Self {
+            parameters: memory.parameters,
+            arena: memory.arena,
+            inputs: memory.inputs,
+            outputs: memory.outputs,
+            total: memory.total(),
+            usable: cluster.usable_bytes(),
+            largest: largest
+                .map(|h| HeldTensor { name: h.name.clone(), count: h.count, bytes: h.bytes })
+                .collect(),
+        }
+    }
+}
+
+impl Time {
+    /// The times of a simulation, rounded.
+    pub fn of(simulation: &Simulation) -> Self {
+        let rows = simulation.communication.iter();
+        Self {
+            step_seconds: rounded(simulation.seconds),
+            compute_seconds: rounded(simulation.compute),
+            exposed_seconds: rounded(simulation.exposed()),
+            communication: rows
+                .map(|((kind, axis), time)| Communication {
+                    kind: (*kind).to_owned(),
+                    axis: axis.clone(),
+                    seconds: rounded(time.total),
+                    exposed_seconds: rounded(time.exposed),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// `x` with six significant digits.
+pub fn rounded(x: f64) -> f64 {
+    format!("{x:.5e}").parse().expect("a printed number is a number")
+}
+
+/// The pipeline text of a schedule.
+pub fn pipeline(schedule: &Schedule) -> String {
+    schedule.pipeline.join(",")
+}

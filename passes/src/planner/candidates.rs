@@ -1,0 +1,139 @@
+//! Candidates: every strategy and product of two on every mesh.
+
+use ithaca_ir::{Diagnostic, Mesh};
+
+use crate::cluster::Cluster;
+use crate::planner::Request;
+use crate::shard::strategy::{MAX_RANKS, product};
+use crate::shard::{STRATEGIES, ShardOptions};
+
+/// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
+///
+/// Every axis has more than one rank, since a strategy with an axis of one is one that lacks it; only where the request
+/// names a strategy that has no such mesh are axes of one tried.
+///
+/// # Errors
+/// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
+pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptions>, Diagnostic> {
+    check_gpus(cluster, request)?;
+    let names: Vec<String> = match &request.strategy {
+        Some(name) => vec![name.clone()],
+        None => strategies(),
+    };
+    let mut found = Vec::new();
+    for name in &names {
+        let axes: Vec<&str> = product(name)?.iter().flat_map(|s| s.axes()).copied().collect();
+        let meshes = match (&request.mesh, &request.strategy) {
+            (Some(mesh), Some(_)) => vec![mesh.clone()],
+            (Some(mesh), None) if same_axes(mesh, &axes) => vec![mesh.clone()],
+            (Some(_), None) => continue,
+            (None, named) => {
+                let meshes = meshes(&axes, request.gpus);
+                let any = named.is_some() && !meshes.iter().any(proper);
+                meshes.into_iter().filter(|m| any || proper(m)).collect()
+            }
+        };
+        found.extend(meshes.into_iter().map(|mesh| ShardOptions {
+            heads: request.heads,
+            sequence: request.sequence,
+            ..ShardOptions::new(name.clone(), mesh)
+        }));
+    }
+    if found.is_empty() {
+        return Err(no_candidate(request));
+    }
+    Ok(found)
+}
+
+fn check_gpus(cluster: &Cluster, request: &Request) -> Result<(), Diagnostic> {
+    let (gpus, most) = (request.gpus, cluster.devices().min(MAX_RANKS));
+    if gpus == 0 {
+        return Err(Diagnostic::new("P30", "a plan needs at least 1 GPU"));
+    }
+    if gpus > most {
+        let message = format!("cluster `{}` has {most} devices, not {gpus}", cluster.name);
+        return Err(Diagnostic::new("P30", message).help(format!("use at most {most} GPUs")));
+    }
+    match &request.mesh {
+        Some(mesh) if mesh.ranks() != gpus => {
+            let message = format!("mesh `{mesh}` has {} ranks, but there are {gpus} GPUs", mesh.ranks());
+            Err(Diagnostic::new("P30", message).help("the sizes of a mesh multiply to the GPUs"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn no_candidate(request: &Request) -> Diagnostic {
+    let what = match (&request.strategy, &request.mesh) {
+        (Some(name), _) => format!("strategy `{name}` has no mesh of {} GPUs", request.gpus),
+        (None, Some(mesh)) => format!("no strategy has the axes of mesh `{mesh}`"),
+        (None, None) => format!("no strategy has a mesh of {} GPUs", request.gpus),
+    };
+    Diagnostic::new("P30", what).help("`ithaca list strategies` shows the axes of each")
+}
+
+/// Every strategy, then every product of two that share no axis.
+fn strategies() -> Vec<String> {
+    let mut names: Vec<String> = STRATEGIES.iter().map(|s| s.name().to_owned()).collect();
+    for (i, a) in STRATEGIES.iter().enumerate().filter(|(_, a)| !a.axes().is_empty()) {
+        for b in STRATEGIES[i + 1..].iter().filter(|b| !b.axes().is_empty()) {
+            if !a.axes().iter().any(|axis| b.axes().contains(axis)) {
+                names.push(format!("{}+{}", a.name(), b.name()));
+            }
+        }
+    }
+    names
+}
+
+/// Whether every axis has more than one rank.
+fn proper(mesh: &Mesh) -> bool {
+    mesh.axes.values().all(|a| a.size > 1)
+}
+
+fn same_axes(mesh: &Mesh, axes: &[&str]) -> bool {
+    mesh.axes.len() == axes.len() && axes.iter().all(|a| mesh.axis(a).is_some())
+}
+
+/// Every order of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
+fn meshes(axes: &[&str], gpus: u64) -> Vec<Mesh> {
+    match axes {
+        [] if gpus == 1 => vec![Mesh::single()],
+        [] => Vec::new(),
+        _ => orders(axes).iter().flat_map(|order| sized(order, gpus)).collect(),
+    }
+}
+
+fn orders<'a>(axes: &[&'a str]) -> Vec<Vec<&'a str>> {
+    if axes.len() <= 1 {
+        return vec![axes.to_vec()];
+    }
+    let mut all = Vec::new();
+    for (i, &first) in axes.iter().enumerate() {
+        let rest: Vec<&str> = axes.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, &a)| a).collect();
+        for mut order in orders(&rest) {
+            order.insert(0, first);
+            all.push(order);
+        }
+    }
+    all
+}
+
+fn sized(order: &[&str], gpus: u64) -> Vec<Mesh> {
+    let sizes = factorisations(gpus, order.len());
+    sizes.into_iter().map(|sizes| Mesh::new(order.iter().copied().zip(sizes))).collect()
+}
+
+/// Every way to write `n` as a product of `count` factors, in order.
+fn factorisations(n: u64, count: usize) -> Vec<Vec<u64>> {
+    if count == 1 {
+        return vec![vec![n]];
+    }
+    let mut all = Vec::new();
+    for first in (1..=n).filter(|d| n % d == 0) {
+        for mut rest in factorisations(n / first, count - 1) {
+            rest.insert(0, first);
+            all.push(rest);
+        }
+    }
+    all
+}

@@ -1,0 +1,219 @@
+//! The planner: tries every strategy on every mesh, prices what is legal, and says why each loser lost.
+//!
+//! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
+//! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
+//! to the name. What does not fit or is not legal stays in the list with its reason, and a request of which nothing
+//! is left is refused with repairs that were tried and work.
+
+mod candidates;
+mod reasons;
+mod repair;
+mod table;
+
+use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module};
+
+use crate::cluster::Cluster;
+use crate::compile::{self, Compiled};
+use crate::memory::{self, Memory};
+use crate::plan::{self, Alternative, Plan};
+use crate::shard::{self, HeadSplit, SequenceFit, ShardOptions};
+use crate::simulate::{Simulation, simulate};
+
+pub use candidates::candidates;
+pub use table::{gibibytes, seconds, table};
+
+/// What is asked of the planner.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// Number of GPUs.
+    pub gpus: u64,
+    /// The strategy or product of strategies; every one when `None`.
+    pub strategy: Option<String>,
+    /// The mesh; every factorisation when `None`.
+    pub mesh: Option<Mesh>,
+    /// How heads are dealt.
+    pub heads: HeadSplit,
+    /// What is done with a sequence that does not divide.
+    pub sequence: SequenceFit,
+}
+
+impl Request {
+    /// Every strategy and mesh for `gpus` devices.
+    pub fn new(gpus: u64) -> Self {
+        Self { gpus, ..Self::default() }
+    }
+}
+
+/// What makes a schedule of a candidate. The planner itself knows no model.
+pub trait Compiler {
+    /// Whether the candidate is legal; cheap.
+    ///
+    /// # Errors
+    /// The rule that it breaks.
+    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic>;
+
+    /// The candidate's program and schedule.
+    ///
+    /// # Errors
+    /// The rules that it breaks, or invariants of ours that the passes broke.
+    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics>;
+}
+
+/// A whole program, compiled by the passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// The program.
+    pub module: &'a Module,
+    /// The cluster whose prices choose collectives.
+    pub cluster: &'a Cluster,
+}
+
+impl Compiler for Program<'_> {
+    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        shard::check(self.module, options).map(|_| ())
+    }
+
+    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        compile::compile(self.module, options, self.cluster)
+    }
+}
+
+/// A candidate with its price.
+#[derive(Clone, Debug)]
+pub struct Priced {
+    /// Strategy, mesh and options.
+    pub options: ShardOptions,
+    /// Its program and schedule.
+    pub compiled: Compiled,
+    /// Its time.
+    pub simulation: Simulation,
+    /// Its memory.
+    pub memory: Memory,
+}
+
+/// The winner, and everything that was tried.
+#[derive(Clone, Debug)]
+pub struct Ranked {
+    /// The winner.
+    pub chosen: Priced,
+    /// What was tried: by rank, then what does not fit, then what is not legal.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// A request that nothing satisfies.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Why, with repairs that work.
+    pub diagnostic: Diagnostic,
+    /// What was tried.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Ranks the candidates of a request.
+///
+/// # Errors
+/// `P10`–`P12` for a strategy or mesh that is none, `P30` when there are no such GPUs, `P31` when no candidate is legal,
+/// `P32` when none fits; or the rule that the only candidate breaks.
+pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
+    let tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
+        let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
+        Box::new(Refusal { diagnostic, alternatives: Vec::new() })
+    })?;
+    if tried.fits.is_empty() {
+        let diagnostic = repair::refusal(compiler, cluster, request, &tried);
+        return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler) }));
+    }
+    let alternatives = tried.alternatives(compiler);
+    let chosen = tried.fits.into_iter().next().expect("a list that is not empty has a first item");
+    Ok(Ranked { chosen, alternatives })
+}
+
+impl Ranked {
+    /// The document of the winner.
+    pub fn into_plan(self, cluster: &Cluster, model: plan::Model, workload: plan::Workload) -> Plan {
+        let Ranked { chosen: Priced { options, compiled, simulation, memory }, alternatives } = self;
+        Plan {
+            version: plan::VERSION,
+            model,
+            cluster: cluster.clone(),
+            workload,
+            gpus: options.mesh.ranks(),
+            mesh: plan::mesh_axes(&options.mesh),
+            options: plan::LayoutOptions::of(&options),
+            strategy: options.strategy,
+            pipeline: plan::pipeline(&compiled.schedule),
+            collectives: plan::collectives(&compiled.per_rank),
+            memory: plan::MemoryUse::of(&memory, cluster),
+            time: plan::Time::of(&simulation),
+            alternatives,
+            notes: compiled.notes,
+        }
+    }
+}
+
+/// Every candidate of a request, sorted by what came of it.
+#[derive(Debug, Default)]
+struct Tried {
+    /// Best first.
+    fits: Vec<Priced>,
+    /// With the bytes that are missing, fewest first.
+    too_large: Vec<(Priced, u64)>,
+    /// In the order of trial.
+    refused: Vec<(ShardOptions, Diagnostic)>,
+}
+
+impl Tried {
+    fn alternatives(&self, compiler: &dyn Compiler) -> Vec<Alternative> {
+        let fits = self.fits.iter().map(|p| reasons::ranked(p, &self.fits[0]));
+        let too_large = self.too_large.iter().map(|(p, over)| reasons::too_large(p, *over));
+        let refused = self.refused.iter().map(|(options, diagnostic)| {
+            let repairs = repair::of_candidate(compiler, options);
+            reasons::refused(options, diagnostic, repairs)
+        });
+        fits.chain(too_large).chain(refused).collect()
+    }
+}
+
+fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
+    let mut tried = Tried::default();
+    for options in candidates(cluster, request)? {
+        match price(compiler, cluster, options) {
+            Ok(priced) => match priced.memory.over(cluster) {
+                None => tried.fits.push(priced),
+                Some(over) => tried.too_large.push((priced, over)),
+            },
+            Err((options, diagnostic)) => tried.refused.push((options, diagnostic)),
+        }
+    }
+    let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
+    tried.fits.sort_by(|a, b| {
+        let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
+        let by_name = || a.options.strategy.cmp(&b.options.strategy);
+        a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
+    });
+    tried.too_large.sort_by_key(|(_, over)| *over);
+    Ok(tried)
+}
+
+fn price(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    options: ShardOptions,
+) -> Result<Priced, (ShardOptions, Diagnostic)> {
+    match compiler.compile(&options) {
+        Ok(compiled) => {
+            let simulation = simulate(cluster, &compiled.schedule);
+            let memory = memory::of_schedule(&compiled.schedule);
+            Ok(Priced { options, compiled, simulation, memory })
+        }
+        Err(diagnostics) => {
+            let first = diagnostics.into_iter().next();
+            Err((options, first.expect("a refusal has at least one diagnostic")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod tests;

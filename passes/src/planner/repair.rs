@@ -1,0 +1,159 @@
+//! Repairs: what to change in a request that nothing satisfies. Each was tried, and gives a plan.
+
+use ithaca_ir::Diagnostic;
+
+use crate::cluster::Cluster;
+use crate::planner::table::gibibytes;
+use crate::planner::{Compiler, Request, Tried, candidates, price, try_all};
+use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
+
+/// How many numbers of GPUs are tried on each side of the one asked for.
+const NEARBY: u64 = 64;
+
+/// Options that make a refused candidate legal on its own mesh.
+pub(super) fn of_candidate(compiler: &dyn Compiler, options: &ShardOptions) -> Vec<String> {
+    let mut repairs = Vec::new();
+    for (heads, sequence, text) in relaxations(options.heads, options.sequence) {
+        let relaxed = ShardOptions { heads, sequence, ..options.clone() };
+        // Both are worth saying only where neither is enough alone.
+        if (repairs.is_empty() || !text.contains(' ')) && compiler.check(&relaxed).is_ok() {
+            repairs.push(text.to_owned());
+        }
+    }
+    repairs
+}
+
+/// Looser options than these, with their spelling on the command line.
+fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, SequenceFit, &'static str)> {
+    let (uneven, pad) = (HeadSplit::Uneven, SequenceFit::Pad);
+    match (heads, sequence) {
+        (HeadSplit::Even, SequenceFit::Exact) => vec![
+            (uneven, sequence, "--uneven-heads"),
+            (heads, pad, "--pad-sequence"),
+            (uneven, pad, "--uneven-heads --pad-sequence"),
+        ],
+        (HeadSplit::Even, SequenceFit::Pad) => vec![(uneven, sequence, "--uneven-heads")],
+        (HeadSplit::Uneven, SequenceFit::Exact) => vec![(heads, pad, "--pad-sequence")],
+        (HeadSplit::Uneven, SequenceFit::Pad) => Vec::new(),
+    }
+}
+
+/// Why nothing satisfies the request, and what would.
+pub(super) fn refusal(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    tried: &Tried,
+) -> Diagnostic {
+    let repairs = of_request(compiler, cluster, request, tried);
+    let diagnostic = match (tried.too_large.first(), tried.refused.as_slice()) {
+        (Some((priced, over)), _) => {
+            let largest = priced.memory.largest.first();
+            let tensor = largest.map_or_else(String::new, |h| {
+                format!("; the largest tensor is `{}`, {}", h.name, gibibytes(h.bytes))
+            });
+            let message = format!(
+                "no plan fits {} GPUs of {} usable: `{}` on `{}` is nearest and lacks {}",
+                request.gpus,
+                gibibytes(cluster.usable_bytes()),
+                priced.options.strategy,
+                priced.options.mesh,
+                gibibytes(*over),
+            );
+            Diagnostic::new("P32", message)
+                .help(format!("it needs {}{tensor}", gibibytes(priced.memory.total())))
+        }
+        (None, [(_, only)]) => only.clone(),
+        (None, refused) => {
+            let message = format!("no strategy and mesh is legal on {} GPUs", request.gpus);
+            let mut messages: Vec<&str> = refused.iter().map(|(_, d)| d.message.as_str()).collect();
+            messages.dedup();
+            let helps = messages.into_iter().take(2);
+            helps.fold(Diagnostic::new("P31", message), Diagnostic::help)
+        }
+    };
+    let nothing = repairs.is_empty();
+    let diagnostic = Diagnostic { repairs, ..diagnostic };
+    match nothing && diagnostic.helps.len() < 2 {
+        true => diagnostic.help("no other number of GPUs, option or strategy was found to help"),
+        false => diagnostic,
+    }
+}
+
+/// A refusal of the request itself, before any candidate was tried, with what it could have been.
+pub(super) fn malformed(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    diagnostic: Diagnostic,
+) -> Diagnostic {
+    let free = Request { strategy: None, mesh: None, ..request.clone() };
+    let with_gpus = |n: u64| Request { gpus: n, ..request.clone() };
+    let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
+    let numbers = ranks.into_iter().chain([cluster.devices()]).filter(|&n| n != request.gpus);
+    let number = numbers.filter(|&n| works(compiler, cluster, &with_gpus(n))).map(|n| format!("--gpus {n}"));
+    let repairs = number.take(1).chain(best(compiler, cluster, &free)).collect();
+    Diagnostic { repairs, ..diagnostic }
+}
+
+fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
+    let mut repairs = Vec::new();
+    if request.strategy.is_some() || request.mesh.is_some() {
+        let free = Request { strategy: None, mesh: None, ..request.clone() };
+        repairs.extend(best(compiler, cluster, &free));
+    }
+    let before = repairs.len();
+    for (heads, sequence, text) in relaxations(request.heads, request.sequence) {
+        let relaxed = Request { heads, sequence, ..request.clone() };
+        if (repairs.len() == before || !text.contains(' ')) && works(compiler, cluster, &relaxed) {
+            repairs.push(text.to_owned());
+        }
+    }
+    repairs.extend(other_gpus(compiler, cluster, request, tried));
+    repairs
+}
+
+/// The best strategy and mesh for a request that fixes neither, as options.
+fn best(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Option<String> {
+    let tried = try_all(compiler, cluster, request).ok()?;
+    let ShardOptions { strategy, mesh, .. } = &tried.fits.first()?.options;
+    Some(match mesh.axes.is_empty() {
+        true => format!("--strategy {strategy}"),
+        false => format!("--strategy {strategy} --mesh {mesh}"),
+    })
+}
+
+/// The nearest numbers of GPUs below and above for which there is a plan. Where memory is what is missing, fewer GPUs
+/// do not help, and more are tried by doubling.
+fn other_gpus(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
+    let gpus = request.gpus;
+    let repair = |n: u64| -> Option<String> {
+        let other = Request { gpus: n, mesh: None, ..request.clone() };
+        match &request.mesh {
+            // The mesh has to change with the GPUs, so the repair names a new one.
+            Some(_) => {
+                let free = Request { strategy: None, ..other };
+                best(compiler, cluster, &free).map(|options| format!("--gpus {n} {options}"))
+            }
+            None => works(compiler, cluster, &other).then(|| format!("--gpus {n}")),
+        }
+    };
+    let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
+    let doubled = doubled.filter(|&n| n > gpus).take_while(|&n| n <= cluster.devices()).take(12);
+    if !tried.too_large.is_empty() {
+        return doubled.into_iter().find_map(repair).into_iter().collect();
+    }
+    let below = (gpus.saturating_sub(NEARBY).max(1)..gpus).rev().find_map(repair);
+    let above = (gpus + 1..=(gpus + NEARBY).min(cluster.devices())).chain(doubled).find_map(repair);
+    below.into_iter().chain(above).collect()
+}
+
+/// Whether some candidate of the request is legal and fits.
+fn works(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool {
+    candidates(cluster, request).is_ok_and(|all| {
+        all.into_iter().any(|options| {
+            compiler.check(&options).is_ok()
+                && price(compiler, cluster, options).is_ok_and(|p| p.memory.over(cluster).is_none())
+        })
+    })
+}
