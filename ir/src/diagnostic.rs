@@ -101,9 +101,7 @@ impl Diagnostic {
         let title = Level::ERROR.primary_title(self.message.as_str()).id(self.code);
         let span = self.span.map(|s| s.start as usize..s.end as usize);
         let mut group = match (source, span) {
-            (Some(source), Some(span))
-                if source.text.is_char_boundary(span.start) && span.end <= source.text.len() =>
-            {
+            (Some(source), Some(span)) if source.text.get(span.clone()).is_some() => {
                 let annotation = AnnotationKind::Primary.span(span);
                 let annotation = match self.label.as_str() {
                     "" => annotation,
@@ -134,3 +132,50 @@ impl std::error::Error for Diagnostic {}
 
 /// Refusals, in order of discovery; never empty when returned as an error.
 pub type Diagnostics = Vec<Diagnostic>;
+
+/// Diagnostics for a terminal, one after another, with a count at the end when there are several.
+pub fn render(diagnostics: &[Diagnostic], source: Option<Source<'_>>) -> String {
+    let mut out = String::new();
+    for diagnostic in diagnostics {
+        out += &diagnostic.render(source);
+        out += "\n";
+    }
+    if diagnostics.len() > 1 {
+        out += &format!("{} errors\n", diagnostics.len());
+    }
+    out
+}
+
+/// Diagnostics as JSON: `{"diagnostics": [{code, message, span?, file?, line?, column?, label?, helps?, repairs?}]}`.
+///
+/// Spans are bytes from 0; lines and columns count from 1, columns in characters. What is empty is left out.
+pub fn json(diagnostics: &[Diagnostic], source: Option<Source<'_>>) -> serde_json::Value {
+    let place = |diagnostic: &Diagnostic| {
+        let source = source?;
+        let before = source.text.get(..diagnostic.span?.start as usize)?;
+        let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+        Some(Place {
+            file: source.name,
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        })
+    };
+    let entries: Vec<Placed<'_>> =
+        diagnostics.iter().map(|diagnostic| Placed { diagnostic, place: place(diagnostic) }).collect();
+    serde_json::json!({ "diagnostics": entries })
+}
+
+#[derive(Serialize)]
+struct Placed<'a> {
+    #[serde(flatten)]
+    diagnostic: &'a Diagnostic,
+    #[serde(flatten)]
+    place: Option<Place<'a>>,
+}
+
+#[derive(Serialize)]
+struct Place<'a> {
+    file: &'a str,
+    line: usize,
+    column: usize,
+}

@@ -9,6 +9,7 @@
 
 pub mod boxes;
 pub mod builder;
+pub mod codes;
 pub mod diagnostic;
 pub mod dim;
 pub mod dtype;

@@ -112,4 +112,13 @@ impl RunError {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(message.into())
     }
+
+    /// Whether the rank stopped for another's failure only.
+    pub(crate) fn is_stopped(&self) -> bool {
+        match self {
+            RunError::Stopped => true,
+            RunError::Rank { cause, .. } => cause.is_stopped(),
+            _ => false,
+        }
+    }
 }

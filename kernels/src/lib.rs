@@ -12,11 +12,17 @@ pub mod real;
 
 pub mod store;
 
+pub mod cuda;
+
 pub mod error;
 
 pub mod source;
 
 pub mod oracle;
+
+pub mod cpu;
+
+pub mod compare;
 
 pub use error::RunError;
 pub use real::Real;

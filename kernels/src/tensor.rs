@@ -124,7 +124,7 @@ pub fn write_part<T: Copy>(whole: &Region, data: &mut [T], part: &Region, block:
 
 /// The shape of a region.
 pub fn extents(region: &Region) -> Vec<usize> {
-    region.iter().map(|r| length(r)).collect()
+    region.iter().map(length).collect()
 }
 
 /// The region of a whole tensor.

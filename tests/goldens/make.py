@@ -141,7 +141,7 @@ def make(name):
                 base = 0.0 if key.endswith("bias") else 1.0
                 parameter.copy_(base + 0.2 * torch.randn_like(parameter))
             else:
-                parameter.copy_(0.15 * torch.randn_like(parameter))
+                parameter.copy_(0.1 * torch.randn_like(parameter))
     input_ids = torch.randint(0, config.vocab_size, (batch, sequence))
     labels = torch.randint(0, config.vocab_size, (batch, sequence))
     logits = model(input_ids=input_ids, use_cache=False).logits

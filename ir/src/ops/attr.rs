@@ -73,6 +73,7 @@ impl fmt::Display for Quoted<'_> {
                 '"' => f.write_str("\\\"")?,
                 '\\' => f.write_str("\\\\")?,
                 '\n' => f.write_str("\\n")?,
+                c if c.is_control() => write!(f, "\\u{{{:x}}}", u32::from(c))?,
                 c => write!(f, "{c}")?,
             }
         }

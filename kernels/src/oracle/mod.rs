@@ -13,11 +13,11 @@ pub mod collective;
 pub mod eval;
 
 mod interpret;
-mod products;
+pub(crate) mod products;
 mod rows;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{Level, Module, Rank, TensorType};

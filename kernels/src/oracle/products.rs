@@ -9,7 +9,7 @@ use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, strides};
 
 /// `z[…] = Σ x[…] · y[…]` over the dimensions that z lacks.
-pub(super) fn einsum<T: Real>(
+pub(crate) fn einsum<T: Real>(
     x: &Operand<'_, T>,
     y: &Operand<'_, T>,
     ty: &TensorType,

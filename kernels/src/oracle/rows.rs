@@ -43,18 +43,23 @@ fn lines_of_norm<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Res
     }
 }
 
-/// Weights of a norm: the elements and, per element of x, where they lie.
-fn weight<'a, T: Real>(
-    operands: &[Operand<'a, T>],
-    i: usize,
-    ty: &TensorType,
-) -> Result<Option<(&'a [T], Vec<usize>)>, RunError> {
-    match operands.get(i) {
-        None => Ok(None),
-        Some(w) => {
-            let offsets = Offsets::new(operands[0].shape(), w.strides_in(ty), 0).collect();
-            Ok(Some((w.real()?, offsets)))
-        }
+/// A weight of a norm: its elements and, per element of x, where they lie.
+struct Weight<'a, T> {
+    data: &'a [T],
+    at: Vec<usize>,
+}
+
+impl<'a, T: Real> Weight<'a, T> {
+    /// Operand `i`, if there is one.
+    fn of(operands: &[Operand<'a, T>], i: usize, ty: &TensorType) -> Result<Option<Self>, RunError> {
+        let Some(w) = operands.get(i) else { return Ok(None) };
+        let at = Offsets::new(operands[0].shape(), w.strides_in(ty), 0).collect();
+        Ok(Some(Self { data: w.real()?, at }))
+    }
+
+    /// The weight of element `i` of x.
+    fn get(&self, i: usize) -> T {
+        self.data[self.at[i]]
     }
 }
 
@@ -68,7 +73,7 @@ pub(super) fn rms_norm<T: Real>(
 ) -> Result<Vec<T>, RunError> {
     let x = operands[0].real()?;
     let lines = lines_of_norm(space, over, &operands[0])?;
-    let weight = weight(operands, 1, ty)?;
+    let weight = Weight::of(operands, 1, ty)?;
     let n = T::from_f64(lines.length as f64);
     let mut out = x.to_vec();
     for &start in &lines.starts {
@@ -80,8 +85,8 @@ pub(super) fn rms_norm<T: Real>(
         let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
         for i in line {
             out[i] = x[i] / root;
-            if let Some((w, at)) = &weight {
-                out[i] = out[i] * w[at[i]];
+            if let Some(w) = &weight {
+                out[i] = out[i] * w.get(i);
             }
         }
     }
@@ -98,7 +103,7 @@ pub(super) fn layer_norm<T: Real>(
 ) -> Result<Vec<T>, RunError> {
     let x = operands[0].real()?;
     let lines = lines_of_norm(space, over, &operands[0])?;
-    let (weight, bias) = (weight(operands, 1, ty)?, weight(operands, 2, ty)?);
+    let (weight, bias) = (Weight::of(operands, 1, ty)?, Weight::of(operands, 2, ty)?);
     let n = T::from_f64(lines.length as f64);
     let mut out = x.to_vec();
     for &start in &lines.starts {
@@ -115,11 +120,11 @@ pub(super) fn layer_norm<T: Real>(
         let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
         for i in line {
             out[i] = (x[i] - mean) / root;
-            if let Some((w, at)) = &weight {
-                out[i] = out[i] * w[at[i]];
+            if let Some(w) = &weight {
+                out[i] = out[i] * w.get(i);
             }
-            if let Some((b, at)) = &bias {
-                out[i] += b[at[i]];
+            if let Some(b) = &bias {
+                out[i] += b.get(i);
             }
         }
     }

@@ -13,7 +13,11 @@ use crate::tensor::Tensor;
 
 const F: DType = DType::F64;
 
-fn module(level: Level, space: Space, build: impl FnOnce(&mut FunctionBuilder<'_>) -> ValueId) -> Module {
+pub(crate) fn module(
+    level: Level,
+    space: Space,
+    build: impl FnOnce(&mut FunctionBuilder<'_>) -> ValueId,
+) -> Module {
     let functions = Arena::new();
     let mut builder = FunctionBuilder::new("main", &space, &functions);
     let value = build(&mut builder);
@@ -21,11 +25,11 @@ fn module(level: Level, space: Space, build: impl FnOnce(&mut FunctionBuilder<'_
     Module { level, name: "test".into(), pipeline: vec![], space, functions: [main].into_iter().collect() }
 }
 
-fn space(dims: &[(&str, u64)]) -> Space {
+pub(crate) fn space(dims: &[(&str, u64)]) -> Space {
     Space { dims: dims.iter().map(|&(n, s)| Dim::new(n, s)).collect(), mesh: Mesh::single() }
 }
 
-fn source(b: &mut FunctionBuilder<'_>, name: &str, dtype: DType, dims: &[DimId]) -> ValueId {
+pub(crate) fn source(b: &mut FunctionBuilder<'_>, name: &str, dtype: DType, dims: &[DimId]) -> ValueId {
     b.weight(Binding::named(name), TensorType::new(dtype, dims.iter().copied())).unwrap()
 }
 
@@ -56,7 +60,7 @@ fn apply(
     run::<f64>(&module, &tensors, &Tensors::new()).map(|outputs| outputs["out"].data.clone())
 }
 
-fn close(found: &[f64], expected: &[f64]) {
+pub(crate) fn close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len());
     for (x, y) in found.iter().zip(expected) {
         assert!((x - y).abs() <= 1e-12 * y.abs().max(1.0), "{found:?} is not {expected:?}");
@@ -64,7 +68,7 @@ fn close(found: &[f64], expected: &[f64]) {
 }
 
 /// Numbers without a pattern, between -1 and 1.
-fn noise(n: usize, seed: u64) -> Vec<f64> {
+pub(crate) fn noise(n: usize, seed: u64) -> Vec<f64> {
     (0..n as u64).map(|i| ((i * 37 + seed * 101 + 13) as f64 * 0.717).sin()).collect()
 }
 
@@ -178,7 +182,7 @@ fn rotary_is_a_complex_product_under_each_scaling() {
     }
 }
 
-fn attention_op(space: &Space, kv: &str, keys: &str, mask: Mask) -> Op {
+pub(crate) fn attention_op(space: &Space, kv: &str, keys: &str, mask: Mask) -> Op {
     let dim = |name: &str| space.dim(name).unwrap();
     Op::Attention(Attention {
         heads: dim("h"),
@@ -289,7 +293,7 @@ fn a_call_runs_its_layers_in_order() {
 }
 
 /// Sequence of 5 on 2 ranks and 3 key/value groups on 2 ranks: every extent uneven.
-fn ulysses(level: Level) -> Module {
+pub(crate) fn ulysses(level: Level) -> Module {
     let ranks = level != Level::Program;
     let mut space = space(&[("b", 1), ("m", 6), ("d", 2)]);
     let s = space.dims.push(Dim { uneven: true, valid: 4, ..Dim::new("s", 5) });
@@ -332,8 +336,8 @@ fn ulysses(level: Level) -> Module {
     })
 }
 
-#[test]
-fn ranks_with_uneven_parts_give_the_whole() {
+/// Weights of [`ulysses`].
+pub(crate) fn ulysses_weights() -> Tensors {
     let sizes = [
         ("x", vec![1, 4, 6]),
         ("q", vec![6, 2, 6]),
@@ -341,11 +345,16 @@ fn ranks_with_uneven_parts_give_the_whole() {
         ("v", vec![3, 2, 6]),
         ("o", vec![6, 2, 6]),
     ];
-    let weights: Tensors = sizes
+    sizes
         .into_iter()
         .enumerate()
         .map(|(i, (name, shape))| (name, Tensor::new(shape.clone(), noise(shape.iter().product(), i as u64))))
-        .collect();
+        .collect()
+}
+
+#[test]
+fn ranks_with_uneven_parts_give_the_whole() {
+    let weights = ulysses_weights();
     let whole = run::<f64>(&ulysses(Level::Program), &weights, &weights).unwrap();
     assert_eq!(whole["out"].shape, [1, 4, 6]);
     for level in [Level::PerRank, Level::Sharded] {

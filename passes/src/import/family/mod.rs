@@ -16,8 +16,15 @@ use super::fields::Fields;
 use super::rope::{Rope, RopeContext};
 use super::spec::{Biases, Kind, Spec, check_layers, runs};
 
-/// The families that can be imported, by `model_type`.
-pub const FAMILIES: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2"];
+/// The families that can be imported: `model_type` and what it covers.
+pub const FAMILIES: [(&str, &str); 6] = [
+    ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
+    ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
+    ("qwen2", "biased queries, keys and values; sliding windows by layer; rotary as llama"),
+    ("qwen3", "normalised queries and keys; sliding windows by layer; rotary as llama"),
+    ("phi3", "fused projections, partly rotated heads, one sliding window for all layers"),
+    ("gpt2", "learned positions, layer norms, biases everywhere"),
+];
 
 /// A family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,7 +215,7 @@ fn must_be_neutral() -> Vec<(&'static str, Vec<Value>)> {
 }
 
 fn read_family(fields: &mut Fields<'_>) -> Result<Family, Diagnostic> {
-    let supported = format!("supported: {}", FAMILIES.join(", "));
+    let supported = format!("supported: {}", FAMILIES.map(|(name, _)| name).join(", "));
     let Some(name) = fields.word("model_type")? else {
         return Err(Diagnostic::new("M02", "the description has no `model_type`").help(supported));
     };
@@ -216,7 +223,7 @@ fn read_family(fields: &mut Fields<'_>) -> Result<Family, Diagnostic> {
         let refusal =
             Diagnostic::new("M02", format!("`model_type` \"{name}\" is not supported")).help(supported);
         let lower = name.to_lowercase();
-        match FAMILIES.iter().map(|f| (distance(f, &lower), f)).min() {
+        match FAMILIES.iter().map(|&(f, _)| (distance(f, &lower), f)).min() {
             Some((d, nearest)) if d <= 2 => refusal.help(format!("the nearest is `{nearest}`")),
             _ => refusal,
         }

@@ -1,0 +1,269 @@
+//! A frame as a C++ function: its buffers as pointers, its tasks as calls, in order of issue.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::{Binary, Op, Unary};
+use ithaca_ir::schedule::{
+    Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work,
+};
+use ithaca_ir::{Diagnostic, TensorType};
+
+use super::names::{self, Names};
+use super::program::Context;
+use super::tables::SourceFile;
+
+/// Emits a frame that runs for `layers`.
+pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> Result<String, Diagnostic> {
+    let schedule = cx.schedule;
+    let frame = &schedule.frames[id];
+    let mut names = Names::default();
+    let buffers: Vec<String> = frame.buffers.values().map(|b| names.fresh("b_", &b.name)).collect();
+    let mut emitter = Emitter { cx, frame, buffers, base: 0 };
+    emitter.base = emitter.cx.events[id.index()];
+
+    let mut out = format!(
+        "// @{}: {} arguments, {} results, {} bytes.\n\
+         static void {}(const Device& device, [[maybe_unused]] char* frame, [[maybe_unused]] const Pointers& arguments,\n    \
+         [[maybe_unused]] const Pointers& results, [[maybe_unused]] int64_t layer) {{\n",
+        names::comment(&frame.name),
+        frame.n_arguments,
+        frame.outputs.len(),
+        frame.bytes,
+        emitter.cx.functions[id.index()],
+    );
+    for (buffer, item) in frame.buffers.iter() {
+        let used = frame.tasks.iter().any(|t| t.reads.contains(&buffer) || t.writes.contains(&buffer));
+        if used {
+            emitter.buffer(&mut out, buffer, item, layers)?;
+        }
+    }
+    out.push_str("\n    device.meet();\n");
+    for task in &frame.tasks {
+        emitter.task(&mut out, task)?;
+    }
+    out.push_str("    device.meet();\n}\n");
+    Ok(out)
+}
+
+struct Emitter<'e, 's> {
+    cx: &'e mut Context<'s>,
+    frame: &'s Frame,
+    buffers: Vec<String>,
+    /// The number of the frame's first event.
+    base: usize,
+}
+
+impl<'s> Emitter<'_, 's> {
+    fn buffer(
+        &mut self,
+        out: &mut String,
+        id: BufferId,
+        buffer: &Buffer,
+        layers: &[Range<u64>],
+    ) -> Result<(), Diagnostic> {
+        let place = match &buffer.place {
+            Place::Frame(offset) => format!("frame + {offset}"),
+            Place::Argument(i) => format!("arguments[{i}]"),
+            Place::Result(i) => format!("results[{i}]"),
+            Place::Weight(binding) => {
+                let ty = self.tensor(id)?;
+                let source = self.cx.tables.source(SourceFile::Weights, binding, ty, layers);
+                format!("device.source({source}, layer)")
+            }
+            Place::Input(binding) => {
+                let ty = self.tensor(id)?;
+                let source = self.cx.tables.source(SourceFile::Inputs, binding, ty, layers);
+                format!("device.source({source}, layer)")
+            }
+        };
+        let content = match &buffer.content {
+            Content::Tensor(ty) => self.cx.describe(ty),
+            Content::Wire { dtype, elements } => format!("wire of {elements} {dtype}"),
+        };
+        let name = &self.buffers[id.index()];
+        let _ = writeln!(out, "    char* const {name} = {place};  // {}", names::comment(&content));
+        Ok(())
+    }
+
+    fn task(&mut self, out: &mut String, task: &Task) -> Result<(), Diagnostic> {
+        let queue = match task.stream {
+            Stream::Compute => "kCompute",
+            Stream::Comm => "kComm",
+        };
+        for event in &task.waits {
+            let _ = writeln!(out, "    device.wait({queue}, {});", self.base + event.index());
+        }
+        match &task.work {
+            Work::Compute(op) => {
+                let call = self.compute(queue, op, task)?;
+                let _ = writeln!(out, "    {call};");
+            }
+            Work::Pack(transfer) => self.movement(out, "pack", queue, transfer, task)?,
+            Work::Exchange(transfer) => self.movement(out, "exchange", queue, transfer, task)?,
+            Work::Unpack(transfer) => self.movement(out, "unpack", queue, transfer, task)?,
+            Work::Copy => {
+                let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
+                let bytes = match &self.frame.buffers[from].content {
+                    Content::Tensor(ty) => {
+                        let ty = self.cx.tables.ty(ty);
+                        format!("Local(device, T{ty}).size * bytes_of(T{ty}.dtype)")
+                    }
+                    Content::Wire { dtype, elements } => (dtype.bytes() * elements).to_string(),
+                };
+                let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
+                let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
+            }
+            Work::Call { callee, layers, base } => {
+                let list = |ids: &[BufferId]| {
+                    ids.iter().map(|b| self.buffers[b.index()].as_str()).collect::<Vec<_>>().join(", ")
+                };
+                let function = &self.cx.functions[callee.index()];
+                let (arguments, results) = (list(&task.reads), list(&task.writes));
+                let call = |layer: &str| {
+                    format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
+                };
+                match layers.end - layers.start {
+                    1 => {
+                        let _ = write!(out, "    {}", call(&layers.start.to_string()));
+                    }
+                    _ => {
+                        let _ = write!(
+                            out,
+                            "    for (int64_t i = {}; i < {}; ++i)\n        {}",
+                            layers.start,
+                            layers.end,
+                            call("i")
+                        );
+                    }
+                }
+            }
+        }
+        if let Some(event) = task.records {
+            let _ = writeln!(out, "    device.record({queue}, {});", self.base + event.index());
+        }
+        Ok(())
+    }
+
+    /// Packing, communication, unpacking: all name the transfer, and the buffers on both sides.
+    fn movement(
+        &mut self,
+        out: &mut String,
+        function: &str,
+        queue: &str,
+        transfer: &Transfer,
+        task: &Task,
+    ) -> Result<(), Diagnostic> {
+        if !transfer.op.is_communication() {
+            return Err(unsupported(&format!("{function} of `{}`", transfer.op.name())));
+        }
+        let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
+        let number = self.cx.tables.transfer(transfer);
+        let _ = writeln!(
+            out,
+            "    {function}(device, {queue}, {number}, {}, {});  // {}",
+            self.buffers[from.index()],
+            self.buffers[to.index()],
+            transfer.op.name()
+        );
+        Ok(())
+    }
+
+    fn compute(&mut self, queue: &str, op: &Op, task: &Task) -> Result<String, Diagnostic> {
+        let n_results = 1;
+        let mut views = String::new();
+        for &buffer in task.reads.iter().chain(task.writes.iter().take(n_results)) {
+            let ty = self.tensor(buffer)?;
+            let ty = self.cx.tables.ty(ty);
+            let _ = write!(views, ", {{T{ty}, {}}}", self.buffers[buffer.index()]);
+        }
+        let expected = op.info().operands.clone();
+        if !expected.contains(&task.reads.len()) || task.writes.len() != n_results {
+            let message = format!("`{}` with {} buffers read", op.name(), task.reads.len());
+            return Err(unsupported(&message));
+        }
+        let dim = |d| self.cx.dim(d).to_owned();
+        let call = |function: &str, attributes: &[String]| {
+            let attributes: String = attributes.iter().map(|a| format!(", {a}")).collect();
+            format!("{function}(device, {queue}{attributes}{views})")
+        };
+        Ok(match op {
+            Op::Positions => call("positions", &[]),
+            Op::Einsum => call("einsum", &[]),
+            Op::Embed { .. } => call("embed", &[]),
+            Op::Unary(f) => call("unary", &[format!("Unary::{}", unary(*f))]),
+            Op::Binary(f) => call("binary", &[format!("Binary::{}", binary(*f))]),
+            Op::Scale { factor } => call("scale", &[names::double(*factor)]),
+            Op::Cast { .. } => call("cast", &[]),
+            Op::RmsNorm { over, eps } => call("rms_norm", &[dim(*over), names::double(*eps)]),
+            Op::LayerNorm { over, eps } => call("layer_norm", &[dim(*over), names::double(*eps)]),
+            Op::Rotary(rotary) => {
+                let attributes = [
+                    dim(rotary.over),
+                    rotary.width.to_string(),
+                    names::double(rotary.amplitude()),
+                    format!("device.table({})", self.cx.tables.frequencies(rotary)),
+                ];
+                call("rotary", &attributes)
+            }
+            Op::Attention(attention) => {
+                let (left, right) = attention.mask.band();
+                // Beyond the longest sequence a bound is none.
+                let side = |n: Option<u64>| match n {
+                    Some(n) if n <= ithaca_ir::Dim::MAX_SIZE => n.to_string(),
+                    _ => "-1".to_owned(),
+                };
+                call("attention", &[side(left), side(right), names::double(attention.scale)])
+            }
+            Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
+            Op::Slice { .. } => call("slice", &[]),
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::Call { .. }
+            | Op::Reshard
+            | Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+        })
+    }
+
+    fn operand(&self, buffers: &[BufferId], i: usize) -> Result<BufferId, Diagnostic> {
+        buffers.get(i).copied().ok_or_else(|| unsupported("a task that lacks a buffer"))
+    }
+
+    fn tensor(&self, buffer: BufferId) -> Result<&'s TensorType, Diagnostic> {
+        let frame: &'s Frame = self.frame;
+        match &frame.buffers[buffer].content {
+            Content::Tensor(ty) => Ok(ty),
+            Content::Wire { .. } => {
+                Err(unsupported(&format!("wire `${}` as a tensor", frame.buffers[buffer].name)))
+            }
+        }
+    }
+}
+
+fn unsupported(what: &str) -> Diagnostic {
+    Diagnostic::new("S40", format!("the schedule has {what}, which has no emitted form"))
+}
+
+fn unary(f: Unary) -> &'static str {
+    match f {
+        Unary::Silu => "Silu",
+        Unary::Gelu => "Gelu",
+        Unary::GeluTanh => "GeluTanh",
+        Unary::QuickGelu => "QuickGelu",
+        Unary::Relu => "Relu",
+        Unary::Tanh => "Tanh",
+    }
+}
+
+fn binary(f: Binary) -> &'static str {
+    match f {
+        Binary::Add => "Add",
+        Binary::Sub => "Sub",
+        Binary::Mul => "Mul",
+    }
+}

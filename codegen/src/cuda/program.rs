@@ -1,0 +1,252 @@
+//! One namespace of `main.cu`: the space, the tables, the frames, and the `Program` that names them all.
+
+use std::fmt::Write as _;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::ops::Op;
+use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
+use ithaca_ir::{AxisId, DType, Diagnostic, DimId, TensorType};
+
+use super::frame;
+use super::names::{self, Names};
+use super::tables::{self, SourceFile, Tables};
+
+/// A namespace of the generated source.
+pub(super) struct Namespace {
+    pub(super) source: String,
+    pub(super) dtypes: Vec<DType>,
+}
+
+/// What frames share while they are emitted.
+pub(super) struct Context<'a> {
+    pub(super) schedule: &'a Schedule,
+    pub(super) dims: Vec<String>,
+    pub(super) axes: Vec<String>,
+    pub(super) functions: Vec<String>,
+    /// The number of the first event of each frame.
+    pub(super) events: Vec<usize>,
+    pub(super) tables: Tables,
+}
+
+impl Context<'_> {
+    pub(super) fn dim(&self, dim: DimId) -> &str {
+        &self.dims[dim.index()]
+    }
+
+    fn axis(&self, axis: AxisId) -> &str {
+        &self.axes[axis.index()]
+    }
+
+    /// `bf16[b s@ulysses m]`, for comments.
+    pub(super) fn describe(&self, ty: &TensorType) -> String {
+        let space = &self.schedule.space;
+        let axis = |a: &AxisId| space.mesh.axes[*a].name.as_str();
+        let dims = ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| {
+            let name = &space.dims[d].name;
+            match axes.is_empty() {
+                true => name.clone(),
+                false => format!("{name}@{}", axes.iter().map(axis).collect::<Vec<_>>().join(",")),
+            }
+        });
+        let partial = match ty.layout.partial.is_empty() {
+            true => String::new(),
+            false => format!(" +{}", ty.layout.partial.iter().map(axis).collect::<Vec<_>>().join(",")),
+        };
+        format!("{}[{}]{partial}", ty.dtype, dims.collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// Emits `schedule` into `namespace`.
+pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Diagnostic> {
+    let Some(main) = schedule.main() else {
+        return Err(Diagnostic::new("S40", "the schedule has no frames"));
+    };
+    let space = &schedule.space;
+    let mut names = Names::default();
+    let mut events = vec![0];
+    for frame in schedule.frames.values() {
+        events.push(events[events.len() - 1] + frame.n_events);
+    }
+    let mut cx = Context {
+        schedule,
+        dims: space.dims.values().map(|d| names.fresh("dim_", &d.name)).collect(),
+        axes: space.mesh.axes.values().map(|a| names.fresh("axis_", &a.name)).collect(),
+        functions: schedule.frames.values().map(|f| names.fresh("frame_", &f.name)).collect(),
+        events,
+        tables: Tables::default(),
+    };
+
+    let layers = layers_of_frames(schedule);
+    let mut frames = String::new();
+    for id in schedule.frames.ids() {
+        frames.push_str(&frame::emit(&mut cx, id, &layers[id.index()])?);
+        frames.push('\n');
+    }
+    let outputs = outputs(&mut cx, main)?;
+    if let Some(ty) = cx.tables.types.iter().find(|ty| ty.dims.len() > super::MAX_DIMS) {
+        let message =
+            format!("a tensor has {} dimensions; emitted kernels take {}", ty.dims.len(), super::MAX_DIMS);
+        return Err(Diagnostic::new("S41", message));
+    }
+
+    let mut out = format!("namespace {namespace} {{\n\nusing namespace ithaca;\n\n");
+    write_space(&mut out, &cx);
+    write_tables(&mut out, &cx);
+    out.push_str(&frames);
+    write_program(&mut out, &cx, &outputs);
+    let _ = write!(out, "\n}}  // namespace {namespace}\n");
+    Ok(Namespace { source: out, dtypes: cx.tables.dtypes() })
+}
+
+/// The layers that each frame runs for; those of `main` and of frames that nobody calls are `0..1`.
+fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<std::ops::Range<u64>>> {
+    let mut layers = vec![Vec::new(); schedule.frames.len()];
+    for task in schedule.frames.values().flat_map(|f| &f.tasks) {
+        if let Work::Call { callee, layers: called, .. } = &task.work {
+            layers[callee.index()].push(called.clone());
+        }
+    }
+    layers
+        .into_iter()
+        .map(|l| if l.is_empty() { std::iter::once(0..1).collect() } else { tables::union(l) })
+        .collect()
+}
+
+/// Initializers of the outputs of `main`.
+fn outputs(cx: &mut Context<'_>, main: FrameId) -> Result<Vec<String>, Diagnostic> {
+    let schedule = cx.schedule;
+    let frame = &schedule.frames[main];
+    let mut out = Vec::new();
+    for (i, output) in frame.outputs.iter().enumerate() {
+        let buffer = &frame.buffers[output.buffer];
+        let (Content::Tensor(ty), Place::Frame(offset)) = (&buffer.content, &buffer.place) else {
+            let message = format!("output {i} of `main` is not a tensor in the frame");
+            return Err(Diagnostic::new("S40", message));
+        };
+        let name = output.name.clone().unwrap_or_else(|| format!("output{i}"));
+        out.push(format!("{{{}, T{}, {offset}}}", names::string(&name), cx.tables.ty(ty)));
+    }
+    Ok(out)
+}
+
+fn write_space(out: &mut String, cx: &Context<'_>) {
+    let space = &cx.schedule.space;
+    for list in [&cx.dims, &cx.axes].into_iter().filter(|l| !l.is_empty()) {
+        let _ = writeln!(out, "enum : int {{ {} }};", list.join(", "));
+    }
+    out.push_str("\n// Dimensions: name, size, granule, size without padding, the dimension that is copied.\n");
+    out.push_str("static const Space space = {\n    {\n");
+    for dim in space.dims.values() {
+        let copies = dim.copies.map_or("-1", |of| cx.dim(of));
+        let _ = writeln!(
+            out,
+            "        {{{}, {}, {}, {}, {copies}}},",
+            names::string(&dim.name),
+            dim.size,
+            dim.granule,
+            dim.valid
+        );
+    }
+    out.push_str("    },\n    {\n");
+    for axis in space.mesh.axes.values() {
+        let _ = writeln!(out, "        {{{}, {}}},", names::string(&axis.name), axis.size);
+    }
+    out.push_str("    },\n};\n\n");
+}
+
+fn write_tables(out: &mut String, cx: &Context<'_>) {
+    for (i, ty) in cx.tables.types.iter().enumerate() {
+        let dims: Vec<&str> = ty.dims.iter().map(|&d| cx.dim(d)).collect();
+        let axes = |list: &AxisList| {
+            format!("{{{}}}", list.iter().map(|&a| cx.axis(a)).collect::<Vec<_>>().join(", "))
+        };
+        let split: Vec<String> = ty.layout.split.iter().map(axes).collect();
+        let _ = writeln!(
+            out,
+            "static const Type T{i} = {{{}, {{{}}}, {{{}}}, {}}};  // {}",
+            names::dtype(ty.dtype),
+            dims.join(", "),
+            split.join(", "),
+            axes(&ty.layout.partial),
+            names::comment(&cx.describe(ty)),
+        );
+    }
+    out.push('\n');
+    for (i, transfer) in cx.tables.transfers.iter().enumerate() {
+        let (kind, axis) = kind_of(cx, transfer);
+        let ty = |ty: &TensorType| {
+            cx.tables.types.iter().position(|t| t == ty).expect("a transfer's types are in the table")
+        };
+        let _ = writeln!(
+            out,
+            "static const Transfer X{i} = {{Collective::{kind}, {axis}, T{}, T{}}};",
+            ty(&transfer.from),
+            ty(&transfer.to)
+        );
+    }
+    for (i, source) in cx.tables.sources.iter().enumerate() {
+        let stored: Vec<String> = source.binding.stored.iter().map(u64::to_string).collect();
+        let ranges = |list: &[std::ops::Range<u64>]| {
+            list.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
+        };
+        let _ = writeln!(
+            out,
+            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {}}};",
+            names::string(&source.binding.name),
+            source.ty,
+            stored.join(", "),
+            ranges(&source.binding.window),
+            ranges(&source.layers),
+            match source.file {
+                SourceFile::Weights => "File::Weights",
+                SourceFile::Inputs => "File::Inputs",
+            }
+        );
+    }
+    out.push('\n');
+}
+
+/// The enumerator and the axis of a transfer.
+fn kind_of<'c>(cx: &'c Context<'_>, transfer: &Transfer) -> (&'static str, &'c str) {
+    match &transfer.op {
+        Op::AllToAll { axis, .. } => ("AllToAll", cx.axis(*axis)),
+        Op::AllGather { axis, .. } => ("AllGather", cx.axis(*axis)),
+        Op::ReduceScatter { axis, .. } => ("ReduceScatter", cx.axis(*axis)),
+        Op::AllReduce { axis } => ("AllReduce", cx.axis(*axis)),
+        // Frames refuse transfers of other operations before they reach the table.
+        _ => ("Permute", "-1"),
+    }
+}
+
+fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
+    let schedule = cx.schedule;
+    let list = |prefix: &str, n: usize| (0..n).map(|i| format!("&{prefix}{i}")).collect::<Vec<_>>().join(", ");
+    let main = cx.functions.last().expect("there is a frame");
+    let _ = writeln!(
+        out,
+        "static void run(const Device& device, char* frame) {{ {main}(device, frame, {{}}, {{}}, 0); }}\n"
+    );
+    out.push_str("static const Program& program() {\n    static const Program program = {\n");
+    let _ = writeln!(out, "        space, {}, {},", schedule.arena_bytes(), cx.events[cx.events.len() - 1]);
+    let _ = writeln!(out, "        {{{}}},", list("S", cx.tables.sources.len()));
+    out.push_str("        {\n");
+    for table in &cx.tables.frequencies {
+        let values: Vec<String> = table.iter().map(|&f| names::double(f)).collect();
+        let _ = writeln!(out, "            {{{}}},", values.join(", "));
+    }
+    out.push_str("        },\n");
+    let _ = writeln!(out, "        {{{}}},", list("X", cx.tables.transfers.len()));
+    let _ = writeln!(out, "        {{{}}},", outputs.join(", "));
+    let _ = writeln!(out, "        {}, run,", id_bound(schedule));
+    out.push_str("    };\n    return program;\n}\n");
+}
+
+/// Token ids below it have a row in every table that is looked up.
+fn id_bound(schedule: &Schedule) -> u64 {
+    let tables = schedule.frames.values().flat_map(|f| &f.tasks).filter_map(|task| match &task.work {
+        Work::Compute(Op::Embed { over }) => Some(schedule.space.dims[*over].valid),
+        _ => None,
+    });
+    tables.min().unwrap_or(1).max(1)
+}

@@ -1,0 +1,59 @@
+// Errors: every call is checked, and a failure says where and why and ends the process with status 1.
+#pragma once
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace ithaca {
+
+// A user's mistake or a broken file; `main` prints it and exits with status 2.
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] inline void fail(const char* file, int line, const char* call, const char* why) {
+    std::fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, why);
+    std::fflush(stderr);
+    // Other ranks may be inside a collective: leave at once, and the launcher ends them.
+    std::_Exit(1);
+}
+
+inline const char* describe(cublasStatus_t status) {
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS: return "success";
+        case CUBLAS_STATUS_NOT_INITIALIZED: return "cuBLAS is not initialized";
+        case CUBLAS_STATUS_ALLOC_FAILED: return "out of memory";
+        case CUBLAS_STATUS_INVALID_VALUE: return "invalid value";
+        case CUBLAS_STATUS_ARCH_MISMATCH: return "not supported by this device";
+        case CUBLAS_STATUS_EXECUTION_FAILED: return "execution failed";
+        case CUBLAS_STATUS_NOT_SUPPORTED: return "not supported";
+        default: return "cuBLAS error";
+    }
+}
+
+}  // namespace ithaca
+
+#define ITHACA_CUDA(call)                                                                                     \
+    do {                                                                                                      \
+        const cudaError_t status_ = (call);                                                                   \
+        if (status_ != cudaSuccess) ::ithaca::fail(__FILE__, __LINE__, #call, cudaGetErrorString(status_));   \
+    } while (0)
+
+#define ITHACA_CUBLAS(call)                                                                                   \
+    do {                                                                                                      \
+        const cublasStatus_t status_ = (call);                                                                \
+        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                 \
+            ::ithaca::fail(__FILE__, __LINE__, #call, ::ithaca::describe(status_));                           \
+    } while (0)
+
+#define ITHACA_NCCL(call)                                                                                     \
+    do {                                                                                                      \
+        const ncclResult_t status_ = (call);                                                                  \
+        if (status_ != ncclSuccess) ::ithaca::fail(__FILE__, __LINE__, #call, ncclGetErrorString(status_));   \
+    } while (0)

@@ -1,0 +1,196 @@
+// Collectives: packing, NCCL, unpacking. Blocks lie in wires in order of the members of the group, the own one included.
+#pragma once
+
+#include "kernels/copy.cuh"
+#include "launch.hpp"
+
+namespace ithaca {
+
+inline ncclDataType_t nccl_type(DType dtype) {
+    switch (dtype) {
+        case DType::F64: return ncclFloat64;
+        case DType::F32: return ncclFloat32;
+        case DType::F16: return ncclFloat16;
+        case DType::BF16: return ncclBfloat16;
+        case DType::I32: return ncclInt32;
+    }
+    return ncclInt8;
+}
+
+// Copies blocks between a tensor that lies in `box` and a wire. Blocks of one shape at even distances, as those of an
+// even split are, take one kernel.
+enum class Direction { ToWire, FromWire };
+inline void move_blocks(const Device& device, Queue queue, DType dtype, const Region& box,
+                        const std::vector<Region>& blocks, Direction direction, char* tensor, char* wire) {
+    std::vector<int64_t> extents;
+    for (const Range& r : box) extents.push_back(r.size());
+    const std::vector<int64_t> strides = row_major(extents);
+    auto offset_of = [&](const Region& block) {
+        int64_t at = 0;
+        for (size_t d = 0; d < block.size(); ++d) at += (block[d].start - box[d].start) * strides[d];
+        return at;
+    };
+    auto same_shape = [](const Region& a, const Region& b) {
+        for (size_t d = 0; d < a.size(); ++d)
+            if (a[d].size() != b[d].size()) return false;
+        return true;
+    };
+    const int64_t width = bytes_of(dtype);
+    int64_t on_wire = 0;
+    for (size_t i = 0; i < blocks.size();) {
+        const int64_t n = elements(blocks[i]);
+        if (n == 0) {
+            ++i;
+            continue;
+        }
+        const int64_t at = offset_of(blocks[i]);
+        size_t run = 1;
+        int64_t step = 0;
+        while (i + run < blocks.size() && same_shape(blocks[i], blocks[i + run])) {
+            const int64_t distance = offset_of(blocks[i + run]) - offset_of(blocks[i + run - 1]);
+            if (run > 1 && distance != step) break;
+            step = distance;
+            ++run;
+        }
+        const int wire_at = direction == Direction::ToWire ? 0 : 1;
+        Walk<2> walk;
+        walk.n = static_cast<int>(box.size()) + 1;
+        walk.extent[0] = static_cast<int64_t>(run);
+        walk.stride[wire_at][0] = n;
+        walk.stride[1 - wire_at][0] = step;
+        int64_t dense = n;
+        for (size_t d = 0; d < box.size(); ++d) {
+            walk.extent[d + 1] = blocks[i][d].size();
+            dense /= blocks[i][d].size();
+            walk.stride[wire_at][d + 1] = dense;
+            walk.stride[1 - wire_at][d + 1] = strides[d];
+        }
+        char* const there = wire + on_wire * width;
+        char* const here = tensor + at * width;
+        with_bits(dtype, [&](auto t) {
+            using T = decltype(t);
+            const bool packing = direction == Direction::ToWire;
+            const int64_t all = n * static_cast<int64_t>(run);
+            launch(kernel::copy_box<T>, all, device.stream(queue), as<T>(packing ? here : there), as<T>(packing ? there : here),
+                   walk, all);
+        });
+        on_wire += n * static_cast<int64_t>(run);
+        i += run;
+    }
+}
+
+inline void pack(const Device& device, Queue queue, size_t transfer, char* tensor, char* wire) {
+    const Exchange& e = device.exchange(transfer);
+    move_blocks(device, queue, device.transfer(transfer).from.dtype, e.mine, e.send, Direction::ToWire, tensor, wire);
+}
+
+inline void unpack(const Device& device, Queue queue, size_t transfer, char* wire, char* tensor) {
+    const Exchange& e = device.exchange(transfer);
+    move_blocks(device, queue, device.transfer(transfer).to.dtype, e.wanted, e.recv, Direction::FromWire, tensor, wire);
+}
+
+// Keeps this rank's part; nothing is sent.
+inline void slice(const Device& device, Queue queue, View x, View z) {
+    const Region from = device.space().local_box(x.type, device.rank());
+    const Region to = device.space().local_box(z.type, device.rank());
+    move_blocks(device, queue, x.type.dtype, from, {to}, Direction::ToWire, x.data, z.data);
+}
+
+inline bool all_equal(const std::vector<Region>& blocks) {
+    for (const Region& block : blocks)
+        if (elements(block) != elements(blocks.front())) return false;
+    return true;
+}
+
+// Sends blocks that lie one after another and receives others so; the own block is copied.
+inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, ncclComm_t comm,
+                            char* from, char* to) {
+    const int64_t width = bytes_of(dtype);
+    const ncclDataType_t type = nccl_type(dtype);
+    const cudaStream_t stream = device.stream(queue);
+    char *own_from = nullptr, *own_to = nullptr;
+    int64_t own = 0;
+    ITHACA_NCCL(ncclGroupStart());
+    for (size_t i = 0; i < e.group.size(); ++i) {
+        const int peer = static_cast<int>(i);
+        const int64_t n_send = elements(e.send[i]), n_recv = elements(e.recv[i]);
+        if (e.group[i] == device.rank()) {
+            own_from = from;
+            own_to = to;
+            own = n_send;
+        } else {
+            if (n_send > 0) ITHACA_NCCL(ncclSend(from, static_cast<size_t>(n_send), type, peer, comm, stream));
+            if (n_recv > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n_recv), type, peer, comm, stream));
+        }
+        from += n_send * width;
+        to += n_recv * width;
+    }
+    ITHACA_NCCL(ncclGroupEnd());
+    if (own > 0)
+        ITHACA_CUDA(cudaMemcpyAsync(own_to, own_from, static_cast<size_t>(own * width), cudaMemcpyDeviceToDevice, stream));
+}
+
+// Sends its one block to every member that wants it, and receives the blocks in order.
+inline void gather_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, ncclComm_t comm, char* from,
+                          char* to) {
+    const cudaStream_t stream = device.stream(queue);
+    const ncclDataType_t type = nccl_type(dtype);
+    const int64_t own = elements(e.mine), width = bytes_of(dtype);
+    ITHACA_NCCL(ncclGroupStart());
+    for (size_t i = 0; i < e.group.size(); ++i) {
+        const int peer = static_cast<int>(i);
+        const int64_t n = elements(e.recv[i]);
+        if (e.group[i] == device.rank()) {
+            if (n > 0)
+                ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(n * width), cudaMemcpyDeviceToDevice, stream));
+        } else {
+            if (own > 0 && elements(e.send[i]) > 0)
+                ITHACA_NCCL(ncclSend(from, static_cast<size_t>(own), type, peer, comm, stream));
+            if (n > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n), type, peer, comm, stream));
+        }
+        to += n * width;
+    }
+    ITHACA_NCCL(ncclGroupEnd());
+}
+
+// Communicates: `from` is the tensor or its packed blocks, `to` the blocks received or the tensor itself.
+inline void exchange(const Device& device, Queue queue, size_t transfer, char* from, char* to) {
+    const Transfer& x = device.transfer(transfer);
+    const Exchange& e = device.exchange(transfer);
+    const Communicators& comms = device.communicators();
+    const ncclComm_t comm = x.axis < 0 ? comms.world : comms.axes[x.axis];
+    const DType dtype = x.from.dtype;
+    const cudaStream_t stream = device.stream(queue);
+    switch (x.kind) {
+        case Collective::AllToAll:
+            return exchange_blocks(device, queue, e, dtype, comm, from, to);
+        case Collective::Permute:
+            return gather_blocks(device, queue, e, dtype, comm, from, to);
+        case Collective::AllGather:
+            if (!all_equal(e.recv)) return gather_blocks(device, queue, e, dtype, comm, from, to);
+            ITHACA_NCCL(ncclAllGather(from, to, static_cast<size_t>(elements(e.mine)), nccl_type(dtype), comm, stream));
+            return;
+        case Collective::ReduceScatter:
+            if (all_equal(e.send)) {
+                ITHACA_NCCL(ncclReduceScatter(from, to, static_cast<size_t>(elements(e.wanted)), nccl_type(dtype),
+                                              ncclSum, comm, stream));
+                return;
+            }
+            ITHACA_NCCL(ncclGroupStart());
+            for (size_t i = 0; i < e.group.size(); ++i) {
+                const int64_t n = elements(e.send[i]);
+                if (n > 0)
+                    ITHACA_NCCL(ncclReduce(from, to, static_cast<size_t>(n), nccl_type(dtype), ncclSum,
+                                           static_cast<int>(i), comm, stream));
+                from += n * bytes_of(dtype);
+            }
+            ITHACA_NCCL(ncclGroupEnd());
+            return;
+        case Collective::AllReduce:
+            ITHACA_NCCL(ncclAllReduce(from, to, static_cast<size_t>(elements(e.mine)), nccl_type(dtype), ncclSum, comm,
+                                      stream));
+            return;
+    }
+}
+
+}  // namespace ithaca

@@ -1,0 +1,192 @@
+// One rank's device: memory, streams, events, communicators.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "rendezvous.hpp"
+#include "source.hpp"
+#include "space.hpp"
+
+namespace ithaca {
+
+enum Queue { kCompute = 0, kComm = 1 };
+
+// The result buffers of a frame, or its arguments.
+using Pointers = std::vector<char*>;
+
+struct OutputOf {
+    const char* name;
+    const Type& type;
+    int64_t offset;  // from the start of the frame of main, bytes
+};
+
+class Device;
+
+// A schedule, as the generated source states it.
+struct Program {
+    const Space& space;
+    int64_t arena_bytes;
+    int n_events;
+    std::vector<const Source*> sources;
+    std::vector<std::vector<double>> tables;  // constants that kernels read: rotary frequencies
+    std::vector<const Transfer*> transfers;
+    std::vector<OutputOf> outputs;
+    int64_t id_bound;  // token ids lie below
+    void (*run)(const Device& device, char* frame);
+};
+
+constexpr int64_t kAlignment = 256;
+inline int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Communicators of the mesh: the world, and one for each axis.
+struct Communicators {
+    ncclComm_t world = nullptr;
+    std::vector<ncclComm_t> axes;
+
+    // Collective over the world.
+    void open(const Space& space, const World& self) {
+        ncclUniqueId id{};
+        if (self.rank == 0) ITHACA_NCCL(ncclGetUniqueId(&id));
+        rendezvous(self, id);
+        ITHACA_NCCL(ncclCommInitRank(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank)));
+        for (size_t a = 0; a < space.axes.size(); ++a) {
+            const int axis = static_cast<int>(a);
+            const int key = static_cast<int>(space.coordinate(self.rank, axis));
+            const int color = static_cast<int>(space.group(self.rank, axis).front());
+            axes.push_back(nullptr);
+            ITHACA_NCCL(ncclCommSplit(world, color, key, &axes.back(), nullptr));
+        }
+    }
+
+    void close() {
+        for (ncclComm_t comm : axes) ITHACA_NCCL(ncclCommDestroy(comm));
+        if (world != nullptr) ITHACA_NCCL(ncclCommDestroy(world));
+    }
+};
+
+// What a rank needs to run a program: everything is allocated here, nothing while it runs.
+class Device {
+  public:
+    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors)
+        : program_(program), rank_(rank), communicators_(communicators) {
+        for (cudaStream_t& stream : streams_) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        events_.resize(static_cast<size_t>(program.n_events) + 2);
+        for (cudaEvent_t& event : events_) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        ITHACA_CUBLAS(cublasCreate(&blas_));
+        for (const Transfer* transfer : program.transfers) {
+            exchanges_.push_back(exchange_of(program.space, *transfer, rank));
+        }
+        allocate();
+        load(tensors);
+        ITHACA_CUDA(cudaDeviceSynchronize());
+    }
+
+    ~Device() {
+        cublasDestroy(blas_);
+        for (cudaEvent_t event : events_) cudaEventDestroy(event);
+        for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+        cudaFree(memory_);
+    }
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    const Space& space() const { return program_.space; }
+    int64_t rank() const { return rank_; }
+    cudaStream_t stream(Queue queue) const { return streams_[queue]; }
+    const Communicators& communicators() const { return communicators_; }
+    const Exchange& exchange(size_t transfer) const { return exchanges_[transfer]; }
+    const Transfer& transfer(size_t transfer) const { return *program_.transfers[transfer]; }
+    char* arena() const { return memory_; }
+    int64_t bytes() const { return bytes_; }
+
+    // Products on a stream.
+    cublasHandle_t blas(Queue queue) const {
+        ITHACA_CUBLAS(cublasSetStream(blas_, streams_[queue]));
+        return blas_;
+    }
+
+    // A weight or an input, of a layer.
+    char* source(size_t i, int64_t layer) const {
+        const std::vector<int64_t>& offsets = offsets_[i];
+        const bool per_layer = std::strstr(program_.sources[i]->name, "{layer}") != nullptr;
+        return memory_ + offsets[per_layer ? static_cast<size_t>(layer - program_.sources[i]->layers.front().start) : 0];
+    }
+    const double* table(size_t i) const { return reinterpret_cast<const double*>(memory_ + tables_[i]); }
+
+    void wait(Queue queue, int event) const { ITHACA_CUDA(cudaStreamWaitEvent(streams_[queue], events_[event], 0)); }
+    void record(Queue queue, int event) const { ITHACA_CUDA(cudaEventRecord(events_[event], streams_[queue])); }
+
+    // Both streams have done what was issued before either goes on.
+    void meet() const {
+        const int last = program_.n_events;
+        for (Queue queue : {kCompute, kComm}) record(queue, last + queue);
+        wait(kCompute, last + kComm);
+        wait(kComm, last + kCompute);
+    }
+
+    void run() const { program_.run(*this, memory_); }
+    void synchronize() const {
+        for (cudaStream_t stream : streams_) ITHACA_CUDA(cudaStreamSynchronize(stream));
+        for (ncclComm_t comm : communicators_.axes) {
+            ncclResult_t state = ncclSuccess;
+            ITHACA_NCCL(ncclCommGetAsyncError(comm, &state));
+            ITHACA_NCCL(state);
+        }
+    }
+
+  private:
+    // One allocation: the arena, then weights and inputs, then tables.
+    void allocate() {
+        bytes_ = aligned(program_.arena_bytes);
+        for (const Source* source : program_.sources) {
+            const int64_t each = aligned(elements(space().local_box(source->type, rank_)) * bytes_of(source->type.dtype));
+            std::vector<int64_t> offsets(static_cast<size_t>(source->layers.back().end - source->layers.front().start), -1);
+            for (const Range& layers : source->layers) {
+                for (int64_t l = layers.start; l < layers.end; ++l) {
+                    offsets[static_cast<size_t>(l - source->layers.front().start)] = bytes_;
+                    bytes_ += each;
+                }
+            }
+            offsets_.push_back(offsets);
+        }
+        for (const auto& table : program_.tables) {
+            tables_.push_back(bytes_);
+            bytes_ += aligned(static_cast<int64_t>(table.size() * sizeof(double)));
+        }
+        ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
+    }
+
+    void load(const Tensors& tensors) {
+        for (size_t i = 0; i < program_.sources.size(); ++i) {
+            const Source& source = *program_.sources[i];
+            for (const Range& layers : source.layers) {
+                for (int64_t l = layers.start; l < layers.end; ++l) {
+                    const std::vector<char> host = load_source(space(), source, l, rank_, tensors);
+                    char* to = memory_ + offsets_[i][static_cast<size_t>(l - source.layers.front().start)];
+                    ITHACA_CUDA(cudaMemcpy(to, host.data(), host.size(), cudaMemcpyHostToDevice));
+                }
+            }
+        }
+        for (size_t i = 0; i < tables_.size(); ++i) {
+            const std::vector<double>& table = program_.tables[i];
+            ITHACA_CUDA(cudaMemcpy(memory_ + tables_[i], table.data(), table.size() * sizeof(double),
+                                   cudaMemcpyHostToDevice));
+        }
+    }
+
+    const Program& program_;
+    int64_t rank_;
+    const Communicators& communicators_;
+    cudaStream_t streams_[2] = {};
+    std::vector<cudaEvent_t> events_;
+    cublasHandle_t blas_ = nullptr;
+    std::vector<Exchange> exchanges_;
+    std::vector<std::vector<int64_t>> offsets_;
+    std::vector<int64_t> tables_;
+    char* memory_ = nullptr;
+    int64_t bytes_ = 0;
+};
+
+}  // namespace ithaca

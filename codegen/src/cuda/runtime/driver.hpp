@@ -1,0 +1,234 @@
+// The command line of an emitted program: load, run, time, write, check.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+
+#include "device.hpp"
+
+namespace ithaca {
+
+struct Options {
+    std::vector<std::string> weights;
+    std::string inputs, output;
+    int64_t seed = -1, steps = 1;
+    double tolerance = -1;  // negative: by element type
+    bool self_check = false;
+};
+
+inline constexpr const char* kHelp =
+    "usage: %s [options]\n"
+    "  --weights PATH       safetensors file, or a directory of them; may be given again\n"
+    "  --inputs PATH        safetensors file of inputs\n"
+    "  --random-weights N   weights (and inputs, when none are given) from seed N\n"
+    "  --output PATH        write the outputs, assembled on rank 0\n"
+    "  --self-check         compare the outputs with one GPU running the whole program; exit 1 when they differ\n"
+    "  --tolerance X        largest relative error of the self-check\n"
+    "  --steps N            run N times and print the time of each\n"
+    "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
+
+inline double number_of(const std::string& option, const char* text) {
+    char* end = nullptr;
+    const double value = std::strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= 0) || value > 1e15)
+        throw Error(option + " takes a number that is not negative, not `" + text + "`");
+    return value;
+}
+
+inline Options parse(int argc, char** argv) {
+    Options options;
+    for (int i = 1; i < argc; ++i) {
+        const std::string option = argv[i];
+        if (option == "--help" || option == "-h") {
+            std::printf(kHelp, argv[0], argv[0]);
+            std::exit(0);
+        }
+        if (option == "--self-check") {
+            options.self_check = true;
+            continue;
+        }
+        static const char* const known[] = {"--weights", "--inputs", "--output", "--random-weights", "--tolerance", "--steps"};
+        if (std::none_of(std::begin(known), std::end(known), [&](const char* k) { return option == k; }))
+            throw Error("unknown option " + option + "; see --help");
+        if (i + 1 == argc) throw Error(option + " takes a value");
+        const char* value = argv[++i];
+        if (option == "--weights") options.weights.push_back(value);
+        else if (option == "--inputs") options.inputs = value;
+        else if (option == "--output") options.output = value;
+        else if (option == "--random-weights") options.seed = static_cast<int64_t>(number_of(option, value));
+        else if (option == "--steps") options.steps = static_cast<int64_t>(number_of(option, value));
+        else options.tolerance = number_of(option, value);
+    }
+    if (options.steps < 1) throw Error("--steps takes a number above zero");
+    return options;
+}
+
+// Outputs, whole, on rank 0: each distinct part is sent once and put where it belongs; pending sums are taken, padding
+// is cut off. Not part of what is timed.
+inline std::vector<HostTensor> gather_outputs(const Program& program, const Device& device, int64_t n_ranks) {
+    const Space& space = program.space;
+    const ncclComm_t comm = device.communicators().world;
+    std::vector<HostTensor> out;
+    for (const OutputOf& output : program.outputs) {
+        const Type& type = output.type;
+        const int64_t width = bytes_of(type.dtype);
+        std::vector<int64_t> shape;
+        int64_t n = 1;
+        for (int d : type.dims) {
+            shape.push_back(space.dims[d].valid);
+            n *= shape.back();
+        }
+        const std::vector<int64_t> strides = row_major(shape);
+        HostTensor whole{output.name, type.dtype, shape, {}};
+        if (device.rank() == 0) whole.values.assign(static_cast<size_t>(n), 0);
+        for (int64_t rank = 0; rank < n_ranks; ++rank) {
+            // Of ranks that hold the same part, the first sends.
+            bool first = true;
+            for (size_t a = 0; a < space.axes.size(); ++a) {
+                const int axis = static_cast<int>(a);
+                auto uses = [&](const std::vector<int>& axes) { return std::count(axes.begin(), axes.end(), axis) > 0; };
+                if (!uses(type.partial) && std::none_of(type.split.begin(), type.split.end(), uses))
+                    first = first && space.coordinate(rank, axis) == 0;
+            }
+            const Region box = space.local_box(type, rank);
+            const int64_t size = elements(box);
+            if (!first || size == 0) continue;
+            const size_t count = static_cast<size_t>(size * width);
+            if (device.rank() == rank && rank != 0) {
+                ITHACA_NCCL(ncclSend(device.arena() + output.offset, count, ncclInt8, 0, comm, device.stream(kCompute)));
+                device.synchronize();
+            }
+            if (device.rank() != 0) continue;
+            char* from = device.arena() + output.offset;
+            if (rank != 0) {
+                ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&from), count));
+                ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.stream(kCompute)));
+                device.synchronize();
+            }
+            std::vector<char> host(count);
+            ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
+            if (rank != 0) ITHACA_CUDA(cudaFree(from));
+            std::vector<int64_t> index;
+            for (const Range& r : box) index.push_back(r.start);
+            for (int64_t i = 0; i < size; ++i) {
+                int64_t at = 0;
+                bool padding = false;
+                for (size_t d = 0; d < box.size(); ++d) {
+                    padding = padding || index[d] >= shape[d];
+                    at += index[d] * strides[d];
+                }
+                if (!padding) whole.values[static_cast<size_t>(at)] += load_element(type.dtype, host.data() + i * width);
+                for (size_t d = box.size(); d-- > 0 && ++index[d] == box[d].end;) index[d] = box[d].start;
+            }
+        }
+        out.push_back(std::move(whole));
+    }
+    return out;
+}
+
+inline double tolerance_of(DType dtype) {
+    switch (dtype) {
+        case DType::F64: return 1e-10;
+        case DType::F32: return 1e-4;
+        case DType::F16: return 1e-2;
+        case DType::BF16: return 5e-2;
+        case DType::I32: return 0;
+    }
+    return 0;
+}
+
+// Prints the errors of each tensor; true when all are within the tolerance.
+inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<HostTensor>& reference, double tolerance) {
+    bool good = outputs.size() == reference.size();
+    for (const HostTensor& ours : outputs) {
+        const auto theirs = std::find_if(reference.begin(), reference.end(),
+                                         [&](const HostTensor& t) { return t.name == ours.name && t.shape == ours.shape; });
+        if (theirs == reference.end()) {
+            std::printf("self-check %s: the reference has no such tensor\n", ours.name.c_str());
+            good = false;
+            continue;
+        }
+        double largest = 0, error = 0, norm = 0;
+        for (size_t i = 0; i < ours.values.size(); ++i) {
+            const double difference = ours.values[i] - theirs->values[i];
+            if (!(std::fabs(difference) <= largest)) largest = std::fabs(difference);
+            error += difference * difference;
+            norm += theirs->values[i] * theirs->values[i];
+        }
+        const double relative = error == 0 ? 0 : std::sqrt(error / norm);
+        const double bound = tolerance >= 0 ? tolerance : tolerance_of(ours.dtype);
+        const bool close = relative <= bound;  // false for what is not a number
+        std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
+                    largest, relative, bound, close ? "ok" : "FAILED");
+        good = good && close;
+    }
+    return good;
+}
+
+inline int run(const Options& options, const Program& program, const Program* reference) {
+    const World self = world_of_environment();
+    if (self.size != program.space.ranks())
+        throw Error("the program is for " + std::to_string(program.space.ranks()) + " ranks, but " +
+                    std::to_string(self.size) + " were started");
+    if (options.self_check && reference == nullptr) throw Error("the program was emitted without a reference to check against");
+    Tensors tensors;
+    for (const std::string& path : options.weights) tensors.weights.add(path);
+    if (!options.inputs.empty()) tensors.inputs.add(options.inputs);
+    tensors.seed = options.seed;
+    tensors.id_bound = program.id_bound;
+
+    int n_devices = 0;
+    ITHACA_CUDA(cudaGetDeviceCount(&n_devices));
+    if (n_devices == 0) throw Error("no GPU");
+    const bool shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+    if (self.local_rank >= n_devices && !shared)
+        throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " +
+                    std::to_string(n_devices));
+    ITHACA_CUDA(cudaSetDevice(static_cast<int>(self.local_rank % n_devices)));
+
+    Communicators communicators;
+    communicators.open(program.space, self);
+    std::vector<HostTensor> outputs;
+    {
+        const Device device(program, self.rank, communicators, tensors);
+        if (self.rank == 0)
+            std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(self.size),
+                        static_cast<double>(device.bytes()) / (1 << 20));
+        for (int64_t step = 0; step < options.steps; ++step) {
+            const auto start = std::chrono::steady_clock::now();
+            device.run();
+            device.synchronize();
+            const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+            if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
+        }
+        if (options.self_check || !options.output.empty()) outputs = gather_outputs(program, device, self.size);
+    }
+    bool good = true;
+    if (self.rank == 0 && !options.output.empty()) write_tensors(options.output, outputs);
+    if (self.rank == 0 && options.self_check) {
+        // One device has no one to talk to.
+        const Communicators nobody;
+        const Device device(*reference, 0, nobody, tensors);
+        device.run();
+        device.synchronize();
+        good = agree(outputs, gather_outputs(*reference, device, 1), options.tolerance);
+    }
+    communicators.close();
+    return good ? 0 : 1;
+}
+
+inline int drive(int argc, char** argv, const Program& program, const Program* reference) {
+    // Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
+    try {
+        const int status = run(parse(argc, argv), program, reference);
+        std::fflush(stdout);
+        return status;
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "error: %s\n", error.what());
+        std::fflush(stderr);
+        std::_Exit(2);
+    }
+}
+
+}  // namespace ithaca

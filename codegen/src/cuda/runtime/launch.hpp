@@ -1,0 +1,95 @@
+// Tensors of a rank as kernels see them, and the launch of a kernel.
+#pragma once
+
+#include "config.hpp"
+#include "device.hpp"
+#include "kernels/numeric.cuh"
+
+namespace ithaca {
+
+// A buffer with the type of what lies in it.
+struct View {
+    const Type& type;
+    char* data;
+};
+
+// The part of a tensor that a rank holds.
+struct Local {
+    Region box;
+    std::vector<int64_t> extents, strides;
+    int64_t size = 1;
+
+    Local(const Device& device, const Type& type) : box(device.space().local_box(type, device.rank())) {
+        for (const Range& r : box) extents.push_back(r.size());
+        strides = row_major(extents);
+        for (int64_t extent : extents) size *= extent;
+    }
+};
+
+inline int position(const Type& type, int dim) {
+    for (size_t d = 0; d < type.dims.size(); ++d)
+        if (type.dims[d] == dim) return static_cast<int>(d);
+    return -1;
+}
+
+// Distance between neighbours along `dim`; zero when the tensor lacks it.
+inline int64_t stride_of(const Type& type, const Local& local, int dim) {
+    const int d = position(type, dim);
+    return d < 0 ? 0 : local.strides[d];
+}
+
+// Kernels take any grid; one large enough to fill the device, and no larger than needed.
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream, Arguments... arguments) {
+    if (threads <= 0) return;
+    constexpr int64_t kBlock = 256, kMostBlocks = int64_t{1} << 20;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(std::min((threads + kBlock - 1) / kBlock, kMostBlocks)));
+    config.blockDim = dim3(static_cast<unsigned>(kBlock));
+    config.stream = stream;
+    ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// Calls `body` with a value of the element type; config.hpp says which types the program has, the rest is not compiled.
+template <typename Body>
+void with_float(DType dtype, const Body& body) {
+    switch (dtype) {
+#if ITHACA_HAS_F64
+        case DType::F64: return body(double{});
+#endif
+#if ITHACA_HAS_F32
+        case DType::F32: return body(float{});
+#endif
+#if ITHACA_HAS_F16
+        case DType::F16: return body(__half{});
+#endif
+#if ITHACA_HAS_BF16
+        case DType::BF16: return body(__nv_bfloat16{});
+#endif
+        default: fail(__FILE__, __LINE__, "with_float", "an element type that config.hpp does not announce");
+    }
+}
+
+// As `with_float`, 32-bit integers included.
+template <typename Body>
+void with_any(DType dtype, const Body& body) {
+    if (dtype == DType::I32) return body(int32_t{});
+    with_float(dtype, body);
+}
+
+// Calls `body` with an integer as wide as an element: for what moves elements and does not compute.
+template <typename Body>
+void with_bits(DType dtype, const Body& body) {
+    switch (bytes_of(dtype)) {
+        case 8: return body(uint64_t{});
+        case 4: return body(uint32_t{});
+        default: return body(uint16_t{});
+    }
+}
+
+template <typename T>
+T* as(char* data) {
+    return reinterpret_cast<T*>(data);
+}
+
+}  // namespace ithaca

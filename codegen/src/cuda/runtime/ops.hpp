@@ -1,0 +1,183 @@
+// Operations on local tensors: shapes and strides from types and the rank, then a kernel.
+#pragma once
+
+#include "kernels/attention.cuh"
+#include "kernels/copy.cuh"
+#include "kernels/elementwise.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/rotary.cuh"
+#include "launch.hpp"
+
+namespace ithaca {
+
+using kernel::Binary;
+using kernel::Unary;
+
+inline void unary(const Device& device, Queue queue, Unary f, View x, View z) {
+    const int64_t n = Local(device, x.type).size;
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::unary<T>, n, device.stream(queue), f, as<T>(x.data), as<T>(z.data), n);
+    });
+}
+
+inline void scale(const Device& device, Queue queue, double factor, View x, View z) {
+    const int64_t n = Local(device, x.type).size;
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::scale<T>, n, device.stream(queue), factor, as<T>(x.data), as<T>(z.data), n);
+    });
+}
+
+inline void cast(const Device& device, Queue queue, View x, View z) {
+    const int64_t n = Local(device, x.type).size;
+    with_any(x.type.dtype, [&](auto t) {
+        with_any(z.type.dtype, [&](auto u) {
+            using From = decltype(t);
+            using To = decltype(u);
+            launch(kernel::cast<From, To>, n, device.stream(queue), as<From>(x.data), as<To>(z.data), n);
+        });
+    });
+}
+
+inline void binary(const Device& device, Queue queue, Binary f, View x, View y, View z) {
+    const Local lx(device, x.type), ly(device, y.type);
+    Walk<1> walk;
+    for (size_t d = 0; d < x.type.dims.size(); ++d) {
+        walk.extent[walk.n] = lx.extents[d];
+        walk.stride[0][walk.n++] = stride_of(y.type, ly, x.type.dims[d]);
+    }
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::binary<T>, lx.size, device.stream(queue), f, as<T>(x.data), as<T>(y.data), as<T>(z.data), walk, lx.size);
+    });
+}
+
+// Adds every dimension of x but `over` to the walk, with the strides of x and of the others.
+template <int K>
+Walk<K> rows_of(const Device& device, View x, int over, const View* const (&others)[K - 1]) {
+    const Local lx(device, x.type);
+    Walk<K> rows;
+    for (size_t d = 0; d < x.type.dims.size(); ++d) {
+        if (x.type.dims[d] == over) continue;
+        rows.extent[rows.n] = lx.extents[d];
+        rows.stride[0][rows.n] = lx.strides[d];
+        for (int k = 1; k < K; ++k) {
+            const Type& other = others[k - 1]->type;
+            rows.stride[k][rows.n] = stride_of(other, Local(device, other), x.type.dims[d]);
+        }
+        ++rows.n;
+    }
+    return rows;
+}
+
+inline int64_t extent_along(const Device& device, const Type& type, int dim) {
+    return Local(device, type).extents[position(type, dim)];
+}
+inline int64_t stride_along(const Device& device, const Type& type, int dim) {
+    return stride_of(type, Local(device, type), dim);
+}
+
+inline void rms_norm(const Device& device, Queue queue, int over, double eps, View x, View weight, View z) {
+    const Walk<2> rows = rows_of<2>(device, x, over, {&weight});
+    const int64_t n = rows.size();
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::rms_norm<T>, n, device.stream(queue), as<T>(x.data), as<T>(weight.data), as<T>(z.data), rows, n,
+               extent_along(device, x.type, over), stride_along(device, x.type, over),
+               stride_along(device, weight.type, over), eps);
+    });
+}
+
+inline void layer_norm(const Device& device, Queue queue, int over, double eps, View x, View weight, View bias, View z) {
+    const Walk<3> rows = rows_of<3>(device, x, over, {&weight, &bias});
+    const int64_t n = rows.size();
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::layer_norm<T>, n, device.stream(queue), as<T>(x.data), as<T>(weight.data), as<T>(bias.data),
+               as<T>(z.data), rows, n, extent_along(device, x.type, over), stride_along(device, x.type, over),
+               stride_along(device, weight.type, over), stride_along(device, bias.type, over), eps);
+    });
+}
+
+// `frequencies` is a table of width / 2 angles per position.
+inline void rotary(const Device& device, Queue queue, int over, int64_t width, double amplitude,
+                   const double* frequencies, View x, View positions, View z) {
+    const Walk<2> rows = rows_of<2>(device, x, over, {&positions});
+    const int64_t n = rows.size(), extent = extent_along(device, x.type, over);
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::rotary<T>, n * (extent - width / 2), device.stream(queue), as<T>(x.data), as<int32_t>(positions.data),
+               frequencies, as<T>(z.data), rows, n, extent, stride_along(device, x.type, over), width, amplitude);
+    });
+}
+
+// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]. The mask keeps keys from
+// `left` positions before the query to `right` behind it; negative is unbounded.
+inline void attention(const Device& device, Queue queue, int64_t left, int64_t right, double factor, View q, View k,
+                      View v, View o) {
+    const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
+    const size_t n_dims = q.type.dims.size();
+    kernel::AttentionShape s{};
+    s.front = 1;
+    for (size_t d = 0; d + 3 < n_dims; ++d) s.front *= lq.extents[d];
+    s.queries = lq.extents[n_dims - 3];
+    s.heads = lq.extents[n_dims - 2];
+    s.width = lq.extents[n_dims - 1];
+    s.keys = lk.extents[n_dims - 3];
+    s.kv_heads = lk.extents[n_dims - 2];
+    s.value_width = lv.extents[n_dims - 1];
+    s.query_start = lq.box[n_dims - 3].start;
+    s.key_start = lk.box[n_dims - 3].start;
+    s.valid_keys = device.space().dims[k.type.dims[n_dims - 3]].valid;
+    s.left = left;
+    s.right = right;
+    s.scale = factor;
+    if (s.kv_heads == 0) return;
+    auto tiled = [&](auto t, auto tiled_kernel, int64_t tile) {
+        using T = decltype(t);
+        const int64_t n = s.front * s.queries * s.heads * ((s.value_width + tile - 1) / tile);
+        launch(tiled_kernel, n, device.stream(queue), as<T>(q.data), as<T>(k.data), as<T>(v.data), as<T>(o.data), s, n);
+    };
+    with_float(q.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        if (s.value_width <= 64) return tiled(t, kernel::attention<T, 64>, 64);
+        tiled(t, kernel::attention<T, 128>, 128);
+    });
+}
+
+// The table's first dimension is looked up.
+inline void embed(const Device& device, Queue queue, View table, View ids, View z) {
+    const Local lt(device, table.type), lz(device, z.type);
+    const int64_t rows = lt.extents.front(), width = lt.strides.front();
+    with_float(table.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::embed<T>, lz.size, device.stream(queue), as<T>(table.data), as<int32_t>(ids.data), as<T>(z.data),
+               lz.size, width, lt.box.front().start, rows);
+    });
+}
+
+inline void positions(const Device& device, Queue queue, View z) {
+    const Local lz(device, z.type);
+    launch(kernel::positions, lz.size, device.stream(queue), as<int32_t>(z.data), lz.size, lz.box[0].start,
+           device.space().dims[z.type.dims[0]].valid);
+}
+
+// Repeats each element of dimension `from`; the result has dimension `to` in its place.
+inline void repeat(const Device& device, Queue queue, int from, int to, View x, View z) {
+    const Local lx(device, x.type), lz(device, z.type);
+    const int d = position(x.type, from), e = position(z.type, to);
+    const std::vector<Dim>& dims = device.space().dims;
+    with_bits(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::repeat<T>, lz.size, device.stream(queue), as<T>(x.data), as<T>(z.data), lz.size, lx.extents[d],
+               lz.extents[e], lz.strides[e], dims[to].size / dims[from].size, lx.box[d].start, lz.box[e].start);
+    });
+}
+
+inline void copy(const Device& device, Queue queue, int64_t bytes, const char* from, char* to) {
+    if (bytes > 0 && from != to)
+        ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, device.stream(queue)));
+}
+
+}  // namespace ithaca

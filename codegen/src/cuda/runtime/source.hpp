@@ -1,0 +1,178 @@
+// Sources: from stored tensors, or from a seed, to the part of a weight or input that a rank holds.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "kernels/numeric.cuh"
+#include "safetensors.hpp"
+#include "space.hpp"
+
+namespace ithaca {
+
+enum class File { Weights, Inputs };
+
+// A weight or an input. The stored tensor is cut to `window` and read in row-major order as the dimensions of the type;
+// `{layer}` in the name stands for the layer.
+struct Source {
+    const char* name;
+    const Type& type;
+    std::vector<int64_t> stored;  // empty: the shape of the type
+    std::vector<Range> window;    // empty: all
+    std::vector<Range> layers;    // the layers it is loaded for; one layer 0..1 when the name has no {layer}
+    File file;
+};
+
+inline std::string stored_name(const Source& source, int64_t layer) {
+    std::string name = source.name;
+    const std::string hole = "{layer}";
+    for (size_t at; (at = name.find(hole)) != std::string::npos;) name.replace(at, hole.size(), std::to_string(layer));
+    return name;
+}
+
+// Where tensors come from: files, or a seed when it is not negative.
+struct Tensors {
+    TensorFiles weights, inputs;
+    int64_t seed = -1;
+    int64_t id_bound = 1;  // random integers lie below
+};
+
+inline uint64_t scramble(uint64_t x) {
+    // splitmix64 (Steele, Lea and Flood, 2014).
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+inline double element_of(const StoredTensor& t, int64_t i) {
+    auto read = [&](auto value) {
+        std::memcpy(&value, t.data + i * static_cast<int64_t>(sizeof value), sizeof value);
+        return value;
+    };
+    switch (t.dtype) {
+        case Stored::F64: return read(double{});
+        case Stored::F32: return read(float{});
+        case Stored::F16: return widen(read(__half{}));
+        case Stored::BF16: return widen(read(__nv_bfloat16{}));
+        case Stored::I64: return static_cast<double>(read(int64_t{}));
+        case Stored::I32: return read(int32_t{});
+    }
+    return 0;
+}
+
+inline void store_element(DType dtype, char* to, double value) {
+    auto write = [&](auto stored) { std::memcpy(to, &stored, sizeof stored); };
+    switch (dtype) {
+        case DType::F64: return write(value);
+        case DType::F32: return write(static_cast<float>(value));
+        case DType::F16: return write(narrow<__half>(value));
+        case DType::BF16: return write(narrow<__nv_bfloat16>(value));
+        case DType::I32: return write(static_cast<int32_t>(value));
+    }
+}
+
+inline double load_element(DType dtype, const char* from) {
+    auto read = [&](auto value) {
+        std::memcpy(&value, from, sizeof value);
+        return value;
+    };
+    switch (dtype) {
+        case DType::F64: return read(double{});
+        case DType::F32: return read(float{});
+        case DType::F16: return widen(read(__half{}));
+        case DType::BF16: return widen(read(__nv_bfloat16{}));
+        case DType::I32: return read(int32_t{});
+    }
+    return 0;
+}
+
+inline std::string show(const std::vector<int64_t>& shape) {
+    std::string text = "[";
+    for (size_t d = 0; d < shape.size(); ++d) text += (d ? " " : "") + std::to_string(shape[d]);
+    return text + "]";
+}
+
+// A rank's part of a source, dense and row-major, padding filled with zeros.
+inline std::vector<char> load_source(const Space& space, const Source& source, int64_t layer, int64_t rank,
+                                     const Tensors& tensors) {
+    const Type& type = source.type;
+    const std::string name = stored_name(source, layer);
+    const size_t n_dims = type.dims.size();
+
+    // What a file holds of each dimension: no padding, and a repeated element once.
+    std::vector<int64_t> held, copies;
+    for (int d : type.dims) {
+        const Dim& dim = space.dims[d];
+        const Dim& of = dim.copies < 0 ? dim : space.dims[dim.copies];
+        held.push_back(of.valid);
+        copies.push_back(dim.copies < 0 ? 1 : dim.size / of.size);
+    }
+    std::vector<int64_t> shape = source.stored.empty() ? held : source.stored;
+    std::vector<Range> window = source.window;
+    if (window.empty()) {
+        for (int64_t extent : shape) window.push_back({0, extent});
+    }
+    std::vector<int64_t> cut;
+    for (const Range& w : window) cut.push_back(w.size());
+    const std::vector<int64_t> shape_strides = row_major(shape), held_strides = row_major(held);
+
+    // Where the i-th element of the cut lies in the stored tensor.
+    auto stored_index = [&](int64_t i) {
+        int64_t at = 0;
+        for (size_t d = cut.size(); d-- > 0;) {
+            at += (window[d].start + i % cut[d]) * shape_strides[d];
+            i /= cut[d];
+        }
+        return at;
+    };
+
+    std::function<double(int64_t)> element;
+    const TensorFiles& files = source.file == File::Inputs ? tensors.inputs : tensors.weights;
+    const StoredTensor* stored = files.find(name);
+    if (stored != nullptr) {
+        if (stored->shape != shape)
+            throw Error("tensor `" + name + "` has shape " + show(stored->shape) + ", but the model needs " + show(shape));
+        const bool integers = stored->dtype == Stored::I64 || stored->dtype == Stored::I32;
+        if (integers != (type.dtype == DType::I32))
+            throw Error("tensor `" + name + "` holds " + (integers ? "integers" : "real numbers") +
+                        ", but the model needs the other");
+        element = [&](int64_t i) { return element_of(*stored, i); };
+    } else if (tensors.seed >= 0 && files.empty()) {
+        uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
+        for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
+        const bool vector = shape.size() == 1;
+        element = [key, vector, &type, &tensors](int64_t i) {
+            const uint64_t bits = scramble(key + static_cast<uint64_t>(i));
+            if (type.dtype == DType::I32)
+                return static_cast<double>(bits % static_cast<uint64_t>(tensors.id_bound));
+            const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;
+            // Vectors are gains or biases, matrices keep the size of what they multiply.
+            return vector ? 1 + 0.1 * uniform : 0.05 * uniform;
+        };
+    } else if (files.empty()) {
+        throw Error(source.file == File::Inputs ? "inputs are needed: --inputs FILE" : "weights are needed: --weights FILE");
+    } else {
+        throw Error("tensor `" + name + "` is not in the file of " + (source.file == File::Inputs ? "inputs" : "weights"));
+    }
+
+    const Region box = space.local_box(type, rank);
+    const int64_t n = elements(box), width = bytes_of(type.dtype);
+    std::vector<char> out(static_cast<size_t>(n * width), 0);
+    std::vector<int64_t> index;
+    for (const Range& r : box) index.push_back(r.start);
+    for (int64_t i = 0; i < n; ++i) {
+        int64_t at = 0;
+        bool padding = false;
+        for (size_t d = 0; d < n_dims; ++d) {
+            const int64_t j = copies[d] == 1 ? index[d] : index[d] / copies[d];
+            padding = padding || j >= held[d];
+            at += j * held_strides[d];
+        }
+        if (!padding) store_element(type.dtype, out.data() + i * width, element(stored_index(at)));
+        for (size_t d = n_dims; d-- > 0 && ++index[d] == box[d].end;) index[d] = box[d].start;
+    }
+    return out;
+}
+
+}  // namespace ithaca

@@ -1,0 +1,107 @@
+//! Every diagnostic code of this crate with the rule behind it: the one list that the reference page is made of.
+
+use std::fmt::Write;
+
+/// A diagnostic code and the rule whose violation it reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// For example `V07`.
+    pub code: &'static str,
+    /// The rule, one sentence.
+    pub rule: &'static str,
+}
+
+const fn code(code: &'static str, rule: &'static str) -> Code {
+    Code { code, rule }
+}
+
+/// Codes of texts that cannot be read.
+pub const PARSE: &[Code] = &[
+    code("E01", "each token is one that the grammar allows in its place"),
+    code("E02", "characters and strings are well formed"),
+    code("E03", "numbers fit: whole ones in 64 bits, counts in 32, real ones are finite"),
+    code("E04", "the file starts with a version and a level that are known"),
+    code("E05", "every operation is in the table of operations"),
+    code("E06", "every name is declared before it is used"),
+    code("E07", "no name is defined twice"),
+    code("E08", "an operation has the attributes of its row in the table, each of the right kind"),
+    code("E09", "attributes are not more than 64 in one place, nor nested deeper than 16 levels"),
+    code("E10", "a text is shorter than 4 GiB"),
+    code("E11", "a value that is written as a number has the number of its definition"),
+];
+
+/// Invariants of modules.
+pub const MODULE: &[Code] = &[
+    code("V01", "an operation has as many operands as its row in the table says"),
+    code(
+        "V02",
+        "values are numbered in order of definition and defined before use; `main` takes no parameters",
+    ),
+    code("V03", "the stated type of a result is the one that follows from operands and attributes"),
+    code("V04", "element types fit the operation"),
+    code("V05", "operands have the dimensions that the operation needs"),
+    code("V06", "a type names each dimension once and has a split for each"),
+    code("V07", "operands that share a dimension split it alike, and one axis splits one dimension"),
+    code("V08", "a dimension that an operation needs whole is not split"),
+    code(
+        "V09",
+        "a split deals whole granules evenly, or at least one to every rank where the dimension is uneven",
+    ),
+    code("V10", "a type uses each mesh axis once, as a split or as a pending sum"),
+    code(
+        "V11",
+        "only changes of layout and calls see pending sums, and neither sources nor outputs of `main` have any",
+    ),
+    code("V12", "no `reshard` is left in a per-rank program"),
+    code("V13", "on the program level there is no mesh, no layout and no change of layout"),
+    code(
+        "V14",
+        "arguments of a call have the types of the parameters; what several layers carry keeps its type",
+    ),
+    code("V15", "functions have different names, a callee stands before its callers, and `main` is the last"),
+    code("V16", "a collective finds its axis where it needs it"),
+    code("V17", "a binding has a name, and takes as many stored elements as its type has"),
+    code("V18", "a call runs over 1 to 65536 layers, and no function runs more than 2^40 times"),
+    code("V19", "outputs of `main` have different names, those of other functions have none"),
+    code("V20", "query heads are a multiple of key/value heads"),
+    code("V21", "query heads split by whole groups that share a key/value head"),
+    code(
+        "V22",
+        "dimensions have different names, sizes from 1 to 2^40, and granules, padding and copies that fit",
+    ),
+    code("V23", "mesh axes have different names, sizes from 1, and at most 2^20 ranks in all"),
+    code("V24", "no tensor has more than 2^62 bytes, and no attribute is infinite or not a number"),
+];
+
+/// Invariants of schedules.
+pub const SCHEDULE: &[Code] = &[
+    code(
+        "S01",
+        "frames, buffers and events that are referred to exist; names are different; `main` is the last frame",
+    ),
+    code("S02", "arguments and results of a frame are numbered without gaps, and each has one buffer"),
+    code("S03", "the buffers of a task have the number and the content that its work needs"),
+    code("S04", "offsets are multiples of 256, and buffers and frames of callees lie inside the frame"),
+    code("S05", "an event is recorded once, and before it is waited for, in order of issue"),
+    code("S06", "a buffer is read only after it was written, and before anything overwrites it"),
+    code("S07", "tasks that touch the same bytes, one of them writing, are ordered by a stream or by events"),
+    code("S08", "a task writes where it reads only if it works element by element"),
+    code("S09", "a call passes each argument and takes each result, with the callee's types and bytes"),
+    code("S10", "over several layers the buffer of result i is that of argument i"),
+    code("S11", "weights, inputs and arguments are not written"),
+    code("S12", "collectives are on the stream `comm`"),
+];
+
+/// The rule behind `code`, if it is one of this crate's.
+pub fn rule(code: &str) -> Option<&'static str> {
+    [PARSE, MODULE, SCHEDULE].into_iter().flatten().find(|c| c.code == code).map(|c| c.rule)
+}
+
+/// A Markdown table of codes.
+pub fn table(codes: &[Code]) -> String {
+    let mut out = String::from("| code | rule |\n|---|---|\n");
+    for Code { code, rule } in codes {
+        writeln!(out, "| `{code}` | {rule} |").expect("writing to a string does not fail");
+    }
+    out
+}

@@ -1,0 +1,9 @@
+//! Text form of schedules: print → parse → print is the identity.
+//!
+//! Header, types and attributes are those of modules; the grammar stands in `docs/text.md`.
+
+mod read;
+mod write;
+
+pub use read::parse;
+pub use write::print;

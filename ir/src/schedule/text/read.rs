@@ -1,0 +1,258 @@
+//! Parses schedules.
+
+use std::collections::HashMap;
+
+use crate::diagnostic::{Diagnostic, Diagnostics, Span};
+use crate::entity::{Arena, Entity};
+use crate::module::Layers;
+use crate::ops::{Attr, Binding, Op};
+use crate::schedule::{
+    Buffer, BufferId, Content, EventId, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer,
+    Work,
+};
+use crate::text::cursor::{Cursor, Parsed, unknown};
+use crate::text::grammar::{Header, make_op, read_attrs, read_dtype, read_header, read_type, twice};
+use crate::text::lexer::Token;
+
+/// Reads the text form.
+///
+/// # Errors
+/// The first mistake: an `E` diagnostic, or `V22` and `V23` for a dimension or a mesh that cannot be.
+pub fn parse(text: &str) -> Result<Schedule, Diagnostics> {
+    parse_schedule(text).map_err(|diagnostic| vec![*diagnostic])
+}
+
+fn parse_schedule(text: &str) -> Parsed<Schedule> {
+    crate::text::check_length(text)?;
+    let mut cx = Cursor::new(text);
+    let Header { name, pipeline, space, .. } = read_header(&mut cx, &["schedule"])?;
+    let mut schedule = Schedule { name, pipeline, space, frames: Arena::new() };
+    let mut frames: HashMap<&str, FrameId> = HashMap::new();
+    while cx.peek() != Token::End {
+        if cx.keyword("frame").is_err() {
+            return Err(cx.unexpected(match schedule.frames.is_empty() {
+                true => "a declaration or `frame`",
+                false => "`frame`",
+            }));
+        }
+        let (name, span) = cx.sigil('@', "the name of the frame, `@name`")?;
+        if frames.contains_key(name) {
+            return Err(twice("frame", name, span));
+        }
+        let frame = Frame { name: name.to_owned(), ..Frame::default() };
+        let reader =
+            FrameReader { cx: &mut cx, schedule: &schedule, frames: &frames, frame, buffers: HashMap::new() };
+        let frame = reader.read()?;
+        frames.insert(name, schedule.frames.push(frame));
+    }
+    Ok(schedule)
+}
+
+struct FrameReader<'r, 'a> {
+    cx: &'r mut Cursor<'a>,
+    schedule: &'r Schedule,
+    frames: &'r HashMap<&'a str, FrameId>,
+    frame: Frame,
+    /// For look-up only, as the frames are.
+    buffers: HashMap<&'a str, BufferId>,
+}
+
+impl FrameReader<'_, '_> {
+    fn read(mut self) -> Parsed<Frame> {
+        self.cx.expect('(')?;
+        self.frame.n_arguments = self.cx.count()?;
+        self.cx.expect(')')?;
+        self.cx.keyword("bytes")?;
+        self.frame.bytes = self.cx.int()?;
+        self.cx.keyword("events")?;
+        self.frame.n_events = self.cx.count()?;
+        self.cx.expect('{')?;
+        while self.cx.eat(Token::Word("buffer")) {
+            self.buffer()?;
+        }
+        while !self.cx.eat(Token::Word("return")) {
+            self.task()?;
+        }
+        if !self.cx.eat(Token::Punct('}')) {
+            self.outputs()?;
+        }
+        Ok(self.frame)
+    }
+
+    fn buffer(&mut self) -> Parsed<()> {
+        let (name, span) = self.cx.sigil('$', "the name of the buffer, `$name`")?;
+        self.cx.expect(':')?;
+        let content = match self.cx.eat(Token::Word("wire")) {
+            true => Content::Wire { dtype: read_dtype(self.cx)?, elements: self.cx.int()? },
+            false => Content::Tensor(read_type(self.cx, &self.schedule.space)?),
+        };
+        let (word, place_span) = self.cx.word("`at`, `argument`, `result`, `weight` or `input`")?;
+        let place = match word {
+            "at" => Place::Frame(self.cx.int()?),
+            "argument" => Place::Argument(self.cx.count()?),
+            "result" => Place::Result(self.cx.count()?),
+            "weight" => Place::Weight(self.binding("param", place_span)?),
+            "input" => Place::Input(self.binding("input", place_span)?),
+            _ => {
+                let places = ["at", "argument", "result", "weight", "input"];
+                return Err(unknown("place", word, place_span, places));
+            }
+        };
+        if self.buffers.insert(name, self.frame.buffers.next()).is_some() {
+            return Err(twice("buffer", name, span));
+        }
+        self.frame.buffers.push(Buffer { name: name.to_owned(), content, place });
+        Ok(())
+    }
+
+    fn binding(&mut self, op: &str, span: Span) -> Parsed<Binding> {
+        match self.op(op, span)? {
+            Op::Param(binding) | Op::Input(binding) => Ok(binding),
+            _ => unreachable!("param and input have bindings"),
+        }
+    }
+
+    /// An operation whose name was read; its attributes follow.
+    fn op(&mut self, name: &str, span: Span) -> Parsed<Op> {
+        let attrs = read_attrs(self.cx)?;
+        make_op(name, span, attrs, &self.schedule.space, &Arena::new())
+    }
+
+    fn task(&mut self) -> Parsed<()> {
+        let (word, span) = self.cx.word("`buffer`, `compute:`, `comm:` or `return`")?;
+        let stream = Stream::ALL.into_iter().find(|s| s.name() == word);
+        let stream =
+            stream.ok_or_else(|| unknown("stream", word, span, Stream::ALL.iter().map(|s| s.name())))?;
+        self.cx.expect(':')?;
+        let (work, span) = self.cx.word("an operation, `pack`, `exchange`, `unpack`, `copy` or `call`")?;
+        let reads = match self.cx.peek() {
+            Token::Sigil('$', _) => self.buffer_names()?,
+            _ => Vec::new(),
+        };
+        let writes = match self.cx.eat(Token::Arrow) {
+            true => self.buffer_names()?,
+            false => Vec::new(),
+        };
+        let work = match work {
+            "pack" => Work::Pack(self.transfer()?),
+            "exchange" => Work::Exchange(self.transfer()?),
+            "unpack" => Work::Unpack(self.transfer()?),
+            "copy" => Work::Copy,
+            "call" => self.call(span)?,
+            op => Work::Compute(self.op(op, span)?),
+        };
+        let waits = match self.cx.eat(Token::Word("wait")) {
+            true => self.events()?,
+            false => Vec::new(),
+        };
+        let records = match self.cx.eat(Token::Word("record")) {
+            true => {
+                let span = self.cx.span();
+                let events = self.events()?;
+                let one = match events.as_slice() {
+                    [event] => *event,
+                    _ => {
+                        let message = format!("a task records one event, not {}", events.len());
+                        return Err(Box::new(Diagnostic::new("E01", message).at(span).label("one too many")));
+                    }
+                };
+                Some(one)
+            }
+            false => None,
+        };
+        self.frame.tasks.push(Task { stream, work, reads, writes, waits, records });
+        Ok(())
+    }
+
+    fn transfer(&mut self) -> Parsed<Transfer> {
+        let (name, span) = self.cx.word("a collective")?;
+        let op = self.op(name, span)?;
+        self.cx.keyword("from")?;
+        let from = read_type(self.cx, &self.schedule.space)?;
+        self.cx.keyword("to")?;
+        let to = read_type(self.cx, &self.schedule.space)?;
+        Ok(Transfer { op, from, to })
+    }
+
+    fn call(&mut self, span: Span) -> Parsed<Work> {
+        let attrs = read_attrs(self.cx)?;
+        let wrong = |message: String| {
+            Box::new(Diagnostic::new("E08", message).at(span).label("the attributes of this call"))
+        };
+        let (mut callee, mut layers, mut base): (Option<FrameId>, Layers, u64) = (None, 0..1, 0);
+        for (key, value) in attrs {
+            match (key.as_str(), value) {
+                ("callee", Attr::Func(name)) => {
+                    let known = self.frames.get(name.as_str()).copied();
+                    let found =
+                        known.ok_or_else(|| wrong(format!("no frame `@{name}` stands before this call")))?;
+                    callee = Some(found);
+                }
+                ("layers", Attr::Range(start, end)) => layers = start..end,
+                ("base", Attr::Int(offset)) => base = offset,
+                (key, value) => return Err(wrong(format!("`call` cannot have attribute `{key}={value}`"))),
+            }
+        }
+        match callee {
+            Some(callee) => Ok(Work::Call { callee, layers, base }),
+            None => Err(wrong("`call` lacks attribute `callee`".to_owned())),
+        }
+    }
+
+    fn buffer_names(&mut self) -> Parsed<Vec<BufferId>> {
+        let mut names = Vec::new();
+        loop {
+            names.push(self.buffer_name()?);
+            if !self.cx.eat(Token::Punct(',')) {
+                return Ok(names);
+            }
+        }
+    }
+
+    fn buffer_name(&mut self) -> Parsed<BufferId> {
+        let (name, span) = self.cx.sigil('$', "a buffer, `$name`")?;
+        self.buffers.get(name).copied().ok_or_else(|| {
+            unknown("buffer", name, span, self.frame.buffers.values().map(|b| b.name.as_str()))
+        })
+    }
+
+    fn events(&mut self) -> Parsed<Vec<EventId>> {
+        let mut events = Vec::new();
+        self.cx.expect('(')?;
+        loop {
+            let (name, span) = self.cx.word("an event, `e0`")?;
+            let number = name.strip_prefix('e').and_then(|n| n.parse::<u32>().ok());
+            let canonical = number.filter(|n| format!("e{n}") == name);
+            let Some(number) = canonical else {
+                let message = format!("`{name}` is no event");
+                return Err(Box::new(
+                    Diagnostic::new("E06", message).at(span).label("events are `e0`, `e1`, …"),
+                ));
+            };
+            events.push(EventId::new(number as usize));
+            if !self.cx.eat(Token::Punct(',')) {
+                self.cx.expect(')')?;
+                return Ok(events);
+            }
+        }
+    }
+
+    fn outputs(&mut self) -> Parsed<()> {
+        loop {
+            let name = match self.cx.peek() {
+                Token::Word(name) => {
+                    self.cx.next();
+                    self.cx.expect('=')?;
+                    Some(name.to_owned())
+                }
+                _ => None,
+            };
+            let buffer = self.buffer_name()?;
+            self.frame.outputs.push(FrameOutput { name, buffer });
+            if !self.cx.eat(Token::Punct(',')) {
+                self.cx.expect('}')?;
+                return Ok(());
+            }
+        }
+    }
+}

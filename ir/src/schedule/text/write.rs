@@ -1,0 +1,131 @@
+//! Prints schedules.
+
+use std::fmt;
+use std::fmt::Write;
+
+use crate::entity::{Arena, Entity};
+use crate::ops::attr::Names;
+use crate::ops::{Attr, Op};
+use crate::schedule::{
+    Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Transfer, Work,
+};
+use crate::space::Space;
+use crate::text::grammar::{write_attrs, write_header};
+use crate::text::show;
+
+/// The text form.
+pub fn print(schedule: &Schedule) -> String {
+    let mut out = String::new();
+    write_schedule(&mut out, schedule).expect("writing to a string does not fail");
+    out
+}
+
+fn write_schedule(out: &mut String, schedule: &Schedule) -> fmt::Result {
+    let Schedule { name, pipeline, space, frames } = schedule;
+    write_header(out, "schedule", name, pipeline, space)?;
+    for frame in frames.values() {
+        let Frame { name, n_arguments, n_events, bytes, buffers, tasks, outputs } = frame;
+        writeln!(out, "\nframe @{name}({n_arguments}) bytes {bytes} events {n_events} {{")?;
+        for buffer in buffers.values() {
+            write_buffer(out, space, buffer)?;
+        }
+        for task in tasks {
+            write_task(out, schedule, frame, task)?;
+        }
+        out.push_str("  return");
+        for (i, FrameOutput { name, buffer }) in outputs.iter().enumerate() {
+            out.push_str(if i == 0 { " " } else { ", " });
+            if let Some(name) = name {
+                write!(out, "{name} = ")?;
+            }
+            write!(out, "${}", buffers[*buffer].name)?;
+        }
+        out.push_str("\n}\n");
+    }
+    Ok(())
+}
+
+fn write_buffer(out: &mut String, space: &Space, buffer: &Buffer) -> fmt::Result {
+    let Buffer { name, content, place } = buffer;
+    write!(out, "  buffer ${name} : ")?;
+    match content {
+        Content::Tensor(ty) => write!(out, "{}", show(space, ty))?,
+        Content::Wire { dtype, elements } => write!(out, "wire {dtype} {elements}")?,
+    }
+    match place {
+        Place::Frame(offset) => write!(out, " at {offset}")?,
+        Place::Argument(i) => write!(out, " argument {i}")?,
+        Place::Result(i) => write!(out, " result {i}")?,
+        Place::Weight(binding) => {
+            out.push_str(" weight");
+            write_op_attrs(out, space, &Op::Param(binding.clone()))?;
+        }
+        Place::Input(binding) => {
+            out.push_str(" input");
+            write_op_attrs(out, space, &Op::Input(binding.clone()))?;
+        }
+    }
+    out.push('\n');
+    Ok(())
+}
+
+fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task) -> fmt::Result {
+    let Task { stream, work, reads, writes, waits, records } = task;
+    let space = &schedule.space;
+    let word = match work {
+        Work::Compute(op) => op.name(),
+        Work::Pack(_) => "pack",
+        Work::Exchange(_) => "exchange",
+        Work::Unpack(_) => "unpack",
+        Work::Copy => "copy",
+        Work::Call { .. } => "call",
+    };
+    write!(out, "  {stream}: {word}")?;
+    write_buffers(out, frame, reads)?;
+    if !writes.is_empty() {
+        out.push_str(" ->");
+        write_buffers(out, frame, writes)?;
+    }
+    match work {
+        Work::Compute(op) => write_op_attrs(out, space, op)?,
+        Work::Pack(transfer) | Work::Exchange(transfer) | Work::Unpack(transfer) => {
+            let Transfer { op, from, to } = transfer;
+            write!(out, " {}", op.name())?;
+            write_op_attrs(out, space, op)?;
+            write!(out, " from {} to {}", show(space, from), show(space, to))?;
+        }
+        Work::Copy => {}
+        Work::Call { callee, layers, base } => {
+            let attrs = [
+                ("callee", Attr::Func(schedule.frames[*callee].name.clone())),
+                ("layers", Attr::Range(layers.start, layers.end)),
+                ("base", Attr::Int(*base)),
+            ];
+            write_attrs(out, &attrs)?;
+        }
+    }
+    if !waits.is_empty() {
+        write_events(out, " wait", waits)?;
+    }
+    if let Some(event) = records {
+        write_events(out, " record", &[*event])?;
+    }
+    out.push('\n');
+    Ok(())
+}
+
+fn write_op_attrs(out: &mut String, space: &Space, op: &Op) -> fmt::Result {
+    write_attrs(out, &op.attrs(Names { space, functions: &Arena::new() }))
+}
+
+fn write_buffers(out: &mut String, frame: &Frame, buffers: &[BufferId]) -> fmt::Result {
+    for (i, &buffer) in buffers.iter().enumerate() {
+        write!(out, "{}${}", if i == 0 { " " } else { ", " }, frame.buffers[buffer].name)?;
+    }
+    Ok(())
+}
+
+fn write_events(out: &mut String, word: &str, events: &[EventId]) -> fmt::Result {
+    let names: Vec<String> = events.iter().map(|e| format!("e{}", e.index())).collect();
+    write!(out, "{word}({})", names.join(", "))
+}

@@ -1,0 +1,242 @@
+//! Whether the buffers of each task are what its work needs: `S03`, `S09` to `S12`.
+
+use std::slice;
+
+use super::{in_task, name};
+use crate::boxes;
+use crate::diagnostic::Diagnostics;
+use crate::dtype::DType;
+use crate::entity::Arena;
+use crate::mesh::Rank;
+use crate::ops::structure::MAX_LAYERS;
+use crate::ops::{Context, Op, OpError};
+use crate::schedule::{Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work};
+use crate::text::show;
+use crate::types::TensorType;
+
+/// Adds what is wrong with the tasks of a frame.
+pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics) {
+    for (i, task) in frame.tasks.iter().enumerate() {
+        let checker = Checker { schedule, frame, task };
+        if let Err(error) = checker.writes_its_own().and_then(|()| checker.work()) {
+            found.push(in_task(frame, i, error));
+        }
+    }
+}
+
+struct Checker<'s> {
+    schedule: &'s Schedule,
+    frame: &'s Frame,
+    task: &'s Task,
+}
+
+impl<'s> Checker<'s> {
+    fn writes_its_own(&self) -> Result<(), OpError> {
+        for &written in &self.task.writes {
+            match self.frame.buffers[written].place {
+                Place::Frame(_) | Place::Result(_) => {}
+                Place::Argument(_) | Place::Weight(_) | Place::Input(_) => {
+                    let message =
+                        format!("it writes `${}`, which is not the frame's", name(self.frame, written));
+                    return Err(OpError::new("S11", message));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn work(&self) -> Result<(), OpError> {
+        match &self.task.work {
+            Work::Compute(op) => self.compute(op),
+            Work::Pack(transfer) => {
+                self.transfer(transfer)?;
+                self.counts(1..=1, 1)?;
+                self.holds(self.read(0), &transfer.from)?;
+                self.carries(self.write(0), transfer, Side::Sent)
+            }
+            Work::Exchange(transfer) => {
+                self.transfer(transfer)?;
+                self.counts(1..=1, 1)?;
+                if self.task.stream != Stream::Comm {
+                    return Err(OpError::new("S12", "a collective is not on the stream `comm`"));
+                }
+                match self.read(0) {
+                    Content::Tensor(_) => self.holds(self.read(0), &transfer.from)?,
+                    Content::Wire { .. } => self.carries(self.read(0), transfer, Side::Sent)?,
+                }
+                match self.write(0) {
+                    Content::Tensor(_) => self.holds(self.write(0), &transfer.to),
+                    Content::Wire { .. } => self.carries(self.write(0), transfer, Side::Received),
+                }
+            }
+            Work::Unpack(transfer) => {
+                // The rank's own block may come from the tensor itself, which is then read second.
+                self.transfer(transfer)?;
+                self.counts(1..=2, 1)?;
+                self.carries(self.read(0), transfer, Side::Received)?;
+                if self.task.reads.len() == 2 {
+                    self.holds(self.read(1), &transfer.from)?;
+                }
+                self.holds(self.write(0), &transfer.to)
+            }
+            Work::Copy => {
+                self.counts(1..=1, 1)?;
+                match self.read(0) == self.write(0) {
+                    true => Ok(()),
+                    false => Err(OpError::new("S03", "it copies between buffers of different content")),
+                }
+            }
+            Work::Call { callee, .. } => self.call(*callee),
+        }
+    }
+
+    fn compute(&self, op: &Op) -> Result<(), OpError> {
+        let elsewhere = matches!(op, Op::Param(_) | Op::Input(_) | Op::Call { .. } | Op::Reshard);
+        if elsewhere || op.is_communication() {
+            return Err(OpError::new("S03", format!("`{}` is no work on local tensors", op.name())));
+        }
+        let tensor = |content: &'s Content| match content {
+            Content::Tensor(ty) => Ok(ty),
+            Content::Wire { .. } => Err(OpError::new("S03", "it works on blocks as they travel")),
+        };
+        let contents = |i: usize| tensor(self.read(i));
+        let operands = (0..self.task.reads.len()).map(contents).collect::<Result<Vec<&TensorType>, _>>()?;
+        self.counts(0..=operands.len(), 1)?;
+        self.follows(op, &operands, tensor(self.write(0))?)
+    }
+
+    fn transfer(&self, transfer: &Transfer) -> Result<(), OpError> {
+        let Transfer { op, from, to } = transfer;
+        if !op.is_communication() {
+            return Err(OpError::new("S03", format!("`{}` is no collective", op.name())));
+        }
+        for ty in [from, to] {
+            crate::verify::check_type(&self.schedule.space, crate::module::Level::PerRank, ty)?;
+        }
+        self.follows(op, &[from], to)
+    }
+
+    /// Whether inference gives the stated type.
+    fn follows(&self, op: &Op, operands: &[&TensorType], stated: &TensorType) -> Result<(), OpError> {
+        let cx = Context { space: &self.schedule.space, functions: &Arena::new() };
+        let inferred = op
+            .infer(cx, operands, slice::from_ref(stated))
+            .map_err(|error| OpError::new("S03", error.message))?;
+        match inferred.as_slice() {
+            [ty] if ty == stated => Ok(()),
+            [ty] => {
+                let space = &self.schedule.space;
+                let message =
+                    format!("`{}` gives {}, not {}", op.name(), show(space, ty), show(space, stated));
+                Err(OpError::new("S03", message))
+            }
+            _ => Err(OpError::new("S03", format!("`{}` has not one result", op.name()))),
+        }
+    }
+
+    fn counts(&self, reads: std::ops::RangeInclusive<usize>, n_writes: usize) -> Result<(), OpError> {
+        let (n, m) = (self.task.reads.len(), self.task.writes.len());
+        match reads.contains(&n) && m == n_writes {
+            true => Ok(()),
+            false => Err(OpError::new("S03", format!("it reads {n} buffers and writes {m}"))),
+        }
+    }
+
+    fn read(&self, i: usize) -> &'s Content {
+        &self.frame.buffers[self.task.reads[i]].content
+    }
+
+    fn write(&self, i: usize) -> &'s Content {
+        &self.frame.buffers[self.task.writes[i]].content
+    }
+
+    fn holds(&self, content: &Content, ty: &TensorType) -> Result<(), OpError> {
+        let space = &self.schedule.space;
+        match content {
+            Content::Tensor(found) if found == ty => Ok(()),
+            Content::Tensor(found) => Err(OpError::new(
+                "S03",
+                format!("the collective needs {}, the buffer holds {}", show(space, ty), show(space, found)),
+            )),
+            Content::Wire { .. } => Err(OpError::new("S03", "it needs a tensor, not blocks as they travel")),
+        }
+    }
+
+    /// Whether a wire buffer can take what rank 0 exchanges with others; a permute is not counted.
+    fn carries(&self, content: &Content, transfer: &Transfer, side: Side) -> Result<(), OpError> {
+        let Transfer { op, from, to } = transfer;
+        let Content::Wire { dtype, elements } = content else {
+            return Err(OpError::new("S03", "it needs blocks as they travel, not a tensor"));
+        };
+        let (dtype, elements): (DType, u64) = (*dtype, *elements);
+        let space = &self.schedule.space;
+        let needed = match op {
+            Op::Permute | Op::AllReduce { .. } => 0,
+            _ => {
+                let exchange = boxes::exchange(space, op, from, to, Rank(0));
+                let regions = match side {
+                    Side::Sent => &exchange.send,
+                    Side::Received => &exchange.recv,
+                };
+                let others = exchange.group.iter().zip(regions).filter(|&(&peer, _)| peer != Rank(0));
+                others.map(|(_, region)| boxes::elements(region)).sum()
+            }
+        };
+        match dtype == from.dtype && elements >= needed {
+            true => Ok(()),
+            false => Err(OpError::new(
+                "S03",
+                format!("{needed} elements of {} do not fit in {elements} of {dtype}", from.dtype),
+            )),
+        }
+    }
+
+    fn call(&self, callee: FrameId) -> Result<(), OpError> {
+        let Task { reads, writes, work, .. } = self.task;
+        let frame = &self.schedule.frames[callee];
+        let Work::Call { layers, .. } = work else { return Ok(()) };
+        if layers.start >= layers.end || layers.end > MAX_LAYERS {
+            let message = format!("it runs over layers {}..{}", layers.start, layers.end);
+            return Err(OpError::new("S09", message));
+        }
+        if reads.len() != frame.n_arguments || writes.len() != frame.outputs.len() {
+            return Err(OpError::new(
+                "S09",
+                format!(
+                    "`@{}` takes {} arguments and returns {}, but {} are passed and {} taken",
+                    frame.name,
+                    frame.n_arguments,
+                    frame.outputs.len(),
+                    reads.len(),
+                    writes.len()
+                ),
+            ));
+        }
+        for buffer in frame.buffers.values() {
+            let (here, what) = match buffer.place {
+                Place::Argument(i) => (self.read(i), format!("argument {i}")),
+                Place::Result(i) => (self.write(i), format!("result {i}")),
+                Place::Frame(_) | Place::Weight(_) | Place::Input(_) => continue,
+            };
+            if *here != buffer.content {
+                let message = format!("{what} of `@{}` has another content than its buffer here", frame.name);
+                return Err(OpError::new("S09", message));
+            }
+        }
+        let carried = (0..writes.len()).find(|&i| reads.get(i) != Some(&writes[i]));
+        match carried {
+            Some(i) if layers.end - layers.start > 1 => {
+                let message =
+                    format!("result {i} is not in the buffer of argument {i}, but there are more layers");
+                Err(OpError::new("S10", message))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Sent,
+    Received,
+}

@@ -1,0 +1,369 @@
+//! What modules and schedules spell alike: the header, declarations of the space, types, attributes.
+//!
+//! Reading and writing stand side by side, so that they cannot drift apart.
+
+use std::fmt;
+
+use crate::diagnostic::{Diagnostic, Span};
+use crate::dim::{Dim, DimId};
+use crate::dtype::DType;
+use crate::entity::Arena;
+use crate::layout::AxisList;
+use crate::mesh::{Axis, AxisId};
+use crate::module::{FuncId, Function};
+use crate::ops::attr::{Names, Quoted};
+use crate::ops::{Attr, Attrs, Op, TABLE};
+use crate::space::Space;
+use crate::text::cursor::{Cursor, Parsed, suggest, unknown};
+use crate::text::lexer::Token;
+use crate::types::TensorType;
+use crate::verify::{check_axis, check_dim};
+
+/// The version of the text form that this crate writes and reads.
+pub const VERSION: u64 = 1;
+
+/// How deep attributes may nest.
+const MAX_DEPTH: usize = 16;
+
+/// How many attributes may stand in one place.
+const MAX_ATTRS: usize = 64;
+
+/// What stands before functions or frames.
+pub(crate) struct Header {
+    /// The level, or `schedule`.
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) pipeline: Vec<String>,
+    pub(crate) space: Space,
+}
+
+/// Writes a header.
+pub(crate) fn write_header(
+    out: &mut impl fmt::Write,
+    kind: &str,
+    name: &str,
+    pipeline: &[String],
+    space: &Space,
+) -> fmt::Result {
+    writeln!(out, "ithaca {VERSION} {kind}")?;
+    writeln!(out, "model {}", Quoted(name))?;
+    for line in pipeline {
+        writeln!(out, "pipeline {}", Quoted(line))?;
+    }
+    if !space.mesh.axes.is_empty() {
+        writeln!(out, "mesh {}", space.mesh)?;
+    }
+    for dim in space.dims.values() {
+        let Dim { name, size, granule, valid, uneven, copies } = dim;
+        write!(out, "dim {name} = {size}")?;
+        if valid != size {
+            write!(out, " valid {valid}")?;
+        }
+        if *granule != 1 {
+            write!(out, " granule {granule}")?;
+        }
+        if *uneven {
+            write!(out, " uneven")?;
+        }
+        if let Some(of) = copies {
+            write!(out, " copies {}", space.dims[*of].name)?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Reads a header whose kind is one of `kinds`.
+pub(crate) fn read_header(cx: &mut Cursor<'_>, kinds: &[&str]) -> Parsed<Header> {
+    cx.keyword("ithaca")?;
+    let span = cx.span();
+    let version = cx.int()?;
+    if version != VERSION {
+        return Err(Box::new(
+            Diagnostic::new("E04", format!("version {version} of the text form is not known"))
+                .at(span)
+                .label(format!("this program reads version {VERSION}")),
+        ));
+    }
+    let (kind, span) = cx.word("a level")?;
+    if !kinds.contains(&kind) {
+        let known = kinds.join(", ");
+        let diagnostic = Diagnostic::new("E04", format!("`{kind}` is not one of {known}")).at(span);
+        return Err(Box::new(suggest(diagnostic.label("what the file holds"), kind, kinds.iter().copied())));
+    }
+    cx.keyword("model")?;
+    let mut header =
+        Header { kind: kind.to_owned(), name: cx.string()?, pipeline: Vec::new(), space: Space::default() };
+    while cx.eat(Token::Word("pipeline")) {
+        header.pipeline.push(cx.string()?);
+    }
+    if cx.eat(Token::Word("mesh")) {
+        read_mesh(cx, &mut header.space)?;
+    }
+    while cx.eat(Token::Word("dim")) {
+        read_dim(cx, &mut header.space)?;
+    }
+    Ok(header)
+}
+
+fn read_mesh(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
+    loop {
+        let (name, span) = cx.word("the name of an axis")?;
+        cx.expect('=')?;
+        let axis = Axis { name: name.to_owned(), size: cx.int()? };
+        let id = space.mesh.axes.push(axis);
+        if let Some(diagnostic) = check_axis(space, id) {
+            return Err(Box::new(diagnostic.at(span).label("this axis")));
+        }
+        if !cx.eat(Token::Punct(',')) {
+            return Ok(());
+        }
+    }
+}
+
+fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
+    let (name, span) = cx.word("the name of a dimension")?;
+    cx.expect('=')?;
+    let mut dim = Dim::new(name, cx.int()?);
+    loop {
+        if cx.eat(Token::Word("valid")) {
+            dim.valid = cx.int()?;
+        } else if cx.eat(Token::Word("granule")) {
+            dim.granule = cx.int()?;
+        } else if cx.eat(Token::Word("uneven")) {
+            dim.uneven = true;
+        } else if cx.eat(Token::Word("copies")) {
+            dim.copies = Some(read_dim_name(cx, space)?);
+        } else {
+            break;
+        }
+    }
+    let id = space.dims.push(dim);
+    match check_dim(space, id) {
+        Some(diagnostic) => Err(Box::new(diagnostic.at(span).label("this dimension"))),
+        None => Ok(()),
+    }
+}
+
+fn read_dim_name(cx: &mut Cursor<'_>, space: &Space) -> Parsed<DimId> {
+    let (name, span) = cx.word("a dimension")?;
+    space
+        .dim(name)
+        .ok_or_else(|| unknown("dimension", name, span, space.dims.values().map(|d| d.name.as_str())))
+}
+
+fn axis_named(space: &Space, name: &str, span: Span) -> Parsed<AxisId> {
+    let axes = &space.mesh.axes;
+    space
+        .mesh
+        .axis(name)
+        .ok_or_else(|| unknown("mesh axis", name, span, axes.values().map(|a| a.name.as_str())))
+}
+
+/// A type as the text form spells it: `bf16[b s@ulysses m] partial(tp)`.
+#[derive(Clone, Copy)]
+pub struct TypeText<'a> {
+    /// Where dimensions and axes have their names.
+    pub space: &'a Space,
+    /// The type.
+    pub ty: &'a TensorType,
+}
+
+impl fmt::Display for TypeText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { space, ty } = *self;
+        let axis = |a: AxisId| space.mesh.axes[a].name.as_str();
+        let list = |f: &mut fmt::Formatter<'_>, axes: &[AxisId]| {
+            for (i, &a) in axes.iter().enumerate() {
+                write!(f, "{}{}", if i == 0 { "" } else { "," }, axis(a))?;
+            }
+            Ok(())
+        };
+        write!(f, "{}[", ty.dtype)?;
+        for (i, (&dim, axes)) in ty.dims.iter().zip(&ty.layout.split).enumerate() {
+            write!(f, "{}{}", if i == 0 { "" } else { " " }, space.dims[dim].name)?;
+            match axes.as_slice() {
+                [] => {}
+                [one] => write!(f, "@{}", axis(*one))?,
+                many => {
+                    f.write_str("@(")?;
+                    list(f, many)?;
+                    f.write_str(")")?;
+                }
+            }
+        }
+        f.write_str("]")?;
+        if !ty.layout.partial.is_empty() {
+            f.write_str(" partial(")?;
+            list(f, &ty.layout.partial)?;
+            f.write_str(")")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads an element type.
+pub(crate) fn read_dtype(cx: &mut Cursor<'_>) -> Parsed<DType> {
+    let (name, span) = cx.word("an element type")?;
+    DType::ALL
+        .into_iter()
+        .find(|d| d.name() == name)
+        .ok_or_else(|| unknown("element type", name, span, DType::ALL.iter().map(|d| d.name())))
+}
+
+/// Reads a type.
+pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType> {
+    let mut ty = TensorType::new(read_dtype(cx)?, []);
+    cx.expect('[')?;
+    while !cx.eat(Token::Punct(']')) {
+        ty.dims.push(read_dim_name(cx, space)?);
+        let mut axes = AxisList::new();
+        match cx.peek() {
+            Token::Sigil('@', name) => {
+                let (_, span) = cx.next();
+                axes.push(axis_named(space, name, span)?);
+            }
+            Token::Punct('@') => {
+                cx.next();
+                axes = read_axes(cx, space)?;
+            }
+            _ => {}
+        }
+        ty.layout.split.push(axes);
+    }
+    if cx.eat(Token::Word("partial")) {
+        ty.layout.partial = read_axes(cx, space)?;
+        ty.layout.partial.sort_unstable();
+    }
+    Ok(ty)
+}
+
+fn read_axes(cx: &mut Cursor<'_>, space: &Space) -> Parsed<AxisList> {
+    let mut axes = AxisList::new();
+    cx.expect('(')?;
+    loop {
+        let (name, span) = cx.word("a mesh axis")?;
+        axes.push(axis_named(space, name, span)?);
+        if !cx.eat(Token::Punct(',')) {
+            cx.expect(')')?;
+            return Ok(axes);
+        }
+    }
+}
+
+/// Writes ` {key=value, …}`, and nothing when there are no attributes.
+pub(crate) fn write_attrs<K: fmt::Display>(out: &mut impl fmt::Write, attrs: &[(K, Attr)]) -> fmt::Result {
+    for (i, (key, value)) in attrs.iter().enumerate() {
+        write!(out, "{}{key}={value}", if i == 0 { " {" } else { ", " })?;
+    }
+    out.write_str(if attrs.is_empty() { "" } else { "}" })
+}
+
+/// Reads `{key=value, …}` if it stands there.
+pub(crate) fn read_attrs(cx: &mut Cursor<'_>) -> Parsed<Vec<(String, Attr)>> {
+    match cx.eat(Token::Punct('{')) {
+        true => read_pairs(cx, '}', 0),
+        false => Ok(Vec::new()),
+    }
+}
+
+fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(String, Attr)>> {
+    let mut pairs: Vec<(String, Attr)> = Vec::new();
+    while !cx.eat(Token::Punct(close)) {
+        if !pairs.is_empty() {
+            cx.expect(',')?;
+        }
+        let (key, span) = cx.word("the name of an attribute")?;
+        if pairs.iter().any(|(k, _)| k == key) {
+            return Err(twice("attribute", key, span));
+        }
+        if pairs.len() == MAX_ATTRS {
+            let diagnostic = Diagnostic::new("E09", format!("more than {MAX_ATTRS} attributes")).at(span);
+            return Err(Box::new(diagnostic.label("one too many")));
+        }
+        cx.expect('=')?;
+        pairs.push((key.to_owned(), read_attr(cx, depth)?));
+    }
+    Ok(pairs)
+}
+
+fn read_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
+    if depth == MAX_DEPTH {
+        return Err(Box::new(
+            Diagnostic::new("E09", format!("attributes nest deeper than {MAX_DEPTH} levels"))
+                .at(cx.span())
+                .label("the first that is too deep"),
+        ));
+    }
+    Ok(match cx.peek() {
+        Token::Int(_) => {
+            let first = cx.int()?;
+            match cx.eat(Token::Dots) {
+                true => Attr::Range(first, cx.int()?),
+                false => Attr::Int(first),
+            }
+        }
+        Token::Float(digits) => {
+            let (_, span) = cx.next();
+            let value: f64 = digits.parse().unwrap_or(f64::INFINITY);
+            if !value.is_finite() {
+                let message = format!("`{digits}` is larger than a real number can be");
+                return Err(Box::new(Diagnostic::new("E03", message).at(span).label("too large")));
+            }
+            Attr::Float(value)
+        }
+        Token::Text(_) => Attr::Text(cx.string()?),
+        Token::Sigil('@', name) => {
+            cx.next();
+            Attr::Func(name.to_owned())
+        }
+        Token::Word(word) => {
+            cx.next();
+            match cx.eat(Token::Punct('(')) {
+                true => Attr::Call(word.to_owned(), read_pairs(cx, ')', depth + 1)?),
+                false => Attr::Word(word.to_owned()),
+            }
+        }
+        Token::Punct('[') => {
+            cx.next();
+            let mut items = Vec::new();
+            while !cx.eat(Token::Punct(']')) {
+                if !items.is_empty() {
+                    cx.expect(',')?;
+                }
+                items.push(read_attr(cx, depth + 1)?);
+            }
+            Attr::List(items)
+        }
+        Token::Sigil(..) | Token::Dots | Token::Arrow | Token::Punct(_) | Token::Bad(_) | Token::End => {
+            return Err(cx.unexpected("the value of an attribute"));
+        }
+    })
+}
+
+/// The operation called `name` with these attributes; `span` is where its name stands.
+pub(crate) fn make_op(
+    name: &str,
+    span: Span,
+    attrs: Vec<(String, Attr)>,
+    space: &Space,
+    functions: &Arena<FuncId, Function>,
+) -> Parsed<Op> {
+    match Op::from_attrs(name, Attrs::new(name, attrs), Names { space, functions }) {
+        Some(Ok(op)) => Ok(op),
+        Some(Err(message)) => {
+            let diagnostic = Diagnostic::new("E08", message).at(span);
+            Err(Box::new(diagnostic.label("the attributes of this operation")))
+        }
+        None => {
+            let diagnostic = Diagnostic::new("E05", format!("there is no operation `{name}`")).at(span);
+            Err(Box::new(suggest(diagnostic.label("unknown"), name, TABLE.iter().map(|row| row.name))))
+        }
+    }
+}
+
+/// The diagnostic for a name that is defined a second time.
+pub(crate) fn twice(what: &str, name: &str, span: Span) -> Box<Diagnostic> {
+    let message = format!("{what} `{name}` is there already");
+    Box::new(Diagnostic::new("E07", message).at(span).label("defined a second time"))
+}

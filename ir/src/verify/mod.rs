@@ -1,0 +1,117 @@
+//! The verifier of modules: every numbered invariant, and the proof that they hold.
+//!
+//! Declared types are taken at their word and checked one node at a time, so one mistake is one diagnostic and the
+//! others of the same module are found as well. The invariants are listed in [`crate::codes`].
+
+mod function;
+mod space;
+
+pub use space::{MAX_AXES, MAX_BYTES, MAX_DIMS, MAX_RANKS};
+pub(crate) use space::{check_axis, check_dim, check_space, check_type};
+
+use std::collections::HashMap;
+
+use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::entity::Entity;
+use crate::module::{FuncId, Function, Level, Module};
+use crate::ops::Op;
+use crate::text::is_identifier;
+
+/// After so many mistakes the verifier looks for no more.
+const MAX_DIAGNOSTICS: usize = 64;
+
+/// The most often that a function may run in one run of `main`.
+const MAX_RUNS: u64 = 1 << 40;
+
+/// Proof that a module was verified.
+#[derive(Clone, Copy, Debug)]
+pub struct Verified<'a> {
+    module: &'a Module,
+}
+
+impl<'a> Verified<'a> {
+    /// The module.
+    pub fn module(self) -> &'a Module {
+        self.module
+    }
+}
+
+/// Checks every invariant.
+///
+/// # Errors
+/// `V` diagnostics, in order of the text; at most 64. Mistakes in the space hide those in functions.
+pub fn verify(module: &Module) -> Result<Verified<'_>, Diagnostics> {
+    let mut found = check_space(&module.space);
+    if found.is_empty() {
+        check_functions(module, &mut found);
+    }
+    match found.is_empty() {
+        true => Ok(Verified { module }),
+        false => {
+            found.truncate(MAX_DIAGNOSTICS);
+            Err(found)
+        }
+    }
+}
+
+fn check_functions(module: &Module, found: &mut Diagnostics) {
+    if module.level == Level::Program && !module.space.mesh.axes.is_empty() {
+        let message = format!("a program has no mesh, but this one has `{}`", module.space.mesh);
+        found.push(Diagnostic::new("V13", message));
+    }
+    let mut names: HashMap<&str, FuncId> = HashMap::new();
+    for (id, function) in module.functions.iter() {
+        if found.len() >= MAX_DIAGNOSTICS {
+            return;
+        }
+        let Function { name, span, .. } = function;
+        let at = |code, message: String| Diagnostic::new(code, message).at(*span).label("this function");
+        if !is_identifier(name) {
+            found.push(at("V02", format!("`{name}` is no name for a function")));
+        }
+        if names.insert(name, id).is_some() {
+            found.push(at("V15", format!("there are two functions `@{name}`")));
+        }
+        let is_last = id.index() + 1 == module.functions.len();
+        match name == "main" {
+            true if !is_last => found.push(at("V15", "`@main` is not the last function".to_owned())),
+            true if !function.params.is_empty() => found.push(
+                at("V02", format!("`@main` takes {} parameters", function.params.len()))
+                    .help("read what comes from outside with `input` and `param`"),
+            ),
+            true | false => {}
+        }
+        function::check(module, id, found);
+    }
+    match module.functions.iter().next_back() {
+        Some(_) if names.contains_key("main") => check_runs(module, found),
+        Some((_, last)) => {
+            let diagnostic = Diagnostic::new("V15", "there is no function `@main`").at(last.span);
+            found.push(diagnostic.label("the last function"));
+        }
+        None => found.push(Diagnostic::new("V15", "there is no function `@main`")),
+    }
+}
+
+/// Counts how often functions run; the counts of nested calls multiply.
+fn check_runs(module: &Module, found: &mut Diagnostics) {
+    let mut counts = vec![0u64; module.functions.len()];
+    for (id, function) in module.functions.iter().rev() {
+        if Some(id) == module.main() {
+            counts[id.index()] = 1;
+        }
+        let runs = counts[id.index()];
+        for node in &function.nodes {
+            let Op::Call { callee, layers } = &node.op else { continue };
+            let more = runs.saturating_mul(layers.end.saturating_sub(layers.start));
+            if let Some(count) = counts.get_mut(callee.index()) {
+                *count = count.saturating_add(more);
+            }
+        }
+    }
+    let too_often = module.functions.iter().find(|(id, _)| counts[id.index()] > MAX_RUNS);
+    if let Some((_, function)) = too_often {
+        let message = format!("`@{}` runs more than {MAX_RUNS} times", function.name);
+        found.push(Diagnostic::new("V18", message).at(function.span).label("this function"));
+    }
+}

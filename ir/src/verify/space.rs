@@ -1,0 +1,160 @@
+//! Invariants of dimensions, meshes and types: `V06`, `V09`, `V10`, `V13`, `V22`, `V23`, `V24`.
+
+use crate::diagnostic::Diagnostic;
+use crate::dim::{Dim, DimId};
+use crate::entity::Entity;
+use crate::mesh::{Axis, AxisId};
+use crate::module::Level;
+use crate::ops::OpError;
+use crate::space::Space;
+use crate::text::is_identifier;
+use crate::types::TensorType;
+
+/// The most dimensions of a space: names are searched one by one.
+pub const MAX_DIMS: usize = 4096;
+
+/// The most axes of a mesh.
+pub const MAX_AXES: usize = 32;
+
+/// The most ranks of a mesh.
+pub const MAX_RANKS: u64 = 1 << 20;
+
+/// The most bytes of a tensor, over all ranks.
+pub const MAX_BYTES: u64 = 1 << 62;
+
+/// What is wrong with a dimension, seen beside those declared before it.
+pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
+    let Dim { name, size, granule, valid, uneven, copies } = &space.dims[id];
+    let (size, granule, valid) = (*size, *granule, *valid);
+    let refuse = |message: String| Some(Diagnostic::new("V22", message));
+    if !is_identifier(name) {
+        return refuse(format!("`{name}` is no name for a dimension"));
+    }
+    if id.index() >= MAX_DIMS {
+        return refuse(format!("there are more than {MAX_DIMS} dimensions"));
+    }
+    if space.dim(name) != Some(id) {
+        return refuse(format!("dimension `{name}` is declared twice"));
+    }
+    if size == 0 || size > Dim::MAX_SIZE {
+        return refuse(format!("dimension `{name}` has {size} elements; it needs 1 to {}", Dim::MAX_SIZE));
+    }
+    if granule == 0 || granule > size || (!uneven && size % granule != 0) {
+        let diagnostic = Diagnostic::new(
+            "V22",
+            format!("granules of {granule} do not divide dimension `{name}` of {size}"),
+        );
+        return Some(diagnostic.help("declare the dimension uneven, or choose a granule that divides it"));
+    }
+    if valid == 0 || valid > size {
+        return refuse(format!("dimension `{name}` has {valid} valid elements of {size}"));
+    }
+    let of = (*copies)?;
+    if of >= id || space.dims[of].copies.is_some() {
+        return refuse(format!("`{name}` must copy a dimension that is declared before it and copies none"));
+    }
+    let original = &space.dims[of];
+    if size % original.size != 0 {
+        return refuse(format!(
+            "`{name}` of {size} elements cannot copy `{}` of {}: not a multiple",
+            original.name, original.size
+        ));
+    }
+    let expected = original.valid * (size / original.size);
+    if valid != expected {
+        return refuse(format!(
+            "`{name}` copies {} valid elements of `{}`, so {expected} of its own are valid, not {valid}",
+            original.valid, original.name
+        ));
+    }
+    None
+}
+
+/// What is wrong with an axis, seen beside those declared before it.
+pub(crate) fn check_axis(space: &Space, id: AxisId) -> Option<Diagnostic> {
+    let Axis { name, size } = &space.mesh.axes[id];
+    let refuse = |message: String| Some(Diagnostic::new("V23", message));
+    if !is_identifier(name) {
+        return refuse(format!("`{name}` is no name for a mesh axis"));
+    }
+    if id.index() >= MAX_AXES {
+        return refuse(format!("the mesh has more than {MAX_AXES} axes"));
+    }
+    if space.mesh.axis(name) != Some(id) {
+        return refuse(format!("mesh axis `{name}` is declared twice"));
+    }
+    if *size == 0 {
+        return refuse(format!("mesh axis `{name}` has no ranks"));
+    }
+    let before = space.mesh.axes.values().take(id.index() + 1);
+    let ranks = before.map(|a| a.size).try_fold(1u64, u64::checked_mul);
+    match ranks.filter(|&n| n <= MAX_RANKS) {
+        Some(_) => None,
+        None => refuse(format!("up to axis `{name}` the mesh has more than {MAX_RANKS} ranks")),
+    }
+}
+
+/// Everything that is wrong with a space.
+pub(crate) fn check_space(space: &Space) -> Vec<Diagnostic> {
+    let dims = space.dims.ids().filter_map(|d| check_dim(space, d));
+    dims.chain(space.mesh.axes.ids().filter_map(|a| check_axis(space, a))).collect()
+}
+
+/// What is wrong with a type, the space being right.
+///
+/// # Errors
+/// `V06`, `V24`, `V13`, `V10`, `V09`, in this order.
+pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result<(), OpError> {
+    let TensorType { dtype, dims, layout } = ty;
+    for (i, &dim) in dims.iter().enumerate() {
+        let Some(declared) = space.dims.get(dim) else {
+            return Err(OpError::new("V06", format!("{dim:?} is no dimension of this module")));
+        };
+        if dims[..i].contains(&dim) {
+            return Err(OpError::new("V06", format!("a type names dimension `{}` twice", declared.name)));
+        }
+    }
+    let known = layout.axes().all(|a| space.mesh.axes.get(a).is_some());
+    let ascending = layout.partial.is_sorted();
+    if layout.split.len() != dims.len() || !known || !ascending {
+        return Err(OpError::new("V06", "a layout has a split for each dimension, by axes of the mesh"));
+    }
+    let mut sizes = dims.iter().map(|&d| space.size(d));
+    let bytes =
+        sizes.try_fold(dtype.bytes(), |product, n| product.checked_mul(n).filter(|&b| b <= MAX_BYTES));
+    if bytes.is_none() {
+        return Err(OpError::new("V24", format!("a tensor of shape {:?} is too large", space.shape(ty))));
+    }
+    if level == Level::Program && !layout.is_whole() {
+        return Err(OpError::new("V13", "on the program level tensors are whole, but this one has a layout"));
+    }
+    let mut seen: Vec<AxisId> = Vec::new();
+    for axis in layout.axes() {
+        if seen.contains(&axis) {
+            let name = &space.mesh.axes[axis].name;
+            return Err(OpError::new("V10", format!("axis `{name}` is used twice in one type")));
+        }
+        seen.push(axis);
+    }
+    dims.iter().zip(&layout.split).try_for_each(|(&dim, axes)| check_split(space, dim, axes))
+}
+
+fn check_split(space: &Space, dim: DimId, axes: &[AxisId]) -> Result<(), OpError> {
+    let Dim { name, size, granule, uneven, .. } = &space.dims[dim];
+    let degree = space.mesh.degree(axes);
+    let units = size.div_ceil(*granule);
+    let fewest = axes.iter().fold(units, |left, &axis| left / space.mesh.size(axis));
+    match uneven {
+        true if fewest == 0 => Err(OpError::new(
+            "V09",
+            format!("{units} granules of `{name}` leave some of {degree} ranks without any"),
+        )),
+        false if !space.dims[dim].divides_evenly(degree) => Err(OpError::new(
+            "V09",
+            format!(
+                "`{name}` of {size} elements, in granules of {granule}, does not divide by {degree} ranks"
+            ),
+        )),
+        true | false => Ok(()),
+    }
+}

@@ -1,0 +1,69 @@
+// Element by element: functions of one and two elements, scaling, conversion. Memory bound; reads are coalesced.
+#pragma once
+
+#include "numeric.cuh"
+
+namespace ithaca::kernel {
+
+enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh };
+enum class Binary { Add, Sub, Mul };
+
+template <typename A>
+__device__ inline A apply(Unary f, A x) {
+    switch (f) {
+        case Unary::Silu:
+            return x / (A(1) + exponential(-x));
+        case Unary::Gelu:
+            return A(0.5) * x * (A(1) + error_function(x * A(0.70710678118654752440)));
+        case Unary::GeluTanh:
+            return A(0.5) * x *
+                   (A(1) + hyperbolic_tangent(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x)));
+        case Unary::QuickGelu:
+            return x / (A(1) + exponential(A(-1.702) * x));
+        case Unary::Relu:
+            return x > A(0) ? x : A(0);
+        case Unary::Tanh:
+            return hyperbolic_tangent(x);
+    }
+    return x;
+}
+
+template <typename A>
+__device__ inline A apply(Binary f, A x, A y) {
+    switch (f) {
+        case Binary::Add:
+            return x + y;
+        case Binary::Sub:
+            return x - y;
+        case Binary::Mul:
+            return x * y;
+    }
+    return x;
+}
+
+template <typename T>
+__global__ void unary(Unary f, const T* x, T* z, int64_t n) {
+    ITHACA_FOR(i, n) { z[i] = narrow<T>(apply(f, widen(x[i]))); }
+}
+
+// x and z are dense; y is read by strides, zero where it lacks a dimension of x.
+template <typename T>
+__global__ void binary(Binary f, const T* x, const T* y, T* z, Walk<1> y_of, int64_t n) {
+    ITHACA_FOR(i, n) {
+        int64_t offset[1];
+        y_of.at(i, offset);
+        z[i] = narrow<T>(apply(f, widen(x[i]), widen(y[offset[0]])));
+    }
+}
+
+template <typename T>
+__global__ void scale(double factor, const T* x, T* z, int64_t n) {
+    ITHACA_FOR(i, n) { z[i] = narrow<T>(widen(x[i]) * static_cast<Acc<T>>(factor)); }
+}
+
+template <typename From, typename To>
+__global__ void cast(const From* x, To* z, int64_t n) {
+    ITHACA_FOR(i, n) { z[i] = narrow<To>(widen(x[i])); }
+}
+
+}  // namespace ithaca::kernel

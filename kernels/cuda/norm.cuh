@@ -1,0 +1,54 @@
+// Normalisation over one dimension. A thread takes a row: simple, and far from the memory bound when rows are few.
+#pragma once
+
+#include "numeric.cuh"
+
+namespace ithaca::kernel {
+
+// x / sqrt(mean(x^2) + eps) * weight. The walk goes over rows; tensor 0 is x and the result, tensor 1 the weight.
+template <typename T>
+__global__ void rms_norm(const T* x, const T* weight, T* z, Walk<2> rows, int64_t n_rows, int64_t width,
+                         int64_t x_stride, int64_t w_stride, double eps) {
+    using A = Acc<T>;
+    ITHACA_FOR(row, n_rows) {
+        int64_t at[2];
+        rows.at(row, at);
+        A squares = 0;
+        for (int64_t i = 0; i < width; ++i) {
+            const A value = widen(x[at[0] + i * x_stride]);
+            squares += value * value;
+        }
+        const A root = A(1) / square_root(squares / static_cast<A>(width) + static_cast<A>(eps));
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t j = at[0] + i * x_stride;
+            z[j] = narrow<T>(widen(x[j]) * root * widen(weight[at[1] + i * w_stride]));
+        }
+    }
+}
+
+// (x - mean) / sqrt(variance + eps) * weight + bias; tensor 2 of the walk is the bias.
+template <typename T>
+__global__ void layer_norm(const T* x, const T* weight, const T* bias, T* z, Walk<3> rows, int64_t n_rows,
+                           int64_t width, int64_t x_stride, int64_t w_stride, int64_t b_stride, double eps) {
+    using A = Acc<T>;
+    ITHACA_FOR(row, n_rows) {
+        int64_t at[3];
+        rows.at(row, at);
+        A sum = 0;
+        for (int64_t i = 0; i < width; ++i) sum += widen(x[at[0] + i * x_stride]);
+        const A mean = sum / static_cast<A>(width);
+        A squares = 0;
+        for (int64_t i = 0; i < width; ++i) {
+            const A value = widen(x[at[0] + i * x_stride]) - mean;
+            squares += value * value;
+        }
+        const A root = A(1) / square_root(squares / static_cast<A>(width) + static_cast<A>(eps));
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t j = at[0] + i * x_stride;
+            z[j] = narrow<T>((widen(x[j]) - mean) * root * widen(weight[at[1] + i * w_stride]) +
+                             widen(bias[at[2] + i * b_stride]));
+        }
+    }
+}
+
+}  // namespace ithaca::kernel

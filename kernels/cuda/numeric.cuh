@@ -1,0 +1,99 @@
+// Numbers on the device: conversion between storage and accumulation, and walks over strided tensors.
+//
+// Storage is f64, f32, f16 or bf16; arithmetic is f64 for f64 and f32 for the rest. Every kernel is a loop with the
+// stride of the whole grid, so any grid is correct. Indices have 64 bits: tensors exceed 2^31 elements.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#define ITHACA_FOR(i, n)                                                                                      \
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < (n);                   \
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+
+namespace ithaca {
+
+template <typename T>
+struct Accumulator {
+    using type = float;
+};
+template <>
+struct Accumulator<double> {
+    using type = double;
+};
+// What values of storage type T are computed in.
+template <typename T>
+using Acc = typename Accumulator<T>::type;
+
+__host__ __device__ inline double widen(double x) { return x; }
+__host__ __device__ inline float widen(float x) { return x; }
+__host__ __device__ inline float widen(__half x) { return __half2float(x); }
+__host__ __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__host__ __device__ inline int32_t widen(int32_t x) { return x; }
+
+template <typename T>
+struct Narrow {
+    template <typename A>
+    __host__ __device__ static T from(A x) {
+        return static_cast<T>(x);
+    }
+};
+template <>
+struct Narrow<__half> {
+    template <typename A>
+    __host__ __device__ static __half from(A x) {
+        return __float2half(static_cast<float>(x));
+    }
+};
+template <>
+struct Narrow<__nv_bfloat16> {
+    template <typename A>
+    __host__ __device__ static __nv_bfloat16 from(A x) {
+        return __float2bfloat16(static_cast<float>(x));
+    }
+};
+// Rounds to storage.
+template <typename T, typename A>
+__host__ __device__ inline T narrow(A x) {
+    return Narrow<T>::from(x);
+}
+
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float error_function(float x) { return erff(x); }
+__device__ inline double error_function(double x) { return erf(x); }
+__device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline float square_root(float x) { return sqrtf(x); }
+__device__ inline double square_root(double x) { return sqrt(x); }
+
+constexpr int kMaxDims = 10;
+
+// Row-major indices of a shape, and where K tensors have each of them, in elements; a stride of zero broadcasts.
+template <int K>
+struct Walk {
+    int n = 0;
+    int64_t extent[kMaxDims] = {};
+    int64_t stride[K][kMaxDims] = {};
+
+    __host__ __device__ int64_t size() const {
+        int64_t size = 1;
+        for (int d = 0; d < n; ++d) size *= extent[d];
+        return size;
+    }
+
+    // Where the K tensors have the element that comes i-th in row-major order.
+    __host__ __device__ void at(int64_t i, int64_t (&offset)[K]) const {
+        for (int k = 0; k < K; ++k) offset[k] = 0;
+        for (int d = n - 1; d >= 0; --d) {
+            const int64_t j = i % extent[d];
+            i /= extent[d];
+            for (int k = 0; k < K; ++k) offset[k] += j * stride[k][d];
+        }
+    }
+};
+
+}  // namespace ithaca

@@ -1,0 +1,230 @@
+//! How ranks exchange blocks: a trait, and mailboxes in memory.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ithaca_ir::Rank;
+
+use crate::error::RunError;
+use crate::tensor::index;
+
+/// What an exchange brought.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Received {
+    /// The block from each member of the group, in order.
+    pub blocks: Vec<Vec<f32>>,
+    /// Elements that were sent to others.
+    pub elements_sent: u64,
+}
+
+/// Point-to-point messages between ranks, in order for each pair.
+pub trait Communicator: Sync {
+    /// Hands `block` to `to`; does not wait for it to be received.
+    ///
+    /// # Errors
+    /// [`RunError::Stopped`] when another rank has failed.
+    fn send(&self, from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError>;
+
+    /// Waits for the next block from `from`.
+    ///
+    /// # Errors
+    /// [`RunError::Stopped`] when another rank has failed, [`RunError::Deadlock`] when none will come.
+    fn receive(&self, to: Rank, from: Rank) -> Result<Vec<f32>, RunError>;
+
+    /// Says whether to go on.
+    ///
+    /// # Errors
+    /// [`RunError::Stopped`] when another rank has failed.
+    fn check(&self) -> Result<(), RunError>;
+
+    /// Sends `blocks[i]` to `group[i]` and receives a block of `expected[i]` elements from it; the own block is kept.
+    /// Empty blocks do not travel.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); [`RunError::Invalid`] when a block of another size arrives.
+    fn exchange(
+        &self,
+        rank: Rank,
+        group: &[Rank],
+        blocks: Vec<Vec<f32>>,
+        expected: &[usize],
+    ) -> Result<Received, RunError> {
+        let mut elements_sent = 0;
+        let mut own = Vec::new();
+        for (&peer, block) in group.iter().zip(blocks) {
+            if peer == rank {
+                own = block;
+            } else if !block.is_empty() {
+                elements_sent += block.len() as u64;
+                self.send(rank, peer, block)?;
+            }
+        }
+        let mut received = Vec::with_capacity(group.len());
+        for (&peer, &n) in group.iter().zip(expected) {
+            let block = match (peer == rank, n) {
+                (true, _) => std::mem::take(&mut own),
+                (false, 0) => Vec::new(),
+                (false, _) => self.receive(rank, peer)?,
+            };
+            if block.len() != n {
+                return Err(RunError::invalid(format!(
+                    "rank {} sent {} elements where {n} were expected",
+                    peer.0,
+                    block.len()
+                )));
+            }
+            received.push(block);
+        }
+        Ok(Received { blocks: received, elements_sent })
+    }
+}
+
+/// Messages in memory, between threads.
+#[derive(Debug)]
+pub struct Mailboxes {
+    state: Mutex<State>,
+    /// One per rank, to wake it.
+    wake: Vec<Condvar>,
+    timeout: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Blocks under way, by sender and receiver.
+    mail: BTreeMap<(Rank, Rank), VecDeque<Vec<f32>>>,
+    /// Ranks that wait, and for whom.
+    waiting: BTreeMap<Rank, Rank>,
+    /// Ranks that have ended well.
+    finished: BTreeSet<Rank>,
+    stopped: bool,
+}
+
+impl Mailboxes {
+    /// Mailboxes of `n_ranks` ranks.
+    pub fn new(n_ranks: u64, timeout: Option<Duration>) -> Self {
+        let wake = (0..n_ranks).map(|_| Condvar::new()).collect();
+        Self { state: Mutex::new(State::default()), wake, timeout }
+    }
+
+    /// Stops every rank at its next message or task.
+    pub fn stop(&self) {
+        self.state().stopped = true;
+        self.wake.iter().for_each(Condvar::notify_all);
+    }
+
+    /// Says that `rank` has ended and will send no more.
+    pub fn finish(&self, rank: Rank) {
+        self.state().finished.insert(rank);
+        self.wake.iter().for_each(Condvar::notify_all);
+    }
+
+    /// A rank that panicked while it held the lock left nothing half done: every change is one insertion.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether a rank that waits for `from` will wait for ever, and why.
+    fn in_vain(&self, from: Rank, n_ranks: usize) -> Option<&'static str> {
+        if self.finished.contains(&from) {
+            return Some("which has ended without sending");
+        }
+        let idle = |(&to, &from): (&Rank, &Rank)| self.mail.get(&(from, to)).is_none_or(VecDeque::is_empty);
+        let all_wait = self.waiting.len() + self.finished.len() == n_ranks && self.waiting.iter().all(idle);
+        all_wait.then_some("and every other rank waits as well")
+    }
+}
+
+impl Communicator for Mailboxes {
+    fn send(&self, from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(RunError::Stopped);
+        }
+        state.mail.entry((from, to)).or_default().push_back(block);
+        drop(state);
+        self.wake[index(to.0)].notify_all();
+        Ok(())
+    }
+
+    fn receive(&self, to: Rank, from: Rank) -> Result<Vec<f32>, RunError> {
+        let deadline = self.timeout.map(|t| Instant::now() + t);
+        let mut state = self.state();
+        state.waiting.insert(to, from);
+        let result = loop {
+            if let Some(block) = state.mail.get_mut(&(from, to)).and_then(VecDeque::pop_front) {
+                break Ok(block);
+            }
+            if state.stopped {
+                break Err(RunError::Stopped);
+            }
+            let why = state.in_vain(from, self.wake.len());
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            let why = why.or((left == Some(Duration::ZERO)).then_some("longer than was allowed"));
+            if let Some(why) = why {
+                break Err(RunError::Deadlock { rank: to.0, from: from.0, why });
+            }
+            let wake = &self.wake[index(to.0)];
+            state = match left {
+                None => wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        };
+        state.waiting.remove(&to);
+        result
+    }
+
+    fn check(&self) -> Result<(), RunError> {
+        match self.state().stopped {
+            true => Err(RunError::Stopped),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_arrive_in_order_and_the_own_one_stays() {
+        let boxes = Mailboxes::new(2, None);
+        let group = [Rank(0), Rank(1)];
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let first = boxes.exchange(Rank(1), &group, vec![vec![10.0], vec![11.0, 12.0]], &[3, 2]);
+                let second = boxes.exchange(Rank(1), &group, vec![vec![13.0], vec![]], &[0, 0]);
+                (first.unwrap(), second.unwrap())
+            });
+            let first = boxes.exchange(Rank(0), &group, vec![vec![], vec![1.0; 3]], &[0, 1]).unwrap();
+            assert_eq!(first, Received { blocks: vec![vec![], vec![10.0]], elements_sent: 3 });
+            let second = boxes.exchange(Rank(0), &group, vec![vec![], vec![]], &[0, 1]).unwrap();
+            assert_eq!(second.blocks[1], [13.0]);
+            let (first, _) = other.join().unwrap();
+            assert_eq!(first.blocks, [vec![1.0; 3], vec![11.0, 12.0]]);
+        });
+    }
+
+    #[test]
+    fn nobody_waits_for_ever() {
+        let boxes = Mailboxes::new(2, None);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let result = boxes.receive(Rank(1), Rank(0));
+                boxes.stop();
+                result
+            });
+            let result = boxes.receive(Rank(0), Rank(1));
+            boxes.stop();
+            let results = [result.unwrap_err(), other.join().unwrap().unwrap_err()];
+            assert!(results.iter().any(|e| matches!(e, RunError::Deadlock { .. })), "{results:?}");
+        });
+        let boxes = Mailboxes::new(2, None);
+        boxes.finish(Rank(1));
+        assert!(matches!(boxes.receive(Rank(0), Rank(1)), Err(RunError::Deadlock { .. })));
+        let boxes = Mailboxes::new(2, Some(Duration::from_millis(1)));
+        assert!(matches!(boxes.receive(Rank(0), Rank(1)), Err(RunError::Deadlock { .. })));
+    }
+}

@@ -1,0 +1,224 @@
+//! Memory of a run: the arena's scale, and weights and inputs as ranks hold them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ithaca_ir::boxes::{self, Region};
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Binding;
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Work};
+use ithaca_ir::{Rank, Space, TensorType};
+
+use crate::error::RunError;
+use crate::source;
+use crate::store::TensorSource;
+use crate::tensor::index;
+
+/// Bytes of an element as it is stored here, whatever its type.
+const STORED_BYTES: u64 = 4;
+
+/// The arena as `f32` elements.
+///
+/// One element is given for as many bytes of the schedule as its narrowest type takes, so that buffers keep their
+/// order and their overlaps, and none is too small.
+#[derive(Clone, Debug)]
+pub(super) struct ArenaShape {
+    /// Bytes of the schedule for one element.
+    bytes_per_slot: u64,
+    /// Elements.
+    pub(super) slots: u64,
+}
+
+impl ArenaShape {
+    pub(super) fn of(schedule: &Schedule) -> Result<Self, RunError> {
+        let buffers = schedule.frames.values().flat_map(|f| f.buffers.values());
+        let narrowest = buffers.map(|b| b.dtype().bytes()).min().unwrap_or(STORED_BYTES);
+        let bytes_per_slot = narrowest.min(STORED_BYTES);
+        Ok(Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) })
+    }
+
+    /// The element at an offset in bytes.
+    pub(super) fn slot(&self, bytes: u64) -> Result<usize, RunError> {
+        match bytes.is_multiple_of(self.bytes_per_slot) {
+            true => Ok(index(bytes / self.bytes_per_slot)),
+            false => Err(RunError::invalid(format!("offset {bytes} is not aligned"))),
+        }
+    }
+}
+
+/// Which file a source is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum File {
+    Weights,
+    Inputs,
+}
+
+/// One stored tensor and the parts of it that ranks hold.
+#[derive(Debug)]
+struct Planned<'a> {
+    file: File,
+    binding: &'a Binding,
+    ty: &'a TensorType,
+    layer: u64,
+    /// Different parts.
+    regions: Vec<Region>,
+    /// For each rank, which part.
+    part_of: Vec<usize>,
+}
+
+/// What is to be loaded.
+#[derive(Debug)]
+pub(super) struct SourcePlan<'a> {
+    tensors: Vec<Planned<'a>>,
+    /// The tensor of a buffer at a layer.
+    of: BTreeMap<(FrameId, BufferId, u64), usize>,
+}
+
+/// Weights and inputs, each part once however many ranks hold it.
+#[derive(Debug)]
+pub(super) struct Sources {
+    parts: Vec<Vec<f32>>,
+    /// For each tensor of the plan and each rank, its part.
+    part_of: Vec<Vec<usize>>,
+    of: BTreeMap<(FrameId, BufferId, u64), usize>,
+}
+
+impl<'a> SourcePlan<'a> {
+    pub(super) fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
+        let space = &schedule.space;
+        let layers = layers_of(schedule)?;
+        let mut plan = SourcePlan { tensors: Vec::new(), of: BTreeMap::new() };
+        // Buffers of different frames that are the same stored tensor, such as tied embeddings, share it.
+        let mut known: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (frame_id, frame) in schedule.frames.iter() {
+            for (buffer_id, buffer) in frame.buffers.iter() {
+                let (file, binding) = match &buffer.place {
+                    Place::Weight(binding) => (File::Weights, binding),
+                    Place::Input(binding) => (File::Inputs, binding),
+                    Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+                };
+                let Content::Tensor(ty) = &buffer.content else {
+                    return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
+                };
+                for &layer in &layers[frame_id.index()] {
+                    let same = known.entry(binding.stored_name(layer)).or_default();
+                    let found = same.iter().copied().find(|&i| {
+                        let t: &Planned<'_> = &plan.tensors[i];
+                        t.file == file
+                            && (t.binding.window == binding.window && t.binding.stored == binding.stored)
+                            && t.ty == ty
+                    });
+                    let i = found.unwrap_or_else(|| {
+                        plan.tensors.push(Planned::new(space, file, binding, ty, layer));
+                        same.push(plan.tensors.len() - 1);
+                        plan.tensors.len() - 1
+                    });
+                    plan.of.insert((frame_id, buffer_id, layer), i);
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Bytes that the run will take.
+    pub(super) fn check(&self, schedule: &Schedule, arena: &ArenaShape, limit: u64) -> Result<u64, RunError> {
+        let bytes = |elements: u64| u128::from(elements) * u128::from(STORED_BYTES);
+        let regions = self.tensors.iter().flat_map(|t| &t.regions);
+        let weights: u128 = regions.map(|r| bytes(boxes::elements(r))).sum();
+        let ranks = schedule.space.mesh.ranks();
+        let arena = bytes(arena.slots);
+        let needed = arena * u128::from(ranks) + weights;
+        match u64::try_from(needed) {
+            Ok(needed) if needed <= limit => Ok(needed),
+            _ => Err(RunError::Memory { needed, ranks, arena, weights, limit }),
+        }
+    }
+
+    /// Reads every stored tensor once and cuts it for the ranks.
+    pub(super) fn load(
+        self,
+        space: &Space,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+    ) -> Result<Sources, RunError> {
+        let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of };
+        for tensor in self.tensors {
+            let from = match tensor.file {
+                File::Weights => weights,
+                File::Inputs => inputs,
+            };
+            let stored = source::load(space, tensor.binding, tensor.ty, tensor.layer, from)?;
+            let first = sources.parts.len();
+            let is_float = tensor.ty.dtype.is_float();
+            let convert = |x: f64| match is_float {
+                true => x as f32,
+                false => from_int(x as i32),
+            };
+            let cut = |region: &Region| source::cut(space, tensor.ty, region, &stored, convert).data;
+            sources.parts.extend(tensor.regions.iter().map(cut));
+            sources.part_of.push(tensor.part_of.iter().map(|part| first + part).collect());
+        }
+        Ok(sources)
+    }
+}
+
+impl<'a> Planned<'a> {
+    fn new(space: &Space, file: File, binding: &'a Binding, ty: &'a TensorType, layer: u64) -> Self {
+        let mut regions: Vec<Region> = Vec::new();
+        let mut numbers: BTreeMap<Vec<(u64, u64)>, usize> = BTreeMap::new();
+        let mut part_of = Vec::new();
+        for rank in space.mesh.iter_ranks() {
+            let region = space.local_box(ty, rank);
+            let key = region.iter().map(|r| (r.start, r.end)).collect();
+            let part = *numbers.entry(key).or_insert_with(|| {
+                regions.push(region);
+                regions.len() - 1
+            });
+            part_of.push(part);
+        }
+        Self { file, binding, ty, layer, regions, part_of }
+    }
+}
+
+impl Sources {
+    /// Which part `rank` holds of what is loaded for a buffer.
+    pub(super) fn find(&self, frame: FrameId, buffer: BufferId, layer: u64, rank: Rank) -> Option<usize> {
+        let &tensor = self.of.get(&(frame, buffer, layer))?;
+        self.part_of[tensor].get(index(rank.0)).copied()
+    }
+
+    /// The elements of a part.
+    pub(super) fn part(&self, part: usize) -> &[f32] {
+        &self.parts[part]
+    }
+}
+
+/// The layers that each frame runs for, indexed by frame; `main` runs for layer 0.
+fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<u64>>, RunError> {
+    let mut layers: Vec<BTreeSet<u64>> = vec![BTreeSet::new(); schedule.frames.len()];
+    if let Some(main) = schedule.main() {
+        layers[main.index()].insert(0);
+    }
+    for (id, frame) in schedule.frames.iter() {
+        for task in &frame.tasks {
+            let Work::Call { callee, layers: range, .. } = &task.work else { continue };
+            if callee.index() >= id.index() {
+                return Err(RunError::invalid(format!(
+                    "`{}` calls a frame that stands behind it",
+                    frame.name
+                )));
+            }
+            layers[callee.index()].extend(range.clone());
+        }
+    }
+    Ok(layers)
+}
+
+/// An integer as an element of the arena: the same bits.
+pub(super) fn from_int(x: i32) -> f32 {
+    f32::from_bits(x.cast_unsigned())
+}
+
+/// The integer that an element of the arena holds.
+pub(super) fn to_int(x: f32) -> i32 {
+    x.to_bits().cast_signed()
+}

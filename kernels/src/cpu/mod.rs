@@ -1,0 +1,169 @@
+//! The runtime: executes a schedule with a thread per rank, in memory.
+//!
+//! Each rank has one arena, and buffers lie in it where the schedule puts them, so a wrong lifetime shows as a wrong
+//! result. Every float type is stored as `f32`; `i32` is kept exactly. Tasks run in order of issue, both streams in
+//! one thread; a task that waits for an event which has not happened is an error.
+//!
+//! # What tasks may expect of each other
+//!
+//! The *group* of a collective and the *blocks* that its members exchange are those of [`ithaca_ir::boxes::exchange`].
+//! Blocks are row-major, and a wire buffer holds them one after another in order of the group's members, a rank's own
+//! block included.
+//!
+//! | work | reads | writes |
+//! |---|---|---|
+//! | `Pack` of all_to_all, reduce_scatter | the tensor | a wire: for each member the block sent to it |
+//! | `Exchange` of all_to_all | that wire, or the tensor where its memory is those blocks in that order | a wire: for each member the block received from it, or the tensor where its memory is that |
+//! | `Exchange` of all_gather | the tensor, which is the block | as for all_to_all |
+//! | `Exchange` of reduce_scatter | as for all_to_all | the tensor: the sum of the blocks received, in order of the group, in `f32` |
+//! | `Exchange` of all_reduce | the tensor | the tensor: each member sums its [`chunk`](ithaca_ir::boxes::chunk), then all gather |
+//! | `Exchange` of permute | the tensor | the tensor |
+//! | `Unpack` of all_to_all, all_gather | that wire | the tensor |
+//!
+//! A tensor whose memory is not what the table says is an error, never a wrong result.
+//!
+//! # Failures
+//!
+//! No run hangs: sending never waits, a rank that fails stops the others, and a rank that waits for what nobody will
+//! send is told so.
+
+pub mod communicator;
+
+mod attention;
+mod gemm;
+mod memory;
+mod rank;
+mod transfer;
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use ithaca_ir::Rank;
+use ithaca_ir::schedule::{Content, Schedule};
+use ithaca_ir::traffic::{Ledger, Traffic};
+
+pub use communicator::{Communicator, Mailboxes};
+
+use crate::Outputs;
+use crate::error::RunError;
+use crate::store::TensorSource;
+use crate::tensor::index;
+
+/// Limits of a run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The most memory for arenas, weights and inputs of all ranks together, bytes.
+    pub memory_limit: u64,
+    /// How long a rank waits for one message; `None` is for ever, which still ends when it waits in vain.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for Options {
+    /// 8 GiB, and no limit of time.
+    fn default() -> Self {
+        Self { memory_limit: 8 << 30, timeout: None }
+    }
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct Execution {
+    /// The outputs of `main`, assembled from all ranks and cut to the valid part.
+    pub outputs: Outputs<f32>,
+    /// What was sent, counted as it was sent, in bytes of the schedule's element types.
+    pub traffic: Vec<Traffic>,
+    /// Bytes of memory that arenas, weights and inputs took on this machine.
+    pub memory_bytes: u64,
+}
+
+/// Executes a schedule on as many threads as its mesh has ranks.
+///
+/// `weights` and `inputs` answer the buffers placed at `weight` and `input`.
+///
+/// # Errors
+/// [`RunError::Memory`] before anything is loaded, [`RunError::Store`] for a source, [`RunError::Rank`] for the first
+/// rank, in order of ranks, whose task failed, [`RunError::ReplicasDiffer`] when ranks disagree about an output.
+pub fn execute(
+    schedule: &Schedule,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    options: &Options,
+) -> Result<Execution, RunError> {
+    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
+    if schedule.frames[main].n_arguments != 0 {
+        return Err(RunError::invalid("`main` has arguments"));
+    }
+    let arena = memory::ArenaShape::of(schedule)?;
+    let plan = memory::SourcePlan::of(schedule)?;
+    let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
+    let sources = plan.load(&schedule.space, weights, inputs)?;
+
+    let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
+    let ledger = Mutex::new(Ledger::default());
+    let run_rank = |rank: Rank| {
+        let run = || rank::run(schedule, &arena, &sources, rank, &mailboxes, &ledger);
+        let result = std::panic::catch_unwind(AssertUnwindSafe(run))
+            .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
+        match &result {
+            Ok(_) => mailboxes.finish(rank),
+            Err(_) => mailboxes.stop(),
+        }
+        result
+    };
+    let results: Vec<Result<Vec<Vec<f32>>, RunError>> = std::thread::scope(|scope| {
+        let spawn = |rank: Rank| {
+            let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
+            let run_rank = &run_rank;
+            builder.spawn_scoped(scope, move || run_rank(rank)).map_err(|source| {
+                mailboxes.stop();
+                RunError::Thread { rank: rank.0, source }
+            })
+        };
+        let threads: Vec<_> = schedule.space.mesh.iter_ranks().map(spawn).collect();
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, RunError>| {
+            thread?.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
+        };
+        threads.into_iter().map(join).collect()
+    });
+
+    let held = first_failure(results)?;
+    let mut outputs = Outputs::new();
+    for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
+        let name = output.name.clone().unwrap_or_else(|| i.to_string());
+        let Content::Tensor(ty) = &schedule.frames[main].buffers[output.buffer].content else {
+            return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
+        };
+        let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)][i].as_slice()));
+        let tensor = crate::oracle::assemble(&schedule.space, &name, ty, local)?;
+        outputs.insert(name, tensor);
+    }
+    let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
+    Ok(Execution { outputs, traffic, memory_bytes })
+}
+
+/// All results, or the failure of the first rank that did not merely stop for another's.
+fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
+    let mut stopped = None;
+    let mut held = Vec::with_capacity(results.len());
+    for result in results {
+        match result {
+            Ok(x) => held.push(x),
+            Err(error) if error.is_stopped() => stopped = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    match stopped {
+        Some(error) => Err(error),
+        None => Ok(held),
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+}

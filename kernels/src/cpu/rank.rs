@@ -1,0 +1,304 @@
+//! One rank's thread: frames, tasks in order of issue, buffers in the arena.
+
+use std::sync::{Mutex, PoisonError};
+
+use ithaca_ir::boxes::Region;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::traffic::{self, Ledger};
+use ithaca_ir::{Op, Rank, TensorType};
+
+use super::communicator::Communicator;
+use super::memory::{ArenaShape, Sources, from_int, to_int};
+use super::{attention, gemm, transfer};
+use crate::error::RunError;
+use crate::oracle::{Elements, Operand, Value, eval};
+use crate::tensor::{extents, index};
+
+/// Where a buffer lies for this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Location {
+    /// From this element of the arena.
+    Arena(usize),
+    /// A part of the sources.
+    Loaded(usize),
+}
+
+/// One run of a frame.
+struct Scope<'a> {
+    frame: FrameId,
+    /// The element of the arena where the frame starts.
+    base: usize,
+    layer: u64,
+    arguments: &'a [Location],
+    results: &'a [Location],
+}
+
+struct Runner<'a> {
+    schedule: &'a Schedule,
+    shape: &'a ArenaShape,
+    sources: &'a Sources,
+    rank: Rank,
+    communicator: &'a dyn Communicator,
+    ledger: &'a Mutex<Ledger>,
+    arena: Vec<f32>,
+}
+
+/// Runs `main` on `rank` and returns the rank's part of each output; integers are returned as numbers.
+pub(super) fn run(
+    schedule: &Schedule,
+    shape: &ArenaShape,
+    sources: &Sources,
+    rank: Rank,
+    communicator: &dyn Communicator,
+    ledger: &Mutex<Ledger>,
+) -> Result<Vec<Vec<f32>>, RunError> {
+    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
+    // What was never written is not a number, so that it cannot pass for a result.
+    let arena = vec![f32::NAN; index(shape.slots)];
+    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, arena };
+    let scope = Scope { frame: main, base: 0, layer: 0, arguments: &[], results: &[] };
+    runner.frame(&scope)?;
+    let outputs = &schedule.frames[main].outputs;
+    outputs
+        .iter()
+        .map(|output| {
+            let data = runner.read(&scope, output.buffer)?;
+            Ok(match schedule.frames[main].buffers[output.buffer].dtype().is_float() {
+                true => data.to_vec(),
+                false => data.iter().map(|&x| to_int(x) as f32).collect(),
+            })
+        })
+        .collect()
+}
+
+impl Runner<'_> {
+    /// Runs every task of a frame.
+    fn frame(&mut self, scope: &Scope<'_>) -> Result<(), RunError> {
+        let schedule = self.schedule;
+        let frame = &schedule.frames[scope.frame];
+        let mut happened = vec![false; frame.n_events];
+        for (i, task) in frame.tasks.iter().enumerate() {
+            let waited = task.waits.iter().find(|e| !happened.get(e.index()).copied().unwrap_or(false));
+            let result = match waited {
+                Some(event) => Err(RunError::invalid(format!(
+                    "it waits for event {event:?}, which no task before it records"
+                ))),
+                None => self.communicator.check().and_then(|()| self.task(scope, task)),
+            };
+            match result {
+                Ok(()) => {}
+                // A task in a callee has placed its error already.
+                Err(error @ RunError::Rank { .. }) => return Err(error),
+                Err(error) => {
+                    return Err(RunError::Rank {
+                        rank: self.rank.0,
+                        frame: frame.name.clone(),
+                        task: i,
+                        work: describe(schedule, &task.work),
+                        cause: Box::new(error),
+                    });
+                }
+            }
+            if let Some(event) = task.records {
+                let event = happened.get_mut(event.index());
+                *event.ok_or_else(|| RunError::invalid("a task records an event that is not declared"))? =
+                    true;
+            }
+        }
+        Ok(())
+    }
+
+    fn task(&mut self, scope: &Scope<'_>, task: &Task) -> Result<(), RunError> {
+        match &task.work {
+            Work::Compute(op) => self.compute(scope, task, op),
+            Work::Copy => {
+                let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
+                let data = self.read(scope, from)?.to_vec();
+                self.write(scope, to, &data)
+            }
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
+                let buffers = &self.schedule.frames[scope.frame].buffers;
+                let parties = transfer::Parties {
+                    space: &self.schedule.space,
+                    transfer: t,
+                    rank: self.rank,
+                    reads: &buffers[from].content,
+                    writes: &buffers[to].content,
+                };
+                let data = self.read(scope, from)?;
+                let written = match &task.work {
+                    Work::Pack(_) => parties.pack(data)?,
+                    Work::Unpack(_) => parties.unpack(data)?,
+                    _ => {
+                        let (written, sent) = parties.exchange(data, self.communicator)?;
+                        self.count(&t.op, sent * t.from.dtype.bytes());
+                        written
+                    }
+                };
+                self.write(scope, to, &written)
+            }
+            Work::Call { callee, layers, base } => {
+                let locate = |buffers: &[BufferId]| -> Result<Vec<Location>, RunError> {
+                    buffers.iter().map(|&b| self.locate(scope, b)).collect()
+                };
+                let (mut arguments, results) = (locate(&task.reads)?, locate(&task.writes)?);
+                let base = scope.base + self.shape.slot(*base)?;
+                for layer in layers.clone() {
+                    let inner =
+                        Scope { frame: *callee, base, layer, arguments: &arguments, results: &results };
+                    self.frame(&inner)?;
+                    // Results become the first arguments of the next layer.
+                    for (argument, result) in arguments.iter_mut().zip(&results) {
+                        *argument = *result;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs a kernel: its result is made beside the arena and then put there, so operands may lie where it goes.
+    fn compute(&mut self, scope: &Scope<'_>, task: &Task, op: &Op) -> Result<(), RunError> {
+        let space = &self.schedule.space;
+        let to = only(&task.writes, "writes")?;
+        let ty = self.tensor_type(scope, to)?;
+        let region = space.local_box(ty, self.rank);
+        let mut ints: Vec<Vec<i32>> = Vec::new();
+        for &b in &task.reads {
+            let data = match self.tensor_type(scope, b)?.dtype.is_float() {
+                true => Vec::new(),
+                false => self.read(scope, b)?.iter().map(|&x| to_int(x)).collect(),
+            };
+            ints.push(data);
+        }
+        let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
+        for (&b, ints) in task.reads.iter().zip(&ints) {
+            let ty = self.tensor_type(scope, b)?;
+            let elements = match ty.dtype.is_float() {
+                true => Elements::Real(self.read(scope, b)?),
+                false => Elements::Int(ints),
+            };
+            operands.push(Operand { ty, region: space.local_box(ty, self.rank), elements });
+        }
+        if operands.len() < *op.info().operands.start() {
+            return Err(RunError::invalid(format!("`{}` reads {} buffers", op.name(), operands.len())));
+        }
+        let value = match op {
+            Op::Einsum => reals(&region, gemm::einsum(&operands[0], &operands[1], ty, &region)?),
+            Op::Attention(a) => reals(&region, attention::attention(space, a, &operands)?),
+            op => eval::eval(space, op, &operands, ty, &region)?,
+        };
+        match value {
+            Value::Real(t) => self.write(scope, to, &t.data),
+            Value::Int(t) => {
+                let data: Vec<f32> = t.data.iter().map(|&x| from_int(x)).collect();
+                self.write(scope, to, &data)
+            }
+        }
+    }
+
+    fn count(&self, op: &Op, bytes: u64) {
+        if let Some(key) = traffic::key(&self.schedule.space, op) {
+            let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+            ledger.record(key, self.rank, 1, bytes);
+        }
+    }
+
+    fn tensor_type(&self, scope: &Scope<'_>, buffer: BufferId) -> Result<&TensorType, RunError> {
+        let buffer = self.buffer(scope, buffer)?;
+        match &buffer.content {
+            Content::Tensor(ty) => Ok(ty),
+            Content::Wire { .. } => {
+                Err(RunError::invalid(format!("`{}` is a wire buffer where a tensor belongs", buffer.name)))
+            }
+        }
+    }
+
+    fn buffer(&self, scope: &Scope<'_>, id: BufferId) -> Result<&ithaca_ir::schedule::Buffer, RunError> {
+        let buffers = &self.schedule.frames[scope.frame].buffers;
+        buffers.get(id).ok_or_else(|| RunError::invalid(format!("there is no buffer {id:?}")))
+    }
+
+    fn locate(&self, scope: &Scope<'_>, id: BufferId) -> Result<Location, RunError> {
+        let buffer = self.buffer(scope, id)?;
+        let found = match &buffer.place {
+            Place::Frame(offset) => Some(Location::Arena(scope.base + self.shape.slot(*offset)?)),
+            Place::Argument(i) => scope.arguments.get(*i).copied(),
+            Place::Result(i) => scope.results.get(*i).copied(),
+            Place::Weight(_) | Place::Input(_) => {
+                self.sources.find(scope.frame, id, scope.layer, self.rank).map(Location::Loaded)
+            }
+        };
+        found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
+    }
+
+    /// Elements that this rank holds in a buffer.
+    fn length(&self, scope: &Scope<'_>, id: BufferId) -> Result<usize, RunError> {
+        Ok(match &self.buffer(scope, id)?.content {
+            Content::Tensor(ty) => extents(&self.schedule.space.local_box(ty, self.rank)).iter().product(),
+            Content::Wire { elements, .. } => index(*elements),
+        })
+    }
+
+    fn read(&self, scope: &Scope<'_>, id: BufferId) -> Result<&[f32], RunError> {
+        let n = self.length(scope, id)?;
+        let data = match self.locate(scope, id)? {
+            Location::Arena(start) => self.arena.get(start..start + n),
+            Location::Loaded(part) => Some(self.sources.part(part)).filter(|data| data.len() == n),
+        };
+        data.ok_or_else(|| self.outside(scope, id))
+    }
+
+    /// Writes the first elements of a buffer: all of a tensor, what there is of a wire.
+    fn write(&mut self, scope: &Scope<'_>, id: BufferId, data: &[f32]) -> Result<(), RunError> {
+        let n = self.length(scope, id)?;
+        let fits = match self.buffer(scope, id)?.content {
+            Content::Tensor(_) => data.len() == n,
+            Content::Wire { .. } => data.len() <= n,
+        };
+        let Location::Arena(start) = self.locate(scope, id)? else {
+            return Err(RunError::invalid("a weight or an input is written"));
+        };
+        match self.arena.get_mut(start..start + data.len()) {
+            Some(place) if fits => {
+                place.copy_from_slice(data);
+                Ok(())
+            }
+            _ => Err(self.outside(scope, id)),
+        }
+    }
+
+    fn outside(&self, scope: &Scope<'_>, id: BufferId) -> RunError {
+        let frame = &self.schedule.frames[scope.frame];
+        RunError::invalid(format!(
+            "buffer `{}` of `{}` is not as large as its content",
+            frame.buffers[id].name, frame.name
+        ))
+    }
+}
+
+fn reals(region: &Region, data: Vec<f32>) -> Value<f32> {
+    Value::Real(crate::tensor::Tensor::new(extents(region), data))
+}
+
+fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
+    match buffers {
+        [buffer] => Ok(*buffer),
+        _ => Err(RunError::invalid(format!("it {what} {} buffers instead of one", buffers.len()))),
+    }
+}
+
+fn describe(schedule: &Schedule, work: &Work) -> String {
+    match work {
+        Work::Compute(op) => op.name().to_owned(),
+        Work::Pack(t) => format!("pack of {}", t.op.name()),
+        Work::Exchange(t) => t.op.name().to_owned(),
+        Work::Unpack(t) => format!("unpack of {}", t.op.name()),
+        Work::Copy => "copy".to_owned(),
+        Work::Call { callee, .. } => {
+            format!("call of {}", schedule.frames.get(*callee).map_or("?", |f| f.name.as_str()))
+        }
+    }
+}

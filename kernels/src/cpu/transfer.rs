@@ -1,0 +1,242 @@
+//! Pack, exchange, unpack: the contract of the runtime's documentation, carried out.
+
+use ithaca_ir::boxes::{self, Exchange, Region};
+use ithaca_ir::schedule::{Content, Transfer};
+use ithaca_ir::{DType, Op, Rank, Space};
+
+use super::communicator::Communicator;
+use super::memory::{from_int, to_int};
+use crate::error::RunError;
+use crate::tensor::{Offsets, extents, index, read_part, write_part};
+
+/// A transfer, seen from one rank, between two buffers.
+pub(super) struct Parties<'a> {
+    pub(super) space: &'a Space,
+    pub(super) transfer: &'a Transfer,
+    pub(super) rank: Rank,
+    pub(super) reads: &'a Content,
+    pub(super) writes: &'a Content,
+}
+
+impl Parties<'_> {
+    /// The wire: for each member the block sent to it.
+    pub(super) fn pack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
+        match (&self.transfer.op, self.reads, self.writes) {
+            (Op::AllToAll { .. } | Op::ReduceScatter { .. }, Content::Tensor(_), Content::Wire { .. }) => {
+                let held = self.held();
+                let send = self.geometry().send;
+                Ok(send.iter().flat_map(|part| read_part(&held, data, part)).collect())
+            }
+            _ => Err(self.refused("pack")),
+        }
+    }
+
+    /// The tensor, from the wire that holds for each member the block received from it.
+    pub(super) fn unpack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
+        match (&self.transfer.op, self.reads, self.writes) {
+            (Op::AllToAll { .. } | Op::AllGather { .. }, Content::Wire { .. }, Content::Tensor(_)) => {
+                let wanted = self.wanted();
+                let mut out = vec![f32::NAN; extents(&wanted).iter().product()];
+                let recv = self.geometry().recv;
+                for (part, block) in recv.iter().zip(self.split(data, &recv)?) {
+                    write_part(&wanted, &mut out, part, &block);
+                }
+                Ok(out)
+            }
+            _ => Err(self.refused("unpack")),
+        }
+    }
+
+    /// What is written, and how many elements were sent to others.
+    pub(super) fn exchange(
+        &self,
+        data: &[f32],
+        communicator: &dyn Communicator,
+    ) -> Result<(Vec<f32>, u64), RunError> {
+        let is_tensor = |content: &Content| matches!(content, Content::Tensor(_));
+        let geometry = self.geometry();
+        match self.transfer.op {
+            Op::AllToAll { .. } => {
+                let blocks = self.blocks_read(data, &geometry.send)?;
+                self.swap(&geometry, blocks, communicator)
+            }
+            Op::AllGather { .. } if is_tensor(self.reads) => {
+                let blocks = geometry.group.iter().map(|_| data.to_vec()).collect();
+                self.swap(&geometry, blocks, communicator)
+            }
+            Op::Permute if is_tensor(self.reads) && is_tensor(self.writes) => {
+                let held = self.held();
+                let blocks = geometry.send.iter().map(|part| read_part(&held, data, part)).collect();
+                self.swap(&geometry, blocks, communicator)
+            }
+            Op::ReduceScatter { .. } if is_tensor(self.writes) => {
+                let blocks = self.blocks_read(data, &geometry.send)?;
+                let received =
+                    communicator.exchange(self.rank, &geometry.group, blocks, &sizes(&geometry.recv))?;
+                Ok((self.sum(received.blocks), received.elements_sent))
+            }
+            Op::AllReduce { .. } if is_tensor(self.reads) && is_tensor(self.writes) => {
+                self.all_reduce(data, &geometry.group, communicator)
+            }
+            _ => Err(self.refused("exchange")),
+        }
+    }
+
+    /// Sends blocks and writes those received one after another.
+    fn swap(
+        &self,
+        geometry: &Exchange,
+        blocks: Vec<Vec<f32>>,
+        communicator: &dyn Communicator,
+    ) -> Result<(Vec<f32>, u64), RunError> {
+        if matches!(self.writes, Content::Tensor(_)) {
+            self.need_in_order(&self.wanted(), &geometry.recv, "written")?;
+        }
+        let received = communicator.exchange(self.rank, &geometry.group, blocks, &sizes(&geometry.recv))?;
+        Ok((received.blocks.concat(), received.elements_sent))
+    }
+
+    /// A reduce-scatter of chunks, then an all-gather of them.
+    fn all_reduce(
+        &self,
+        data: &[f32],
+        group: &[Rank],
+        communicator: &dyn Communicator,
+    ) -> Result<(Vec<f32>, u64), RunError> {
+        let chunk = |i: usize| {
+            let chunk = boxes::chunk(data.len() as u64, group.len() as u64, i as u64);
+            index(chunk.start)..index(chunk.end)
+        };
+        let me = group
+            .iter()
+            .position(|&r| r == self.rank)
+            .ok_or_else(|| RunError::invalid("a rank lies outside its group"))?;
+        let blocks = (0..group.len()).map(|i| data[chunk(i)].to_vec()).collect();
+        let own = vec![chunk(me).len(); group.len()];
+        let scattered = communicator.exchange(self.rank, group, blocks, &own)?;
+        let sum = self.sum(scattered.blocks);
+        let sizes: Vec<usize> = (0..group.len()).map(|i| chunk(i).len()).collect();
+        let blocks = group.iter().map(|_| sum.clone()).collect();
+        let gathered = communicator.exchange(self.rank, group, blocks, &sizes)?;
+        Ok((gathered.blocks.concat(), scattered.elements_sent + gathered.elements_sent))
+    }
+
+    /// The sum of equal blocks, in their order.
+    fn sum(&self, blocks: Vec<Vec<f32>>) -> Vec<f32> {
+        let add = |x: f32, y: f32| match self.transfer.from.dtype {
+            DType::I32 => from_int(to_int(x).wrapping_add(to_int(y))),
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
+        };
+        let mut blocks = blocks.into_iter();
+        let first = blocks.next().unwrap_or_default();
+        blocks.fold(first, |mut sum, block| {
+            sum.iter_mut().zip(block).for_each(|(x, y)| *x = add(*x, y));
+            sum
+        })
+    }
+
+    /// The blocks to send: a wire holds them, a tensor must.
+    fn blocks_read(&self, data: &[f32], send: &[Region]) -> Result<Vec<Vec<f32>>, RunError> {
+        if matches!(self.reads, Content::Tensor(_)) {
+            self.need_in_order(&self.held(), send, "read")?;
+        }
+        self.split(data, send)
+    }
+
+    /// The blocks of these parts, which lie one after another.
+    fn split(&self, data: &[f32], parts: &[Region]) -> Result<Vec<Vec<f32>>, RunError> {
+        let mut rest = data;
+        let mut blocks = Vec::with_capacity(parts.len());
+        for n in sizes(parts) {
+            let Some((block, after)) = rest.split_at_checked(n) else {
+                return Err(RunError::invalid(format!(
+                    "the blocks of `{}` do not fit in {} elements",
+                    self.transfer.op.name(),
+                    data.len()
+                )));
+            };
+            blocks.push(block.to_vec());
+            rest = after;
+        }
+        Ok(blocks)
+    }
+
+    fn need_in_order(&self, whole: &Region, parts: &[Region], what: &str) -> Result<(), RunError> {
+        match in_order(whole, parts) {
+            true => Ok(()),
+            false => Err(RunError::invalid(format!(
+                "the tensor {what} by `{}` is not its blocks one after another; it must be packed",
+                self.transfer.op.name()
+            ))),
+        }
+    }
+
+    fn geometry(&self) -> Exchange {
+        let Transfer { op, from, to } = self.transfer;
+        boxes::exchange(self.space, op, from, to, self.rank)
+    }
+
+    fn held(&self) -> Region {
+        self.space.local_box(&self.transfer.from, self.rank)
+    }
+
+    fn wanted(&self) -> Region {
+        self.space.local_box(&self.transfer.to, self.rank)
+    }
+
+    fn refused(&self, step: &str) -> RunError {
+        let kind = |content: &Content| match content {
+            Content::Tensor(_) => "a tensor",
+            Content::Wire { .. } => "a wire",
+        };
+        RunError::invalid(format!(
+            "there is no {step} of `{}` from {} to {}",
+            self.transfer.op.name(),
+            kind(self.reads),
+            kind(self.writes)
+        ))
+    }
+}
+
+fn sizes(parts: &[Region]) -> Vec<usize> {
+    parts.iter().map(|part| index(boxes::elements(part))).collect()
+}
+
+/// Whether a dense tensor of `whole` is the blocks of `parts`, one after another.
+fn in_order(whole: &Region, parts: &[Region]) -> bool {
+    let mut end = 0;
+    for part in parts.iter().filter(|part| boxes::elements(part) > 0) {
+        let n = index(boxes::elements(part));
+        let (first, last) = (corner(whole, part, 0), corner(whole, part, n - 1));
+        // Offsets of a part ascend, so as many as lie between first and last are all there are.
+        if first != end || last + 1 != first + n {
+            return false;
+        }
+        end += n;
+    }
+    end == index(boxes::elements(whole))
+}
+
+/// The offset of the first or the last element of a part.
+fn corner(whole: &Region, part: &Region, i: usize) -> usize {
+    let corner: Region = match i {
+        0 => part.iter().map(|r| r.start..r.start + 1).collect(),
+        _ => part.iter().map(|r| r.end - 1..r.end).collect(),
+    };
+    Offsets::of_part(whole, &corner).next().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_outer_splits_lie_in_order() {
+        let whole = vec![2..6, 0..4];
+        assert!(in_order(&whole, &[vec![2..4, 0..4], vec![4..6, 0..4]]));
+        assert!(!in_order(&whole, &[vec![4..6, 0..4], vec![2..4, 0..4]]));
+        assert!(!in_order(&whole, &[vec![2..6, 0..2], vec![2..6, 2..4]]));
+        assert!(in_order(&vec![0..1, 0..4], &[vec![0..1, 0..2], vec![0..0, 0..4], vec![0..1, 2..4]]));
+        assert!(!in_order(&whole, &[vec![2..4, 0..4]]));
+    }
+}

@@ -1,0 +1,16 @@
+//! Device code in CUDA C++, as text.
+//!
+//! Every kernel is plain C++ over a grid-stride loop: no shared memory and no warp intrinsics yet, so that a host
+//! compiler can run the very same source. Kernels know local extents and strides only; who computes those is the host
+//! side of an emitted program.
+
+/// The device code, by file name; each includes `numeric.cuh`, and none needs more than the CUDA runtime's headers.
+pub const SOURCES: &[(&str, &str)] = &[
+    ("numeric.cuh", include_str!("../cuda/numeric.cuh")),
+    ("elementwise.cuh", include_str!("../cuda/elementwise.cuh")),
+    ("copy.cuh", include_str!("../cuda/copy.cuh")),
+    ("norm.cuh", include_str!("../cuda/norm.cuh")),
+    ("rotary.cuh", include_str!("../cuda/rotary.cuh")),
+    ("attention.cuh", include_str!("../cuda/attention.cuh")),
+    ("einsum.cuh", include_str!("../cuda/einsum.cuh")),
+];

@@ -1,0 +1,106 @@
+// The part of the CUDA runtime that emitted programs use, on the host: memory is memory, streams are synchronous, and a
+// launch runs the kernel once as a grid of one thread, which a grid-stride loop makes a loop over everything.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#define __host__
+#define __device__
+#define __global__
+
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+    dim3() = default;
+    explicit dim3(unsigned x_) : x(x_) {}
+};
+
+inline constexpr struct {
+    unsigned x = 0, y = 0, z = 0;
+} blockIdx, threadIdx;
+inline constexpr struct {
+    unsigned x = 1, y = 1, z = 1;
+} blockDim, gridDim;
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+
+// Handles that are used before creation or after destruction are found by the sanitizers.
+struct CUstream_st {
+    int alive;
+};
+struct CUevent_st {
+    int recorded;
+};
+using cudaStream_t = CUstream_st*;
+using cudaEvent_t = CUevent_st*;
+
+inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
+inline cudaError_t cudaGetDeviceCount(int* n) {
+    *n = 1024;
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+inline cudaError_t cudaMalloc(void** p, size_t n) {
+    *p = std::aligned_alloc(256, (n + 255) / 256 * 256);
+    // What was never written must not look like a result.
+    if (*p != nullptr) std::memset(*p, 0xFF, n);
+    return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+inline cudaError_t cudaFree(void* p) {
+    std::free(p);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind) {
+    if (n > 0) std::memcpy(to, from, n);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, n, kind);
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
+    *s = new CUstream_st{1};
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    delete s;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+    *e = new CUevent_st{0};
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    delete e;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
+    e->recorded = 1;
+    return cudaSuccess;
+}
+// A wait on an event that nobody recorded is a fault of the schedule: on a device it would not wait at all.
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned) {
+    if (e->recorded == 0) std::abort();
+    return cudaSuccess;
+}
+
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes = 0;
+    cudaStream_t stream = nullptr;
+};
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t*, void (*kernel)(Parameters...), Arguments&&... arguments) {
+    kernel(static_cast<Parameters>(arguments)...);
+    return cudaSuccess;
+}
+
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };

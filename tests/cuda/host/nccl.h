@@ -1,0 +1,346 @@
+// NCCL between processes of one host, over a mesh of Unix sockets. Operations between a group's start and end make
+// progress together, as NCCL promises; calls return when their data has arrived, which synchronous streams allow.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_runtime.h"
+
+enum ncclResult_t { ncclSuccess = 0, ncclSystemError = 2, ncclInvalidArgument = 4, ncclInvalidUsage = 5 };
+enum ncclDataType_t {
+    ncclInt8 = 0, ncclInt32 = 2, ncclFloat16 = 6, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9,
+};
+enum ncclRedOp_t { ncclSum = 0 };
+struct ncclUniqueId {
+    char internal[128];
+};
+struct ncclConfig_t;
+
+// A communicator: for each member the socket to it.
+struct ncclComm {
+    int rank;
+    std::vector<int> peers;
+    bool owns;
+};
+using ncclComm_t = ncclComm*;
+
+namespace nccl_on_host {
+
+struct Job {
+    int fd;
+    char* data;
+    size_t n;
+};
+
+struct Group {
+    int depth = 0;
+    std::deque<Job> sends, recvs;
+    std::vector<std::function<void()>> after;
+};
+
+inline Group& group() {
+    static Group g;
+    return g;
+}
+
+inline size_t width(ncclDataType_t t) {
+    switch (t) {
+        case ncclInt8: return 1;
+        case ncclFloat16: case ncclBfloat16: return 2;
+        case ncclInt32: case ncclFloat32: return 4;
+        case ncclFloat64: return 8;
+    }
+    return 0;
+}
+
+inline void enqueue(std::deque<Job>& jobs, int fd, const void* data, size_t n) {
+    if (n > 0) jobs.push_back({fd, const_cast<char*>(static_cast<const char*>(data)), n});
+}
+
+// Moves what can be moved of the first job of each socket; false when a peer is gone.
+inline bool progress(std::deque<Job>& jobs, bool sending) {
+    std::vector<int> seen;
+    for (size_t i = 0; i < jobs.size();) {
+        Job& job = jobs[i];
+        bool first = true;
+        for (int fd : seen) first = first && fd != job.fd;
+        seen.push_back(job.fd);
+        if (!first) {
+            ++i;
+            continue;
+        }
+        const ssize_t n = sending ? ::send(job.fd, job.data, job.n, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                  : ::recv(job.fd, job.data, job.n, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) return false;
+        if (n > 0) {
+            job.data += n;
+            job.n -= static_cast<size_t>(n);
+            if (job.n == 0) {
+                jobs.erase(jobs.begin() + static_cast<long>(i));
+                continue;
+            }
+        }
+        ++i;
+    }
+    return true;
+}
+
+inline ncclResult_t finish() {
+    Group& g = group();
+    while (!g.sends.empty() || !g.recvs.empty()) {
+        if (!progress(g.sends, true) || !progress(g.recvs, false)) return ncclSystemError;
+        std::vector<pollfd> waits;
+        for (const Job& j : g.sends) waits.push_back({j.fd, POLLOUT, 0});
+        for (const Job& j : g.recvs) waits.push_back({j.fd, POLLIN, 0});
+        if (!waits.empty()) ::poll(waits.data(), waits.size(), 10000);
+    }
+    for (const auto& f : g.after) f();
+    g.after.clear();
+    return ncclSuccess;
+}
+
+inline ncclResult_t done() { return group().depth == 0 ? finish() : ncclSuccess; }
+
+template <typename T, typename Add>
+void sum_into(char* z, const std::vector<std::vector<char>>& parts, size_t n, Add add) {
+    for (size_t i = 0; i < n; ++i) {
+        T sum;
+        std::memcpy(&sum, parts[0].data() + i * sizeof(T), sizeof(T));
+        for (size_t p = 1; p < parts.size(); ++p) {
+            T x;
+            std::memcpy(&x, parts[p].data() + i * sizeof(T), sizeof(T));
+            sum = add(sum, x);
+        }
+        std::memcpy(z + i * sizeof(T), &sum, sizeof(T));
+    }
+}
+
+inline void sum(ncclDataType_t t, char* z, const std::vector<std::vector<char>>& parts, size_t n) {
+    switch (t) {
+        case ncclFloat64: return sum_into<double>(z, parts, n, [](double a, double b) { return a + b; });
+        case ncclFloat32: return sum_into<float>(z, parts, n, [](float a, float b) { return a + b; });
+        case ncclInt32: return sum_into<int32_t>(z, parts, n, [](int32_t a, int32_t b) { return a + b; });
+        case ncclInt8: return sum_into<int8_t>(z, parts, n, [](int8_t a, int8_t b) { return int8_t(a + b); });
+        case ncclFloat16:
+            return sum_into<__half>(z, parts, n, [](__half a, __half b) { return __float2half(__half2float(a) + __half2float(b)); });
+        case ncclBfloat16:
+            return sum_into<__nv_bfloat16>(z, parts, n, [](__nv_bfloat16 a, __nv_bfloat16 b) {
+                return __float2bfloat16(__bfloat162float(a) + __bfloat162float(b));
+            });
+    }
+}
+
+// The sum over members, in order of rank, of what each has `offset` bytes into its buffer; on member `root`.
+inline void reduce_to(ncclComm_t comm, int root, const char* from, char* to, size_t n, ncclDataType_t t) {
+    Group& g = group();
+    const size_t bytes = n * width(t);
+    if (comm->rank != root) return enqueue(g.sends, comm->peers[root], from, bytes);
+    auto* parts = new std::vector<std::vector<char>>(comm->peers.size());
+    for (size_t p = 0; p < comm->peers.size(); ++p) {
+        (*parts)[p].resize(bytes);
+        if (static_cast<int>(p) == root) std::memcpy((*parts)[p].data(), from, bytes);
+        else enqueue(g.recvs, comm->peers[p], (*parts)[p].data(), bytes);
+    }
+    g.after.push_back([=] {
+        sum(t, to, *parts, n);
+        delete parts;
+    });
+}
+
+inline sockaddr_un address(const ncclUniqueId& id, int rank, socklen_t& n) {
+    // An abstract name: nothing is left in the file system.
+    sockaddr_un a{};
+    a.sun_family = AF_UNIX;
+    const int len = std::snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "%.64s-%d", id.internal, rank);
+    n = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(len));
+    return a;
+}
+
+inline bool transfer(int fd, void* data, size_t n, bool sending) {
+    char* p = static_cast<char*>(data);
+    while (n > 0) {
+        const ssize_t m = sending ? ::send(fd, p, n, MSG_NOSIGNAL) : ::recv(fd, p, n, 0);
+        if (m <= 0) return false;
+        p += m;
+        n -= static_cast<size_t>(m);
+    }
+    return true;
+}
+
+}  // namespace nccl_on_host
+
+inline const char* ncclGetErrorString(ncclResult_t r) {
+    switch (r) {
+        case ncclSuccess: return "no error";
+        case ncclSystemError: return "a peer is gone";
+        case ncclInvalidArgument: return "invalid argument";
+        case ncclInvalidUsage: return "invalid usage";
+    }
+    return "unknown";
+}
+
+inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+    *id = {};
+    std::snprintf(id->internal, sizeof id->internal, "nccl-on-host-%ld-%p", static_cast<long>(::getpid()),
+                  static_cast<void*>(id));
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclCommInitRank(ncclComm_t* out, int n, ncclUniqueId id, int rank) {
+    using namespace nccl_on_host;
+    if (n < 1 || rank < 0 || rank >= n) return ncclInvalidArgument;
+    auto* comm = new ncclComm{rank, std::vector<int>(static_cast<size_t>(n), -1), true};
+    *out = comm;
+    if (n == 1) return ncclSuccess;
+    socklen_t len = 0;
+    const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    const sockaddr_un own = address(id, rank, len);
+    if (::bind(listener, reinterpret_cast<const sockaddr*>(&own), len) != 0 || ::listen(listener, n) != 0)
+        return ncclSystemError;
+    for (int peer = 0; peer < rank; ++peer) {
+        const sockaddr_un there = address(id, peer, len);
+        const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+        int tries = 0;
+        while (::connect(fd, reinterpret_cast<const sockaddr*>(&there), len) != 0) {
+            if (++tries > 3000) return ncclSystemError;
+            ::usleep(10000);
+        }
+        if (!transfer(fd, &rank, sizeof rank, true)) return ncclSystemError;
+        comm->peers[static_cast<size_t>(peer)] = fd;
+    }
+    for (int i = rank + 1; i < n; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        int peer = 0;
+        if (fd < 0 || !transfer(fd, &peer, sizeof peer, false)) return ncclSystemError;
+        comm->peers[static_cast<size_t>(peer)] = fd;
+    }
+    ::close(listener);
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclGroupStart() {
+    ++nccl_on_host::group().depth;
+    return ncclSuccess;
+}
+inline ncclResult_t ncclGroupEnd() {
+    nccl_on_host::Group& g = nccl_on_host::group();
+    if (g.depth == 0) return ncclInvalidUsage;
+    --g.depth;
+    return nccl_on_host::done();
+}
+
+inline ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t) {
+    if (peer < 0 || peer >= static_cast<int>(c->peers.size()) || peer == c->rank) return ncclInvalidArgument;
+    nccl_on_host::enqueue(nccl_on_host::group().sends, c->peers[static_cast<size_t>(peer)], data, n * nccl_on_host::width(t));
+    return nccl_on_host::done();
+}
+inline ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t) {
+    if (peer < 0 || peer >= static_cast<int>(c->peers.size()) || peer == c->rank) return ncclInvalidArgument;
+    nccl_on_host::enqueue(nccl_on_host::group().recvs, c->peers[static_cast<size_t>(peer)], data, n * nccl_on_host::width(t));
+    return nccl_on_host::done();
+}
+
+inline ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t) {
+    using namespace nccl_on_host;
+    const size_t bytes = n * width(t);
+    for (size_t p = 0; p < c->peers.size(); ++p) {
+        char* there = static_cast<char*>(to) + p * bytes;
+        if (static_cast<int>(p) == c->rank) {
+            if (bytes > 0) std::memmove(there, from, bytes);
+            continue;
+        }
+        enqueue(group().sends, c->peers[p], from, bytes);
+        enqueue(group().recvs, c->peers[p], there, bytes);
+    }
+    return done();
+}
+
+inline ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t, int root,
+                               ncclComm_t c, cudaStream_t) {
+    if (root < 0 || root >= static_cast<int>(c->peers.size())) return ncclInvalidArgument;
+    nccl_on_host::reduce_to(c, root, static_cast<const char*>(from), static_cast<char*>(to), n, t);
+    return nccl_on_host::done();
+}
+
+inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t,
+                                      ncclComm_t c, cudaStream_t) {
+    using namespace nccl_on_host;
+    for (size_t root = 0; root < c->peers.size(); ++root)
+        reduce_to(c, static_cast<int>(root), static_cast<const char*>(from) + root * n * width(t),
+                  static_cast<char*>(to), n, t);
+    return done();
+}
+
+inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t c,
+                                  cudaStream_t) {
+    using namespace nccl_on_host;
+    // Every member sums for itself, in the same order, so all have the same bits.
+    auto* parts = new std::vector<std::vector<char>>(c->peers.size());
+    const size_t bytes = n * width(t);
+    for (size_t p = 0; p < c->peers.size(); ++p) {
+        (*parts)[p].resize(bytes);
+        if (static_cast<int>(p) == c->rank) {
+            if (bytes > 0) std::memcpy((*parts)[p].data(), from, bytes);
+            continue;
+        }
+        enqueue(group().recvs, c->peers[p], (*parts)[p].data(), bytes);
+    }
+    char* const own = (*parts)[static_cast<size_t>(c->rank)].data();
+    for (size_t p = 0; p < c->peers.size(); ++p)
+        if (static_cast<int>(p) != c->rank) enqueue(group().sends, c->peers[p], own, bytes);
+    group().after.push_back([=] {
+        sum(t, static_cast<char*>(to), *parts, n);
+        delete parts;
+    });
+    return done();
+}
+
+inline ncclResult_t ncclCommSplit(ncclComm_t world, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+    const size_t n = world->peers.size();
+    struct Seat {
+        int color, key;
+    } own{color, key};
+    std::vector<Seat> seats(n);
+    const ncclResult_t status = ncclAllGather(&own, seats.data(), sizeof own, ncclInt8, world, nullptr);
+    if (status != ncclSuccess) return status;
+    std::vector<size_t> members;
+    for (size_t p = 0; p < n; ++p) {
+        if (seats[p].color != color) continue;
+        size_t at = members.size();
+        while (at > 0 && seats[members[at - 1]].key > seats[p].key) --at;
+        members.insert(members.begin() + static_cast<long>(at), p);
+    }
+    auto* comm = new ncclComm{0, {}, false};
+    for (size_t i = 0; i < members.size(); ++i) {
+        if (static_cast<int>(members[i]) == world->rank) comm->rank = static_cast<int>(i);
+        comm->peers.push_back(world->peers[members[i]]);
+    }
+    *out = comm;
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) {
+    *state = ncclSuccess;
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    for (int fd : c->peers)
+        if (c->owns && fd >= 0) ::close(fd);
+    delete c;
+    return ncclSuccess;
+}

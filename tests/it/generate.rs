@@ -1,0 +1,446 @@
+//! Random programs, and random ways to distribute them.
+//!
+//! Every choice is read from a list of numbers, where 0 is the plainest choice and a list that is used up gives zeros;
+//! so proptest shrinks a failing program by shrinking the list.
+
+use ithaca_ir::mesh::Mesh;
+use ithaca_ir::ops::{Attention, Binary, Binding, Rotary, Scaling, Unary};
+use ithaca_ir::rule::FactorKind;
+use ithaca_ir::{
+    Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
+    TensorType, ValueId,
+};
+use ithaca_ir::{FuncId, module::Output};
+use proptest::prelude::*;
+
+/// A list of choices.
+#[derive(Clone, Debug)]
+pub(crate) struct Choices {
+    numbers: Vec<u32>,
+    at: usize,
+}
+
+impl Choices {
+    /// Choices to test with.
+    pub(crate) fn strategy() -> impl Strategy<Value = Choices> {
+        prop::collection::vec(any::<u32>(), 0..600).prop_map(|numbers| Choices { numbers, at: 0 })
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        let number = self.numbers.get(self.at).copied().unwrap_or(0);
+        self.at += 1;
+        number as usize % n
+    }
+
+    fn one_of<T: Clone>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len())].clone()
+    }
+
+    /// True once in `n`, and never when choices are used up.
+    fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == n - 1
+    }
+}
+
+/// Whether values change their element type on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// Every real number has this type.
+    Only(DType),
+    /// Some values are cast.
+    Mixed,
+}
+
+#[derive(Clone, Copy)]
+struct Dims {
+    b: DimId,
+    s: DimId,
+    m: DimId,
+    f: DimId,
+    v: DimId,
+    h: DimId,
+    k: DimId,
+    d: DimId,
+    kr: DimId,
+}
+
+fn dims(space: &mut Space, choices: &mut Choices) -> Dims {
+    let mut add = |dim: Dim| space.dims.push(dim);
+    let b = add(Dim::new("b", choices.one_of(&[1, 2])));
+    let size = choices.one_of(&[4, 6, 8, 12]);
+    let padding = if choices.once_in(3) { 1 } else { 0 };
+    let uneven = choices.once_in(3);
+    let s = add(Dim { valid: size - padding, uneven, ..Dim::new("s", size) });
+    let m = add(Dim::new("m", choices.one_of(&[4, 6, 8])));
+    let f = add(Dim::new("f", choices.one_of(&[6, 8, 12])));
+    let v = add(Dim { uneven: choices.once_in(2), ..Dim::new("v", choices.one_of(&[5, 8, 12])) });
+    let (n_kv, group) = (choices.one_of(&[2, 1, 3, 4]), choices.one_of(&[1, 2, 3]));
+    let uneven = choices.once_in(3);
+    let h = add(Dim { granule: group, uneven, ..Dim::new("h", n_kv * group) });
+    let k = add(Dim { uneven, ..Dim::new("k", n_kv) });
+    let d = add(Dim::new("d", choices.one_of(&[2, 4, 6])));
+    let times = choices.one_of(&[2, 3]);
+    let kr = add(Dim { granule: times, uneven, copies: Some(k), ..Dim::new("kr", n_kv * times) });
+    Dims { b, s, m, f, v, h, k, d, kr }
+}
+
+/// A random program: `main`, which calls up to two blocks over up to three layers.
+pub(crate) fn program(choices: &mut Choices, precision: Precision) -> Module {
+    let mut space = Space::default();
+    let dims = dims(&mut space, choices);
+    let mut functions: Arena<FuncId, Function> = Arena::new();
+    let dtype = match precision {
+        Precision::Only(dtype) => dtype,
+        Precision::Mixed => choices.one_of(&[DType::F32, DType::BF16, DType::F64]),
+    };
+    let stream = TensorType::new(dtype, [dims.b, dims.s, dims.m]);
+    let positions = TensorType::new(DType::I32, [dims.s]);
+    for i in 0..choices.below(3) {
+        let mut builder = FunctionBuilder::new(format!("block{i}"), &space, &functions);
+        let x = builder.param(stream.clone(), Some("x"));
+        let positions = builder.param(positions.clone(), Some("positions"));
+        let mut body = Body { builder, dims, dtype, precision, positions, pool: vec![x], prefix: "{layer}." };
+        let y = body.grow(choices, 1);
+        let outputs = [Output { name: None, value: y }];
+        let function = body.builder.finish(outputs);
+        functions.push(function);
+    }
+    let builder = FunctionBuilder::new("main", &space, &functions);
+    let function = main_function(choices, builder, dims, precision, &stream, &functions);
+    functions.push(function);
+    let pipeline = (0..choices.below(3)).map(|i| format!("pass-{i}{{text=\"\\\"\n{i}\"}}")).collect();
+    Module { level: Level::Program, name: "random \"one\"".to_owned(), pipeline, space, functions }
+}
+
+fn main_function(
+    choices: &mut Choices,
+    mut builder: FunctionBuilder<'_>,
+    dims: Dims,
+    precision: Precision,
+    stream: &TensorType,
+    functions: &Arena<FuncId, Function>,
+) -> Function {
+    let ids = TensorType::new(DType::I32, [dims.b, dims.s]);
+    let tokens = builder.push_as(Op::Input(Binding::named("input_ids")), &[], ids).unwrap();
+    let positions = TensorType::new(DType::I32, [dims.s]);
+    let positions = builder.push_as(Op::Positions, &[], positions).unwrap();
+    let table = TensorType::new(stream.dtype, [dims.v, dims.m]);
+    let table = builder.weight(Binding::named("table"), table).unwrap();
+    let x = builder.push(Op::Embed { over: dims.v }, &[table, tokens]).unwrap();
+    let dtype = stream.dtype;
+    let mut body = Body { builder, dims, dtype, precision, positions, pool: vec![x], prefix: "" };
+    let mut x = body.grow(choices, 3);
+    for callee in functions.ids() {
+        let layers = choices.below(2) as u64..3;
+        x = body.builder.call(callee, layers, &[x, positions]).unwrap()[0];
+        body.pool.push(x);
+    }
+    let y = body.grow(choices, 3);
+    let mut outputs = vec![Output { name: Some("y".to_owned()), value: y }];
+    for i in 0..choices.below(3) {
+        let value = choices.one_of(&body.pool);
+        outputs.push(Output { name: Some(format!("more.{i}")), value });
+    }
+    body.builder.finish(outputs)
+}
+
+struct Body<'a> {
+    builder: FunctionBuilder<'a>,
+    dims: Dims,
+    dtype: DType,
+    precision: Precision,
+    positions: ValueId,
+    /// Values of real numbers.
+    pool: Vec<ValueId>,
+    prefix: &'static str,
+}
+
+impl Body<'_> {
+    /// Adds operations and returns a value of the type of the stream.
+    fn grow(&mut self, choices: &mut Choices, at_least: usize) -> ValueId {
+        for _ in 0..at_least + choices.below(6) {
+            let x = choices.one_of(&self.pool);
+            let y = self.step(choices, x);
+            if choices.once_in(3) {
+                let name = format!("v{}", choices.below(40));
+                self.builder.name(y, Some(&name));
+            }
+            self.pool.push(y);
+        }
+        let stream = [self.dims.b, self.dims.s, self.dims.m];
+        let fits = |&&v: &&ValueId| {
+            let ty = self.builder.ty(v);
+            ty.dims.as_slice() == stream && ty.dtype == self.dtype
+        };
+        *self.pool.iter().rev().find(fits).expect("the pool starts with a value of the stream")
+    }
+
+    fn step(&mut self, choices: &mut Choices, x: ValueId) -> ValueId {
+        let ty = self.builder.ty(x).clone();
+        let Dims { b, s, m, f, v, h, k, d, kr } = self.dims;
+        match choices.below(9) {
+            1 => self.builder.push(Op::Binary(choices.one_of(&Binary::ALL)), &[x, x]).unwrap(),
+            2 => {
+                let dims: Vec<DimId> = ty.dims.iter().copied().filter(|_| choices.once_in(2)).collect();
+                let y = self.weight(choices, TensorType::new(ty.dtype, dims));
+                self.builder.push(Op::Binary(choices.one_of(&Binary::ALL)), &[x, y]).unwrap()
+            }
+            3 => self.builder.push(Op::Scale { factor: choices.one_of(&[0.5, -2.0, 1e-3]) }, &[x]).unwrap(),
+            4 => {
+                let over = choices.one_of(&ty.dims);
+                let weight = self.weight(choices, TensorType::new(ty.dtype, [over]));
+                match choices.once_in(2) {
+                    true => self.builder.push(Op::LayerNorm { over, eps: 1e-5 }, &[x, weight, weight]),
+                    false => self.builder.push(Op::RmsNorm { over, eps: 1e-6 }, &[x, weight]),
+                }
+                .unwrap()
+            }
+            5 => {
+                // A dimension is summed, or stays as one of the batch, and another one comes.
+                let summed = choices.one_of(&ty.dims);
+                let free: Vec<DimId> = [f, v, h, d, m, k].into_iter().filter(|&n| !ty.has(n)).collect();
+                let Some(_) = free.first() else { return x };
+                let new = choices.one_of(&free);
+                let weight = self.weight(choices, TensorType::new(ty.dtype, [new, summed]));
+                let dims: Vec<DimId> = ty.dims.iter().map(|&n| if n == summed { new } else { n }).collect();
+                self.builder.einsum(x, weight, &dims).unwrap()
+            }
+            6 if ty.dims.as_slice() == [b, s, m] => self.attention(choices, x),
+            7 if self.precision == Precision::Mixed => {
+                let to = choices.one_of(&[DType::F32, DType::BF16, DType::F16, DType::F64]);
+                self.builder.push(Op::Cast { to }, &[x]).unwrap()
+            }
+            8 if ty.has(k) && !ty.has(kr) => self.builder.push(Op::Repeat { from: k, to: kr }, &[x]).unwrap(),
+            _ => self.builder.push(Op::Unary(choices.one_of(&Unary::ALL)), &[x]).unwrap(),
+        }
+    }
+
+    fn attention(&mut self, choices: &mut Choices, x: ValueId) -> ValueId {
+        let Dims { b, s, m, h, k, d, .. } = self.dims;
+        let dtype = self.builder.ty(x).dtype;
+        let mut project = |heads: DimId| {
+            let weight = self.weight(choices, TensorType::new(dtype, [heads, d, m]));
+            self.builder.einsum(x, weight, &[b, s, heads, d]).unwrap()
+        };
+        let [mut q, mut key, value] = [project(h), project(k), project(k)];
+        if choices.once_in(2) {
+            let scaling = choices.one_of(&[
+                Scaling::None,
+                Scaling::Linear { factor: 2.0 },
+                Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8.0 },
+            ]);
+            let rotary = Op::Rotary(Rotary { over: d, width: 2, theta: 100.0, scaling });
+            q = self.builder.push(rotary.clone(), &[q, self.positions]).unwrap();
+            key = self.builder.push(rotary, &[key, self.positions]).unwrap();
+        }
+        let mask = choices.one_of(&[
+            Mask::Causal,
+            Mask::Full,
+            Mask::Window { left: Some(2), right: Some(0) },
+            Mask::Window { left: None, right: Some(1) },
+        ]);
+        let roles = Attention { heads: h, kv_heads: k, queries: s, keys: s, width: d, mask, scale: 0.7 };
+        let o = self.builder.push(Op::Attention(roles), &[q, key, value]).unwrap();
+        let weight = self.weight(choices, TensorType::new(dtype, [m, h, d]));
+        self.builder.einsum(o, weight, &[b, s, m]).unwrap()
+    }
+
+    /// A weight that no other node reads, or a part of a larger stored one.
+    fn weight(&mut self, choices: &mut Choices, ty: TensorType) -> ValueId {
+        let function = self.builder.function();
+        let name = format!("{}.{}w{}", function.name, self.prefix, function.values.len());
+        let mut binding = Binding::named(name);
+        let n: u64 =
+            ty.dims.iter().map(|&d| ithaca_ir::ops::source::stored_size(self.builder.space(), d)).product();
+        if choices.once_in(4) {
+            binding.stored = vec![n + 3];
+            binding.window = vec![2..n + 2];
+        }
+        self.builder.weight(binding, ty).unwrap()
+    }
+}
+
+/// A mesh of at most 12 ranks.
+pub(crate) fn mesh(choices: &mut Choices) -> Mesh {
+    let axes: &[(&str, u64)] = choices.one_of(&[
+        &[("u", 2)][..],
+        &[],
+        &[("u", 3)],
+        &[("u", 4)],
+        &[("r", 2), ("u", 2)],
+        &[("r", 2), ("u", 3)],
+        &[("dp", 2), ("r", 2), ("u", 2)],
+    ]);
+    Mesh::new(axes.iter().copied())
+}
+
+/// The program over `mesh`, its layouts chosen at random: a `reshard` stands wherever two do not fit.
+pub(crate) fn distribute(module: &Module, mesh: Mesh, choices: &mut Choices) -> Module {
+    let mut out = module.emptied(Level::Sharded);
+    out.space.mesh = mesh;
+    for function in module.functions.values() {
+        let distributed = distribute_function(&out, function, choices);
+        out.functions.push(distributed);
+    }
+    out
+}
+
+fn distribute_function(out: &Module, function: &Function, choices: &mut Choices) -> Function {
+    let space = &out.space;
+    let mut builder = FunctionBuilder::new(function.name.clone(), space, &out.functions);
+    let mut map: Vec<ValueId> = Vec::new();
+    let name = |v: ValueId| function.values[v].name.as_deref();
+    for &param in &function.params {
+        let ty = place(space, function.ty(param), choices);
+        map.push(builder.param(ty, name(param)));
+    }
+    use ithaca_ir::entity::Entity;
+    for node in &function.nodes {
+        let old = function.operand_types(node);
+        let results = function.result_types(node);
+        let mut operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
+        let mut declared: Vec<TensorType> = Vec::new();
+        match &node.op {
+            Op::Param(_) | Op::Input(_) | Op::Positions => declared.push(place(space, results[0], choices)),
+            Op::Call { callee, .. } => {
+                let callee = &out.functions[*callee];
+                for (operand, &param) in operands.iter_mut().zip(&callee.params) {
+                    *operand = reshard(&mut builder, *operand, callee.ty(param).layout.clone());
+                }
+            }
+            op => {
+                let rule = op.rule(&old, &results).expect("the other operations have rules");
+                let axes = factor_axes(space, &rule, &old, &results, choices);
+                for (operand, factors) in operands.iter_mut().zip(&rule.operands) {
+                    let split = factors.iter().map(|&f| axes[f].iter().copied().collect()).collect();
+                    *operand = reshard(&mut builder, *operand, Layout { split, ..Layout::default() });
+                }
+                declared.push(results[0].clone());
+            }
+        }
+        let new = builder.node(node.op.clone(), &operands, &declared).unwrap();
+        for (&value, &result) in new.iter().zip(&node.results) {
+            builder.name(value, name(result));
+            let moved = move_at_random(&mut builder, value, choices);
+            map.push(moved);
+        }
+    }
+    let outputs: Vec<Output> = function
+        .outputs
+        .iter()
+        .enumerate()
+        .map(|(i, output)| {
+            let value = map[output.value.index()];
+            // A block's result has the layout of its argument, so that it may run over several layers.
+            let layout = match function.name.as_str() {
+                "main" => Layout { partial: Default::default(), ..builder.ty(value).layout.clone() },
+                _ => builder.ty(builder.function().params[i]).layout.clone(),
+            };
+            Output { name: output.name.clone(), value: reshard(&mut builder, value, layout) }
+        })
+        .collect();
+    builder.finish(outputs)
+}
+
+fn reshard(builder: &mut FunctionBuilder<'_>, value: ValueId, layout: Layout) -> ValueId {
+    let ty = builder.ty(value);
+    if ty.layout == layout {
+        return value;
+    }
+    let ty = ty.with_layout(layout);
+    builder.push_as(Op::Reshard, &[value], ty).unwrap()
+}
+
+/// Sometimes a collective, sometimes a reshard, mostly nothing.
+fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &mut Choices) -> ValueId {
+    let space = builder.space();
+    let ty = builder.ty(value).clone();
+    let split: Vec<(DimId, AxisId)> =
+        ty.dims.iter().zip(&ty.layout.split).filter_map(|(&d, axes)| Some((d, *axes.last()?))).collect();
+    let free = |axis: AxisId, without: Option<DimId>| -> Vec<DimId> {
+        let legal = |d: DimId| {
+            let axes: Vec<AxisId> = ty.axes_of(d).iter().copied().chain([axis]).collect();
+            Some(d) != without && is_legal(space, d, &axes)
+        };
+        ty.dims.iter().copied().filter(|&d| legal(d)).collect()
+    };
+    let op = match choices.below(6) {
+        1 if !ty.layout.partial.is_empty() => Op::AllReduce { axis: choices.one_of(&ty.layout.partial) },
+        2 if !ty.layout.partial.is_empty() => {
+            let axis = choices.one_of(&ty.layout.partial);
+            match free(axis, None).as_slice() {
+                [] => return value,
+                dims => Op::ReduceScatter { axis, dim: choices.one_of(dims) },
+            }
+        }
+        3 if !split.is_empty() => {
+            let (dim, axis) = choices.one_of(&split);
+            Op::AllGather { axis, dim }
+        }
+        4 if !split.is_empty() => {
+            let (concat, axis) = choices.one_of(&split);
+            match free(axis, Some(concat)).as_slice() {
+                [] => return value,
+                dims => Op::AllToAll { axis, split: choices.one_of(dims), concat },
+            }
+        }
+        5 => {
+            let placed = place(space, &ty, choices);
+            return reshard(builder, value, placed.layout);
+        }
+        _ => return value,
+    };
+    builder.push(op, &[value]).unwrap()
+}
+
+/// The type in a random legal layout, nothing pending.
+fn place(space: &Space, ty: &TensorType, choices: &mut Choices) -> TensorType {
+    let mut layout = Layout::whole(ty.dims.len());
+    for axis in space.mesh.axes.ids() {
+        let i = choices.below(ty.dims.len() + 1);
+        if let Some(&dim) = ty.dims.get(i) {
+            let mut axes = layout.split[i].clone();
+            axes.push(axis);
+            if is_legal(space, dim, &axes) {
+                layout.split[i] = axes;
+            }
+        }
+    }
+    ty.with_layout(layout)
+}
+
+/// For each factor of a rule the axes that split it, legal for every dimension that it is.
+fn factor_axes(
+    space: &Space,
+    rule: &ithaca_ir::rule::FactorRule,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+    choices: &mut Choices,
+) -> Vec<Vec<AxisId>> {
+    let mut axes: Vec<Vec<AxisId>> = vec![Vec::new(); rule.factors.len()];
+    let tensors: Vec<_> =
+        operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)).collect();
+    for axis in space.mesh.axes.ids() {
+        let factor = choices.below(rule.factors.len() + 1);
+        let Some(FactorKind::Parallel | FactorKind::Sum) = rule.factors.get(factor) else { continue };
+        let mut more = axes[factor].clone();
+        more.push(axis);
+        let legal = tensors.iter().all(|(ty, factors)| {
+            ty.dims.iter().zip(factors.iter()).all(|(&d, &f)| f != factor || is_legal(space, d, &more))
+        });
+        if legal {
+            axes[factor] = more;
+        }
+    }
+    axes
+}
+
+fn is_legal(space: &Space, dim: DimId, axes: &[AxisId]) -> bool {
+    let declared = &space.dims[dim];
+    let units = declared.size.div_ceil(declared.granule);
+    let fewest = axes.iter().fold(units, |left, &axis| left / space.mesh.size(axis));
+    match declared.uneven {
+        true => fewest > 0,
+        false => declared.divides_evenly(space.mesh.degree(axes)),
+    }
+}

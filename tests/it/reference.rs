@@ -1,0 +1,21 @@
+//! Pages that are made from tables are in step with them.
+
+use std::path::Path;
+
+/// Compares a page of `docs` with what it is made from; with `ITHACA_BLESS=1` in the environment, writes it.
+fn in_step(page: &str, expected: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(page);
+    if std::env::var_os("ITHACA_BLESS").is_some() {
+        std::fs::write(&path, expected).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "docs/{page} is stale: run the tests once with ITHACA_BLESS=1 and review the diff"
+    );
+}
+
+#[test]
+fn the_page_of_operations_is_in_step() {
+    in_step("operations.md", &ithaca_ir::ops::reference());
+}

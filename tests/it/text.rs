@@ -1,0 +1,41 @@
+//! Properties of the text form and of the verifier, on random programs.
+
+use ithaca_ir::{Module, text, verify};
+use proptest::prelude::*;
+
+use crate::generate::{Choices, Precision, distribute, mesh, program};
+
+fn survives_printing(module: &Module) {
+    if let Err(diagnostics) = verify::verify(module) {
+        panic!("{diagnostics:#?}\n{}", text::print(module));
+    }
+    let printed = text::print(module);
+    let parsed = match text::parse(&printed) {
+        Ok(parsed) => parsed,
+        Err(diagnostics) => panic!("{diagnostics:#?}\n{printed}"),
+    };
+    assert_eq!(parsed, *module);
+    assert_eq!(text::print(&parsed), printed);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn programs_print_as_they_parse(mut choices in Choices::strategy()) {
+        survives_printing(&program(&mut choices, Precision::Mixed));
+    }
+
+    #[test]
+    fn distributed_programs_print_as_they_parse(mut choices in Choices::strategy()) {
+        let mesh = mesh(&mut choices);
+        let module = program(&mut choices, Precision::Only(ithaca_ir::DType::F64));
+        survives_printing(&distribute(&module, mesh, &mut choices));
+    }
+
+    #[test]
+    fn text_that_means_nothing_is_refused(lines in prop::collection::vec("[ -~]{0,40}", 0..20)) {
+        let text = format!("ithaca 1 program\nmodel \"m\"\ndim a = 4\nfunc @main() {{\n{}", lines.join("\n"));
+        prop_assert!(text::parse(&text).is_err());
+    }
+}
