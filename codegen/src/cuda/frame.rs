@@ -5,9 +5,7 @@ use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Binary, Op, Unary};
-use ithaca_ir::schedule::{
-    Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work,
-};
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, TensorType};
 
 use super::names::{self, Names};

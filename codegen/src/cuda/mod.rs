@@ -102,7 +102,9 @@ fn header(schedule: &Schedule) -> String {
 
 /// Which element types kernels are compiled for.
 fn config(dtypes: &[DType]) -> String {
-    let mut out = String::from("// The floating-point types of the program; kernels are compiled for these.\n#pragma once\n\n");
+    let mut out = String::from(
+        "// The floating-point types of the program; kernels are compiled for these.\n#pragma once\n\n",
+    );
     for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
         let has = u8::from(dtypes.contains(&dtype));
         out.push_str(&format!("#define ITHACA_HAS_{} {has}\n", dtype.name().to_uppercase()));

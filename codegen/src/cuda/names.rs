@@ -11,8 +11,7 @@ pub(super) struct Names {
 impl Names {
     /// An identifier for `name` that no earlier call returned; it starts with `prefix`.
     pub(super) fn fresh(&mut self, prefix: &str, name: &str) -> String {
-        let clean: String =
-            name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        let clean: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
         // Two underscores in a row are reserved in C++.
         let mut identifier = prefix.to_owned();
         for c in clean.chars() {

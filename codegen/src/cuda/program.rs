@@ -6,7 +6,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::ops::Op;
 use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
-use ithaca_ir::{AxisId, DType, Diagnostic, DimId, TensorType};
+use ithaca_ir::{AxisId, DType, Diagnostic, DimId, TensorType, text};
 
 use super::frame;
 use super::names::{self, Names};
@@ -38,22 +38,9 @@ impl Context<'_> {
         &self.axes[axis.index()]
     }
 
-    /// `bf16[b s@ulysses m]`, for comments.
+    /// A type as the text form spells it, for comments.
     pub(super) fn describe(&self, ty: &TensorType) -> String {
-        let space = &self.schedule.space;
-        let axis = |a: &AxisId| space.mesh.axes[*a].name.as_str();
-        let dims = ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| {
-            let name = &space.dims[d].name;
-            match axes.is_empty() {
-                true => name.clone(),
-                false => format!("{name}@{}", axes.iter().map(axis).collect::<Vec<_>>().join(",")),
-            }
-        });
-        let partial = match ty.layout.partial.is_empty() {
-            true => String::new(),
-            false => format!(" +{}", ty.layout.partial.iter().map(axis).collect::<Vec<_>>().join(",")),
-        };
-        format!("{}[{}]{partial}", ty.dtype, dims.collect::<Vec<_>>().join(" "))
+        text::show(&self.schedule.space, ty).to_string()
     }
 }
 
@@ -135,7 +122,9 @@ fn write_space(out: &mut String, cx: &Context<'_>) {
     for list in [&cx.dims, &cx.axes].into_iter().filter(|l| !l.is_empty()) {
         let _ = writeln!(out, "enum : int {{ {} }};", list.join(", "));
     }
-    out.push_str("\n// Dimensions: name, size, granule, size without padding, the dimension that is copied.\n");
+    out.push_str(
+        "\n// Dimensions: name, size, granule, size without padding, the dimension that is copied.\n",
+    );
     out.push_str("static const Space space = {\n    {\n");
     for dim in space.dims.values() {
         let copies = dim.copies.map_or("-1", |of| cx.dim(of));
@@ -221,7 +210,8 @@ fn kind_of<'c>(cx: &'c Context<'_>, transfer: &Transfer) -> (&'static str, &'c s
 
 fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
     let schedule = cx.schedule;
-    let list = |prefix: &str, n: usize| (0..n).map(|i| format!("&{prefix}{i}")).collect::<Vec<_>>().join(", ");
+    let list =
+        |prefix: &str, n: usize| (0..n).map(|i| format!("&{prefix}{i}")).collect::<Vec<_>>().join(", ");
     let main = cx.functions.last().expect("there is a frame");
     let _ = writeln!(
         out,

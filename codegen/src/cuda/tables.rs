@@ -59,8 +59,7 @@ impl Tables {
     ) -> usize {
         let ty = self.ty(ty);
         let layers = if binding.is_per_layer() { layers.to_vec() } else { std::iter::once(0..1).collect() };
-        let known =
-            self.sources.iter().position(|s| s.file == file && s.ty == ty && s.binding == *binding);
+        let known = self.sources.iter().position(|s| s.file == file && s.ty == ty && s.binding == *binding);
         match known {
             Some(i) => {
                 let mut all = std::mem::take(&mut self.sources[i].layers);
