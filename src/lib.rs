@@ -1,1 +1,16 @@
-//! Ithaca.
+//! Ithaca: a compiler for distributed attention.
+//!
+//! A model description, a cluster and a workload go in; a checked parallel plan and an executable schedule come out.
+//! This package ties the others together: [`subject`] finds what a command is about, [`commands`] does what it asks.
+//! Only `main.rs` prints, exits or reads the environment.
+
+pub mod cli;
+pub mod commands;
+pub mod error;
+pub mod files;
+pub mod subject;
+
+pub use ithaca_codegen as codegen;
+pub use ithaca_ir as ir;
+pub use ithaca_kernels as kernels;
+pub use ithaca_passes as passes;

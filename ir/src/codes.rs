@@ -94,14 +94,28 @@ pub const SCHEDULE: &[Code] = &[
 
 /// The rule behind `code`, if it is one of this crate's.
 pub fn rule(code: &str) -> Option<&'static str> {
-    [PARSE, MODULE, SCHEDULE].into_iter().flatten().find(|c| c.code == code).map(|c| c.rule)
+    SECTIONS.iter().flat_map(|(_, codes)| codes.iter()).find(|c| c.code == code).map(|c| c.rule)
 }
 
-/// A Markdown table of codes.
-pub fn table(codes: &[Code]) -> String {
-    let mut out = String::from("| code | rule |\n|---|---|\n");
-    for Code { code, rule } in codes {
-        writeln!(out, "| `{code}` | {rule} |").expect("writing to a string does not fail");
+/// The sections of this crate's codes, with their titles.
+pub const SECTIONS: &[(&str, &[Code])] = &[
+    ("Texts that cannot be read", PARSE),
+    ("Invariants of modules", MODULE),
+    ("Invariants of schedules", SCHEDULE),
+];
+
+/// The page `docs/diagnostics.md`, of these sections: a title and its codes.
+pub fn reference(sections: &[(&str, &[Code])]) -> String {
+    let mut out = String::from(
+        "# Diagnostics\n\nEach code stands for a rule; the diagnostic says how it was broken. This page is made from the \
+         tables of codes; do not edit it.\n",
+    );
+    for (title, codes) in sections {
+        write!(out, "\n## {title}\n\n| code | rule |\n|---|---|\n")
+            .expect("writing to a string does not fail");
+        for Code { code, rule } in *codes {
+            writeln!(out, "| `{code}` | {rule} |").expect("writing to a string does not fail");
+        }
     }
     out
 }

@@ -47,10 +47,10 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the distance is known and `relative` is at most `tolerance`.
+    /// Whether the distance is known, and both the absolute and the relative one are at most `tolerance`.
     pub fn within(&self, tolerance: f64) -> bool {
         match *self {
-            Verdict::Distance { relative, .. } => relative <= tolerance,
+            Verdict::Distance { max_abs, relative } => max_abs <= tolerance && relative <= tolerance,
             Verdict::Shape { .. } | Verdict::NotFinite { .. } | Verdict::Missing => false,
         }
     }
@@ -116,7 +116,7 @@ mod tests {
     fn distances() {
         let verdict = tensors(&vector(&[3.0, 4.5]), &vector(&[3.0, 4.0]));
         assert_eq!(verdict, Verdict::Distance { max_abs: 0.5, relative: 0.1 });
-        assert!(verdict.within(0.1) && !verdict.within(0.09));
+        assert!(verdict.within(0.5) && !verdict.within(0.49));
         assert!(tensors(&vector(&[0.0]), &vector(&[0.0])).within(0.0));
     }
 

@@ -64,7 +64,7 @@ MODELS = {
         dict(COMMON, head_dim=16, attention_bias=True, num_hidden_layers=2,
              rope_parameters=dict(rope_type="yarn", rope_theta=2000.0, factor=8.0, beta_fast=16, beta_slow=2,
                                   mscale=0.7, mscale_all_dim=1.3, truncate=False,
-                                  original_max_position_embeddings=32)),
+                                  original_max_position_embeddings=512)),
         1, 48,
     ),
     "mistral-window-head-dim": (

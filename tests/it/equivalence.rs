@@ -16,11 +16,17 @@ fn golden(name: &str) -> PathBuf {
 #[test]
 fn goldens_under_every_strategy() {
     let mut failures = Vec::new();
-    let mut names: Vec<String> = std::fs::read_dir(golden("")).unwrap().map(|e| e.unwrap()).filter(|e| e.path().join("config.json").exists()).map(|e| e.file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(golden(""))
+        .unwrap()
+        .map(|e| e.unwrap())
+        .filter(|e| e.path().join("config.json").exists())
+        .map(|e| e.file_name().into_string().unwrap())
+        .collect();
     names.sort();
     for name in &names {
         let config: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(golden(name).join("config.json")).unwrap()).unwrap();
+            serde_json::from_str(&std::fs::read_to_string(golden(name).join("config.json")).unwrap())
+                .unwrap();
         let inputs = store::open(golden(name).join("io.safetensors")).unwrap();
         let weights = store::open(golden(name).join("model.safetensors")).unwrap();
         let shape = inputs.shape("input_ids").unwrap();
@@ -49,8 +55,15 @@ fn goldens_under_every_strategy() {
                 Ok(outputs) => {
                     let (a, b) = (&outputs["logits"], &whole["logits"]);
                     let error = a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-                    let t: Vec<String> = ithaca_ir::traffic::of_module(&compiled.per_rank).iter().map(|t| format!("{} x{} {}B", t.kind, t.count, t.bytes_sent_per_rank)).collect();
-                    eprintln!("{name} {strategy} {mesh}: {error:e} arena {} {}", compiled.schedule.arena_bytes(), t.join("; "));
+                    let t: Vec<String> = ithaca_ir::traffic::of_module(&compiled.per_rank)
+                        .iter()
+                        .map(|t| format!("{} x{} {}B", t.kind, t.count, t.bytes_sent_per_rank))
+                        .collect();
+                    eprintln!(
+                        "{name} {strategy} {mesh}: {error:e} arena {} {}",
+                        compiled.schedule.arena_bytes(),
+                        t.join("; ")
+                    );
                     if error > 1e-9 {
                         failures.push(format!("{name} {strategy} {mesh}: {error:e}"));
                     }

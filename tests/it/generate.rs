@@ -26,6 +26,19 @@ impl Choices {
         prop::collection::vec(any::<u32>(), 0..600).prop_map(|numbers| Choices { numbers, at: 0 })
     }
 
+    /// Choices that `seed` determines, for tests that need many different ones without shrinking.
+    pub(crate) fn from_seed(seed: u64) -> Choices {
+        // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+        let mut state = seed;
+        let mut number = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (z >> 33) as u32
+        };
+        Choices { numbers: (0..600).map(|_| number()).collect(), at: 0 }
+    }
+
     fn below(&mut self, n: usize) -> usize {
         let number = self.numbers.get(self.at).copied().unwrap_or(0);
         self.at += 1;
@@ -360,11 +373,11 @@ fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &m
     let free = |axis: AxisId, without: Option<DimId>| -> Vec<DimId> {
         let legal = |d: DimId| {
             let axes: Vec<AxisId> = ty.axes_of(d).iter().copied().chain([axis]).collect();
-            Some(d) != without && is_legal(space, d, &axes)
+            Some(d) != without && space.can_split(d, &axes)
         };
         ty.dims.iter().copied().filter(|&d| legal(d)).collect()
     };
-    let op = match choices.below(6) {
+    let op = match choices.below(7) {
         1 if !ty.layout.partial.is_empty() => Op::AllReduce { axis: choices.one_of(&ty.layout.partial) },
         2 if !ty.layout.partial.is_empty() => {
             let axis = choices.one_of(&ty.layout.partial);
@@ -385,6 +398,14 @@ fn move_at_random(builder: &mut FunctionBuilder<'_>, value: ValueId, choices: &m
             }
         }
         5 => {
+            let unused = space.mesh.axes.ids().find(|&a| ty.layout.axes().all(|used| used != a));
+            let Some(axis) = unused else { return value };
+            match free(axis, None).as_slice() {
+                [] => return value,
+                dims => Op::Slice { axis, dim: choices.one_of(dims) },
+            }
+        }
+        6 => {
             let placed = place(space, &ty, choices);
             return reshard(builder, value, placed.layout);
         }
@@ -401,7 +422,7 @@ fn place(space: &Space, ty: &TensorType, choices: &mut Choices) -> TensorType {
         if let Some(&dim) = ty.dims.get(i) {
             let mut axes = layout.split[i].clone();
             axes.push(axis);
-            if is_legal(space, dim, &axes) {
+            if space.can_split(dim, &axes) {
                 layout.split[i] = axes;
             }
         }
@@ -426,21 +447,11 @@ fn factor_axes(
         let mut more = axes[factor].clone();
         more.push(axis);
         let legal = tensors.iter().all(|(ty, factors)| {
-            ty.dims.iter().zip(factors.iter()).all(|(&d, &f)| f != factor || is_legal(space, d, &more))
+            ty.dims.iter().zip(factors.iter()).all(|(&d, &f)| f != factor || space.can_split(d, &more))
         });
         if legal {
             axes[factor] = more;
         }
     }
     axes
-}
-
-fn is_legal(space: &Space, dim: DimId, axes: &[AxisId]) -> bool {
-    let declared = &space.dims[dim];
-    let units = declared.size.div_ceil(declared.granule);
-    let fewest = axes.iter().fold(units, |left, &axis| left / space.mesh.size(axis));
-    match declared.uneven {
-        true => fewest > 0,
-        false => declared.divides_evenly(space.mesh.degree(axes)),
-    }
 }

@@ -1,11 +1,10 @@
-//! One binary for all integration tests.
-
-mod equivalence;
 //! The integration tests, one binary.
 
+mod equivalence;
 mod errors;
 mod filetests;
 mod generate;
+mod goldens;
+mod random;
 mod reference;
 mod text;
-mod goldens;

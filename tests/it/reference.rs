@@ -19,3 +19,20 @@ fn in_step(page: &str, expected: &str) {
 fn the_page_of_operations_is_in_step() {
     in_step("operations.md", &ithaca_ir::ops::reference());
 }
+
+#[test]
+fn the_page_of_diagnostics_is_in_step() {
+    in_step("diagnostics.md", &ithaca_ir::codes::reference(ithaca_ir::codes::SECTIONS));
+}
+
+#[test]
+fn examples_in_the_page_of_the_text_form_are_sound() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/text.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let examples: Vec<&str> = page.split("```\n").skip(1).step_by(2).collect();
+    assert_eq!(examples.len(), 2);
+    for example in examples {
+        let diagnostics = crate::filetests::diagnose(example);
+        assert!(diagnostics.is_empty(), "{diagnostics:#?}\n{example}");
+    }
+}

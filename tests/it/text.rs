@@ -39,3 +39,27 @@ proptest! {
         prop_assert!(text::parse(&text).is_err());
     }
 }
+
+#[test]
+fn random_programs_use_every_operation() {
+    let mut seen = std::collections::BTreeSet::new();
+    let mut pending = 0;
+    for seed in 0..300 {
+        let mut choices = Choices::from_seed(seed);
+        let mesh = mesh(&mut choices);
+        let module = program(&mut choices, Precision::Mixed);
+        let distributed = distribute(&module, mesh, &mut choices);
+        for function in distributed.functions.values() {
+            seen.extend(function.nodes.iter().map(|n| n.op.name()));
+            pending += function.values.values().filter(|v| !v.ty.layout.partial.is_empty()).count();
+        }
+    }
+    // A permute needs two layouts with the same blocks; files test it.
+    let unused: Vec<&str> = ithaca_ir::ops::TABLE
+        .iter()
+        .map(|row| row.name)
+        .filter(|n| !seen.contains(n) && *n != "permute")
+        .collect();
+    assert!(unused.is_empty(), "never generated: {unused:?}");
+    assert!(pending > 50, "only {pending} values are pending sums");
+}

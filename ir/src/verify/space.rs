@@ -140,21 +140,16 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
 }
 
 fn check_split(space: &Space, dim: DimId, axes: &[AxisId]) -> Result<(), OpError> {
+    if space.can_split(dim, axes) {
+        return Ok(());
+    }
     let Dim { name, size, granule, uneven, .. } = &space.dims[dim];
     let degree = space.mesh.degree(axes);
-    let units = size.div_ceil(*granule);
-    let fewest = axes.iter().fold(units, |left, &axis| left / space.mesh.size(axis));
-    match uneven {
-        true if fewest == 0 => Err(OpError::new(
-            "V09",
-            format!("{units} granules of `{name}` leave some of {degree} ranks without any"),
-        )),
-        false if !space.dims[dim].divides_evenly(degree) => Err(OpError::new(
-            "V09",
-            format!(
-                "`{name}` of {size} elements, in granules of {granule}, does not divide by {degree} ranks"
-            ),
-        )),
-        true | false => Ok(()),
-    }
+    let message = match uneven {
+        true => format!("{} granules of `{name}` leave some of {degree} ranks without any", size / granule),
+        false => format!(
+            "`{name}` of {size} elements, in granules of {granule}, does not divide by {degree} ranks"
+        ),
+    };
+    Err(OpError::new("V09", message))
 }

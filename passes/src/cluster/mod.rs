@@ -102,7 +102,7 @@ pub struct Level {
     pub contention: Sourced<f64>,
     /// One step of a ring (all-gather, reduce-scatter, all-reduce), seconds.
     pub latency: Sourced<f64>,
-    /// One message of an all-to-all, seconds.
+    /// One message of an all-to-all to the ranks of one block of the level inside, seconds.
     pub message_latency: Sourced<f64>,
     /// The part of the bandwidth that ring collectives reach.
     pub ring_efficiency: Sourced<f64>,

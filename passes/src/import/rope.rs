@@ -168,7 +168,7 @@ impl<'a> Rope<'a> {
             // Truncated towards zero, as the library does.
             Partial::Factor => (head_dim as f64 * partial) as u64,
         };
-        if width == 0 || width % 2 != 0 || width > head_dim {
+        if width == 0 || !width.is_multiple_of(2) || width > head_dim {
             return Err(Diagnostic::new(
                 "M07",
                 format!(

@@ -177,7 +177,11 @@ mod tests {
         for (n, multiple) in [(14_336, 8), (50_257, 8), (151_936, 64), (18_944, 6), (32_064, 12), (7, 7)] {
             let small = alike(n, multiple, 48);
             for degree in (1..=multiple).filter(|d| multiple % d == 0) {
-                assert_eq!(small % degree == 0, n % degree == 0, "{n} as {small} on {degree} of {multiple}");
+                assert_eq!(
+                    small.is_multiple_of(degree),
+                    n.is_multiple_of(degree),
+                    "{n} as {small} on {degree} of {multiple}"
+                );
             }
         }
         assert_eq!(alike(14_336, 8, 48), 48);

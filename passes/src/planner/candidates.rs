@@ -129,7 +129,7 @@ fn factorisations(n: u64, count: usize) -> Vec<Vec<u64>> {
         return vec![vec![n]];
     }
     let mut all = Vec::new();
-    for first in (1..=n).filter(|d| n % d == 0) {
+    for first in (1..=n).filter(|&d| n.is_multiple_of(d)) {
         for mut rest in factorisations(n / first, count - 1) {
             rest.insert(0, first);
             all.push(rest);

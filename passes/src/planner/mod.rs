@@ -2,7 +2,7 @@
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
-//! to the name. What does not fit or is not legal stays in the list with its reason, and a request of which nothing
+//! to the name and the order of trial. What does not fit or is not legal stays in the list with its reason, and a request of which nothing
 //! is left is refused with repairs that were tried and work.
 
 mod candidates;

@@ -98,6 +98,23 @@ fn ulysses_sends_what_its_paper_says() {
     }
 }
 
+/// DeepSpeed-Ulysses, section 3.2: with as many key/value heads as query heads, Megatron with sequence parallelism sends
+/// P times the bytes of Ulysses; embedding and head add 2 to the 128 collectives of the layers.
+#[test]
+fn megatron_sends_p_times_the_bytes_of_ulysses() {
+    let config = llama(4096, 14336, 32, 32, 32);
+    for p in [2, 4, 8] {
+        let bytes = |strategy: &str| -> u64 {
+            let request = Request { strategy: Some(strategy.into()), ..Request::new(p) };
+            let ranked = ranked(&config, 16_384, &request).unwrap();
+            let rows = plan::collectives(&ranked.chosen.compiled.per_rank);
+            rows.iter().map(|r| r.bytes_sent_per_rank).sum()
+        };
+        let ratio = bytes("megatron-tp-sp") as f64 / bytes("ulysses") as f64;
+        assert!((ratio / p as f64 - 1.0).abs() < 0.03, "degree {p}: {ratio}");
+    }
+}
+
 /// GPT-175B on H100 at 32K tokens: TP32, across nodes, is slower than TP8 with context parallelism inside the same
 /// GPUs (Megatron-Core documentation: 0.85 against 1.20 of TP8). Our strategies have Ulysses for context parallelism.
 #[test]
@@ -114,6 +131,22 @@ fn weights_that_do_not_fit_are_split_further() {
     let refusal = ranked(&llama_405b(), 8192, &Request::new(4)).unwrap_err();
     assert_eq!(refusal.diagnostic.code, "P32");
     assert_eq!(refusal.diagnostic.repairs, ["--gpus 16"], "{}", refusal.diagnostic);
+}
+
+#[test]
+fn many_gpus_are_refused_with_as_many_as_are_legal() {
+    let refusal = ranked(&llama_405b(), 8192, &Request::new(1024)).unwrap_err();
+    assert_eq!(refusal.diagnostic.code, "P31");
+    assert_eq!(refusal.diagnostic.repairs, ["--gpus 128"], "{}", refusal.diagnostic);
+}
+
+/// Few tokens make latency matter; all-to-all is still what Ulysses is.
+#[test]
+fn ulysses_of_few_tokens_stays_with_all_to_all() {
+    let request = Request { strategy: Some("ulysses".into()), ..Request::new(8) };
+    let ranked = ranked(&llama_8b(), 1024, &request).unwrap();
+    let rows = plan::collectives(&ranked.chosen.compiled.per_rank);
+    assert_eq!(rows.iter().find(|r| r.kind == "all_to_all").map(|r| r.count), Some(4 * 32), "{rows:?}");
 }
 
 #[test]

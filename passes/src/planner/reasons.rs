@@ -78,7 +78,7 @@ fn why_slower(priced: &Priced, winner: &Priced) -> String {
                 "as fast, with {} more memory",
                 gibibytes(priced.memory.total() - winner.memory.total())
             ),
-            false => "as fast and as large; the winner's name comes first".to_owned(),
+            false => "as fast and as large; the winner comes first by name".to_owned(),
         };
     }
     let exposed = this.exposed() - best.exposed();

@@ -75,6 +75,9 @@ pub(super) fn refusal(
     let nothing = repairs.is_empty();
     let diagnostic = Diagnostic { repairs, ..diagnostic };
     match nothing && diagnostic.helps.len() < 2 {
+        true if !tried.too_large.is_empty() => {
+            diagnostic.help("no number of GPUs was found to help; use a smaller `--seq` or `--batch`")
+        }
         true => diagnostic.help("no other number of GPUs, option or strategy was found to help"),
         false => diagnostic,
     }
@@ -143,7 +146,10 @@ fn other_gpus(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tri
     if !tried.too_large.is_empty() {
         return doubled.into_iter().find_map(repair).into_iter().collect();
     }
-    let below = (gpus.saturating_sub(NEARBY).max(1)..gpus).rev().find_map(repair);
+    let nearby = gpus.saturating_sub(NEARBY).max(1)..gpus;
+    let halved = std::iter::successors(nearby.start.checked_ilog2().map(|bits| 1 << bits), |n| Some(n / 2));
+    let halved = halved.take_while(|&n| n > 0);
+    let below = nearby.rev().chain(halved).find_map(repair);
     let above = (gpus + 1..=(gpus + NEARBY).min(cluster.devices())).chain(doubled).find_map(repair);
     below.into_iter().chain(above).collect()
 }

@@ -77,7 +77,7 @@ fn mesh_text(mesh: &[MeshAxis]) -> String {
 /// A time for people: four significant digits at most.
 pub fn seconds(s: f64) -> String {
     match s {
-        s if s == 0.0 => "0 s".to_owned(),
+        0.0 => "0 s".to_owned(),
         s if s >= 1.0 => format!("{s:.3} s"),
         s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
         s => format!("{:.3} us", s * 1e6),

@@ -23,12 +23,12 @@ impl Fake {
 
     fn refusal(&self, options: &ShardOptions) -> Option<Diagnostic> {
         let ranks = options.mesh.ranks();
-        let heads = (32 % ranks == 0 && (8 % ranks == 0 || ranks % 8 == 0))
+        let heads = (32 % ranks == 0 && (8 % ranks == 0 || ranks.is_multiple_of(8)))
             || (options.heads == HeadSplit::Uneven && ranks <= 8);
         let tokens = options.mesh.axis("ulysses").map_or(1, |a| options.mesh.size(a));
         match () {
             () if !heads => Some(Diagnostic::new("P20", format!("32 query heads do not divide by {ranks}"))),
-            () if self.sequence % tokens != 0 && options.sequence == SequenceFit::Exact => {
+            () if !self.sequence.is_multiple_of(tokens) && options.sequence == SequenceFit::Exact => {
                 Some(Diagnostic::new("P23", format!("{} tokens do not divide by {tokens}", self.sequence)))
             }
             () => None,

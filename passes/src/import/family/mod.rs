@@ -322,7 +322,7 @@ fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Dia
             None => derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads))?,
         },
     };
-    if heads % kv_heads != 0 {
+    if !heads.is_multiple_of(kv_heads) {
         return Err(Diagnostic::new(
             "M07",
             format!(
@@ -348,7 +348,7 @@ fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Dia
 }
 
 fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diagnostic> {
-    if hidden.1 % heads.1 != 0 {
+    if !hidden.1.is_multiple_of(heads.1) {
         return Err(Diagnostic::new(
             "M07",
             format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1),

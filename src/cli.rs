@@ -1,0 +1,318 @@
+//! The command line's grammar.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A compiler for distributed attention.
+#[derive(Debug, Parser)]
+#[command(name = "ithaca", version, about, long_about = None, arg_required_else_help = true)]
+pub struct Cli {
+    /// How errors are printed.
+    #[arg(long, value_enum, default_value_t = ErrorFormat::Human, global = true, value_name = "FORMAT")]
+    pub error_format: ErrorFormat,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How errors are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ErrorFormat {
+    /// For a person.
+    Human,
+    /// One JSON object per line.
+    Json,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Choose how to distribute a model, and say why.
+    #[command(
+        after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
+    )]
+    Plan(PlanArgs),
+    /// Write a plan as code: IR, schedule, JSON, a graph, or a CUDA/NCCL program.
+    #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
+    Emit(EmitArgs),
+    /// Run a plan or a model on this machine, a thread per rank, and compare.
+    #[command(
+        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors"
+    )]
+    Run(RunArgs),
+    /// Check that the per-rank program computes what the whole one does, in double precision.
+    #[command(after_help = "Example:\n  ithaca verify plan.json")]
+    Verify(VerifyArgs),
+    /// Say what changed between two plans; exit 1 when something did.
+    #[command(after_help = "Example:\n  ithaca diff before.json after.json")]
+    Diff(DiffArgs),
+    /// Run passes over a program in text form.
+    #[command(
+        after_help = "Example:\n  ithaca opt model.ith --pipeline \"shard{strategy=ulysses,ulysses=4},lower-reshards\" --timings"
+    )]
+    Opt(OptArgs),
+    /// Say what a plan does and why.
+    #[command(after_help = "Example:\n  ithaca explain plan.json")]
+    Explain(ExplainArgs),
+    /// List operations, passes, strategies, models or clusters.
+    #[command(after_help = "Example:\n  ithaca list strategies")]
+    List(ListArgs),
+    /// Print a completion script for a shell.
+    #[command(
+        after_help = "Example:\n  ithaca completions bash > ~/.local/share/bash-completion/completions/ithaca"
+    )]
+    Completions(CompletionsArgs),
+}
+
+/// The workload.
+#[derive(Clone, Debug, Args)]
+pub struct WorkloadArgs {
+    /// Tokens per sequence.
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
+    pub seq: Option<u64>,
+    /// Sequences.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
+    pub batch: Option<u64>,
+    /// Element type of weights and activations; the configuration's own when left out.
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<String>,
+    /// What is computed.
+    #[arg(long, value_enum, default_value_t = Mode::Prefill)]
+    pub mode: Mode,
+    /// A field of the configuration that is known not to change the computation; may be repeated.
+    #[arg(long = "ignore-field", value_name = "FIELD")]
+    pub ignore_fields: Vec<String>,
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// The forward pass over whole sequences.
+    Prefill,
+    /// A training step.
+    Train,
+    /// One token after another.
+    Decode,
+}
+
+/// The layout.
+#[derive(Clone, Debug, Args)]
+pub struct LayoutArgs {
+    /// A profile's name, or the path of a cluster.toml.
+    #[arg(long, value_name = "CLUSTER", default_value = "dgx-h100")]
+    pub cluster: String,
+    /// How many GPUs; that of the mesh when left out.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
+    pub gpus: Option<u64>,
+    /// A strategy, or a product of strategies written with a plus; all are tried when left out.
+    #[arg(long, value_name = "NAME")]
+    pub strategy: Option<String>,
+    /// Sizes of mesh axes, major to minor.
+    #[arg(long, value_name = "AXIS=N,…")]
+    pub mesh: Option<String>,
+    /// Let ranks hold different numbers of heads where they do not divide.
+    #[arg(long)]
+    pub uneven_heads: bool,
+    /// Pad a sequence that does not divide.
+    #[arg(long)]
+    pub pad_sequence: bool,
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// A folder with config.json, or the file itself.
+    pub model: PathBuf,
+    /// The workload.
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// The layout.
+    #[command(flatten)]
+    pub layout: LayoutArgs,
+    /// Where to write the plan.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the plan as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `emit`.
+#[derive(Debug, Args)]
+pub struct EmitArgs {
+    /// A plan.
+    pub plan: PathBuf,
+    /// What to write.
+    #[arg(long, value_enum)]
+    pub target: Target,
+    /// A file, or for `cuda` a folder; standard output when left out.
+    #[arg(short, long, value_name = "PATH")]
+    pub output: Option<PathBuf>,
+}
+
+/// What `emit` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// The per-rank program in text form.
+    Ir,
+    /// The schedule in text form.
+    Schedule,
+    /// The schedule as JSON.
+    Json,
+    /// The per-rank program as a graph for Graphviz.
+    Dot,
+    /// A self-contained CUDA/NCCL program.
+    Cuda,
+}
+
+/// What is run: a plan, or a model with a layout.
+#[derive(Clone, Debug, Args)]
+pub struct SubjectArgs {
+    /// A plan, a folder with config.json, or a program in text form (.ith).
+    pub subject: PathBuf,
+    /// The workload, for a model.
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// The layout, for a model.
+    #[command(flatten)]
+    pub layout: LayoutArgs,
+    /// A safetensors file with the model's inputs; random ones when left out.
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// A safetensors file, its index, or a folder with weights; those beside config.json, or random ones, when left out.
+    #[arg(long, value_name = "PATH")]
+    pub weights: Option<PathBuf>,
+    /// Run a small model of the same structure in place of the real one.
+    #[arg(long)]
+    pub shrink: bool,
+    /// Seed of random weights and inputs.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// What is run.
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// A safetensors file with expected outputs; the whole program's own when left out.
+    #[arg(long, value_name = "FILE")]
+    pub expect: Option<PathBuf>,
+    /// The largest absolute error that passes.
+    #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
+    pub tolerance: f64,
+    /// Where to write outputs, as safetensors.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Seconds after which a run that makes no progress is stopped.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
+    pub timeout: u64,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// What is verified.
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// A safetensors file with expected outputs, compared too.
+    #[arg(long, value_name = "FILE")]
+    pub expect: Option<PathBuf>,
+    /// The largest absolute error against expected outputs that passes.
+    #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
+    pub tolerance: f64,
+}
+
+/// Arguments of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The plan before.
+    pub before: PathBuf,
+    /// The plan after.
+    pub after: PathBuf,
+}
+
+/// Arguments of `opt`.
+#[derive(Debug, Args)]
+pub struct OptArgs {
+    /// A program in text form.
+    pub file: PathBuf,
+    /// Passes to run.
+    #[arg(long, value_name = "PIPELINE", default_value = "")]
+    pub pipeline: String,
+    /// Print the program after each run of this pass, or after `all`.
+    #[arg(long, value_name = "PASS")]
+    pub print_after: Option<String>,
+    /// Say after each pass that the program was verified. Every pass is verified in any case.
+    #[arg(long)]
+    pub verify_each: bool,
+    /// Allow only the first N rewrites.
+    #[arg(long, value_name = "N")]
+    pub stop_after: Option<u64>,
+    /// Print how long each pass took.
+    #[arg(long)]
+    pub timings: bool,
+    /// The cluster by whose prices collectives are chosen.
+    #[arg(long, value_name = "CLUSTER", default_value = "dgx-h100")]
+    pub cluster: String,
+    /// Where to write the program; standard output when left out.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A plan.
+    pub plan: PathBuf,
+}
+
+/// Arguments of `list`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// What to list.
+    #[arg(value_enum)]
+    pub what: Listing,
+}
+
+/// What `list` lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Listing {
+    /// Operations.
+    Ops,
+    /// Passes.
+    Passes,
+    /// Strategies.
+    Strategies,
+    /// Model families.
+    Models,
+    /// Cluster profiles.
+    Clusters,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(0) | Err(_) => Err(format!("`{text}` is not a positive whole number")),
+        Ok(n) if n > ithaca_ir::Dim::MAX_SIZE => {
+            Err(format!("{n} is more than {}", ithaca_ir::Dim::MAX_SIZE))
+        }
+        Ok(n) => Ok(n),
+    }
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
+        _ => Err(format!("`{text}` is not a number that is zero or more")),
+    }
+}

@@ -1,0 +1,22 @@
+//! `diff`: what changed between two plans.
+
+use std::fmt::Write;
+
+use super::Done;
+use crate::cli::DiffArgs;
+use crate::error::Result;
+use crate::subject;
+
+pub(super) fn diff(args: &DiffArgs) -> Result<Done> {
+    let (before, after) = (subject::plan(&args.before)?, subject::plan(&args.after)?);
+    let changes = ithaca_passes::plan::diff(&before, &after);
+    let mut text = String::new();
+    for change in &changes {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{change}");
+    }
+    if changes.is_empty() {
+        text.push_str("no difference\n");
+    }
+    Ok(Done { text, code: u8::from(!changes.is_empty()) })
+}

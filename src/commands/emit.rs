@@ -1,0 +1,49 @@
+//! `emit`: a plan as code.
+
+use std::path::PathBuf;
+
+use ithaca_codegen::{cuda, dot, json};
+use ithaca_ir::{Diagnostic, Mesh, schedule, text};
+use ithaca_passes::compile::compile;
+use ithaca_passes::import::import;
+use ithaca_passes::shard::ShardOptions;
+
+use super::{Done, Session};
+use crate::cli::{EmitArgs, Target};
+use crate::error::Result;
+use crate::{files, subject};
+
+pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
+    let plan = subject::plan(&args.plan)?;
+    let program = import(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
+    (session.progress)("compiling");
+    let compiled = compile(&program, &plan.shard_options(), &plan.cluster)?;
+    let contents = match args.target {
+        Target::Ir => text::print(&compiled.per_rank),
+        Target::Schedule => schedule::print(&compiled.schedule),
+        Target::Json => json::emit(&compiled.schedule),
+        Target::Dot => dot::emit(&compiled.per_rank),
+        Target::Cuda => {
+            let Some(folder) = &args.output else {
+                let refusal = Diagnostic::new("E00", "`--target cuda` writes a folder");
+                return Err(refusal.help("name it with `-o out/`").into());
+            };
+            (session.progress)("compiling the reference");
+            let one = ShardOptions::new("single", Mesh::single());
+            let reference = compile(&program, &one, &plan.cluster)?;
+            let emitted =
+                cuda::emit(&compiled.schedule, Some(&reference.schedule), ithaca_kernels::cuda::SOURCES)?;
+            let list: Vec<(PathBuf, Vec<u8>)> =
+                emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
+            files::write_all(folder, &list)?;
+            return Ok(Done::said(format!("wrote {} files to {}\n", list.len(), folder.display())));
+        }
+    };
+    match &args.output {
+        Some(path) => {
+            files::write(path, contents.as_bytes())?;
+            Ok(Done::said(format!("wrote {}\n", path.display())))
+        }
+        None => Ok(Done::said(contents)),
+    }
+}

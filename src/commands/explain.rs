@@ -1,0 +1,78 @@
+//! `explain`: what a plan does, in what time and memory, and why nothing else was chosen.
+
+use std::fmt::Write;
+
+use ithaca_passes::plan::{Collective, Plan};
+use ithaca_passes::planner::{gibibytes, seconds, table};
+use ithaca_passes::shard::STRATEGIES;
+
+use super::Done;
+use super::plan::heading;
+use crate::cli::ExplainArgs;
+use crate::error::Result;
+use crate::subject;
+
+pub(super) fn explain(args: &ExplainArgs) -> Result<Done> {
+    Ok(Done::said(text(&subject::plan(&args.plan)?)))
+}
+
+fn text(plan: &Plan) -> String {
+    let mut out = heading(plan);
+    // Writing to a string cannot fail.
+    let mesh: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
+    let _ = writeln!(
+        out,
+        "\nlayout: {} on {}",
+        plan.strategy,
+        if mesh.is_empty() { "one device".to_owned() } else { mesh.join(",") }
+    );
+    for name in plan.strategy.split('+') {
+        if let Some(strategy) = STRATEGIES.iter().find(|s| s.name() == name) {
+            let _ = writeln!(out, "  {name}: {}\n  legal where: {}", strategy.summary(), strategy.legality());
+        }
+    }
+    for note in &plan.notes {
+        let _ = writeln!(out, "  note: {note}");
+    }
+    let _ = writeln!(out, "passes: {}", plan.pipeline);
+
+    out.push_str("\ncommunication of a step, on the busiest rank:\n");
+    if plan.collectives.is_empty() {
+        out.push_str("  none\n");
+    }
+    for Collective { kind, axis, phase, count, bytes_sent_per_rank } in &plan.collectives {
+        let time = plan.time.communication.iter().find(|c| c.kind == *kind && c.axis == *axis);
+        let time = time.map_or(String::new(), |t| {
+            format!(", {} of which {} exposed", seconds(t.seconds), seconds(t.exposed_seconds))
+        });
+        let _ =
+            writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent{time}");
+    }
+
+    let time = &plan.time;
+    let _ = writeln!(
+        out,
+        "\ntime of a step: {}, kernels {}, exposed communication {}",
+        seconds(time.step_seconds),
+        seconds(time.compute_seconds),
+        seconds(time.exposed_seconds)
+    );
+    let memory = &plan.memory;
+    let _ = writeln!(
+        out,
+        "memory of a rank: {} of {} usable: parameters {}, activations and communication {}, inputs {}",
+        gibibytes(memory.total),
+        gibibytes(memory.usable),
+        gibibytes(memory.parameters),
+        gibibytes(memory.arena),
+        gibibytes(memory.inputs)
+    );
+    for held in &memory.largest {
+        let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
+        let _ = writeln!(out, "  {} {}{times}", gibibytes(held.bytes), held.name);
+    }
+    out.push_str("\nwhat was tried:\n");
+    out.push_str(&table(&plan.alternatives));
+    let _ = writeln!(out, "\nfigures of the cluster and their sources: `{}` in the plan", "cluster");
+    out
+}

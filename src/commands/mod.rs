@@ -1,0 +1,54 @@
+//! The commands, a file each.
+
+mod completions;
+mod diff;
+mod emit;
+mod explain;
+mod list;
+mod opt;
+mod plan;
+mod run;
+mod verify;
+
+use crate::cli::{Cli, Command};
+use crate::error::Result;
+
+/// What a command may use of the outside.
+pub struct Session<'a> {
+    /// Called with what is being done, for a person who waits.
+    pub progress: &'a mut dyn FnMut(&str),
+}
+
+/// What a command did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// For standard output.
+    pub text: String,
+    /// The exit code: 0, or 1 when something differs.
+    pub code: u8,
+}
+
+impl Done {
+    /// Success, with this to say.
+    pub fn said(text: impl Into<String>) -> Self {
+        Self { text: text.into(), code: 0 }
+    }
+}
+
+/// Does what the command line asks.
+///
+/// # Errors
+/// Diagnostics of whatever refused; the exit code is 2 then.
+pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
+    match cli.command {
+        Command::Plan(args) => plan::plan(&args, session),
+        Command::Emit(args) => emit::emit(&args, session),
+        Command::Run(args) => run::run(&args, session),
+        Command::Verify(args) => verify::verify(&args, session),
+        Command::Diff(args) => diff::diff(&args),
+        Command::Opt(args) => opt::opt(&args),
+        Command::Explain(args) => explain::explain(&args),
+        Command::List(args) => list::list(&args),
+        Command::Completions(args) => completions::completions(&args),
+    }
+}

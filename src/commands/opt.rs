@@ -1,0 +1,93 @@
+//! `opt`: passes over a program in text form.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use ithaca_ir::{Diagnostic, Module, text};
+use ithaca_passes::pass::{Context, Instrument, Pass, run_passes};
+use ithaca_passes::pipeline;
+
+use super::Done;
+use crate::cli::OptArgs;
+use crate::error::{Failure, Result};
+use crate::{files, subject};
+
+pub(super) fn opt(args: &OptArgs) -> Result<Done> {
+    let cluster = subject::cluster(&args.cluster)?;
+    let passes = pipeline::parse(&args.pipeline)?;
+    let source = files::read_text(&args.file)?;
+    let name = args.file.display().to_string();
+    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
+    let started = Instant::now();
+    let module = text::parse(&source).map_err(in_file)?;
+    let parsed = started.elapsed();
+    ithaca_ir::verify::verify(&module).map_err(in_file)?;
+    if let Some(pass) = &args.print_after {
+        let known = pass == "all" || passes.iter().any(|p| p.name() == pass);
+        if !known {
+            let message = format!("`--print-after {pass}`: the pipeline has no such pass");
+            return Err(Diagnostic::new("P02", message).into());
+        }
+    }
+    let mut watch = Watch { args, text: String::new(), rows: vec![("parse".to_owned(), parsed)] };
+    let mut cx = Context::new(&cluster).stop_after(args.stop_after);
+    let started = Instant::now();
+    let module = run_passes(module, &passes, &mut cx, &mut watch)?;
+    let total = started.elapsed() + parsed;
+    let mut out = watch.text;
+    for note in cx.notes() {
+        let _ = writeln!(out, "// note: {note}");
+    }
+    if args.timings {
+        out.push_str(&timings(&watch.rows, total));
+    }
+    let printed = text::print(&module);
+    match &args.output {
+        Some(path) => files::write(path, printed.as_bytes())?,
+        None => out.push_str(&printed),
+    }
+    Ok(Done::said(out))
+}
+
+/// Collects what `--print-after`, `--verify-each` and `--timings` ask for.
+struct Watch<'a> {
+    args: &'a OptArgs,
+    text: String,
+    rows: Vec<(String, Duration)>,
+}
+
+impl Instrument for Watch<'_> {
+    fn after(&mut self, pass: &dyn Pass, module: &Module, took: Duration) {
+        self.rows.push((pass.name().to_owned(), took));
+        if self.args.verify_each {
+            let verdict = match ithaca_ir::verify::verify(module) {
+                Ok(_) => "verified".to_owned(),
+                Err(errors) => format!("broken: {}", errors[0]),
+            };
+            let _ = writeln!(self.text, "// after {pass}: {verdict}");
+        }
+        if self.args.print_after.as_deref().is_some_and(|p| p == "all" || p == pass.name()) {
+            let _ = writeln!(self.text, "// after {pass}:\n{}", text::print(module));
+        }
+    }
+}
+
+/// The table of passes: seconds of all, of each, and its share.
+fn timings(rows: &[(String, Duration)], total: Duration) -> String {
+    let mut table = "// total ms   self ms  share  pass\n".to_owned();
+    let mut sum = Duration::ZERO;
+    for (name, took) in rows {
+        sum += *took;
+        let share = 100.0 * took.as_secs_f64() / total.as_secs_f64().max(f64::MIN_POSITIVE);
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        let _ = writeln!(table, "// {:>8.3}  {:>8.3}  {share:>4.0}%  {name}", ms(sum), ms(*took));
+    }
+    let verification = total.saturating_sub(sum);
+    let _ = writeln!(
+        table,
+        "// {:>8.3}  {:>8.3}         verification",
+        total.as_secs_f64() * 1e3,
+        verification.as_secs_f64() * 1e3
+    );
+    table
+}

@@ -1,0 +1,81 @@
+//! `plan`: chooses a layout, and says why.
+
+use std::fmt::Write;
+
+use ithaca_ir::Diagnostic;
+use ithaca_passes::import::import;
+use ithaca_passes::plan::{self, Plan};
+use ithaca_passes::planner::{self, Program, Request};
+use ithaca_passes::shard::ShardOptions;
+
+use super::{Done, Session};
+use crate::cli::PlanArgs;
+use crate::error::{Failure, Result};
+use crate::{files, subject};
+
+pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
+    let cluster = subject::cluster(&args.layout.cluster)?;
+    let (mesh, gpus) = subject::mesh(&args.layout)?;
+    let gpus = gpus.ok_or_else(|| {
+        Failure::from(Diagnostic::new("E00", "the number of GPUs is missing").help("as in `--gpus 8`"))
+    })?;
+    let model = subject::model(&args.model)?;
+    let workload = subject::workload(&args.workload, None)?;
+    (session.progress)("importing");
+    let module = import(&model.config, &model.name, &workload)?;
+    let mut options = ShardOptions::default();
+    subject::set_flags(&mut options, &args.layout);
+    let request = Request {
+        gpus,
+        strategy: args.layout.strategy.clone(),
+        mesh,
+        heads: options.heads,
+        sequence: options.sequence,
+    };
+    (session.progress)("planning");
+    let program = Program { module: &module, cluster: &cluster };
+    let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
+        context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),
+        ..Failure::from(refusal.diagnostic)
+    })?;
+    let described = plan::Model::new(model.name, model.path, model.config);
+    let plan = ranked.into_plan(&cluster, described, plan::Workload::of(&workload, &module));
+    let json = plan.to_json();
+    let mut out = if args.json { json.clone() } else { summary(&plan) };
+    if let Some(path) = &args.output {
+        files::write(path, json.as_bytes())?;
+        if !args.json {
+            let _ = writeln!(out, "wrote {}", path.display());
+        }
+    }
+    Ok(Done::said(out))
+}
+
+/// The plan for a terminal: what was asked, the ranked table, what to know.
+pub(super) fn summary(plan: &Plan) -> String {
+    let mut out = heading(plan);
+    out.push('\n');
+    out.push_str(&planner::table(&plan.alternatives));
+    out.push('\n');
+    // Writing to a string cannot fail.
+    for note in &plan.notes {
+        let _ = writeln!(out, "note: {note}");
+    }
+    out
+}
+
+/// One line that says what was planned for what.
+pub(super) fn heading(plan: &Plan) -> String {
+    let plan::Workload { batch, sequence, dtype, mode, .. } = &plan.workload;
+    format!(
+        "{}: {} of {batch} x {sequence} tokens in {dtype} on {} of {} ({})\n",
+        plan.model.name,
+        mode.name(),
+        match plan.gpus {
+            1 => "1 GPU".to_owned(),
+            n => format!("{n} GPUs"),
+        },
+        plan.cluster.name,
+        plan.cluster.accelerator.name,
+    )
+}

@@ -1,0 +1,198 @@
+//! `run`: the schedule, a thread per rank, compared with what is expected.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use ithaca_ir::Module;
+use ithaca_ir::traffic::Traffic;
+use ithaca_kernels::Real;
+use ithaca_kernels::compare::{self, Comparison, Verdict};
+use ithaca_kernels::store::{self, RandomTensors, Renamed, TensorSource};
+use ithaca_kernels::{Outputs, cpu, oracle};
+use ithaca_passes::compile::compile;
+
+use super::{Done, Session};
+use crate::cli::RunArgs;
+use crate::error::{Failure, Result};
+use crate::subject::{self, Job};
+
+pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+    let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
+    let job = subject::job(&args.subject, lengths)?;
+    (session.progress)("compiling");
+    let compiled = compile(&job.program, &job.options, &job.cluster)?;
+    let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
+    (session.progress)("running the schedule");
+    let options =
+        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), ..cpu::Options::default() };
+    let execution = cpu::execute(&compiled.schedule, &data.weights(), data.inputs(), &options)?;
+    let mut out = heading(&job, &compiled.notes, &data);
+    out.push_str(&traffic(&execution.traffic));
+    let judgement = match &args.expect {
+        Some(path) => judge(&execution.outputs, &Expected::<f32>::File(path), args.tolerance)?,
+        None => {
+            (session.progress)("running the whole program");
+            let whole = oracle::run::<f32>(&job.program, &data.weights(), data.inputs())?;
+            judge(&execution.outputs, &Expected::Whole(&whole), args.tolerance)?
+        }
+    };
+    out.push_str(&judgement.text);
+    if let Some(path) = &args.output {
+        let tensors: Vec<_> =
+            execution.outputs.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
+        let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
+        store::write(path, &stored)?;
+    }
+    Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// Weights and inputs.
+pub(super) struct Data {
+    weights: Box<dyn TensorSource>,
+    inputs: Box<dyn TensorSource>,
+    random_weights: bool,
+    random_inputs: bool,
+}
+
+impl Data {
+    /// Opens files where there are some, and makes random tensors elsewhere.
+    pub(super) fn open(job: &Job, inputs: Option<&Path>, seed: u64) -> Result<Data> {
+        let random =
+            |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
+        Ok(Data {
+            weights: match &job.weights {
+                Some(path) => store::open(path)?,
+                None => random(&job.program),
+            },
+            inputs: match inputs {
+                Some(path) => store::open(path)?,
+                None => random(&job.program),
+            },
+            random_weights: job.weights.is_none(),
+            random_inputs: inputs.is_none(),
+        })
+    }
+
+    /// The weights; checkpoints of a bare model lack the prefix that one with a head has.
+    pub(super) fn weights(&self) -> Renamed<'_> {
+        Renamed::new(self.weights.as_ref(), ["transformer.", "model."])
+    }
+
+    pub(super) fn inputs(&self) -> &dyn TensorSource {
+        self.inputs.as_ref()
+    }
+
+    fn description(&self) -> String {
+        let of = |random: bool| if random { "random" } else { "from file" };
+        format!("weights {}, inputs {}", of(self.random_weights), of(self.random_inputs))
+    }
+}
+
+/// Batch and sequence of `input_ids` in a file of inputs, if it has them.
+pub(super) fn lengths_of(path: &Path) -> Result<Option<(u64, u64)>> {
+    let inputs = store::open(path)?;
+    Ok(match inputs.shape("input_ids").as_deref() {
+        Some(&[batch, sequence]) => Some((batch, sequence)),
+        _ => None,
+    })
+}
+
+/// What outputs should be.
+pub(super) enum Expected<'a, T: Real> {
+    /// In a file; only outputs that it has are compared.
+    File(&'a Path),
+    /// The whole program's own.
+    Whole(&'a Outputs<T>),
+}
+
+/// A table, and whether every error is within the tolerance.
+pub(super) struct Judgement {
+    /// A row per output, and a line that says whether all passed.
+    pub(super) text: String,
+    /// Whether all passed.
+    pub(super) passed: bool,
+}
+
+/// Compares outputs with what they should be.
+///
+/// # Errors
+/// A file that cannot be read, or that has none of the outputs.
+pub(super) fn judge<A: Real, B: Real>(
+    found: &Outputs<A>,
+    expected: &Expected<'_, B>,
+    tolerance: f64,
+) -> Result<Judgement> {
+    let rows = match expected {
+        Expected::Whole(whole) => compare::outputs(found, whole),
+        Expected::File(path) => compare::with_source(found, store::open(path)?.as_ref())?,
+    };
+    if rows.is_empty() {
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        return Err(Failure::usage(format!(
+            "the file of expected outputs has none of: {}",
+            names.join(", ")
+        )));
+    }
+    Ok(table(&rows, tolerance))
+}
+
+fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
+    let mut text = format!("{:<20} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
+    let mut passed = true;
+    // Writing to a string cannot fail.
+    for Comparison { name, verdict } in rows {
+        let within = verdict.within(tolerance);
+        passed &= within;
+        let mark = if within { "" } else { "  above tolerance" };
+        let _ = match verdict {
+            Verdict::Distance { max_abs, relative } => {
+                writeln!(text, "{name:<20} {max_abs:>12.3e} {relative:>12.3e}{mark}")
+            }
+            Verdict::Shape { found, expected } => {
+                writeln!(text, "{name:<20} has shape {found:?}, expected {expected:?}")
+            }
+            Verdict::NotFinite { at, found, expected } => {
+                writeln!(text, "{name:<20} is {found} at element {at}, expected {expected}")
+            }
+            Verdict::Missing => writeln!(text, "{name:<20} was not computed"),
+        };
+    }
+    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
+    Judgement { text, passed }
+}
+
+/// What was run, and on what.
+pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
+    let mesh = match job.options.mesh.ranks() {
+        1 => "one rank".to_owned(),
+        n => format!("{n} ranks ({})", job.options.mesh),
+    };
+    let mut out = format!("{}, {} on {mesh}; {}\n", job.title, job.options.strategy, data.description());
+    for note in notes {
+        let _ = writeln!(out, "note: {note}");
+    }
+    out
+}
+
+fn traffic(rows: &[Traffic]) -> String {
+    if rows.is_empty() {
+        return "no communication\n".to_owned();
+    }
+    let mut out = format!(
+        "{:<16} {:<10} {:<9} {:>7} {:>20}\n",
+        "collective", "axis", "phase", "count", "bytes sent per rank"
+    );
+    for row in rows {
+        let phase = match row.phase {
+            ithaca_ir::traffic::Phase::Forward => "forward",
+            ithaca_ir::traffic::Phase::Backward => "backward",
+        };
+        let _ = writeln!(
+            out,
+            "{:<16} {:<10} {phase:<9} {:>7} {:>20}",
+            row.kind, row.axis, row.count, row.bytes_sent_per_rank
+        );
+    }
+    out
+}

@@ -1,0 +1,64 @@
+//! `verify`: the per-rank program on virtual ranks against the whole one, in double precision.
+
+use std::fmt::Write;
+
+use ithaca_kernels::oracle;
+use ithaca_passes::compile::compile;
+
+use super::run::{Data, Expected, heading, judge, lengths_of};
+use super::{Done, Session};
+use crate::cli::VerifyArgs;
+use crate::error::Result;
+use crate::subject;
+
+/// The largest absolute difference that double precision explains at these sizes.
+const EXACT: f64 = 1e-9;
+
+pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+    let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
+    let mut job = subject::job(&args.subject, lengths)?;
+    let mut shrunk = String::new();
+    if let Some(reason) = too_large(&job.program).filter(|_| !args.subject.shrink) {
+        // What is proven is the layout, which a small model of the same structure has too.
+        let mut small = args.subject.clone();
+        small.shrink = true;
+        job = subject::job(&small, lengths)?;
+        let _ =
+            writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
+    }
+    (session.progress)("compiling");
+    let compiled = compile(&job.program, &job.options, &job.cluster)?;
+    let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
+    (session.progress)("running the whole program");
+    let whole = oracle::run::<f64>(&job.program, &data.weights(), data.inputs())?;
+    (session.progress)("running the per-rank program");
+    let ranks = oracle::run_ranks::<f64>(&compiled.per_rank, &data.weights(), data.inputs())?;
+    let mut out = heading(&job, &compiled.notes, &data);
+    out.push_str(&shrunk);
+    out.push_str("per-rank program against the whole one\n");
+    let verdict = judge(&ranks, &Expected::Whole(&whole), EXACT)?;
+    out.push_str(&verdict.text);
+    let mut passed = verdict.passed;
+    if let Some(path) = &args.expect {
+        let expected = judge(&ranks, &Expected::<f64>::File(path), args.tolerance)?;
+        out.push_str("per-rank program against the file\n");
+        out.push_str(&expected.text);
+        passed &= expected.passed;
+    }
+    Ok(Done { text: out, code: u8::from(!passed) })
+}
+
+/// Why a program is too large for the oracle's plain loops, if it is.
+fn too_large(program: &ithaca_ir::Module) -> Option<String> {
+    const FLOPS: u128 = 20_000_000_000;
+    let runs = program.run_counts();
+    let mut flops: u128 = 0;
+    for (function, &runs) in program.functions.values().zip(&runs) {
+        for node in &function.nodes {
+            let (operands, results) = (function.operand_types(node), function.result_types(node));
+            flops += u128::from(runs) * node.op.cost(&program.space, &operands, &results).flops;
+        }
+    }
+    (flops > FLOPS)
+        .then(|| format!("the whole program takes {:.1e} FLOPs, more than plain loops can do", flops as f64))
+}

@@ -1,0 +1,105 @@
+//! Failures: diagnostics together with the text that they point into.
+
+use ithaca_ir::{Diagnostic, Diagnostics, Source};
+use ithaca_kernels::RunError;
+use ithaca_kernels::store::StoreError;
+
+/// Why a command did not do what it was asked.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What is wrong, in order.
+    pub diagnostics: Diagnostics,
+    /// The text that spans point into: its name and content.
+    pub source: Option<(String, String)>,
+    /// What else a person should see, for example everything that was tried.
+    pub context: Option<String>,
+}
+
+/// What a command returns.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// A mistake on the command line.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Diagnostic::new("E00", message).into()
+    }
+
+    /// A file that cannot be read or written.
+    pub fn io(path: &str, error: &std::io::Error) -> Self {
+        Diagnostic::new("E01", format!("`{path}`: {error}")).into()
+    }
+
+    /// The failure, its spans pointing into this text.
+    pub fn in_source(diagnostics: Diagnostics, name: &str, text: &str) -> Self {
+        Self { diagnostics, source: Some((name.to_owned(), text.to_owned())), context: None }
+    }
+
+    /// For a terminal.
+    pub fn render(&self) -> String {
+        let source = self.source.as_ref().map(|(name, text)| Source { name, text });
+        let parts: Vec<String> = self.diagnostics.iter().map(|d| d.render(source)).collect();
+        let text = parts.join("\n\n");
+        match &self.context {
+            Some(context) => format!("{context}\n{text}"),
+            None => text,
+        }
+    }
+
+    /// One JSON object per line.
+    pub fn to_json(&self) -> String {
+        let line = |d: &Diagnostic| {
+            let mut value =
+                serde_json::to_value(d).unwrap_or_else(|e| serde_json::json!({ "message": e.to_string() }));
+            if let (Some((name, _)), Some(object)) = (&self.source, value.as_object_mut()) {
+                object.insert("file".to_owned(), serde_json::Value::from(name.as_str()));
+            }
+            value.to_string()
+        };
+        self.diagnostics.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl From<Diagnostic> for Failure {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Self { diagnostics: vec![diagnostic], source: None, context: None }
+    }
+}
+
+impl From<Diagnostics> for Failure {
+    fn from(diagnostics: Diagnostics) -> Self {
+        Self { diagnostics, source: None, context: None }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Diagnostic::new("E10", error.to_string()).into()
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        let code = match &error {
+            RunError::Store(_) => "E10",
+            RunError::Memory { .. } => "E11",
+            RunError::TokenOutOfRange { .. } => "E12",
+            RunError::NoMain(_)
+            | RunError::Level { .. }
+            | RunError::Unsupported(_)
+            | RunError::ReplicasDiffer { .. }
+            | RunError::Invalid(_)
+            | RunError::Rank { .. }
+            | RunError::Stopped
+            | RunError::Deadlock { .. }
+            | RunError::Panicked(_)
+            | RunError::Thread { .. } => "E13",
+        };
+        let diagnostic = Diagnostic::new(code, error.to_string());
+        match error {
+            RunError::Memory { .. } => {
+                diagnostic.help("run a small model of the same structure with `--shrink`").into()
+            }
+            _ => diagnostic.into(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Reading and writing files: whole or not at all.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Failure, Result};
+
+/// The text of a file.
+///
+/// # Errors
+/// `E01` when it is missing, cannot be read or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| Failure::io(&path.display().to_string(), &e))
+}
+
+/// Writes a file beside its place and renames it, so that a reader never sees a part of it.
+///
+/// # Errors
+/// `E01` when the folder does not exist or cannot be written to.
+pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
+    let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| failed(&e))?;
+    file.write_all(contents).map_err(|e| failed(&e))?;
+    set_readable(file.path()).map_err(|e| failed(&e))?;
+    file.persist(path).map_err(|e| failed(&e.error))?;
+    Ok(())
+}
+
+/// Writes several files into a folder, which is made if it does not exist: first all beside, then the renames.
+///
+/// # Errors
+/// `E01` when the folder cannot be made or written to.
+pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
+    let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+    let existed = folder.exists();
+    std::fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
+    let result = write_staged(folder, files);
+    if result.is_err() && !existed {
+        // The folder was made here, and what it was made for failed.
+        let _ = std::fs::remove_dir_all(folder);
+    }
+    result
+}
+
+fn write_staged(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
+    let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+    let mut staged = Vec::new();
+    for (name, contents) in files {
+        let path = folder.join(name);
+        let parent = path.parent().unwrap_or(folder).to_owned();
+        std::fs::create_dir_all(&parent).map_err(|e| failed(&parent, &e))?;
+        let mut file = tempfile::NamedTempFile::new_in(&parent).map_err(|e| failed(&path, &e))?;
+        file.write_all(contents).map_err(|e| failed(&path, &e))?;
+        set_readable(file.path()).map_err(|e| failed(&path, &e))?;
+        staged.push((file, path));
+    }
+    for (file, path) in staged {
+        file.persist(&path).map_err(|e| failed(&path, &e.error))?;
+    }
+    Ok(())
+}
+
+/// Temporary files are private; what is written for others has the usual permissions.
+#[cfg(unix)]
+fn set_readable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn set_readable(_path: &Path) -> std::io::Result<()> {
+    Ok(())
+}

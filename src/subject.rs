@@ -1,0 +1,284 @@
+//! What a command is about: finds models, clusters and plans, and makes programs of them.
+
+use std::path::{Path, PathBuf};
+
+use ithaca_ir::module::Level;
+use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::import::{self, Mode, Shrink, Workload};
+use ithaca_passes::plan::Plan;
+use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
+use serde_json::Value;
+
+use crate::cli::{self, LayoutArgs, SubjectArgs, WorkloadArgs};
+use crate::error::{Failure, Result};
+use crate::files;
+
+/// A model description.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The name of its folder.
+    pub name: String,
+    /// The path as it was given.
+    pub path: String,
+    /// The configuration.
+    pub config: Value,
+    /// The folder, where weights may lie.
+    pub folder: PathBuf,
+}
+
+/// Reads a model description: a folder with `config.json`, or the file.
+///
+/// # Errors
+/// `E01` when there is none, `E02` when it is not JSON.
+pub fn model(path: &Path) -> Result<Model> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let text = files::read_text(&file)?;
+    let config = parse_json(&file, &text)?;
+    let folder = file.parent().map(Path::to_owned).unwrap_or_default();
+    let named =
+        folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
+    let name = named.unwrap_or_else(|| "model".to_owned());
+    Ok(Model { name, path: path.display().to_string(), config, folder })
+}
+
+/// Reads a plan.
+///
+/// # Errors
+/// `E01` when the file is missing, and what [`Plan::parse`] refuses.
+pub fn plan(path: &Path) -> Result<Plan> {
+    let text = files::read_text(path)?;
+    Plan::from_json(&path.display().to_string(), &text).map_err(Failure::from)
+}
+
+/// A cluster: a built-in profile's name, or the path of a file.
+///
+/// # Errors
+/// `E01` when the file is missing, `M20`–`M22` when it is no cluster or no profile has the name.
+pub fn cluster(name: &str) -> Result<Cluster> {
+    let path = Path::new(name);
+    let is_path = name.contains(['/', '\\']) || path.extension().is_some_and(|e| e == "toml");
+    match is_path {
+        true => Ok(Cluster::parse(name, &files::read_text(path)?)?),
+        false => Ok(Cluster::named(name)?),
+    }
+}
+
+/// The workload that arguments describe; lengths that they leave open come from `fallback` (batch, sequence).
+///
+/// # Errors
+/// `E00` when there is no length or the element type is unknown.
+pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Workload> {
+    let dtype =
+        match &args.dtype {
+            None => None,
+            Some(name) => Some(DType::parse(name).filter(|d| d.is_float()).ok_or_else(|| {
+                Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
+            })?),
+        };
+    let (batch, sequence) = (args.batch.or(fallback.map(|f| f.0)), args.seq.or(fallback.map(|f| f.1)));
+    let sequence = sequence.ok_or_else(|| {
+        Failure::from(
+            Diagnostic::new("E00", "the length of the sequence is missing").help("as in `--seq 8192`"),
+        )
+    })?;
+    let mode = match args.mode {
+        cli::Mode::Prefill => Mode::Prefill,
+        cli::Mode::Train => Mode::Train,
+        cli::Mode::Decode => Mode::Decode,
+    };
+    Ok(Workload { batch: batch.unwrap_or(1), sequence, dtype, mode, ignore: args.ignore_fields.clone() })
+}
+
+/// The mesh that arguments name, and the number of GPUs; they must agree.
+///
+/// # Errors
+/// `P12` for a malformed mesh, `P13` when its axes do not multiply to the GPUs.
+pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
+    let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
+    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus) {
+        if mesh.ranks() != gpus {
+            let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
+            let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
+            return Err(Diagnostic::new("P13", message).help(help).into());
+        }
+    }
+    let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
+    Ok((mesh, gpus))
+}
+
+/// A program and how it is to be laid out.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What it is called in reports.
+    pub title: String,
+    /// The whole program.
+    pub program: Module,
+    /// Its layout.
+    pub options: ShardOptions,
+    /// The cluster by whose prices collectives are chosen.
+    pub cluster: Cluster,
+    /// Where weights lie, if that is known.
+    pub weights: Option<PathBuf>,
+}
+
+/// The program and the layout that arguments describe.
+///
+/// `lengths` are batch and sequence of the inputs at hand, for a model whose lengths are not given.
+///
+/// # Errors
+/// Whatever the plan, the model, the program or the layout is refused for.
+pub fn job(args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Result<Job> {
+    let path = &args.subject;
+    let extension = path.extension().and_then(|e| e.to_str());
+    let mut job = match extension {
+        Some("ith") => text_job(path, args)?,
+        Some("json") if !path.is_dir() => {
+            let text = files::read_text(path)?;
+            let value = parse_json(path, &text)?;
+            match value.get("model_type").is_some() && value.get("pipeline").is_none() {
+                true => model_job(path, args, lengths)?,
+                false => plan_job(path, args)?,
+            }
+        }
+        _ => model_job(path, args, lengths)?,
+    };
+    if let Some(weights) = &args.weights {
+        job.weights = Some(weights.clone());
+    }
+    Ok(job)
+}
+
+fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
+    let source = files::read_text(path)?;
+    let name = path.display().to_string();
+    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
+    let program = text::parse(&source).map_err(in_file)?;
+    ithaca_ir::verify::verify(&program).map_err(in_file)?;
+    if program.level != Level::Program {
+        let message = format!(
+            "`{name}` is {}, and only a whole program can be compared with itself",
+            program.level.name()
+        );
+        return Err(Diagnostic::new("E03", message).into());
+    }
+    if args.shrink {
+        return Err(Failure::usage(
+            "`--shrink` needs a model's configuration; a program in text form has its sizes",
+        ));
+    }
+    let (options, cluster) = layout(&args.layout)?;
+    Ok(Job { title: program.name.clone(), program, options, cluster, weights: None })
+}
+
+fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Result<Job> {
+    let model = model(path)?;
+    let (options, cluster) = layout(&args.layout)?;
+    let fallback = if args.shrink { Some((1, SHRUNK_TOKENS)) } else { lengths };
+    let workload = workload(&args.workload, fallback)?;
+    let config = match args.shrink {
+        true => shrunk(&model.config, &workload, &options)?,
+        false => (model.config.clone(), workload),
+    };
+    let program = import::import(&config.0, &model.name, &config.1)?;
+    let weights = model.folder.clone();
+    let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
+    Ok(Job { title: model.name, program, options, cluster, weights })
+}
+
+fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
+    let plan = plan(path)?;
+    let options = plan.shard_options();
+    let workload = plan.workload.to_import()?;
+    let (config, workload) = match args.shrink {
+        true => shrunk(&plan.model.config, &workload, &options)?,
+        false => (plan.model.config.clone(), workload),
+    };
+    let program = import::import(&config, &plan.model.name, &workload)?;
+    let weights = if args.shrink { None } else { weights_of(&plan, path) };
+    Ok(Job { title: plan.model.name.clone(), program, options, cluster: plan.cluster.clone(), weights })
+}
+
+/// Weights beside the configuration that a plan was made from, if they are still there and it is still the same.
+fn weights_of(plan: &Plan, plan_path: &Path) -> Option<PathBuf> {
+    let given = Path::new(&plan.model.source);
+    let beside = plan_path.parent().map(|p| p.join(given));
+    let candidates = [Some(given.to_owned()), beside];
+    candidates.into_iter().flatten().find_map(|path| {
+        let model = model(&path).ok()?;
+        (model.config == plan.model.config && has_weights(&model.folder)).then_some(model.folder)
+    })
+}
+
+/// Whether a folder holds weights.
+fn has_weights(folder: &Path) -> bool {
+    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).exists())
+}
+
+/// Tokens per sequence of a shrunken run, at least; more where the mesh needs them.
+const SHRUNK_TOKENS: u64 = 64;
+
+/// A small model and workload that divide, or do not divide, as the real ones do.
+fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<(Value, Workload)> {
+    let ranks = options.mesh.ranks();
+    let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(ranks);
+    // A length that does not divide stays one that does not, by as many tokens.
+    let small_sequence = (tokens + workload.sequence % ranks).min(workload.sequence);
+    let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
+    let config = import::shrink(config, &workload.ignore, &shrink)?;
+    let batch = workload.batch.min(2);
+    Ok((config, Workload { batch, sequence: small_sequence, ..workload.clone() }))
+}
+
+/// The layout that arguments name: strategy and mesh, or one device.
+fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
+    let cluster = cluster(&args.cluster)?;
+    let (mesh, gpus) = mesh(args)?;
+    let strategy = args.strategy.clone();
+    let (strategy, mesh) = match (strategy, mesh, gpus) {
+        (None, None, None | Some(1)) => ("single".to_owned(), Mesh::single()),
+        (Some(strategy), Some(mesh), _) => (strategy, mesh),
+        (Some(strategy), None, gpus) => {
+            let mesh = only_mesh(&strategy, gpus)?;
+            (strategy, mesh)
+        }
+        (None, Some(_), _) => return Err(Failure::usage("`--mesh` needs `--strategy`")),
+        (None, None, Some(gpus)) => {
+            let message = format!("{gpus} GPUs need a layout");
+            return Err(Diagnostic::new("E00", message)
+                .help("name one with --strategy, or make a plan first with `ithaca plan`")
+                .into());
+        }
+    };
+    let mut options = ShardOptions::new(strategy, mesh);
+    set_flags(&mut options, args);
+    Ok((options, cluster))
+}
+
+/// Sets the options that flags stand for.
+pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) {
+    if args.uneven_heads {
+        options.heads = HeadSplit::Uneven;
+    }
+    if args.pad_sequence {
+        options.sequence = SequenceFit::Pad;
+    }
+}
+
+/// The mesh of a strategy with one axis.
+fn only_mesh(strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
+    let strategies = ithaca_passes::shard::strategy::product(strategy)?;
+    let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
+    match (axes.as_slice(), gpus) {
+        ([], _) => Ok(Mesh::single()),
+        ([axis], Some(gpus)) => Ok(Mesh::new([(*axis, gpus)])),
+        _ => Err(Failure::usage(format!("strategy `{strategy}` needs `--mesh {}=N`", axes.join("=N,")))),
+    }
+}
+
+fn parse_json(path: &Path, text: &str) -> Result<Value> {
+    serde_json::from_str(text).map_err(|e| {
+        let message = format!("`{}` is not JSON: {e}", path.display());
+        Failure::from(Diagnostic::new("E02", message))
+    })
+}
