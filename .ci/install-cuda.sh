@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs what compiles and links emitted programs, no GPU needed: .ci/install-cuda.sh DIR
 #
-# nvcc, the CUDA runtime, cuBLAS and NCCL come as wheels, through pip, into a virtual environment at DIR. The last two
-# lines of the output are CUDA_HOME=… and NCCL_HOME=…, to be given to make:
+# nvcc, the CUDA runtime, cuBLAS and NCCL come as wheels, through pip, into a virtual environment at DIR. The output is
+# the two lines that a shell needs to find them:
 #
-#     make -C out $(.ci/install-cuda.sh /tmp/cuda | tail -n 2)
+#     eval "$(.ci/install-cuda.sh /tmp/cuda)" && make -C out
 set -euo pipefail
 
 if [ $# -ne 1 ]; then
@@ -30,5 +30,4 @@ for file in "$cuda/bin/nvcc" "$cuda/include/cublas_v2.h" "$nccl/include/nccl.h";
     fi
 done
 "$cuda/bin/nvcc" --version >&2
-echo "CUDA_HOME=$cuda"
-echo "NCCL_HOME=$nccl"
+printf 'export CUDA_HOME=%q\nexport NCCL_HOME=%q\n' "$cuda" "$nccl"

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Op;
-use ithaca_ir::{Function, Module, Space, TensorType};
+use ithaca_ir::{Function, Module, text};
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
@@ -71,7 +71,7 @@ fn connect(
     to: NodeIndex,
 ) {
     if let Some(from) = defined[value.index()] {
-        graph.add_edge(from, to, describe(&module.space, function.ty(value)));
+        graph.add_edge(from, to, text::show(&module.space, function.ty(value)).to_string());
     }
 }
 
@@ -155,23 +155,6 @@ fn attributes(style: Style) -> &'static str {
     }
 }
 
-/// `bf16[b s@ulysses m]`.
-fn describe(space: &Space, ty: &TensorType) -> String {
-    let axis = |a: &ithaca_ir::AxisId| space.mesh.axes[*a].name.as_str();
-    let dims = ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| {
-        let name = &space.dims[d].name;
-        match axes.is_empty() {
-            true => name.clone(),
-            false => format!("{name}@{}", axes.iter().map(axis).collect::<Vec<_>>().join(",")),
-        }
-    });
-    let mut out = format!("{}[{}]", ty.dtype, dims.collect::<Vec<_>>().join(" "));
-    if !ty.layout.partial.is_empty() {
-        let _ = write!(out, " +{}", ty.layout.partial.iter().map(axis).collect::<Vec<_>>().join(","));
-    }
-    out
-}
-
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
@@ -179,7 +162,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use ithaca_ir::module::{Level, Output};
-    use ithaca_ir::{Arena, DType, Dim, FunctionBuilder, Mesh};
+    use ithaca_ir::{Arena, DType, Dim, FunctionBuilder, Mesh, Space, TensorType};
 
     use super::*;
 

@@ -4,9 +4,8 @@
 //! version; a change that would break a reader raises it.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::Schedule;
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Task, Work};
-use ithaca_ir::{AxisId, Space, TensorType};
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Schedule, Task, Work};
+use ithaca_ir::{AxisId, Space, text};
 use serde::Serialize;
 
 /// The version of the document.
@@ -203,7 +202,7 @@ fn buffer(space: &Space, buffer: &Buffer) -> BufferDoc {
     BufferDoc {
         name: buffer.name.clone(),
         ty: match &buffer.content {
-            Content::Tensor(ty) => Some(spell(space, ty)),
+            Content::Tensor(ty) => Some(text::show(space, ty).to_string()),
             Content::Wire { .. } => None,
         },
         dtype: buffer.dtype().name(),
@@ -254,26 +253,4 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         }
     }
     doc
-}
-
-/// `bf16[b s@ulysses m] partial(tp)`, without the quotes.
-fn spell(space: &Space, ty: &TensorType) -> String {
-    let axes = |list: &[AxisId]| {
-        list.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect::<Vec<_>>().join(",")
-    };
-    let dims: Vec<String> = ty
-        .dims
-        .iter()
-        .zip(&ty.layout.split)
-        .map(|(&d, split)| match split.as_slice() {
-            [] => space.dims[d].name.clone(),
-            [_] => format!("{}@{}", space.dims[d].name, axes(split)),
-            _ => format!("{}@({})", space.dims[d].name, axes(split)),
-        })
-        .collect();
-    let partial = match ty.layout.partial.is_empty() {
-        true => String::new(),
-        false => format!(" partial({})", axes(&ty.layout.partial)),
-    };
-    format!("{}[{}]{partial}", ty.dtype, dims.join(" "))
 }

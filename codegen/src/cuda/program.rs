@@ -6,7 +6,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::ops::Op;
 use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
-use ithaca_ir::{AxisId, DType, Diagnostic, DimId, TensorType};
+use ithaca_ir::{AxisId, DType, Diagnostic, DimId, TensorType, text};
 
 use super::frame;
 use super::names::{self, Names};
@@ -38,22 +38,9 @@ impl Context<'_> {
         &self.axes[axis.index()]
     }
 
-    /// `bf16[b s@ulysses m]`, for comments.
+    /// A type as the text form spells it, for comments.
     pub(super) fn describe(&self, ty: &TensorType) -> String {
-        let space = &self.schedule.space;
-        let axis = |a: &AxisId| space.mesh.axes[*a].name.as_str();
-        let dims = ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| {
-            let name = &space.dims[d].name;
-            match axes.is_empty() {
-                true => name.clone(),
-                false => format!("{name}@{}", axes.iter().map(axis).collect::<Vec<_>>().join(",")),
-            }
-        });
-        let partial = match ty.layout.partial.is_empty() {
-            true => String::new(),
-            false => format!(" +{}", ty.layout.partial.iter().map(axis).collect::<Vec<_>>().join(",")),
-        };
-        format!("{}[{}]{partial}", ty.dtype, dims.collect::<Vec<_>>().join(" "))
+        text::show(&self.schedule.space, ty).to_string()
     }
 }
 
