@@ -2,6 +2,7 @@
 
 mod equivalence;
 mod errors;
+mod examples;
 mod filetests;
 mod generate;
 mod goldens;
