@@ -1,5 +1,7 @@
 //! Builds functions node by node, inferring types as it goes.
 
+use std::collections::BTreeSet;
+
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
@@ -18,12 +20,13 @@ pub struct FunctionBuilder<'a> {
     space: &'a Space,
     functions: &'a Arena<FuncId, Function>,
     function: Function,
+    names: BTreeSet<Box<str>>,
 }
 
 impl<'a> FunctionBuilder<'a> {
     /// Starts a function that lives in `space` and may call `functions`.
     pub fn new(name: impl Into<String>, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
-        Self { space, functions, function: Function::new(name) }
+        Self { space, functions, function: Function::new(name), names: BTreeSet::new() }
     }
 
     /// The function so far.
@@ -130,11 +133,10 @@ impl<'a> FunctionBuilder<'a> {
         self.node(Op::Call { callee, layers }, operands, &[])
     }
 
-    /// Names a value; a name that is taken, or is a number, is left out.
+    /// Names a value; a name that is taken, or that the text form could not spell, is left out.
     pub fn name(&mut self, value: ValueId, name: Option<&str>) {
-        let Some(name) = name else { return };
-        let free = self.function.values.values().all(|v| v.name.as_deref() != Some(name));
-        if free && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+        let Some(name) = name.filter(|n| crate::text::is_identifier(n)) else { return };
+        if self.names.insert(name.into()) {
             self.function.values[value].name = Some(name.into());
         }
     }

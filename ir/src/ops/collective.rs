@@ -106,6 +106,10 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
     if ty.dims != x.dims || ty.dtype != x.dtype || ty.layout.partial != x.layout.partial {
         return Err(OpError::new("V03", "`permute` changes the layout only, and no pending sums"));
     }
+    if !x.layout.partial.is_empty() {
+        // Ranks with the same block hold different summands, so moving blocks would mix them up.
+        return Err(OpError::new("V16", "`permute` of a partial sum; reduce it first"));
+    }
     let held: std::collections::BTreeSet<Vec<(u64, u64)>> =
         space.mesh.iter_ranks().map(|r| key(&space.local_box(x, r))).collect();
     let unserved = space.mesh.iter_ranks().find(|&r| !held.contains(&key(&space.local_box(ty, r))));

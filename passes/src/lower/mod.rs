@@ -7,6 +7,8 @@
 mod arena;
 mod events;
 
+use std::collections::BTreeSet;
+
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
 use ithaca_ir::schedule::{
@@ -46,6 +48,8 @@ struct Lowering<'a> {
     frames: &'a Arena<FrameId, Frame>,
     is_main: bool,
     frame: Frame,
+    /// Names of buffers.
+    names: BTreeSet<String>,
     /// The buffer of each value.
     buffers: Vec<Option<BufferId>>,
     /// For each value the node after which it is not used any more; outputs live to the end.
@@ -71,7 +75,16 @@ impl<'a> Lowering<'a> {
         let frame =
             Frame { name: function.name.clone(), n_arguments: function.params.len(), ..Frame::default() };
         let buffers = vec![None; function.values.len()];
-        Self { space: &module.space, function, frames, is_main, frame, buffers, last_use }
+        Self {
+            space: &module.space,
+            function,
+            frames,
+            is_main,
+            frame,
+            names: BTreeSet::new(),
+            buffers,
+            last_use,
+        }
     }
 
     fn frame(mut self) -> Frame {
@@ -174,8 +187,9 @@ impl<'a> Lowering<'a> {
                 let Buffer { name, content, .. } = self.frame.buffers[buffer].clone();
                 let place = if self.is_main { UNPLACED } else { Place::Result(i) };
                 // Through a temporary, for the argument that lies there may be another output.
+                let copied = self.unique(format!("{name}.copy{i}"));
                 let temporary = self.frame.buffers.push(Buffer {
-                    name: format!("{name}.copy{i}"),
+                    name: copied,
                     content: content.clone(),
                     place: UNPLACED,
                 });
@@ -183,8 +197,8 @@ impl<'a> Lowering<'a> {
                 if self.is_main {
                     temporary
                 } else {
-                    let target =
-                        self.frame.buffers.push(Buffer { name: format!("{name}.out{i}"), content, place });
+                    let name = self.unique(format!("{name}.out{i}"));
+                    let target = self.frame.buffers.push(Buffer { name, content, place });
                     copies.push((temporary, target));
                     target
                 }
@@ -239,10 +253,10 @@ impl<'a> Lowering<'a> {
     }
 
     /// A value may be called what a numbered one would be.
-    fn unique(&self, name: String) -> String {
-        match self.frame.buffers.values().any(|b| b.name == name) {
-            true => self.unique(format!("{name}_")),
-            false => name,
+    fn unique(&mut self, name: String) -> String {
+        match self.names.insert(name.clone()) {
+            true => name,
+            false => self.unique(format!("{name}_")),
         }
     }
 

@@ -1,7 +1,9 @@
 //! The search for the cheapest sequence of collectives between two layouts.
 //!
 //! Layouts are the nodes of a graph, collectives its edges, seconds on the cluster their length; the search is
-//! Dijkstra's. Gathering everything and slicing is always a path, so there always is an answer.
+//! Dijkstra's. An axis that splits the source and the target travels by all-to-all or permute: gathering along it only
+//! to slice again would hold the whole on every rank, and send it. Where that leaves no path, gathering everything and
+//! slicing always is one.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -33,6 +35,26 @@ pub fn convert(space: &Space, from: &TensorType, to: &TensorType, prices: &dyn P
     if from == to {
         return Vec::new();
     }
+    let found = search(space, from, to, prices, Regather::Never);
+    found
+        .or_else(|| search(space, from, to, prices, Regather::Allowed))
+        .expect("gathering and slicing leads everywhere")
+}
+
+/// Whether an axis that splits the source may be gathered along and sliced again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Regather {
+    Never,
+    Allowed,
+}
+
+fn search(
+    space: &Space,
+    from: &TensorType,
+    to: &TensorType,
+    prices: &dyn Prices,
+    regather: Regather,
+) -> Option<Vec<Step>> {
     let mut best: BTreeMap<Layout, (f64, Option<(Layout, Op)>)> = BTreeMap::new();
     let mut queue = BinaryHeap::new();
     let mut order = 0u64;
@@ -46,7 +68,7 @@ pub fn convert(space: &Space, from: &TensorType, to: &TensorType, prices: &dyn P
             continue;
         }
         let here = from.with_layout(layout.clone());
-        for (op, next) in moves(space, &here, from, to) {
+        for (op, next) in moves(space, &here, from, to, regather) {
             let total = seconds + STEP + prices.collective_seconds(space, &op, &here, &next);
             let known = best.get(&next.layout).map_or(f64::INFINITY, |b| b.0);
             if total < known {
@@ -62,13 +84,18 @@ pub fn convert(space: &Space, from: &TensorType, to: &TensorType, prices: &dyn P
         steps.push(Step { op: op.clone(), to: from.with_layout(layout) });
         layout = before.clone();
     }
-    assert!(!steps.is_empty(), "gathering and slicing always leads from one layout to another");
     steps.reverse();
-    steps
+    (!steps.is_empty()).then_some(steps)
 }
 
 /// The collectives that may be applied to `here` on the way to `to`, with the types they lead to.
-fn moves(space: &Space, here: &TensorType, from: &TensorType, to: &TensorType) -> Vec<(Op, TensorType)> {
+fn moves(
+    space: &Space,
+    here: &TensorType,
+    from: &TensorType,
+    to: &TensorType,
+    regather: Regather,
+) -> Vec<(Op, TensorType)> {
     let mut ops = Vec::new();
     let used = |axis: AxisId| here.layout.axes().any(|a| a == axis);
     // Only dimensions and axes that one of the two ends splits can help.
@@ -93,7 +120,10 @@ fn moves(space: &Space, here: &TensorType, from: &TensorType, to: &TensorType) -
         ops.extend(dims.iter().map(|&dim| Op::ReduceScatter { axis, dim }));
         ops.push(Op::AllReduce { axis });
     }
-    for axis in space.mesh.axes.ids().filter(|&a| !used(a) && wanted(a)) {
+    let splits_source = |axis: AxisId| from.layout.split.iter().any(|axes| axes.contains(&axis));
+    let sliceable =
+        |&a: &AxisId| !used(a) && wanted(a) && (regather == Regather::Allowed || !splits_source(a));
+    for axis in space.mesh.axes.ids().filter(sliceable) {
         ops.extend(dims.iter().map(|&dim| Op::Slice { axis, dim }));
     }
     let mut moves: Vec<(Op, TensorType)> = ops
@@ -191,6 +221,22 @@ mod tests {
             names(&convert(&space, &pending, &x.clone().split(s, [u, t]), &Volume)),
             ["reduce_scatter"]
         );
+    }
+
+    #[test]
+    fn an_axis_moves_by_all_to_all_even_where_gathering_is_cheap() {
+        struct DearMessages;
+        impl Prices for DearMessages {
+            fn collective_seconds(&self, _: &Space, op: &Op, _: &TensorType, _: &TensorType) -> f64 {
+                if matches!(op, Op::AllToAll { .. }) { 1.0 } else { 1e-3 }
+            }
+        }
+        let space = space(&[("u", 4)], &[("s", 64), ("h", 8)]);
+        let [s, h] = ["s", "h"].map(|n| space.dim(n).unwrap());
+        let u = space.mesh.axis("u").unwrap();
+        let x = TensorType::new(DType::F32, [s, h]);
+        let steps = convert(&space, &x.clone().split(s, [u]), &x.split(h, [u]), &DearMessages);
+        assert_eq!(names(&steps), ["all_to_all"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Lays functions out, node by node: sources where the placement says, results where rules lead, reshards between.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
@@ -35,8 +35,15 @@ pub(super) fn functions(
     let main = program.ids().next_back();
     for (id, function) in program.iter() {
         let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
-        let mut rewriter =
-            Rewriter { plan, program, source: function, b, map: Vec::new(), resharded: BTreeMap::new() };
+        let mut rewriter = Rewriter {
+            plan,
+            program,
+            source: function,
+            b,
+            map: Vec::new(),
+            resharded: BTreeMap::new(),
+            weights: BTreeSet::new(),
+        };
         let rewritten = rewriter.function(Some(id) == main)?;
         attentions += rewritten;
         let Rewriter { b, map, .. } = rewriter;
@@ -60,6 +67,8 @@ struct Rewriter<'a> {
     map: Vec<ValueId>,
     /// Reshards made before: the same value is never moved twice to the same layout.
     resharded: BTreeMap<(ValueId, Layout), ValueId>,
+    /// Values that are weights, as they were loaded.
+    weights: BTreeSet<ValueId>,
 }
 
 impl Rewriter<'_> {
@@ -91,7 +100,9 @@ impl Rewriter<'_> {
         let results = match &node.op {
             Op::Param(_) => {
                 let ty = self.weight(source.ty(node.result()));
-                vec![self.b.push_as(node.op.clone(), &[], ty)?]
+                let weight = self.b.push_as(node.op.clone(), &[], ty)?;
+                self.weights.insert(weight);
+                vec![weight]
             }
             Op::Input(_) | Op::Positions => {
                 let ty = self.by_sequence(source.ty(node.result()), &self.plan.placement.sequence);
@@ -220,10 +231,8 @@ impl Rewriter<'_> {
     /// An operand for [`demand`]. A pending sum counts as scattered along the sequence where the residual stream is
     /// split by the axes of the sum, and as taken whole elsewhere.
     fn found(&self, value: ValueId) -> Found<'_> {
-        let function = self.b.function();
-        let ty = function.ty(value);
-        let defined = function.nodes.iter().rev().find(|n| n.results.contains(&value));
-        let weight = defined.is_some_and(|n| matches!(n.op, Op::Param(_)));
+        let ty = self.b.ty(value);
+        let weight = self.weights.contains(&value);
         let mut layout = settled(ty).layout;
         let residual = self.plan.placement.residual_sequence();
         for (i, dim) in ty.dims.iter().enumerate() {
