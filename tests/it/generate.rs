@@ -200,7 +200,12 @@ impl Body<'_> {
             }
             3 => self.builder.push(Op::Scale { factor: choices.one_of(&[0.5, -2.0, 1e-3]) }, &[x]).unwrap(),
             4 => {
-                let over = choices.one_of(&ty.dims);
+                // A mean over padding has no meaning.
+                let space = self.builder.space();
+                let whole = |d: &DimId| space.dims[*d].valid == space.dims[*d].size;
+                let candidates: Vec<DimId> = ty.dims.iter().copied().filter(whole).collect();
+                let Some(_) = candidates.first() else { return x };
+                let over = choices.one_of(&candidates);
                 let weight = self.weight(choices, TensorType::new(ty.dtype, [over]));
                 match choices.once_in(2) {
                     true => self.builder.push(Op::LayerNorm { over, eps: 1e-5 }, &[x, weight, weight]),
@@ -443,6 +448,17 @@ fn factor_axes(
         operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)).collect();
     for axis in space.mesh.axes.ids() {
         let factor = choices.below(rule.factors.len() + 1);
+        // The interpreter has one box for each dimension of an operation, so queries that are keys too stay whole.
+        let twofold = tensors.iter().any(|(ty, factors)| {
+            let is_factor = |d: DimId| {
+                let others = tensors.iter().flat_map(|(ty, factors)| ty.dims.iter().zip(factors.iter()));
+                others.filter(|&(&other, _)| other == d).any(|(_, &f)| f != factor)
+            };
+            ty.dims.iter().zip(factors.iter()).any(|(&d, &f)| f == factor && is_factor(d))
+        });
+        if twofold {
+            continue;
+        }
         let Some(FactorKind::Parallel | FactorKind::Sum) = rule.factors.get(factor) else { continue };
         let mut more = axes[factor].clone();
         more.push(axis);

@@ -3,6 +3,7 @@
 mod cuda;
 mod equivalence;
 mod errors;
+mod examples;
 mod filetests;
 mod generate;
 mod goldens;

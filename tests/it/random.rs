@@ -2,8 +2,8 @@
 //! reshards and without, and as a schedule.
 
 use ithaca_ir::{DType, Module, schedule, text, verify};
+use ithaca_kernels::Outputs;
 use ithaca_kernels::compare::Verdict;
-use ithaca_kernels::oracle::Outputs;
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Real, compare, cpu, oracle};
 use ithaca_passes::lower::lower;
