@@ -8,5 +8,6 @@ mod filetests;
 mod generate;
 mod goldens;
 mod random;
+mod readme;
 mod reference;
 mod text;
