@@ -77,9 +77,9 @@ pub struct WorkloadArgs {
     /// Element type of weights and activations; the configuration's own when left out.
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<String>,
-    /// What is computed.
-    #[arg(long, value_enum, default_value_t = Mode::Prefill)]
-    pub mode: Mode,
+    /// What is computed; prefill when left out.
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
     /// A field of the configuration that is known not to change the computation; may be repeated.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     pub ignore_fields: Vec<String>,
@@ -96,12 +96,15 @@ pub enum Mode {
     Decode,
 }
 
+/// The cluster where none is named.
+pub const DEFAULT_CLUSTER: &str = "dgx-h100";
+
 /// The layout.
 #[derive(Clone, Debug, Args)]
 pub struct LayoutArgs {
-    /// A profile's name, or the path of a cluster.toml.
-    #[arg(long, value_name = "CLUSTER", default_value = "dgx-h100")]
-    pub cluster: String,
+    /// A profile's name, or the path of a cluster.toml; dgx-h100 when left out.
+    #[arg(long, value_name = "CLUSTER")]
+    pub cluster: Option<String>,
     /// How many GPUs; that of the mesh when left out.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub gpus: Option<u64>,
@@ -255,7 +258,7 @@ pub struct OptArgs {
     #[arg(long)]
     pub timings: bool,
     /// The cluster by whose prices collectives are chosen.
-    #[arg(long, value_name = "CLUSTER", default_value = "dgx-h100")]
+    #[arg(long, value_name = "CLUSTER", default_value = DEFAULT_CLUSTER)]
     pub cluster: String,
     /// Where to write the program; standard output when left out.
     #[arg(short, long, value_name = "FILE")]

@@ -21,12 +21,12 @@ pub type Result<T> = std::result::Result<T, Failure>;
 impl Failure {
     /// A mistake on the command line.
     pub fn usage(message: impl Into<String>) -> Self {
-        Diagnostic::new("E00", message).into()
+        Diagnostic::new("C00", message).into()
     }
 
     /// A file that cannot be read or written.
     pub fn io(path: &str, error: &std::io::Error) -> Self {
-        Diagnostic::new("E01", format!("`{path}`: {error}")).into()
+        Diagnostic::new("C01", format!("`{path}`: {error}")).into()
     }
 
     /// The failure, its spans pointing into this text.
@@ -69,16 +69,16 @@ impl From<Diagnostics> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        Diagnostic::new("E10", error.to_string()).into()
+        Diagnostic::new("C10", error.to_string()).into()
     }
 }
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
         let code = match &error {
-            RunError::Store(_) => "E10",
-            RunError::Memory { .. } => "E11",
-            RunError::TokenOutOfRange { .. } => "E12",
+            RunError::Store(_) => "C10",
+            RunError::Memory { .. } => "C11",
+            RunError::TokenOutOfRange { .. } => "C12",
             RunError::NoMain(_)
             | RunError::Level { .. }
             | RunError::Unsupported(_)
@@ -88,7 +88,7 @@ impl From<RunError> for Failure {
             | RunError::Stopped
             | RunError::Deadlock { .. }
             | RunError::Panicked(_)
-            | RunError::Thread { .. } => "E13",
+            | RunError::Thread { .. } => "C13",
         };
         let diagnostic = Diagnostic::new(code, error.to_string());
         match error {

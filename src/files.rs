@@ -8,7 +8,7 @@ use crate::error::{Failure, Result};
 /// The text of a file.
 ///
 /// # Errors
-/// `E01` when it is missing, cannot be read or is not UTF-8.
+/// `C01` when it is missing, cannot be read or is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| Failure::io(&path.display().to_string(), &e))
 }
@@ -16,7 +16,7 @@ pub fn read_text(path: &Path) -> Result<String> {
 /// Writes a file beside its place and renames it, so that a reader never sees a part of it.
 ///
 /// # Errors
-/// `E01` when the folder does not exist or cannot be written to.
+/// `C01` when the folder does not exist or cannot be written to.
 pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
     let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
     let folder = match path.parent() {
@@ -33,7 +33,7 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
 /// Writes several files into a folder, which is made if it does not exist: first all beside, then the renames.
 ///
 /// # Errors
-/// `E01` when the folder cannot be made or written to.
+/// `C01` when the folder cannot be made or written to.
 pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
     let existed = folder.exists();

@@ -10,7 +10,7 @@ use ithaca_passes::plan::Plan;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
 
-use crate::cli::{self, LayoutArgs, SubjectArgs, WorkloadArgs};
+use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::files;
 
@@ -30,7 +30,7 @@ pub struct Model {
 /// Reads a model description: a folder with `config.json`, or the file.
 ///
 /// # Errors
-/// `E01` when there is none, `E02` when it is not JSON.
+/// `C01` when there is none, `C02` when it is not JSON.
 pub fn model(path: &Path) -> Result<Model> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     let text = files::read_text(&file)?;
@@ -45,7 +45,7 @@ pub fn model(path: &Path) -> Result<Model> {
 /// Reads a plan.
 ///
 /// # Errors
-/// `E01` when the file is missing, and what [`Plan::parse`] refuses.
+/// `C01` when the file is missing, and what [`Plan::parse`] refuses.
 pub fn plan(path: &Path) -> Result<Plan> {
     let text = files::read_text(path)?;
     Plan::from_json(&path.display().to_string(), &text).map_err(Failure::from)
@@ -54,7 +54,7 @@ pub fn plan(path: &Path) -> Result<Plan> {
 /// A cluster: a built-in profile's name, or the path of a file.
 ///
 /// # Errors
-/// `E01` when the file is missing, `M20`–`M22` when it is no cluster or no profile has the name.
+/// `C01` when the file is missing, `M20`–`M22` when it is no cluster or no profile has the name.
 pub fn cluster(name: &str) -> Result<Cluster> {
     let path = Path::new(name);
     let is_path = name.contains(['/', '\\']) || path.extension().is_some_and(|e| e == "toml");
@@ -64,10 +64,18 @@ pub fn cluster(name: &str) -> Result<Cluster> {
     }
 }
 
+/// The cluster that arguments name, or the default.
+///
+/// # Errors
+/// As [`cluster`].
+pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
+    cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))
+}
+
 /// The workload that arguments describe; lengths that they leave open come from `fallback` (batch, sequence).
 ///
 /// # Errors
-/// `E00` when there is no length or the element type is unknown.
+/// `C00` when there is no length or the element type is unknown.
 pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Workload> {
     let dtype =
         match &args.dtype {
@@ -79,13 +87,13 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
     let (batch, sequence) = (args.batch.or(fallback.map(|f| f.0)), args.seq.or(fallback.map(|f| f.1)));
     let sequence = sequence.ok_or_else(|| {
         Failure::from(
-            Diagnostic::new("E00", "the length of the sequence is missing").help("as in `--seq 8192`"),
+            Diagnostic::new("C00", "the length of the sequence is missing").help("as in `--seq 8192`"),
         )
     })?;
     let mode = match args.mode {
-        cli::Mode::Prefill => Mode::Prefill,
-        cli::Mode::Train => Mode::Train,
-        cli::Mode::Decode => Mode::Decode,
+        None | Some(cli::Mode::Prefill) => Mode::Prefill,
+        Some(cli::Mode::Train) => Mode::Train,
+        Some(cli::Mode::Decode) => Mode::Decode,
     };
     Ok(Workload { batch: batch.unwrap_or(1), sequence, dtype, mode, ignore: args.ignore_fields.clone() })
 }
@@ -160,7 +168,7 @@ fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
             "`{name}` is {}, and only a whole program can be compared with itself",
             program.level.name()
         );
-        return Err(Diagnostic::new("E03", message).into());
+        return Err(Diagnostic::new("C03", message).into());
     }
     if args.shrink {
         return Err(Failure::usage(
@@ -188,6 +196,10 @@ fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Re
 
 fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
     let plan = plan(path)?;
+    if let Some(flag) = settled_by_plan(args) {
+        let message = format!("`{flag}` is settled by the plan `{}`", path.display());
+        return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
+    }
     let options = plan.shard_options();
     let workload = plan.workload.to_import()?;
     let (config, workload) = match args.shrink {
@@ -197,6 +209,26 @@ fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
     let program = import::import(&config, &plan.model.name, &workload)?;
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
     Ok(Job { title: plan.model.name.clone(), program, options, cluster: plan.cluster.clone(), weights })
+}
+
+/// A flag that asks for what a plan has decided already, if there is one.
+fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
+    let WorkloadArgs { seq, batch, dtype, mode, ignore_fields } = &args.workload;
+    let LayoutArgs { cluster, gpus, strategy, mesh, uneven_heads, pad_sequence } = &args.layout;
+    let given = [
+        ("--seq", seq.is_some()),
+        ("--batch", batch.is_some()),
+        ("--dtype", dtype.is_some()),
+        ("--mode", mode.is_some()),
+        ("--ignore-field", !ignore_fields.is_empty()),
+        ("--cluster", cluster.is_some()),
+        ("--gpus", gpus.is_some()),
+        ("--strategy", strategy.is_some()),
+        ("--mesh", mesh.is_some()),
+        ("--uneven-heads", *uneven_heads),
+        ("--pad-sequence", *pad_sequence),
+    ];
+    given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
 }
 
 /// Weights beside the configuration that a plan was made from, if they are still there and it is still the same.
@@ -232,7 +264,7 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
 
 /// The layout that arguments name: strategy and mesh, or one device.
 fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
-    let cluster = cluster(&args.cluster)?;
+    let cluster = cluster_of(args)?;
     let (mesh, gpus) = mesh(args)?;
     let strategy = args.strategy.clone();
     let (strategy, mesh) = match (strategy, mesh, gpus) {
@@ -245,7 +277,7 @@ fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
         (None, Some(_), _) => return Err(Failure::usage("`--mesh` needs `--strategy`")),
         (None, None, Some(gpus)) => {
             let message = format!("{gpus} GPUs need a layout");
-            return Err(Diagnostic::new("E00", message)
+            return Err(Diagnostic::new("C00", message)
                 .help("name one with --strategy, or make a plan first with `ithaca plan`")
                 .into());
         }
@@ -279,6 +311,6 @@ fn only_mesh(strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
 fn parse_json(path: &Path, text: &str) -> Result<Value> {
     serde_json::from_str(text).map_err(|e| {
         let message = format!("`{}` is not JSON: {e}", path.display());
-        Failure::from(Diagnostic::new("E02", message))
+        Failure::from(Diagnostic::new("C02", message))
     })
 }

@@ -18,6 +18,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let program = import(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
     (session.progress)("compiling");
     let compiled = compile(&program, &plan.shard_options(), &plan.cluster)?;
+    plan.check_program(&compiled.per_rank)?;
     let contents = match args.target {
         Target::Ir => text::print(&compiled.per_rank),
         Target::Schedule => schedule::print(&compiled.schedule),
@@ -25,7 +26,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Dot => dot::emit(&compiled.per_rank),
         Target::Cuda => {
             let Some(folder) = &args.output else {
-                let refusal = Diagnostic::new("E00", "`--target cuda` writes a folder");
+                let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder");
                 return Err(refusal.help("name it with `-o out/`").into());
             };
             (session.progress)("compiling the reference");

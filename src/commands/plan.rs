@@ -14,10 +14,10 @@ use crate::error::{Failure, Result};
 use crate::{files, subject};
 
 pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
-    let cluster = subject::cluster(&args.layout.cluster)?;
+    let cluster = subject::cluster_of(&args.layout)?;
     let (mesh, gpus) = subject::mesh(&args.layout)?;
     let gpus = gpus.ok_or_else(|| {
-        Failure::from(Diagnostic::new("E00", "the number of GPUs is missing").help("as in `--gpus 8`"))
+        Failure::from(Diagnostic::new("C00", "the number of GPUs is missing").help("as in `--gpus 8`"))
     })?;
     let model = subject::model(&args.model)?;
     let workload = subject::workload(&args.workload, None)?;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use crate::import::{self, Mode};
 use crate::memory;
-use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
+use crate::shard::{self, HeadSplit, SequenceFit, ShardOptions, strategy};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -311,7 +311,8 @@ impl Plan {
     /// # Errors
     /// `M30` when it is not JSON or ends early, `M31` when a field is missing, unknown or of the wrong kind, `M32` for
     /// another version, `M33` when the digest is not that of the configuration, the mesh is not of as many ranks as
-    /// there are GPUs or the cluster is impossible.
+    /// there are GPUs, the pipeline is another layout's or the cluster is impossible; `P10`, `P11` for a strategy or mesh
+    /// that is none; and whatever the model or the layout is refused for.
     pub fn from_json(name: &str, text: &str) -> Result<Plan, Diagnostic> {
         let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
             Diagnostic::new("M30", format!("`{name}` is not a plan: {e}"))
@@ -354,8 +355,32 @@ impl Plan {
         if ranks != Some(self.gpus) {
             return refuse(format!("`mesh` does not multiply to `gpus`, {}", self.gpus));
         }
-        self.workload.to_import()?;
-        self.cluster.check()
+        let devices = self.cluster.devices();
+        if self.gpus > devices {
+            return refuse(format!("`gpus` is {}, but `cluster` has {devices} devices", self.gpus));
+        }
+        let options = self.shard_options();
+        let strategies = strategy::product(&self.strategy)?;
+        strategy::placement(&strategies, &options.mesh)?;
+        let expected = crate::pipeline::print(&crate::compile::passes(&options));
+        if self.pipeline != expected {
+            return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
+        }
+        self.cluster.check()?;
+        let module = import::import(&self.model.config, &self.model.name, &self.workload.to_import()?)?;
+        shard::check(&module, &options).map(|_| ())
+    }
+
+    /// Checks that a compiled program is the one that this plan is about: it sends what the plan promises.
+    ///
+    /// # Errors
+    /// `M33` when it does not.
+    pub fn check_program(&self, per_rank: &Module) -> Result<(), Diagnostic> {
+        if self.collectives == collectives(per_rank) {
+            return Ok(());
+        }
+        Err(Diagnostic::new("M33", "`collectives` of the plan are not those of its program")
+            .help("make the plan anew with `ithaca plan`"))
     }
 
     /// The options with which the passes make this plan's program.

@@ -227,7 +227,8 @@ fn expected_axes(used: &[&str]) -> String {
 /// `P12` for a malformed axis, a size that is not a positive number, or a name that occurs twice.
 pub fn parse_mesh(text: &str) -> Result<Mesh, Diagnostic> {
     let mut axes: Vec<(String, u64)> = Vec::new();
-    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+    let items = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+    for item in items {
         let Some((name, size)) = item.split_once('=') else {
             return Err(Diagnostic::new("P12", format!("mesh axis `{item}` has no size"))
                 .help("as in `ulysses=4,tp=2`"));

@@ -1,0 +1,121 @@
+//! Models of the HuggingFace library under every strategy, by `run` (the schedule in single precision) and `verify` (the
+//! per-rank program in double precision), through the command line.
+
+use std::path::{Path, PathBuf};
+
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
+
+use super::{line, repository, said};
+
+/// Layouts that the goldens run under: options of the command line.
+const LAYOUTS: &[&str] = &[
+    "",
+    "--strategy ulysses --mesh ulysses=2",
+    "--strategy ulysses --mesh ulysses=4",
+    "--strategy ulysses --mesh ulysses=8",
+    "--strategy megatron-tp --mesh tp=2",
+    "--strategy megatron-tp --mesh tp=4",
+    "--strategy megatron-tp-sp --mesh tp=2",
+    "--strategy megatron-tp-sp --mesh tp=4",
+    "--strategy ulysses+megatron-tp --mesh ulysses=2,tp=2",
+    "--strategy ulysses+megatron-tp-sp --mesh ulysses=2,tp=2",
+];
+
+fn goldens() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(repository("tests/goldens")).unwrap().map(|e| e.unwrap().path());
+    let mut all: Vec<PathBuf> = entries.filter(|dir| dir.join("config.json").is_file()).collect();
+    all.sort();
+    all
+}
+
+/// What became of a golden under a layout: `passed`, or the first line of the refusal.
+fn outcome(dir: &Path, command: &str, layout: &str) -> String {
+    let io = "io.safetensors";
+    let ran = line(dir, &format!("{command} . --inputs {io} --expect {io} --tolerance 1e-5 {layout}"));
+    match ran.code {
+        0 => {
+            assert!(ran.out.contains("logits") && ran.out.contains("passed: tolerance 1e-5"), "{ran:#?}");
+            "passed".to_owned()
+        }
+        2 => ran.err.lines().next().unwrap_or_default().to_owned(),
+        _ => panic!("{} {command} {layout}: {ran:#?}", dir.display()),
+    }
+}
+
+fn under_every_layout(command: &str) {
+    let mut refusals = String::new();
+    for dir in goldens() {
+        for layout in LAYOUTS {
+            let outcome = outcome(&dir, command, layout);
+            if outcome != "passed" {
+                refusals += &format!("{} {layout}: {outcome}\n", dir.file_name().unwrap().display());
+            }
+        }
+    }
+    // The same layouts are legal for both commands, so both have the same snapshot.
+    insta::assert_snapshot!("refusals_of_goldens", refusals);
+}
+
+#[test]
+fn run_gives_the_logits() {
+    under_every_layout("run");
+}
+
+#[test]
+fn verify_gives_the_logits() {
+    under_every_layout("verify");
+}
+
+#[test]
+fn a_corrupted_expectation_fails() {
+    let dir = repository("tests/goldens/llama-gqa");
+    let folder = tempfile::tempdir().unwrap();
+    let mut logits = SafeTensorsFile::open(dir.join("io.safetensors")).unwrap().read("logits").unwrap();
+    let last = logits.data.len() - 1;
+    for (wrong, word) in [(logits.data[last] + 0.01, "above tolerance"), (f64::NAN, "NaN")] {
+        logits.data[last] = wrong;
+        let file = folder.path().join("wrong.safetensors");
+        store::write(&file, &[("logits", Stored::F32, &logits)]).unwrap();
+        for command in ["run", "verify"] {
+            let ran = line(&dir, &format!("{command} . --inputs io.safetensors --expect {}", file.display()));
+            assert_eq!((ran.code, ran.err.as_str()), (1, ""), "{ran:#?}");
+            assert!(ran.out.contains("FAILED") && ran.out.contains(word), "{ran:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_finds_the_weights_beside_the_model_it_was_made_from() {
+    let goldens = repository("tests/goldens");
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let copy = at.join("model");
+    std::fs::create_dir(&copy).unwrap();
+    for file in ["config.json", "model.safetensors", "io.safetensors"] {
+        std::fs::copy(goldens.join("llama-gqa").join(file), copy.join(file)).unwrap();
+    }
+    let io = SafeTensorsFile::open(copy.join("io.safetensors")).unwrap();
+    let shape = io.shape("input_ids").unwrap();
+    let (batch, seq) = (shape[0], shape[1]);
+    said(
+        at,
+        &format!(
+            "plan model --cluster cpu --gpus 2 --seq {seq} --batch {batch} --dtype f32 --strategy ulysses -o plan.json"
+        ),
+    );
+    let run = "run plan.json --inputs model/io.safetensors --expect model/io.safetensors --tolerance 1e-5";
+    let out = said(at, run);
+    assert!(out.contains("weights from file, inputs from file"), "{out}");
+    // From elsewhere, too: the path is relative to the plan.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (plan, io) = (at.join("plan.json"), copy.join("io.safetensors"));
+    let (plan, io) = (plan.display(), io.display());
+    let out = said(elsewhere.path(), &format!("run {plan} --inputs {io} --expect {io} --tolerance 1e-5"));
+    assert!(out.contains("weights from file"), "{out}");
+    // A description that changed since is another model, whose weights are not taken.
+    let config = std::fs::read_to_string(copy.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config["rms_norm_eps"] = serde_json::json!(0.5);
+    std::fs::write(copy.join("config.json"), config.to_string()).unwrap();
+    assert!(said(at, "run plan.json --inputs model/io.safetensors").contains("weights random"));
+}
