@@ -174,7 +174,11 @@ pub(super) fn infer_repeat(
     if !x.has(from) || x.has(to) {
         return Err(OpError::new("V05", format!("`repeat` needs `{}` in x", space.dims[from].name)));
     }
-    if !repeats(space, from, to) {
+    // Directly, or both copy the same dimension, the result the more often.
+    let (source, target) = (&space.dims[from], &space.dims[to]);
+    let siblings =
+        target.copies.is_some() && target.copies == source.copies && target.size % source.size == 0;
+    if target.copies != Some(from) && !siblings {
         return Err(OpError::new(
             "V05",
             format!("`{}` is not declared to copy `{}`", space.dims[to].name, space.dims[from].name),
@@ -182,17 +186,6 @@ pub(super) fn infer_repeat(
     }
     let dims = x.dims.iter().map(|&d| if d == from { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))
-}
-
-/// Whether `to` copies `from`, or copies more often what `from` copies: heads that are loaded in some copies may be
-/// repeated to more.
-fn repeats(space: &Space, from: DimId, to: DimId) -> bool {
-    let (original, copy) = (&space.dims[from], &space.dims[to]);
-    let further = original.copies.is_some()
-        && copy.copies == original.copies
-        && copy.size.is_multiple_of(original.size)
-        && copy.size > original.size;
-    copy.copies == Some(from) || further
 }
 
 /// Every dimension is parallel; the repeated one is the same factor on both sides.

@@ -30,8 +30,8 @@ pub(super) fn respace(
             seen = copied;
         }
         if let Some(&size) = decisions.copy_activations.get(&kv_heads) {
-            // A copy of a copy is declared as one of the original: a dimension copies one that copies none.
-            seen = *copies.entry(seen).or_insert_with(|| declare_copy(&mut sharded, kv_heads, size));
+            let loaded = seen;
+            seen = *copies.entry(loaded).or_insert_with(|| declare_copy(&mut sharded, kv_heads, size));
         }
         if seen != kv_heads {
             let group = sharded.space.size(heads) / sharded.space.size(seen);
