@@ -258,8 +258,15 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let small_sequence = (tokens + workload.sequence % ranks).min(workload.sequence);
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
-    let batch = workload.batch.min(2);
+    let batch = shrunk_batch(workload.batch, options);
     Ok((config, Workload { batch, sequence: small_sequence, ..workload.clone() }))
+}
+
+/// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.
+fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
+    let mesh = &options.mesh;
+    let degree = mesh.axes.iter().find(|(_, axis)| axis.name == "dp").map_or(1, |(_, axis)| axis.size.max(1));
+    if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
 }
 
 /// The layout that arguments name: strategy and mesh, or one device.

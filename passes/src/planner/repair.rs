@@ -53,11 +53,10 @@ pub(super) fn refusal(
                 format!("; the largest tensor is `{}`, {}", h.name, gibibytes(h.bytes))
             });
             let message = format!(
-                "no plan fits {} GPUs of {} usable: `{}` on `{}` is nearest and lacks {}",
-                request.gpus,
+                "no plan fits {} of {} usable: {} is nearest and lacks {}",
+                if request.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", request.gpus) },
                 gibibytes(cluster.usable_bytes()),
-                priced.options.strategy,
-                priced.options.mesh,
+                layout(&priced.options),
                 gibibytes(*over),
             );
             Diagnostic::new("P32", message)
@@ -97,6 +96,12 @@ pub(super) fn malformed(
     let number = numbers.filter(|&n| works(compiler, cluster, &with_gpus(n))).map(|n| format!("--gpus {n}"));
     let repairs = number.take(1).chain(best(compiler, cluster, &free)).collect();
     Diagnostic { repairs, ..diagnostic }
+}
+
+/// How a layout is named in a message: the strategy, and the mesh where there is one.
+fn layout(options: &ShardOptions) -> String {
+    let ShardOptions { strategy, mesh, .. } = options;
+    if mesh.axes.is_empty() { format!("`{strategy}`") } else { format!("`{strategy}` on `{mesh}`") }
 }
 
 fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
