@@ -7,6 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
+use ithaca_passes::shard::strategy::DATA_AXIS;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
 
@@ -101,14 +102,14 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
 /// The mesh that arguments name, and the number of GPUs; they must agree.
 ///
 /// # Errors
-/// `P12` for a malformed mesh, `P13` when its axes do not multiply to the GPUs.
+/// `P12` for a malformed mesh, `C04` when its axes do not multiply to the GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus) {
         if mesh.ranks() != gpus {
             let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
             let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
-            return Err(Diagnostic::new("P13", message).help(help).into());
+            return Err(Diagnostic::new("C04", message).help(help).into());
         }
     }
     let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
@@ -258,7 +259,9 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let small_sequence = (tokens + workload.sequence % ranks).min(workload.sequence);
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
-    let batch = workload.batch.min(2);
+    // So does a batch.
+    let replicas = options.mesh.axis(DATA_AXIS).map_or(1, |axis| options.mesh.size(axis));
+    let batch = (2 * replicas + workload.batch % replicas).min(workload.batch);
     Ok((config, Workload { batch, sequence: small_sequence, ..workload.clone() }))
 }
 

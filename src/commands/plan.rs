@@ -27,6 +27,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     subject::set_flags(&mut options, &args.layout);
     let request = Request {
         gpus,
+        batch: workload.batch,
         strategy: args.layout.strategy.clone(),
         mesh,
         heads: options.heads,

@@ -1,12 +1,16 @@
 //! The integration tests, one binary.
 
+mod accounting;
 mod cli;
+mod cuda;
 mod equivalence;
 mod errors;
 mod examples;
 mod filetests;
 mod generate;
 mod goldens;
+mod options;
 mod random;
 mod reference;
 mod text;
+mod tidy;

@@ -174,7 +174,11 @@ pub(super) fn infer_repeat(
     if !x.has(from) || x.has(to) {
         return Err(OpError::new("V05", format!("`repeat` needs `{}` in x", space.dims[from].name)));
     }
-    if space.dims[to].copies != Some(from) {
+    // Directly, or both copy the same dimension, the result the more often.
+    let (source, target) = (&space.dims[from], &space.dims[to]);
+    let siblings =
+        target.copies.is_some() && target.copies == source.copies && target.size % source.size == 0;
+    if target.copies != Some(from) && !siblings {
         return Err(OpError::new(
             "V05",
             format!("`{}` is not declared to copy `{}`", space.dims[to].name, space.dims[from].name),

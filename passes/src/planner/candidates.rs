@@ -1,11 +1,11 @@
-//! Candidates: every strategy and product of two on every mesh.
+//! Candidates: every strategy and every product of strategies, on every mesh.
 
 use ithaca_ir::{Diagnostic, Mesh};
 
 use crate::cluster::Cluster;
 use crate::planner::Request;
-use crate::shard::strategy::{MAX_RANKS, product};
-use crate::shard::{STRATEGIES, ShardOptions};
+use crate::shard::strategy::{DATA_AXIS, MAX_RANKS, product};
+use crate::shard::{STRATEGIES, ShardOptions, Strategy};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///
@@ -18,7 +18,7 @@ pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptio
     check_gpus(cluster, request)?;
     let names: Vec<String> = match &request.strategy {
         Some(name) => vec![name.clone()],
-        None => strategies(),
+        None => strategies(request),
     };
     let mut found = Vec::new();
     for name in &names {
@@ -72,17 +72,28 @@ fn no_candidate(request: &Request) -> Diagnostic {
     Diagnostic::new("P30", what).help("`ithaca list strategies` shows the axes of each")
 }
 
-/// Every strategy, then every product of two that share no axis.
-fn strategies() -> Vec<String> {
-    let mut names: Vec<String> = STRATEGIES.iter().map(|s| s.name().to_owned()).collect();
-    for (i, a) in STRATEGIES.iter().enumerate().filter(|(_, a)| !a.axes().is_empty()) {
-        for b in STRATEGIES[i + 1..].iter().filter(|b| !b.axes().is_empty()) {
-            if !a.axes().iter().any(|axis| b.axes().contains(axis)) {
-                names.push(format!("{}+{}", a.name(), b.name()));
-            }
+/// Every strategy, then every product of strategies that share no axis, the smaller products first.
+fn strategies(request: &Request) -> Vec<String> {
+    let mut products: Vec<Vec<&dyn Strategy>> = vec![Vec::new()];
+    let mut found: Vec<Vec<&dyn Strategy>> = Vec::new();
+    for &strategy in STRATEGIES {
+        let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
+        if strategy.axes().is_empty() {
+            found.push(vec![strategy]);
+        } else if !idle {
+            let disjoint = |product: &&Vec<&dyn Strategy>| {
+                !product.iter().any(|s| s.axes().iter().any(|axis| strategy.axes().contains(axis)))
+            };
+            let extended =
+                products.iter().filter(disjoint).map(|product| [product.as_slice(), &[strategy]].concat());
+            let extended: Vec<_> = extended.collect();
+            found.extend(extended.iter().cloned());
+            products.extend(extended);
         }
     }
-    names
+    found.sort_by_key(Vec::len);
+    let name = |product: Vec<&dyn Strategy>| product.iter().map(|s| s.name()).collect::<Vec<_>>().join("+");
+    found.into_iter().map(name).collect()
 }
 
 /// Whether every axis has more than one rank.
@@ -103,7 +114,12 @@ fn meshes(axes: &[&str], gpus: u64) -> Vec<Mesh> {
     }
 }
 
+/// Data-parallel ranks do not talk in a forward pass, so their axis is always the outermost.
 fn orders<'a>(axes: &[&'a str]) -> Vec<Vec<&'a str>> {
+    if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS) {
+        let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
+        return orders(&rest).into_iter().map(|order| [&[axes[at]], order.as_slice()].concat()).collect();
+    }
     if axes.len() <= 1 {
         return vec![axes.to_vec()];
     }

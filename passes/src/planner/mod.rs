@@ -27,6 +27,8 @@ pub use table::{gibibytes, seconds, table};
 pub struct Request {
     /// Number of GPUs.
     pub gpus: u64,
+    /// Sequences of the batch; of one sequence nothing is data-parallel.
+    pub batch: u64,
     /// The strategy or product of strategies; every one when `None`.
     pub strategy: Option<String>,
     /// The mesh; every factorisation when `None`.
@@ -40,7 +42,7 @@ pub struct Request {
 impl Request {
     /// Every strategy and mesh for `gpus` devices.
     pub fn new(gpus: u64) -> Self {
-        Self { gpus, ..Self::default() }
+        Self { gpus, batch: 1, ..Self::default() }
     }
 }
 

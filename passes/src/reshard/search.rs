@@ -98,16 +98,12 @@ fn moves(
 ) -> Vec<(Op, TensorType)> {
     let mut ops = Vec::new();
     let used = |axis: AxisId| here.layout.axes().any(|a| a == axis);
-    // Only dimensions and axes that one of the two ends splits can help.
-    let dims: Vec<DimId> = here
-        .dims
-        .iter()
-        .enumerate()
-        .filter(|&(i, _)| !from.layout.split[i].is_empty() || !to.layout.split[i].is_empty())
-        .map(|(_, &d)| d)
-        .collect();
+    // A dimension that is split in the same way on both ends stays as it is.
+    let changes = |i: usize| from.layout.split[i] != to.layout.split[i];
+    let dims: Vec<DimId> =
+        here.dims.iter().enumerate().filter(|&(i, _)| changes(i)).map(|(_, &d)| d).collect();
     let wanted = |axis: AxisId| to.layout.axes().any(|a| a == axis);
-    for (i, &dim) in here.dims.iter().enumerate() {
+    for (i, &dim) in here.dims.iter().enumerate().filter(|&(i, _)| changes(i)) {
         let Some(&axis) = here.layout.split[i].last() else { continue };
         ops.extend(dims.iter().filter(|&&d| d != dim).map(|&split| Op::AllToAll {
             axis,
@@ -149,7 +145,12 @@ fn permutes(space: &Space, here: &TensorType, to: &TensorType) -> bool {
         axes.sort_unstable();
         axes
     };
-    if here.layout == to.layout || here.layout.partial != to.layout.partial || axes(here) != axes(to) {
+    let same_blocks = || space.max_local_shape(here) == space.max_local_shape(to);
+    if here.layout == to.layout
+        || here.layout.partial != to.layout.partial
+        || axes(here) != axes(to)
+        || !same_blocks()
+    {
         return false;
     }
     let functions = Arena::new();

@@ -33,7 +33,8 @@ pub struct Decisions {
 /// Decides whether and how `module` may be laid out.
 ///
 /// # Errors
-/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see.
+/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
+/// `P25` sequences of the batch.
 pub(super) fn decide(
     module: &Module,
     mesh: &Mesh,
@@ -65,6 +66,22 @@ pub(super) fn decide(
                 "vocabulary {name} = {size} does not divide by the tensor degree {degree}: embedding and head stay whole"
             ));
         }
+    }
+    let degree = mesh.degree(&placement.batch);
+    for &dim in &roles.batches {
+        let Dim { name, size, .. } = &module.space.dims[dim];
+        if size % degree != 0 {
+            let message = format!(
+                "batch {name} = {size} sequences does not divide by the data-parallel degree {degree}"
+            );
+            return Err(
+                Diagnostic::new("P25", message).help(legal_degrees(*size, "batch", |p| size % p == 0))
+            );
+        }
+    }
+    if roles.batches.is_empty() && degree > 1 {
+        let message = format!("the program has no batch to split over the data-parallel degree {degree}");
+        return Err(Diagnostic::new("P25", message));
     }
     for &dim in &roles.sequences {
         check.sequence(dim, &mut decisions)?;

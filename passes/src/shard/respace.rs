@@ -31,7 +31,7 @@ pub(super) fn respace(
         }
         if let Some(&size) = decisions.copy_activations.get(&kv_heads) {
             let loaded = seen;
-            seen = *copies.entry(loaded).or_insert_with(|| declare_copy(&mut sharded, loaded, size));
+            seen = *copies.entry(loaded).or_insert_with(|| declare_copy(&mut sharded, kv_heads, size));
         }
         if seen != kv_heads {
             let group = sharded.space.size(heads) / sharded.space.size(seen);

@@ -223,6 +223,8 @@ impl Rewriter<'_> {
         for i in 0..ty.dims.len() {
             if self.plan.roles.sequences.contains(&ty.dims[i]) {
                 ty.layout.split[i].clone_from(axes);
+            } else if self.plan.roles.batches.contains(&ty.dims[i]) {
+                ty.layout.split[i].clone_from(&self.plan.placement.batch);
             }
         }
         ty

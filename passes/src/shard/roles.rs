@@ -10,6 +10,8 @@ use ithaca_ir::{DimId, Module};
 pub struct Roles {
     /// Pairs of query heads and the key/value heads that serve them.
     pub heads: BTreeSet<(DimId, DimId)>,
+    /// Dimensions of inputs that are no sequence: the batch.
+    pub batches: BTreeSet<DimId>,
     /// Query and key sequences.
     pub sequences: BTreeSet<DimId>,
     /// Tables that token ids look up.
@@ -50,6 +52,9 @@ impl Roles {
                     Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                         residual.insert(*over);
                     }
+                    Op::Input(_) => {
+                        roles.batches.extend(function.ty(node.result()).dims.iter().copied());
+                    }
                     Op::Einsum => {
                         let weight = function.ty(node.operands[1]);
                         products.extend(weight.dims.iter().copied());
@@ -58,6 +63,8 @@ impl Roles {
                 }
             }
         }
+        let Roles { batches, sequences, .. } = &mut roles;
+        batches.retain(|d| !sequences.contains(d));
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         roles.hidden = products
             .into_iter()

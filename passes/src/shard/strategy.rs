@@ -10,6 +10,8 @@ use ithaca_ir::{Diagnostic, Mesh as MeshType};
 /// Which axes split what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
+    /// Axes that split the sequences of the batch, everywhere.
+    pub batch: AxisList,
     /// Axes that split the heads, the hidden width of the feed-forward network and the vocabulary of weights.
     pub weights: AxisList,
     /// Axes that split the sequence of every activation, and of inputs.
@@ -49,6 +51,27 @@ pub trait Strategy {
     fn axes(&self) -> &'static [&'static str];
     /// Adds what this strategy splits; `axes` are those of [`axes`](Self::axes), in that order.
     fn place(&self, axes: &[AxisId], placement: &mut Placement);
+}
+
+/// Data parallelism: each rank has some of the sequences.
+struct DataParallel;
+
+impl Strategy for DataParallel {
+    fn name(&self) -> &'static str {
+        "data-parallel"
+    }
+    fn summary(&self) -> &'static str {
+        "sequences of the batch split, weights whole; nothing is sent in a forward pass"
+    }
+    fn legality(&self) -> &'static str {
+        "sequences of the batch % P = 0"
+    }
+    fn axes(&self) -> &'static [&'static str] {
+        &[DATA_AXIS]
+    }
+    fn place(&self, axes: &[AxisId], placement: &mut Placement) {
+        placement.batch.push(axes[0]);
+    }
 }
 
 /// DeepSpeed-Ulysses: the sequence outside attention, heads inside.
@@ -136,7 +159,7 @@ impl Strategy for Single {
 }
 
 /// Every strategy, in the order of the documentation.
-pub const STRATEGIES: &[&dyn Strategy] = &[&Single, &Ulysses, &MegatronTp, &MegatronTpSp];
+pub const STRATEGIES: &[&dyn Strategy] = &[&Single, &DataParallel, &Ulysses, &MegatronTp, &MegatronTpSp];
 
 /// A product of strategies: the names between the plus signs.
 ///
@@ -234,6 +257,9 @@ pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) ->
     };
     Err(Diagnostic::new("P12", problem).help("as in `ulysses=4,tp=2`, major to minor"))
 }
+
+/// The mesh axis of data parallelism.
+pub const DATA_AXIS: &str = "dp";
 
 /// The most ranks that a mesh may have.
 pub const MAX_RANKS: u64 = 1 << 20;

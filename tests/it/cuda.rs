@@ -1,0 +1,147 @@
+//! Emitted CUDA programs: they run on the host against the goldens, and nvcc compiles them.
+//!
+//! Without a GPU the very same sources are compiled by a host compiler against the headers of `tests/cuda/host`, one
+//! process per rank. Where no compiler is found a test says so and does nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ithaca_codegen::cuda;
+use ithaca_ir::Module;
+use ithaca_ir::verify::verify;
+use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
+use ithaca_passes::compile::compile;
+use ithaca_passes::import::{Workload, import};
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::ShardOptions;
+use serde_json::Value;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn module(directory: &Path, workload: &Workload) -> Module {
+    let text = fs::read_to_string(directory.join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&text).unwrap();
+    import(&config, "model", workload).unwrap_or_else(|e| panic!("{}", e.render(None)))
+}
+
+fn options(strategy: &str, axes: &[(&str, &str)]) -> ShardOptions {
+    let strategy = [("strategy".to_owned(), strategy.to_owned())];
+    let axes = axes.iter().map(|&(k, v)| (k.to_owned(), v.to_owned()));
+    ShardOptions::from_pipeline(&strategy.into_iter().chain(axes).collect::<Vec<_>>()).unwrap()
+}
+
+/// Emits `module` with its reference into a directory.
+fn emit(module: &Module, options: &ShardOptions, out: &Path) {
+    let compiled = compile(module, options, &Volume).unwrap();
+    let whole = lower(verify(module).unwrap()).unwrap();
+    for file in cuda::emit(&compiled.schedule, Some(&whole), ithaca_kernels::cuda::SOURCES).unwrap() {
+        let path = out.join(file.path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, file.contents).unwrap();
+    }
+}
+
+fn found(tool: &str) -> bool {
+    Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success())
+}
+
+/// Runs a golden on the host; gives the largest error of the logits.
+fn error_on_host(golden: &str, strategy: &str, axes: &[(&str, &str)], ranks: usize) -> f64 {
+    let directory = root().join("tests/goldens").join(golden);
+    let io = directory.join("io.safetensors");
+    let expected = SafeTensorsFile::open(&io).unwrap();
+    let shape = expected.shape("input_ids").unwrap();
+    let out = tempfile::tempdir().unwrap();
+    emit(&module(&directory, &Workload::prefill(shape[0], shape[1])), &options(strategy, axes), out.path());
+    let run = Command::new("bash")
+        .arg(root().join("tests/cuda/host/run.sh"))
+        .arg(out.path())
+        .arg(ranks.to_string())
+        .arg("--weights")
+        .arg(directory.join("model.safetensors"))
+        .arg("--inputs")
+        .arg(&io)
+        .arg("--output")
+        .arg(out.path().join("out.safetensors"))
+        .arg("--self-check")
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{golden} {strategy}: {stdout}{stderr}");
+    assert!(stdout.contains("self-check logits"), "{golden} {strategy}: {stdout}");
+    let got = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap().read("logits").unwrap();
+    let expected = expected.read("logits").unwrap();
+    assert_eq!(got.shape, expected.shape);
+    got.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
+fn emitted_programs_agree_with_the_goldens_on_the_host() {
+    if !found("g++") || !found("bash") {
+        eprintln!("skipped: g++ and bash are needed");
+        return;
+    }
+    for (golden, strategy, axes, ranks) in [
+        ("llama-gqa", "ulysses", &[("ulysses", "8")][..], 8),
+        ("llama-gqa", "ulysses", &[("ulysses", "3"), ("heads", "uneven"), ("sequence", "pad")], 3),
+        ("mistral-swa", "megatron-tp-sp", &[("tp", "2")], 2),
+        ("qwen2", "ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")], 4),
+        ("gpt2", "megatron-tp", &[("tp", "2")], 2),
+    ] {
+        let error = error_on_host(golden, strategy, axes, ranks);
+        assert!(error < 1e-5, "{golden} under {strategy} on {ranks} ranks: error {error:.3e}");
+    }
+}
+
+#[test]
+fn the_source_does_not_grow_with_the_ranks() {
+    let directory = root().join("examples/llama-3.1-405b");
+    let module = module(&directory, &Workload::prefill(1, 131_072));
+    let length = |ranks: &str| {
+        let options = options("ulysses+megatron-tp", &[("ulysses", ranks), ("tp", "8")]);
+        let schedule = compile(&module, &options, &Volume).unwrap().schedule;
+        cuda::emit(&schedule, None, &[]).unwrap()[0].contents.len()
+    };
+    // Beyond 8 heads in all, key/value heads are copied, which adds tasks; from then on nothing changes but digits.
+    assert!(length("16").abs_diff(length("2")) < 500);
+}
+
+/// Directories of CUDA and NCCL, from the environment.
+fn homes() -> Option<(PathBuf, PathBuf)> {
+    let home = |name| std::env::var_os(name).map(PathBuf::from);
+    let (cuda, nccl) = (home("CUDA_HOME")?, home("NCCL_HOME")?);
+    (cuda.join("bin/nvcc").is_file() && nccl.join("include/nccl.h").is_file()).then_some((cuda, nccl))
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
+fn nvcc_compiles_emitted_programs_without_warnings() {
+    let Some((cuda, nccl)) = homes() else {
+        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
+        return;
+    };
+    let module = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
+    for (strategy, axes) in [
+        ("ulysses", &[("ulysses", "8")][..]),
+        ("megatron-tp", &[("tp", "8")]),
+        ("megatron-tp-sp", &[("tp", "8")]),
+        ("ulysses+megatron-tp", &[("ulysses", "4"), ("tp", "2")]),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        emit(&module, &options(strategy, axes), out.path());
+        let make = Command::new("make")
+            .arg("-C")
+            .arg(out.path())
+            .arg(format!("CUDA_HOME={}", cuda.display()))
+            .arg(format!("NCCL_HOME={}", nccl.display()))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&make.stdout) + String::from_utf8_lossy(&make.stderr);
+        assert!(make.status.success() && !text.contains("warning"), "{strategy}: {text}");
+    }
+}
