@@ -1,6 +1,6 @@
 //! Failures: diagnostics together with the text that they point into.
 
-use ithaca_ir::{Diagnostic, Diagnostics, Source};
+use ithaca_ir::{Diagnostic, Diagnostics, Source, diagnostic};
 use ithaca_kernels::RunError;
 use ithaca_kernels::store::StoreError;
 
@@ -36,26 +36,22 @@ impl Failure {
 
     /// For a terminal.
     pub fn render(&self) -> String {
-        let source = self.source.as_ref().map(|(name, text)| Source { name, text });
-        let parts: Vec<String> = self.diagnostics.iter().map(|d| d.render(source)).collect();
-        let text = parts.join("\n\n");
+        let text = diagnostic::render(&self.diagnostics, self.source());
         match &self.context {
             Some(context) => format!("{context}\n{text}"),
             None => text,
         }
     }
 
-    /// One JSON object per line.
+    /// One JSON object per line, one line per diagnostic.
     pub fn to_json(&self) -> String {
-        let line = |d: &Diagnostic| {
-            let mut value =
-                serde_json::to_value(d).unwrap_or_else(|e| serde_json::json!({ "message": e.to_string() }));
-            if let (Some((name, _)), Some(object)) = (&self.source, value.as_object_mut()) {
-                object.insert("file".to_owned(), serde_json::Value::from(name.as_str()));
-            }
-            value.to_string()
-        };
-        self.diagnostics.iter().map(line).collect::<Vec<_>>().join("\n")
+        let all = diagnostic::json(&self.diagnostics, self.source());
+        let list = all["diagnostics"].as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().map(|d| format!("{d}\n")).collect()
+    }
+
+    fn source(&self) -> Option<Source<'_>> {
+        self.source.as_ref().map(|(name, text)| Source { name, text })
     }
 }
 

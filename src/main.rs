@@ -62,7 +62,7 @@ fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
         ErrorFormat::Json => failure.to_json(),
     };
     // Nothing is left to do when even this cannot be written.
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let _ = write!(std::io::stderr().lock(), "{text}");
     ExitCode::from(2)
 }
 

@@ -105,12 +105,12 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
 /// `P12` for a malformed mesh, `C04` when its axes do not multiply to the GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
-    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus) {
-        if mesh.ranks() != gpus {
-            let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
-            let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
-            return Err(Diagnostic::new("C04", message).help(help).into());
-        }
+    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
+        && mesh.ranks() != gpus
+    {
+        let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
+        let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
+        return Err(Diagnostic::new("C04", message).help(help).into());
     }
     let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
     Ok((mesh, gpus))
@@ -259,10 +259,16 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let small_sequence = (tokens + workload.sequence % ranks).min(workload.sequence);
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
-    // So does a batch.
-    let replicas = options.mesh.axis(DATA_AXIS).map_or(1, |axis| options.mesh.size(axis));
-    let batch = (2 * replicas + workload.batch % replicas).min(workload.batch);
+    let batch = shrunk_batch(workload.batch, options);
     Ok((config, Workload { batch, sequence: small_sequence, ..workload.clone() }))
+}
+
+/// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.
+fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
+    let mesh = &options.mesh;
+    let degree =
+        mesh.axes.iter().find(|(_, axis)| axis.name == DATA_AXIS).map_or(1, |(_, axis)| axis.size.max(1));
+    if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
 }
 
 /// The layout that arguments name: strategy and mesh, or one device.

@@ -98,25 +98,27 @@ impl Diagnostic {
 
     /// The diagnostic for a terminal, without colours; `source` is the text its span points into.
     pub fn render(&self, source: Option<Source<'_>>) -> String {
-        let title = Level::ERROR.primary_title(self.message.as_str()).id(self.code);
-        let span = self.span.map(|s| s.start as usize..s.end as usize);
-        let mut group = match (source, span) {
-            (Some(source), Some(span)) if source.text.get(span.clone()).is_some() => {
-                let annotation = AnnotationKind::Primary.span(span);
-                let annotation = match self.label.as_str() {
-                    "" => annotation,
-                    label => annotation.label(label),
-                };
-                title.element(Snippet::source(source.text).path(source.name).annotation(annotation))
-            }
-            _ => annotate_snippets::Group::with_title(title),
-        };
-        for help in &self.helps {
-            group = group.element(Level::HELP.message(help.as_str()));
-        }
-        let repairs = format!("any of these is legal: {}", self.repairs.join(" | "));
+        let mut helps = self.helps.clone();
         if !self.repairs.is_empty() {
-            group = group.element(Level::HELP.message(repairs.as_str()));
+            helps.push(format!("any of these is legal: {}", self.repairs.join(" | ")));
+        }
+        let span = self.span.map(|s| s.start as usize..s.end as usize);
+        let (source, span) = match (source, span) {
+            (Some(source), Some(span)) if source.text.get(span.clone()).is_some() => (source, span),
+            _ => {
+                let helps: String = helps.iter().map(|help| format!("\n  = help: {help}")).collect();
+                return format!("{self}{helps}");
+            }
+        };
+        let annotation = AnnotationKind::Primary.span(span);
+        let annotation = match self.label.as_str() {
+            "" => annotation,
+            label => annotation.label(label),
+        };
+        let title = Level::ERROR.primary_title(self.message.as_str()).id(self.code);
+        let mut group = title.element(Snippet::source(source.text).path(source.name).annotation(annotation));
+        for help in &helps {
+            group = group.element(Level::HELP.message(help.as_str()));
         }
         Renderer::plain().render(&[group])
     }

@@ -11,6 +11,7 @@ mod generate;
 mod goldens;
 mod options;
 mod random;
+mod readme;
 mod reference;
 mod text;
 mod tidy;

@@ -53,11 +53,10 @@ pub(super) fn refusal(
                 format!("; the largest tensor is `{}`, {}", h.name, gibibytes(h.bytes))
             });
             let message = format!(
-                "no plan fits {} GPUs of {} usable: `{}` on `{}` is nearest and lacks {}",
-                request.gpus,
+                "no plan fits {} of {} usable: {} is nearest and lacks {}",
+                if request.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", request.gpus) },
                 gibibytes(cluster.usable_bytes()),
-                priced.options.strategy,
-                priced.options.mesh,
+                layout(&priced.options),
                 gibibytes(*over),
             );
             Diagnostic::new("P32", message)
@@ -115,6 +114,12 @@ fn elsewhere(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> O
 fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
     let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
     doubled.filter(|&n| n > gpus).take_while(|&n| n <= cluster.devices()).take(12).collect()
+}
+
+/// How a layout is named in a message: the strategy, and the mesh where there is one.
+fn layout(options: &ShardOptions) -> String {
+    let ShardOptions { strategy, mesh, .. } = options;
+    if mesh.axes.is_empty() { format!("`{strategy}`") } else { format!("`{strategy}` on `{mesh}`") }
 }
 
 fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {

@@ -129,16 +129,25 @@ impl Check<'_> {
                 .push(format!("{hq} query heads are split unevenly over {total} ranks: {} each", each(hkv)));
             return Ok(());
         }
-        let help = legal_degrees(hq, "head", legal);
         let axes = self.degree_text(&axes);
-        Err(if hq % total != 0 {
+        let refused = if hq % total != 0 {
             let message = format!("{hq} query heads do not divide by the head degree {total} ({axes})");
-            Diagnostic::new("P20", message).help(help)
+            Diagnostic::new("P20", message)
         } else {
             let message = format!(
                 "{hkv} key/value heads are neither a multiple nor a divisor of the head degree {total} ({axes})"
             );
-            Diagnostic::new("P21", message).help(help)
+            Diagnostic::new("P21", message)
+        };
+        let refused = refused.help(legal_degrees(hq, "head", legal));
+        Err(match self.options.heads {
+            HeadSplit::Uneven => refused.help(format!(
+                "`--uneven-heads` deals out the {hkv} key/value heads whole, so it reaches {hkv} ranks"
+            )),
+            HeadSplit::Even if hkv >= total => {
+                refused.help(format!("`--uneven-heads` deals out the {hkv} key/value heads as they come"))
+            }
+            HeadSplit::Even => refused,
         })
     }
 

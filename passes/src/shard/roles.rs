@@ -28,7 +28,7 @@ impl Roles {
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
         for function in module.functions.values() {
-            // What passes between functions, comes from a table or is normalised is the residual stream.
+            // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
             }
@@ -53,7 +53,9 @@ impl Roles {
                         residual.insert(*over);
                     }
                     Op::Input(_) => {
-                        roles.batches.extend(function.ty(node.result()).dims.iter().copied());
+                        let ty = function.ty(node.result());
+                        roles.batches.extend(ty.dims.iter().copied());
+                        residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
                     }
                     Op::Einsum => {
                         let weight = function.ty(node.operands[1]);
@@ -64,7 +66,7 @@ impl Roles {
             }
         }
         let Roles { batches, sequences, .. } = &mut roles;
-        batches.retain(|d| !sequences.contains(d));
+        batches.retain(|d| !sequences.contains(d) && !products.contains(d));
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         roles.hidden = products
             .into_iter()
