@@ -7,6 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
+use ithaca_passes::shard::strategy::DATA_AXIS;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
 
@@ -101,15 +102,15 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
 /// The mesh that arguments name, and the number of GPUs; they must agree.
 ///
 /// # Errors
-/// `P12` for a malformed mesh, `P13` when its axes do not multiply to the GPUs.
+/// `P12` for a malformed mesh, `C04` when its axes do not multiply to the GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
-    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus) {
-        if mesh.ranks() != gpus {
-            let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
-            let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
-            return Err(Diagnostic::new("P13", message).help(help).into());
-        }
+    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
+        && mesh.ranks() != gpus
+    {
+        let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
+        let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
+        return Err(Diagnostic::new("C04", message).help(help).into());
     }
     let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
     Ok((mesh, gpus))
@@ -265,7 +266,8 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
 /// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.
 fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
     let mesh = &options.mesh;
-    let degree = mesh.axes.iter().find(|(_, axis)| axis.name == "dp").map_or(1, |(_, axis)| axis.size.max(1));
+    let degree =
+        mesh.axes.iter().find(|(_, axis)| axis.name == DATA_AXIS).map_or(1, |(_, axis)| axis.size.max(1));
     if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
 }
 

@@ -111,6 +111,16 @@ fn the_source_does_not_grow_with_the_ranks() {
     assert!(length("16").abs_diff(length("2")) < 500);
 }
 
+#[test]
+fn the_emitted_program_reads_as_it_was_reviewed() {
+    let directory = root().join("tests/goldens/llama-gqa");
+    let module = module(&directory, &Workload::prefill(1, 32));
+    let schedule = compile(&module, &options("ulysses", &[("ulysses", "2")]), &Volume).unwrap().schedule;
+    let files = cuda::emit(&schedule, None, &[]).unwrap();
+    let main = files.iter().find(|f| f.path.ends_with("main.cu")).unwrap();
+    insta::assert_snapshot!("main_cu_of_llama_gqa", main.contents);
+}
+
 /// Directories of CUDA and NCCL, from the environment.
 fn homes() -> Option<(PathBuf, PathBuf)> {
     let home = |name| std::env::var_os(name).map(PathBuf::from);
@@ -131,6 +141,7 @@ fn nvcc_compiles_emitted_programs_without_warnings() {
         ("megatron-tp", &[("tp", "8")]),
         ("megatron-tp-sp", &[("tp", "8")]),
         ("ulysses+megatron-tp", &[("ulysses", "4"), ("tp", "2")]),
+        ("ulysses+megatron-tp-sp", &[("ulysses", "4"), ("tp", "2")]),
     ] {
         let out = tempfile::tempdir().unwrap();
         emit(&module, &options(strategy, axes), out.path());

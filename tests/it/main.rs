@@ -1,5 +1,6 @@
 //! The integration tests, one binary.
 
+mod accounting;
 mod cli;
 mod cuda;
 mod equivalence;
@@ -8,7 +9,9 @@ mod examples;
 mod filetests;
 mod generate;
 mod goldens;
+mod options;
 mod random;
 mod readme;
 mod reference;
 mod text;
+mod tidy;
