@@ -11,4 +11,5 @@ mod goldens;
 mod random;
 mod readme;
 mod reference;
+mod regressions;
 mod text;
