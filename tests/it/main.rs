@@ -13,5 +13,6 @@ mod options;
 mod random;
 mod readme;
 mod reference;
+mod regressions;
 mod text;
 mod tidy;
