@@ -17,6 +17,7 @@ pub const COMMAND_LINE: &[Code] = &[
     code("C11", "a run fits in this machine's memory"),
     code("C12", "tokens are in the vocabulary"),
     code("C13", "a run comes to its end"),
+    code("C14", "a run takes minutes on this machine, not hours"),
 ];
 
 /// The sections of every package, in the order of the reference page.

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use ithaca_ir::module::Level;
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile::{Compiled, compile};
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
+use ithaca_passes::planner::{self, Program};
 use ithaca_passes::shard::strategy::DATA_AXIS;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
@@ -129,6 +131,42 @@ pub struct Job {
     pub cluster: Cluster,
     /// Where weights lie, if that is known.
     pub weights: Option<PathBuf>,
+}
+
+impl Job {
+    /// The job's per-rank program and schedule.
+    ///
+    /// # Errors
+    /// Why the layout is not legal, with repairs that were checked.
+    pub fn compile(&self) -> Result<Compiled> {
+        compile(&self.program, &self.options, &self.cluster).map_err(|mut refusal| {
+            let compiler = Program { module: &self.program, cluster: &self.cluster };
+            if let [only] = refusal.as_mut_slice()
+                && only.code.starts_with("P2")
+            {
+                only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
+                if !only.repairs.is_empty() {
+                    // Degrees that one rule allows may break another; what was tried is legal by all.
+                    only.helps.clear();
+                }
+            }
+            Failure::from(refusal)
+        })
+    }
+
+    /// FLOPs of the whole program.
+    pub fn flops(&self) -> u128 {
+        let Module { space, functions, .. } = &self.program;
+        let runs = self.program.run_counts();
+        let mut flops: u128 = 0;
+        for (function, &runs) in functions.values().zip(&runs) {
+            for node in &function.nodes {
+                let cost = node.op.cost(space, &function.operand_types(node), &function.result_types(node));
+                flops = flops.saturating_add(u128::from(runs).saturating_mul(cost.flops));
+            }
+        }
+        flops
+    }
 }
 
 /// The program and the layout that arguments describe.

@@ -38,6 +38,29 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
     }
 }
 
+/// What makes a layout legal that is not: options, another layout of as many GPUs, or the same strategy on fewer.
+///
+/// Every one was checked; flags add to those of `options`, layouts replace theirs.
+pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
+    let ShardOptions { strategy, mesh, heads, sequence } = options;
+    let mut repairs = of_candidate(compiler, options);
+    let legal = |gpus: u64, strategy: Option<&String>| {
+        let of =
+            Request { strategy: strategy.cloned(), heads: *heads, sequence: *sequence, ..Request::new(gpus) };
+        let candidates = candidates(cluster, &of).unwrap_or_default();
+        let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
+        found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
+    };
+    repairs.extend(legal(mesh.ranks(), None));
+    if repairs.is_empty() {
+        repairs.extend((2..mesh.ranks().min(MOST_TRIED)).rev().find_map(|gpus| legal(gpus, Some(strategy))));
+    }
+    repairs
+}
+
+/// From how many GPUs on fewer are tried, one by one.
+const MOST_TRIED: u64 = 1025;
+
 /// Why nothing satisfies the request, and what would.
 pub(super) fn refusal(
     compiler: &dyn Compiler,
