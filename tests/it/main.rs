@@ -10,6 +10,7 @@ mod filetests;
 mod generate;
 mod goldens;
 mod options;
+mod passes;
 mod random;
 mod readme;
 mod reference;
