@@ -125,6 +125,7 @@ fn label(module: &Module, op: &Op) -> String {
         | Op::Scale { .. }
         | Op::Cast { .. }
         | Op::RmsNorm { .. }
+        | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
         | Op::Rotary(_)
         | Op::Attention(_)

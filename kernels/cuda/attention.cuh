@@ -16,6 +16,7 @@ struct AttentionShape {
     int64_t valid_keys;                                                 // keys at global positions behind are padding
     int64_t left, right;                                                // the mask's band; negative: unbounded
     double scale;
+    double softcap;  // bound of the scaled scores; zero: none
 };
 
 template <typename T, int kTile>
@@ -46,6 +47,7 @@ __global__ void attention(const T* q, const T* k, const T* v, T* o, AttentionSha
             A score = 0;
             for (int64_t d = 0; d < s.width; ++d) score += widen(query[d]) * widen(key[d]);
             score *= static_cast<A>(s.scale);
+            if (s.softcap > 0) score = static_cast<A>(s.softcap) * hyperbolic_tangent(score / static_cast<A>(s.softcap));
             if (t == first || score > highest) {
                 const A shrink = t == first ? A(0) : exponential(highest - score);
                 for (int c = 0; c < columns; ++c) sum[c] *= shrink;

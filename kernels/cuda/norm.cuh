@@ -1,14 +1,14 @@
-// Normalisation over one dimension. A thread takes a row: simple, and far from the memory bound when rows are few.
+// Normalisation. Over one dimension a thread takes a row: simple, and far from the memory bound when rows are few.
 #pragma once
 
 #include "numeric.cuh"
 
 namespace ithaca::kernel {
 
-// x / sqrt(mean(x^2) + eps) * weight. The walk goes over rows; tensor 0 is x and the result, tensor 1 the weight.
+// x / sqrt(mean(x^2) + eps) * (offset + weight). The walk goes over rows; tensor 0 is x and the result, tensor 1 the weight.
 template <typename T>
 __global__ void rms_norm(const T* x, const T* weight, T* z, Walk<2> rows, int64_t n_rows, int64_t width,
-                         int64_t x_stride, int64_t w_stride, double eps) {
+                         int64_t x_stride, int64_t w_stride, double eps, double offset) {
     using A = Acc<T>;
     ITHACA_FOR(row, n_rows) {
         int64_t at[2];
@@ -21,8 +21,22 @@ __global__ void rms_norm(const T* x, const T* weight, T* z, Walk<2> rows, int64_
         const A root = A(1) / square_root(squares / static_cast<A>(width) + static_cast<A>(eps));
         for (int64_t i = 0; i < width; ++i) {
             const int64_t j = at[0] + i * x_stride;
-            z[j] = narrow<T>(widen(x[j]) * root * widen(weight[at[1] + i * w_stride]));
+            z[j] = narrow<T>(widen(x[j]) * root * (static_cast<A>(offset) + widen(weight[at[1] + i * w_stride])));
         }
+    }
+}
+
+// x / sqrt(squares / count + eps) * weight, an element a thread. Tensor 0 of the walk is x and the result, tensor 1 the
+// squares, which are as wide as the arithmetic, tensor 2 the weight.
+template <typename T>
+__global__ void rms_scale(const T* x, const Acc<T>* squares, const T* weight, T* z, Walk<3> walk, int64_t n, double count,
+                          double eps) {
+    using A = Acc<T>;
+    ITHACA_FOR(i, n) {
+        int64_t at[3];
+        walk.at(i, at);
+        const A root = A(1) / square_root(squares[at[1]] / static_cast<A>(count) + static_cast<A>(eps));
+        z[at[0]] = narrow<T>(widen(x[at[0]]) * root * widen(weight[at[2]]));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a binding means: from a stored tensor to a rank's part of a value.
 //!
-//! The stored tensor is cut to the binding's window and read in row-major order as the dimensions of the type at their
+//! The stored tensor, in the shape of the binding's view, is cut to its window and read in row-major order as the dimensions of the type at their
 //! stored sizes. A dimension that copies another repeats each stored element in a row; what lies behind the stored
 //! elements is padding and zero.
 
@@ -35,7 +35,8 @@ pub fn load(
         return Err(StoreError::NotAnInteger { store: from.description(), name, value }.into());
     }
     if !binding.window.is_empty() {
-        let data = tensor::read_part(&whole(&found), &stored.data, &binding.window);
+        let seen = if binding.view.is_empty() { &found } else { &binding.view };
+        let data = tensor::read_part(&whole(seen), &stored.data, &binding.window);
         stored = Tensor::new(extents(&binding.window), data);
     }
     stored.shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
@@ -106,7 +107,8 @@ mod tests {
         let d = space.dims.push(Dim::new("d", 2));
         let source: Tensors =
             [("w", Tensor::new(vec![6, 2], (0..12).map(f64::from).collect()))].into_iter().collect();
-        let binding = Binding { name: "w".into(), stored: vec![6, 2], window: vec![2..4, 0..2] };
+        let binding =
+            Binding { name: "w".into(), stored: vec![6, 2], view: vec![], window: vec![2..4, 0..2] };
         let cut_all = |ty: &TensorType| {
             let stored = load(&space, &binding, ty, 0, &source).unwrap();
             cut(&space, ty, &whole(&space.shape(ty)), &stored, |x| x)
@@ -118,6 +120,28 @@ mod tests {
         let ty = TensorType::new(DType::F32, [g, d]);
         let stored = load(&space, &binding, &ty, 0, &source).unwrap();
         assert_eq!(cut(&space, &ty, &vec![1..3, 1..2], &stored, |x| x).data, [5.0, 7.0]);
+    }
+
+    #[test]
+    fn a_window_of_a_view_takes_rows_that_alternate() {
+        let mut space = Space::default();
+        let [h, d, m] = [("h", 2), ("d", 2), ("m", 1)].map(|(n, s)| space.dims.push(Dim::new(n, s)));
+        // Rows of queries, keys and values of head 0, then of head 1.
+        let source: Tensors =
+            [("qkv", Tensor::new(vec![12, 1], (0..12).map(f64::from).collect()))].into_iter().collect();
+        let ty = TensorType::new(DType::F32, [h, d, m]);
+        for (part, expected) in
+            [[0.0, 1.0, 6.0, 7.0], [2.0, 3.0, 8.0, 9.0], [4.0, 5.0, 10.0, 11.0]].iter().enumerate()
+        {
+            let part = part as u64;
+            let binding = Binding {
+                name: "qkv".into(),
+                stored: vec![12, 1],
+                view: vec![2, 3, 2, 1],
+                window: vec![0..2, part..part + 1, 0..2, 0..1],
+            };
+            assert_eq!(load(&space, &binding, &ty, 0, &source).unwrap().data, expected);
+        }
     }
 
     #[test]

@@ -49,6 +49,7 @@ pub fn op_seconds(
         | Op::Scale { .. }
         | Op::Cast { .. }
         | Op::RmsNorm { .. }
+        | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
         | Op::Rotary(_)
         | Op::Repeat { .. }
@@ -134,6 +135,7 @@ mod tests {
             width: d,
             mask: ithaca_ir::Mask::Causal,
             scale: 0.1,
+            softcap: None,
         };
         let (q, kv) = (ty(h), ty(k));
         let seconds = op_seconds(&cluster, &space, &Op::Attention(attention), &[&q, &kv, &kv], &[&q]);

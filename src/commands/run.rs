@@ -94,7 +94,7 @@ impl Data {
 
     /// The weights; checkpoints of a bare model lack the prefix that one with a head has.
     pub(super) fn weights(&self) -> Renamed<'_> {
-        Renamed::new(self.weights.as_ref(), ["transformer.", "model."])
+        Renamed::new(self.weights.as_ref(), ["transformer.", "model.", "gpt_neox."])
     }
 
     pub(super) fn inputs(&self) -> &dyn TensorSource {

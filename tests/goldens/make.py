@@ -31,6 +31,8 @@ COMMON = dict(
     attention_dropout=0.0,
 )
 
+NEOX = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
+
 # name: (class, configuration, batch, sequence)
 MODELS = {
     "llama-biases-one-kv-head": (
@@ -122,6 +124,56 @@ MODELS = {
              attn_pdrop=0.0),
         2, 40,
     ),
+    "olmo2": (
+        "Olmo2",
+        dict(COMMON, pad_token_id=0, eos_token_id=1, rms_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "olmo2-biases-head-dim": (
+        "Olmo2",
+        dict(COMMON, pad_token_id=0, eos_token_id=1, num_key_value_heads=2, head_dim=16, attention_bias=True,
+             tie_word_embeddings=True, hidden_act="gelu"),
+        1, 48,
+    ),
+    "starcoder2-window": (
+        "Starcoder2",
+        dict(COMMON, bos_token_id=0, eos_token_id=1, num_key_value_heads=2, sliding_window=9, norm_epsilon=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=1000.0)),
+        2, 40,
+    ),
+    "starcoder2-no-bias": (
+        "Starcoder2",
+        dict(COMMON, bos_token_id=0, eos_token_id=1, use_bias=False, tie_word_embeddings=False, hidden_act="relu"),
+        1, 48,
+    ),
+    "gpt-neox": (
+        "GPTNeoX",
+        dict(NEOX, layer_norm_eps=1e-3,
+             rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=0.25)),
+        2, 40,
+    ),
+    "gpt-neox-serial": (
+        "GPTNeoX",
+        dict(NEOX, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True,
+             hidden_act="gelu_new",
+             rope_parameters=dict(rope_type="linear", rope_theta=1000.0, factor=2.0, partial_rotary_factor=1.0)),
+        1, 48,
+    ),
+    "gemma2": (
+        "Gemma2",
+        dict(COMMON, num_hidden_layers=3, head_dim=16, sliding_window=7, query_pre_attn_scalar=20,
+             attn_logit_softcapping=1.5, final_logit_softcapping=2.0, rms_norm_eps=1e-3, hidden_size=72,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
+    "gemma2-uncapped-biases": (
+        "Gemma2",
+        dict(COMMON, head_dim=8, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None,
+             tie_word_embeddings=False, query_pre_attn_scalar=5, sliding_window=5, num_key_value_heads=1,
+             layer_types=["full_attention", "sliding_attention"]),
+        1, 48,
+    ),
 }
 
 GRADIENTS = {"qwen3-head-dim", "phi3-fused", "gpt2-inner-gelu"}
@@ -138,7 +190,8 @@ def make(name):
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                base = 0.0 if key.endswith("bias") else 1.0
+                # Norms of Gemma add one to their weight.
+                base = 0.0 if key.endswith("bias") or family == "Gemma2" else 1.0
                 parameter.copy_(base + 0.2 * torch.randn_like(parameter))
             else:
                 parameter.copy_(0.1 * torch.randn_like(parameter))

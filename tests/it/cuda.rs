@@ -92,6 +92,9 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         ("mistral-swa", "megatron-tp-sp", &[("tp", "2")], 2),
         ("qwen2", "ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")], 4),
         ("gpt2", "megatron-tp", &[("tp", "2")], 2),
+        ("olmo2", "megatron-tp", &[("tp", "8")], 8),
+        ("gpt-neox", "ulysses", &[("ulysses", "2")], 2),
+        ("gemma2", "ulysses+megatron-tp-sp", &[("ulysses", "2"), ("tp", "2")], 4),
     ] {
         let error = error_on_host(golden, strategy, axes, ranks);
         assert!(error < 1e-5, "{golden} under {strategy} on {ranks} ranks: error {error:.3e}");

@@ -191,7 +191,7 @@ impl Body<'_> {
     fn step(&mut self, choices: &mut Choices, x: ValueId) -> ValueId {
         let ty = self.builder.ty(x).clone();
         let Dims { b, s, m, f, v, h, k, d, kr } = self.dims;
-        match choices.below(9) {
+        match choices.below(10) {
             1 => self.builder.push(Op::Binary(choices.one_of(&Binary::ALL)), &[x, x]).unwrap(),
             2 => {
                 let dims: Vec<DimId> = ty.dims.iter().copied().filter(|_| choices.once_in(2)).collect();
@@ -209,7 +209,10 @@ impl Body<'_> {
                 let weight = self.weight(choices, TensorType::new(ty.dtype, [over]));
                 match choices.once_in(2) {
                     true => self.builder.push(Op::LayerNorm { over, eps: 1e-5 }, &[x, weight, weight]),
-                    false => self.builder.push(Op::RmsNorm { over, eps: 1e-6 }, &[x, weight]),
+                    false => self.builder.push(
+                        Op::RmsNorm { over, eps: 1e-6, offset: choices.one_of(&[0.0, 1.0]) },
+                        &[x, weight],
+                    ),
                 }
                 .unwrap()
             }
@@ -229,8 +232,29 @@ impl Body<'_> {
                 self.builder.push(Op::Cast { to }, &[x]).unwrap()
             }
             8 if ty.has(k) && !ty.has(kr) => self.builder.push(Op::Repeat { from: k, to: kr }, &[x]).unwrap(),
+            9 => self.norm_in_parts(choices, x),
             _ => self.builder.push(Op::Unary(choices.one_of(&Unary::ALL)), &[x]).unwrap(),
         }
+    }
+
+    /// A norm over one or two dimensions by the sum of squares, where one is left.
+    fn norm_in_parts(&mut self, choices: &mut Choices, x: ValueId) -> ValueId {
+        let ty = self.builder.ty(x).clone();
+        let space = self.builder.space();
+        let whole = |d: &DimId| space.dims[*d].valid == space.dims[*d].size;
+        let mut over: Vec<DimId> = ty.dims.iter().copied().filter(whole).collect();
+        over.truncate(ty.dims.len().saturating_sub(1).min(2));
+        let Some(_) = over.first() else { return x };
+        let wide = match ty.dtype {
+            DType::F64 | DType::F32 => x,
+            DType::BF16 | DType::F16 | DType::I32 => {
+                self.builder.push(Op::Cast { to: DType::F32 }, &[x]).unwrap()
+            }
+        };
+        let kept: Vec<DimId> = ty.dims.iter().copied().filter(|d| !over.contains(d)).collect();
+        let squares = self.builder.einsum(wide, wide, &kept).unwrap();
+        let weight = self.weight(choices, TensorType::new(ty.dtype, over.clone()));
+        self.builder.push(Op::RmsScale { over, eps: 1e-6 }, &[x, squares, weight]).unwrap()
     }
 
     fn attention(&mut self, choices: &mut Choices, x: ValueId) -> ValueId {
@@ -257,7 +281,9 @@ impl Body<'_> {
             Mask::Window { left: Some(2), right: Some(0) },
             Mask::Window { left: None, right: Some(1) },
         ]);
-        let roles = Attention { heads: h, kv_heads: k, queries: s, keys: s, width: d, mask, scale: 0.7 };
+        let softcap = choices.one_of(&[None, Some(0.5)]);
+        let roles =
+            Attention { heads: h, kv_heads: k, queries: s, keys: s, width: d, mask, scale: 0.7, softcap };
         let o = self.builder.push(Op::Attention(roles), &[q, key, value]).unwrap();
         let weight = self.weight(choices, TensorType::new(dtype, [m, h, d]));
         self.builder.einsum(o, weight, &[b, s, m]).unwrap()
@@ -272,8 +298,11 @@ impl Body<'_> {
             ty.dims.iter().map(|&d| ithaca_ir::ops::source::stored_size(self.builder.space(), d)).product();
         if choices.once_in(4) {
             binding.stored = vec![n + 3];
-            binding.window.clear();
             binding.window.push(2..n + 2);
+        } else if choices.once_in(4) {
+            binding.stored = vec![3 * n];
+            binding.view = vec![n, 3];
+            binding.window = vec![0..n, 1..2];
         }
         self.builder.weight(binding, ty).unwrap()
     }

@@ -89,6 +89,24 @@ fn goldens_are_sensitive_to_what_they_cover() {
         ("qwen2-late-windows", "/layer_types/0", json!("sliding_attention")),
         ("phi3-partial-window", "/rope_parameters/partial_rotary_factor", json!(0.5)),
         ("phi3-partial-window", "/sliding_window", json!(10)),
+        ("olmo2", "/rms_norm_eps", json!(1e-5)),
+        ("olmo2-biases-head-dim", "/attention_bias", json!(false)),
+        ("starcoder2-window", "/sliding_window", json!(10)),
+        ("starcoder2-window", "/norm_epsilon", json!(1e-5)),
+        ("starcoder2-window", "/use_bias", json!(false)),
+        ("starcoder2-no-bias", "/hidden_act", json!("silu")),
+        ("gpt-neox", "/rope_parameters/partial_rotary_factor", json!(0.5)),
+        ("gpt-neox", "/use_parallel_residual", json!(false)),
+        ("gpt-neox", "/attention_bias", json!(false)),
+        ("gpt-neox-serial", "/use_parallel_residual", json!(true)),
+        ("gpt-neox-serial", "/rope_parameters/factor", json!(1.0)),
+        ("gemma2", "/attn_logit_softcapping", json!(50.0)),
+        ("gemma2", "/final_logit_softcapping", json!(30.0)),
+        ("gemma2", "/query_pre_attn_scalar", json!(16)),
+        ("gemma2", "/sliding_window", json!(8)),
+        ("gemma2", "/layer_types/0", json!("full_attention")),
+        ("gemma2", "/hidden_activation", json!("gelu")),
+        ("gemma2-uncapped-biases", "/attn_logit_softcapping", json!(2.0)),
         ("gpt2-inner-gelu", "/activation_function", json!("relu")),
         ("gpt2-scaled-by-layer", "/scale_attn_by_inverse_layer_idx", json!(false)),
     ] {
@@ -114,9 +132,13 @@ fn the_older_spelling_gives_the_same_program() {
         let fields = old.as_object_mut().unwrap();
         let mut parameters = parameters.clone();
         fields.remove("rope_parameters");
-        fields.insert("rope_theta".to_owned(), parameters.remove("rope_theta").unwrap());
+        let (theta, part) = match new["model_type"].as_str() {
+            Some("gpt_neox") => ("rotary_emb_base", "rotary_pct"),
+            _ => ("rope_theta", "partial_rotary_factor"),
+        };
+        fields.insert(theta.to_owned(), parameters.remove("rope_theta").unwrap());
         if let Some(factor) = parameters.remove("partial_rotary_factor") {
-            fields.insert("partial_rotary_factor".to_owned(), factor);
+            fields.insert(part.to_owned(), factor);
         }
         let kind = parameters.remove("rope_type").unwrap();
         let scaling = match kind.as_str() {

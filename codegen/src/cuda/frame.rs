@@ -194,7 +194,13 @@ impl<'s> Emitter<'_, 's> {
             Op::Binary(f) => call("binary", &[format!("Binary::{}", binary(*f))]),
             Op::Scale { factor } => call("scale", &[names::double(*factor)]),
             Op::Cast { .. } => call("cast", &[]),
-            Op::RmsNorm { over, eps } => call("rms_norm", &[dim(*over), names::double(*eps)]),
+            Op::RmsNorm { over, eps, offset } => {
+                call("rms_norm", &[dim(*over), names::double(*eps), names::double(*offset)])
+            }
+            Op::RmsScale { over, eps } => {
+                let count: f64 = over.iter().map(|&d| self.cx.schedule.space.size(d) as f64).product();
+                call("rms_scale", &[names::double(count), names::double(*eps)])
+            }
             Op::LayerNorm { over, eps } => call("layer_norm", &[dim(*over), names::double(*eps)]),
             Op::Rotary(rotary) => {
                 let attributes = [
@@ -212,7 +218,10 @@ impl<'s> Emitter<'_, 's> {
                     Some(n) if n <= ithaca_ir::Dim::MAX_SIZE => n.to_string(),
                     _ => "-1".to_owned(),
                 };
-                call("attention", &[side(left), side(right), names::double(attention.scale)])
+                let softcap = attention.softcap.unwrap_or(0.0);
+                let attributes =
+                    [side(left), side(right), names::double(attention.scale), names::double(softcap)];
+                call("attention", &attributes)
             }
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::Slice { .. } => call("slice", &[]),

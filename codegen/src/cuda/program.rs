@@ -175,16 +175,17 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
         );
     }
     for (i, source) in cx.tables.sources.iter().enumerate() {
-        let stored: Vec<String> = source.binding.stored.iter().map(u64::to_string).collect();
+        let sizes = |list: &[u64]| list.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         let ranges = |list: &[std::ops::Range<u64>]| {
             list.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
         };
         let _ = writeln!(
             out,
-            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {}}};",
+            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {{{}}}, {}}};",
             names::string(&source.binding.name),
             source.ty,
-            stored.join(", "),
+            sizes(&source.binding.stored),
+            sizes(&source.binding.view),
             ranges(&source.binding.window),
             ranges(&source.layers),
             match source.file {

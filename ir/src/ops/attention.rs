@@ -30,6 +30,8 @@ pub struct Attention {
     pub mask: Mask,
     /// Factor of the scores.
     pub scale: f64,
+    /// Bound of the scaled scores, which become `softcap · tanh(score / softcap)` before the mask; none when absent.
+    pub softcap: Option<f64>,
 }
 
 impl Attention {
@@ -116,7 +118,7 @@ pub(super) fn infer(
     if k.dtype != q.dtype || v.dtype != q.dtype {
         return Err(OpError::new("V04", format!("`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype)));
     }
-    let Attention { heads, kv_heads, queries, keys, width, scale, .. } = *attention;
+    let Attention { heads, kv_heads, queries, keys, width, scale, softcap, .. } = *attention;
     let name = |d: DimId| space.dims[d].name.as_str();
     for (operand, ty, dims) in [
         ("q", q, &[queries, heads, width][..]),
@@ -161,6 +163,9 @@ pub(super) fn infer(
     }
     if !scale.is_finite() {
         return Err(OpError::new("V05", format!("`attention` is scaled by {scale}")));
+    }
+    if let Some(cap) = softcap.filter(|&cap| !(cap.is_finite() && cap > 0.0)) {
+        return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
     }
     Ok(attention.result(q, v))
 }

@@ -134,6 +134,13 @@ impl Attrs {
         }
     }
 
+    fn optional_float(&mut self, key: &str) -> Result<Option<f64>, AttrError> {
+        match self.items.iter().any(|(k, _)| k == key) {
+            true => self.float(key).map(Some),
+            false => Ok(None),
+        }
+    }
+
     fn text(&mut self, key: &str) -> Result<String, AttrError> {
         match self.required(key)? {
             Attr::Text(s) => Ok(s),
@@ -159,6 +166,36 @@ impl Attrs {
     fn dim(&mut self, key: &str, names: Names<'_>) -> Result<DimId, AttrError> {
         let word = self.word(key)?;
         names.space.dim(&word).ok_or_else(|| format!("`{word}` is not a declared dimension"))
+    }
+
+    fn dims(&mut self, key: &str, names: Names<'_>) -> Result<Vec<DimId>, AttrError> {
+        let expected = "a list of dimensions";
+        let items = match self.required(key)? {
+            Attr::List(items) => items,
+            other => return Err(self.wrong(key, expected, &other)),
+        };
+        let dim = |item: Attr| match &item {
+            Attr::Word(word) => {
+                names.space.dim(word).ok_or_else(|| format!("`{word}` is not a declared dimension"))
+            }
+            other => Err(self.wrong(key, expected, other)),
+        };
+        items.into_iter().map(dim).collect()
+    }
+
+    /// A list of sizes, empty when absent.
+    fn sizes(&mut self, key: &str) -> Result<Vec<u64>, AttrError> {
+        let expected = "a list of sizes";
+        let items = match self.optional(key) {
+            None => return Ok(Vec::new()),
+            Some(Attr::List(items)) => items,
+            Some(other) => return Err(self.wrong(key, expected, &other)),
+        };
+        let size = |item: Attr| match item {
+            Attr::Int(n) => Ok(n),
+            other => Err(self.wrong(key, expected, &other)),
+        };
+        items.into_iter().map(size).collect()
     }
 
     fn axis(&mut self, key: &str, names: Names<'_>) -> Result<AxisId, AttrError> {
@@ -187,24 +224,37 @@ impl Op {
             Op::Embed { over } => vec![("over", dim(*over))],
             Op::Scale { factor } => vec![("factor", Attr::Float(*factor))],
             Op::Cast { to } => vec![("to", Attr::Word(to.name().to_owned()))],
-            Op::RmsNorm { over, eps } | Op::LayerNorm { over, eps } => {
-                vec![("over", dim(*over)), ("eps", Attr::Float(*eps))]
+            Op::RmsNorm { over, eps, offset } => {
+                let mut attrs = vec![("over", dim(*over)), ("eps", Attr::Float(*eps))];
+                if *offset != 0.0 {
+                    attrs.push(("offset", Attr::Float(*offset)));
+                }
+                attrs
             }
+            Op::RmsScale { over, eps } => {
+                let over = over.iter().map(|&d| dim(d)).collect();
+                vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
+            }
+            Op::LayerNorm { over, eps } => vec![("over", dim(*over)), ("eps", Attr::Float(*eps))],
             Op::Rotary(rotary) => vec![
                 ("over", dim(rotary.over)),
                 ("width", Attr::Int(rotary.width)),
                 ("theta", Attr::Float(rotary.theta)),
                 ("scaling", scaling_attr(&rotary.scaling)),
             ],
-            Op::Attention(a) => vec![
-                ("heads", dim(a.heads)),
-                ("kv_heads", dim(a.kv_heads)),
-                ("queries", dim(a.queries)),
-                ("keys", dim(a.keys)),
-                ("width", dim(a.width)),
-                ("mask", mask_attr(&a.mask)),
-                ("scale", Attr::Float(a.scale)),
-            ],
+            Op::Attention(a) => {
+                let mut attrs = vec![
+                    ("heads", dim(a.heads)),
+                    ("kv_heads", dim(a.kv_heads)),
+                    ("queries", dim(a.queries)),
+                    ("keys", dim(a.keys)),
+                    ("width", dim(a.width)),
+                    ("mask", mask_attr(&a.mask)),
+                    ("scale", Attr::Float(a.scale)),
+                ];
+                attrs.extend(a.softcap.map(|cap| ("softcap", Attr::Float(cap))));
+                attrs
+            }
             Op::Repeat { from, to } => vec![("from", dim(*from)), ("to", dim(*to))],
             Op::Call { callee, layers } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
@@ -254,7 +304,12 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             let word = attrs.word("to")?;
             Op::Cast { to: DType::parse(&word).ok_or_else(|| format!("`{word}` is not an element type"))? }
         }
-        "rms_norm" => Op::RmsNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? },
+        "rms_norm" => Op::RmsNorm {
+            over: attrs.dim("over", names)?,
+            eps: attrs.float("eps")?,
+            offset: attrs.optional_float("offset")?.unwrap_or(0.0),
+        },
+        "rms_scale" => Op::RmsScale { over: attrs.dims("over", names)?, eps: attrs.float("eps")? },
         "layer_norm" => Op::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? },
         "rotary" => Op::Rotary(Rotary {
             over: attrs.dim("over", names)?,
@@ -270,6 +325,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             width: attrs.dim("width", names)?,
             mask: read_mask(attrs)?,
             scale: attrs.float("scale")?,
+            softcap: attrs.optional_float("softcap")?,
         }),
         "repeat" => Op::Repeat { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
         "call" => {
@@ -308,8 +364,10 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
 
 fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
     let mut attrs = vec![("name", Attr::Text(binding.name.clone()))];
-    if !binding.stored.is_empty() {
-        attrs.push(("stored", Attr::List(binding.stored.iter().map(|&n| Attr::Int(n)).collect())));
+    for (key, sizes) in [("stored", &binding.stored), ("view", &binding.view)] {
+        if !sizes.is_empty() {
+            attrs.push((key, Attr::List(sizes.iter().map(|&n| Attr::Int(n)).collect())));
+        }
     }
     if !binding.window.is_empty() {
         attrs.push((
@@ -322,15 +380,7 @@ fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
 
 fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
     let name = attrs.text("name")?;
-    let mut stored = Vec::new();
-    if let Some(Attr::List(items)) = attrs.optional("stored") {
-        for item in items {
-            match item {
-                Attr::Int(n) => stored.push(n),
-                other => return Err(attrs.wrong("stored", "a list of sizes", &other)),
-            }
-        }
-    }
+    let (stored, view) = (attrs.sizes("stored")?, attrs.sizes("view")?);
     let mut window = Vec::new();
     if let Some(Attr::List(items)) = attrs.optional("window") {
         for item in items {
@@ -340,7 +390,7 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
             }
         }
     }
-    Ok(Binding { name, stored, window })
+    Ok(Binding { name, stored, view, window })
 }
 
 fn mask_attr(mask: &Mask) -> Attr {

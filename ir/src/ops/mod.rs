@@ -66,10 +66,20 @@ pub enum Op {
         /// The element type.
         to: DType,
     },
-    /// `x / sqrt(mean(x²) + eps) · weight`.
+    /// `x / sqrt(mean(x²) + eps) · (offset + weight)`.
     RmsNorm {
         /// The dimension that is normalised.
         over: DimId,
+        /// Added to the mean square.
+        eps: f64,
+        /// Added to the weight.
+        offset: f64,
+    },
+    /// `x / sqrt(squares / n + eps) · weight`, `n` being the number of elements of `over` together: the end of a norm
+    /// whose sum of squares was taken apart, so that ranks may hold parts of every dimension.
+    RmsScale {
+        /// The dimensions over which the squares were summed.
+        over: Vec<DimId>,
         /// Added to the mean square.
         eps: f64,
     },
@@ -196,6 +206,7 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::Cast { .. } => "cast",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::RmsScale { .. } => "rms_scale",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rotary(_) => "rotary",
             Op::Attention(_) => "attention",
@@ -234,6 +245,7 @@ impl Op {
             | Op::Scale { .. }
             | Op::Cast { .. }
             | Op::RmsNorm { .. }
+            | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
             | Op::Rotary(_)
             | Op::Attention(_)
@@ -281,6 +293,7 @@ impl Op {
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                 norm::infer(self.name(), cx.space, *over, operands)?
             }
+            Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Attention(attention) => attention::infer(attention, cx.space, operands)?,
             Op::Repeat { from, to } => attention::infer_repeat(cx.space, *from, *to, operands[0])?,
@@ -297,7 +310,7 @@ impl Op {
         match self {
             Op::Einsum => Some(linear::rule_einsum(operands, results[0])),
             Op::Embed { over } => Some(linear::rule_embed(*over, operands, results[0])),
-            Op::Unary(_) | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. } => {
+            Op::Unary(_) | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. } | Op::RmsScale { .. } => {
                 Some(elementwise::rule(operands, results[0]))
             }
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
@@ -332,6 +345,7 @@ impl Op {
                 per_element(1)
             }
             Op::RmsNorm { .. } => per_element(4),
+            Op::RmsScale { .. } => per_element(2),
             Op::LayerNorm { .. } => per_element(6),
             Op::Rotary(_) => per_element(3),
             Op::Param(_)

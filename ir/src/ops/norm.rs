@@ -1,6 +1,7 @@
-//! Normalisation over one dimension: `rms_norm`, `layer_norm`.
+//! Normalisation: `rms_norm` and `layer_norm` over one dimension, `rms_scale` over several.
 
 use crate::dim::DimId;
+use crate::dtype::DType;
 use crate::ops::elementwise::need_float;
 use crate::ops::{OpError, unplaced};
 use crate::rule::{FactorKind, FactorRule};
@@ -34,6 +35,50 @@ pub(super) fn infer(
                 ),
             ));
         }
+    }
+    Ok(unplaced(x))
+}
+
+/// `rms_scale`: the squares are summed over `over` and have no dimension but those of x.
+pub(super) fn infer_scale(
+    space: &Space,
+    over: &[DimId],
+    operands: &[&TensorType],
+) -> Result<TensorType, OpError> {
+    let [x, squares, weight] = [operands[0], operands[1], operands[2]];
+    need_float("rms_scale", x.dtype)?;
+    let sum = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    if weight.dtype != x.dtype || squares.dtype != sum {
+        return Err(OpError::new(
+            "V04",
+            format!(
+                "`rms_scale` of {} by {} and squares of {}, which must be of {sum}",
+                x.dtype, weight.dtype, squares.dtype
+            ),
+        ));
+    }
+    let name = |d: DimId| space.dims[d].name.as_str();
+    let twice = |i: usize| over[..i].contains(&over[i]);
+    if over.is_empty() || (0..over.len()).any(twice) {
+        return Err(OpError::new("V05", "`rms_scale` is over one dimension or more, each named once"));
+    }
+    if let Some(&d) = over.iter().find(|&&d| !x.has(d) || squares.has(d)) {
+        return Err(OpError::new(
+            "V05",
+            format!("`rms_scale` is over `{}`, which x must have and the squares must not", name(d)),
+        ));
+    }
+    if let Some(&d) = x.dims.iter().find(|&&d| !over.contains(&d) && !squares.has(d)) {
+        return Err(OpError::new(
+            "V05",
+            format!("the squares of `rms_scale` lack dimension `{}` of x", name(d)),
+        ));
+    }
+    if let Some(&d) = squares.dims.iter().chain(&weight.dims).find(|&&d| !x.has(d)) {
+        return Err(OpError::new(
+            "V05",
+            format!("an operand of `rms_scale` has dimension `{}`, which x lacks", name(d)),
+        ));
     }
     Ok(unplaced(x))
 }

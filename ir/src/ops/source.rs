@@ -10,16 +10,19 @@ use crate::types::TensorType;
 
 /// Where a source's elements lie in a file of tensors.
 ///
-/// The stored tensor is cut to `window` and read in row-major order as the dimensions of the type, at their valid
-/// sizes; a dimension that copies another reads that one and repeats. So `q_proj.weight` stored `[4096, 4096]` is
-/// bound to `[h d m]`, and one third of a fused `c_attn.weight` is a window.
+/// The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type, at
+/// their valid sizes; a dimension that copies another reads that one and repeats. So `q_proj.weight` stored
+/// `[4096, 4096]` is bound to `[h d m]`, one third of a fused `c_attn.weight` is a window, and where queries, keys and
+/// values alternate head by head, one of them is a window of the view `[h, 3, d, m]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Binding {
     /// The name of the stored tensor; `{layer}` stands for the layer of the call.
     pub name: String,
     /// The stored shape; empty when it is that of the type.
     pub stored: Vec<u64>,
-    /// The range of each stored dimension that is taken; empty when all is.
+    /// The shape as which the stored elements are seen, row-major as they are; empty when it is `stored`.
+    pub view: Vec<u64>,
+    /// The range of each dimension of the view that is taken; empty when all is.
     pub window: Vec<Range<u64>>,
 }
 
@@ -63,23 +66,31 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
-    let Binding { name, stored, window } = binding;
+    let Binding { name, stored, view, window } = binding;
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
     }
+    let elements = product(stored.iter().copied());
+    if !view.is_empty()
+        && (stored.is_empty() || elements.is_none() || elements != product(view.iter().copied()))
+    {
+        return Err(OpError::new("V17", format!("the stored shape {stored:?} cannot be seen as {view:?}")));
+    }
+    let seen = if view.is_empty() { stored } else { view };
     if !window.is_empty() {
-        let fits = window.len() == stored.len()
-            && window.iter().zip(stored).all(|(w, &n)| w.start < w.end && w.end <= n);
+        let fits = window.len() == seen.len()
+            && window.iter().zip(seen).all(|(w, &n)| w.start < w.end && w.end <= n);
         if !fits {
+            let what = if view.is_empty() { "stored shape" } else { "view" };
             return Err(OpError::new(
                 "V17",
-                format!("window {window:?} does not lie in the stored shape {stored:?}"),
+                format!("window {window:?} does not lie in the {what} {seen:?}"),
             ));
         }
     }
     if !stored.is_empty() {
         let taken = match window.is_empty() {
-            true => product(stored.iter().copied()),
+            true => elements,
             false => product(window.iter().map(|w| w.end - w.start)),
         };
         let wanted = product(ty.dims.iter().map(|&d| stored_size(space, d)));

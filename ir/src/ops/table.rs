@@ -52,7 +52,8 @@ const fn row(
 const BINDING: &[(&str, &str)] = &[
     ("name", "the tensor's name in the file; `{layer}` stands for the layer"),
     ("stored", "its shape in the file; the shape of the type when left out"),
-    ("window", "the range of each stored dimension that is taken; all when left out"),
+    ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
+    ("window", "the range of each dimension of the view that is taken; all when left out"),
 ];
 const NORM: &[(&str, &str)] =
     &[("over", "the dimension that is normalised"), ("eps", "added under the root")];
@@ -97,7 +98,26 @@ pub const TABLE: &[OpInfo] = &[
         &[("to", "the element type")],
         "conversion of the element type",
     ),
-    row("rms_norm", Family::Norm, 2..=2, "x, m -> x", NORM, "x / sqrt(mean(x²) + eps) · weight"),
+    row(
+        "rms_norm",
+        Family::Norm,
+        2..=2,
+        "x, m -> x",
+        &[
+            ("over", "the dimension that is normalised"),
+            ("eps", "added under the root"),
+            ("offset", "added to the weight; 0 when left out"),
+        ],
+        "x / sqrt(mean(x²) + eps) · (offset + weight)",
+    ),
+    row(
+        "rms_scale",
+        Family::Norm,
+        3..=3,
+        "b s h d, b s, h d -> b s h d",
+        &[("over", "the dimensions over which the squares were summed"), ("eps", "added under the root")],
+        "x / sqrt(squares / n + eps) · weight, n being the elements of `over`; the end of a norm over several dimensions",
+    ),
     row(
         "layer_norm",
         Family::Norm,
@@ -132,6 +152,7 @@ pub const TABLE: &[OpInfo] = &[
             ("width", "the width of a head, which the scores sum over"),
             ("mask", "full, causal or window(left=…, right=…)"),
             ("scale", "factor of the scores"),
+            ("softcap", "bound of the scaled scores, softcap · tanh(score / softcap); none when left out"),
         ],
         "scaled dot-product attention with grouped key/value heads",
     ),

@@ -12,7 +12,7 @@ use crate::tensor::index;
 /// Queries of a block: enough to reuse keys, few enough that a causal mask wastes little.
 const BLOCK: usize = 64;
 
-/// `o = Σ_k softmax_k(scale · q·k) v` over the keys that the mask leaves; a query that sees no key gives zero.
+/// `o = Σ_k softmax_k(cap(scale · q·k)) v` over the keys that the mask leaves; a query that sees no key gives zero.
 pub(super) fn attention(
     space: &Space,
     attention: &Attention,
@@ -52,6 +52,9 @@ pub(super) fn attention(
                     View { start: 0, row: seen.len(), column: 1 },
                     Into::Replace,
                 );
+                if let Some(cap) = attention.softcap.map(|cap| cap as f32) {
+                    scores.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+                }
                 for (row, query) in scores.chunks_mut(seen.len()).zip(block.clone()) {
                     // An empty range may lie anywhere.
                     let kept = seen_by(query);

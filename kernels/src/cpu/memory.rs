@@ -104,7 +104,9 @@ impl<'a> SourcePlan<'a> {
                     let found = same.iter().copied().find(|&i| {
                         let t: &Planned<'_> = &plan.tensors[i];
                         t.file == file
-                            && (t.binding.window == binding.window && t.binding.stored == binding.stored)
+                            && t.binding.window == binding.window
+                            && t.binding.stored == binding.stored
+                            && t.binding.view == binding.view
                             && t.ty == ty
                     });
                     let i = found.unwrap_or_else(|| {

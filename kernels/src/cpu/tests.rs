@@ -168,7 +168,7 @@ fn layered() -> Module {
     let x = b.param(x_ty.clone(), None);
     let positions = b.param(TensorType::new(DType::I32, [s]).split(s, [a]), None);
     let norm = source(&mut b, "norm.{layer}", DType::BF16, &[m]);
-    let y = b.push(Op::RmsNorm { over: m, eps: 1e-5 }, &[x, norm]).unwrap();
+    let y = b.push(Op::RmsNorm { over: m, eps: 1e-5, offset: 0.0 }, &[x, norm]).unwrap();
     let q = b.weight(Binding::named("q.{layer}"), TensorType::new(DType::BF16, [h, d, m])).unwrap();
     let q = b.einsum(y, q, &[s, h, d]).unwrap();
     let rotary =
@@ -183,6 +183,7 @@ fn layered() -> Module {
         width: d,
         mask: Mask::Window { left: Some(3), right: Some(0) },
         scale: 0.5,
+        softcap: None,
     };
     let o = b.push(Op::Attention(op), &[q, q, q]).unwrap();
     let o = b.push(Op::AllToAll { axis: a, split: s, concat: h }, &[o]).unwrap();
@@ -342,8 +343,10 @@ fn attention_in_blocks_agrees_with_plain_loops() {
         window(None, Some(3)),
         window(Some(5), Some(70)),
     ];
-    for mask in masks {
-        let op = attention_op(&space, "g", "t", mask.clone());
+    let plain = masks.iter().map(|mask| attention_op(&space, "g", "t", mask.clone()));
+    let Op::Attention(causal) = attention_op(&space, "g", "t", Mask::Causal) else { unreachable!() };
+    let capped = Op::Attention(Attention { softcap: Some(0.8), ..causal });
+    for op in plain.chain([capped]) {
         let module = |dtype| {
             let dims = |names: [&str; 4]| names.map(|n| space.dim(n).unwrap());
             let op = op.clone();

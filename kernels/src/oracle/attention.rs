@@ -81,7 +81,7 @@ impl Extent {
     }
 }
 
-/// `o = Σ_k softmax_k(scale · q·k) v` over the keys that the mask leaves; a query that sees no key gives zero.
+/// `o = Σ_k softmax_k(cap(scale · q·k)) v` over the keys that the mask leaves; a query that sees no key gives zero.
 pub(super) fn attention<T: Real>(
     space: &Space,
     attention: &Attention,
@@ -102,8 +102,8 @@ pub(super) fn attention<T: Real>(
                 let at = (front * x.queries + query) * x.heads + head;
                 let q = &q[at * x.width..][..x.width];
                 let key = |j: usize| (front * x.keys + j) * x.kv_heads + kv_head;
-                let scores: Vec<T> =
-                    seen.clone().map(|j| scale * dot(q, &k[key(j) * x.width..][..x.width])).collect();
+                let score = |j| capped(attention, scale * dot(q, &k[key(j) * x.width..][..x.width]));
+                let scores: Vec<T> = seen.clone().map(score).collect();
                 let Some(weights) = softmax(&scores) else { continue };
                 let o = &mut out[at * x.value_width..][..x.value_width];
                 for (j, weight) in seen.clone().zip(weights) {
@@ -116,6 +116,14 @@ pub(super) fn attention<T: Real>(
         }
     }
     Ok(out)
+}
+
+/// A scaled score within the bound that the attention sets.
+fn capped<T: Real>(attention: &Attention, score: T) -> T {
+    match attention.softcap.map(T::from_f64) {
+        Some(cap) => cap * (score / cap).through(f64::tanh),
+        None => score,
+    }
 }
 
 fn dot<T: Real>(x: &[T], y: &[T]) -> T {

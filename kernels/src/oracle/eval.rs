@@ -87,7 +87,10 @@ pub fn eval<T: Real>(
             real(x.iter().zip(offsets).map(|(&x, i)| binary(*f, x, y[i])).collect())
         }
         Op::Cast { to } => Ok(cast(operands[0].elements, *to, shape)),
-        Op::RmsNorm { over, eps } => real(rows::rms_norm(space, *over, *eps, operands, ty)?),
+        Op::RmsNorm { over, eps, offset } => {
+            real(rows::rms_norm(space, *over, (*eps, *offset), operands, ty)?)
+        }
+        Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands, ty)?),
         Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
         Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
         Op::Attention(a) => real(attention::attention(space, a, operands, region)?),

@@ -1,7 +1,7 @@
-//! Operations along one dimension: `rms_norm`, `layer_norm`, `rotary`.
+//! Operations along dimensions: `rms_norm`, `rms_scale`, `layer_norm`, `rotary`.
 
 use ithaca_ir::ops::Rotary;
-use ithaca_ir::{DimId, Space, TensorType};
+use ithaca_ir::{Dim, DimId, Space, TensorType};
 
 use super::Operand;
 use crate::error::RunError;
@@ -25,17 +25,23 @@ impl Lines {
     }
 }
 
-/// Whole lines without padding: a mean over padding would be another mean.
-fn lines_of_norm<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Result<Lines, RunError> {
+/// The dimension of a norm; a mean over padding would be another mean.
+fn unpadded(space: &Space, over: DimId) -> Result<&Dim, RunError> {
     let dim = &space.dims[over];
-    if dim.valid != dim.size {
-        return Err(RunError::Unsupported(format!(
+    match dim.valid == dim.size {
+        true => Ok(dim),
+        false => Err(RunError::Unsupported(format!(
             "a norm over `{}`, of which {} of {} elements are padding,",
             dim.name,
             dim.size - dim.valid,
             dim.size
-        )));
+        ))),
     }
+}
+
+/// Whole lines without padding.
+fn lines_of_norm<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Result<Lines, RunError> {
+    let dim = unpadded(space, over)?;
     let lines = Lines::of(x, over)?;
     match lines.length as u64 == dim.size {
         true => Ok(lines),
@@ -63,11 +69,11 @@ impl<'a, T: Real> Weight<'a, T> {
     }
 }
 
-/// `x / sqrt(mean(x²) + eps) · weight`.
+/// `x / sqrt(mean(x²) + eps) · (offset + weight)`.
 pub(super) fn rms_norm<T: Real>(
     space: &Space,
     over: DimId,
-    eps: f64,
+    (eps, offset): (f64, f64),
     operands: &[Operand<'_, T>],
     ty: &TensorType,
 ) -> Result<Vec<T>, RunError> {
@@ -86,11 +92,35 @@ pub(super) fn rms_norm<T: Real>(
         for i in line {
             out[i] = x[i] / root;
             if let Some(w) = &weight {
-                out[i] = out[i] * w.get(i);
+                out[i] = out[i] * (T::from_f64(offset) + w.get(i));
             }
         }
     }
     Ok(out)
+}
+
+/// `x / sqrt(squares / n + eps) · weight`, `n` being the elements of `over` on all ranks together.
+pub(super) fn rms_scale<T: Real>(
+    space: &Space,
+    over: &[DimId],
+    eps: f64,
+    operands: &[Operand<'_, T>],
+    ty: &TensorType,
+) -> Result<Vec<T>, RunError> {
+    let mut n = 1.0;
+    for &d in over {
+        n *= unpadded(space, d)?.size as f64;
+    }
+    let x = operands[0].real()?;
+    let of = |i: usize| {
+        Weight::of(operands, i, ty)?.ok_or_else(|| RunError::invalid("`rms_scale` lacks an operand"))
+    };
+    let (squares, weight) = (of(1)?, of(2)?);
+    let scaled = x.iter().enumerate().map(|(i, &x)| {
+        let root = (squares.get(i) / T::from_f64(n) + T::from_f64(eps)).through(f64::sqrt);
+        x / root * weight.get(i)
+    });
+    Ok(scaled.collect())
 }
 
 /// `(x − mean) / sqrt(variance + eps) · weight + bias`, the variance being that of the line itself.

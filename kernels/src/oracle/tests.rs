@@ -131,11 +131,42 @@ fn norms() {
     let space = space(&[("s", 1), ("m", 2)]);
     let over = space.dim("m").unwrap();
     let x = ("s m", F, &[3.0, 1.0][..]);
-    let rms = apply(&space, Op::RmsNorm { over, eps: 4.0 }, &[x, ("m", F, &[1.0, 2.0])], None).unwrap();
+    let rms = apply(&space, Op::RmsNorm { over, eps: 4.0, offset: 0.0 }, &[x, ("m", F, &[1.0, 2.0])], None)
+        .unwrap();
     close(&rms, &[1.0, 2.0 / 3.0]);
+    let raised = Op::RmsNorm { over, eps: 4.0, offset: 1.0 };
+    close(&apply(&space, raised, &[x, ("m", F, &[1.0, 2.0])], None).unwrap(), &[2.0, 1.0]);
     let layer = Op::LayerNorm { over, eps: 3.0 };
     let normed = apply(&space, layer, &[x, ("m", F, &[2.0, 2.0]), ("m", F, &[0.0, 5.0])], None).unwrap();
     close(&normed, &[1.0, 4.0]);
+}
+
+#[test]
+fn a_norm_over_two_dimensions_in_parts() {
+    let space = space(&[("s", 2), ("h", 2), ("d", 2)]);
+    let over = ["h", "d"].map(|n| space.dim(n).unwrap()).to_vec();
+    let x = [1.0, 3.0, 5.0, 1.0, 0.0, 2.0, 0.0, 0.0];
+    let operand = ("s h d", F, &x[..]);
+    let squares = apply(&space, Op::Einsum, &[operand, operand], Some("s")).unwrap();
+    close(&squares, &[36.0, 4.0]);
+    let weight = [1.0, 2.0, 3.0, 4.0];
+    let op = Op::RmsScale { over, eps: 0.0 };
+    let scaled = apply(&space, op, &[operand, ("s", F, &squares), ("h d", F, &weight)], None).unwrap();
+    close(&scaled, &[1.0 / 3.0, 2.0, 5.0, 4.0 / 3.0, 0.0, 4.0, 0.0, 0.0]);
+}
+
+#[test]
+fn scores_are_capped_before_the_softmax() {
+    let space = space(&[("s", 2), ("h", 1), ("d", 1), ("k", 1)]);
+    let Op::Attention(attention) = attention_op(&space, "h", "s", Mask::Full) else { unreachable!() };
+    let op = Op::Attention(Attention { softcap: Some(2.0), ..attention });
+    let (q, k, v) = ([3.0, -1.0], [1.0, -2.0], [1.0, 5.0]);
+    let found = apply(&space, op, &[("s h d", F, &q), ("s h d", F, &k), ("s h d", F, &v)], None).unwrap();
+    let expected = q.map(|q| {
+        let weight = k.map(|k: f64| (2.0 * (0.7 * q * k / 2.0).tanh()).exp());
+        (weight[0] * v[0] + weight[1] * v[1]) / (weight[0] + weight[1])
+    });
+    close(&found, &expected);
 }
 
 #[test]
@@ -145,7 +176,7 @@ fn a_norm_over_padding_is_refused() {
     let module = module(Level::Program, space, |b| {
         let x = source(b, "x", F, &[over]);
         let w = source(b, "x", F, &[over]);
-        b.push(Op::RmsNorm { over, eps: 0.0 }, &[x, w]).unwrap()
+        b.push(Op::RmsNorm { over, eps: 0.0, offset: 0.0 }, &[x, w]).unwrap()
     });
     let weights: Tensors = [("x", Tensor::new(vec![1], vec![1.0]))].into_iter().collect();
     assert!(matches!(run::<f64>(&module, &weights, &weights), Err(RunError::Unsupported(_))));
@@ -192,6 +223,7 @@ pub(crate) fn attention_op(space: &Space, kv: &str, keys: &str, mask: Mask) -> O
         width: dim("d"),
         mask,
         scale: 0.7,
+        softcap: None,
     })
 }
 

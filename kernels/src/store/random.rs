@@ -142,6 +142,11 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                     note(operand, found);
                 }
             }
+            Op::RmsScale { .. } => {
+                if let Some(&weight) = node.operands.get(2) {
+                    note(weight, Some(Use::Norm));
+                }
+            }
             op if op.is_layout_change() => {
                 let found = uses[node.results[0].index()];
                 if uses[node.operands[0].index()].is_none() {

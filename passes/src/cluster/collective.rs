@@ -77,6 +77,7 @@ impl Cluster {
             | Op::Scale { .. }
             | Op::Cast { .. }
             | Op::RmsNorm { .. }
+            | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
             | Op::Rotary(_)
             | Op::Attention(_)

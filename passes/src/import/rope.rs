@@ -31,6 +31,19 @@ pub(super) enum Partial {
     Whole,
     /// `partial_rotary_factor` of a head is rotated.
     Factor,
+    /// As [`Factor`](Self::Factor), called `rotary_pct` outside of the rotary parameters, a quarter when absent; the
+    /// base is called `rotary_emb_base` there.
+    Percent,
+}
+
+impl Partial {
+    /// The names of base and part at the top level, and the part when nothing is said.
+    fn names(self) -> (&'static str, &'static str, f64) {
+        match self {
+            Partial::Whole | Partial::Factor => ("rope_theta", "partial_rotary_factor", 1.0),
+            Partial::Percent => ("rotary_emb_base", "rotary_pct", 0.25),
+        }
+    }
 }
 
 /// The kinds of rope that most families have.
@@ -57,8 +70,8 @@ impl<'a> Rope<'a> {
         cx: RopeContext<'a>,
         ignore: &'a [String],
     ) -> Result<Self, Diagnostic> {
-        let theta = fields.positive("rope_theta")?;
-        let partial = fields.positive("partial_rotary_factor")?;
+        let (theta, partial, _) = cx.partial.names();
+        let (theta, partial) = (fields.positive(theta)?, fields.positive(partial)?);
         let original = fields.nullable_size("original_max_position_embeddings", None)?;
         let (new, old) = (fields.object("rope_parameters")?, fields.object("rope_scaling")?);
         let (key, parameters) = match (new, old) {
@@ -144,12 +157,12 @@ impl<'a> Rope<'a> {
                 .unsupported("rope_type", &Value::String(kind))
                 .help(format!("supported here: {}", self.cx.types.join(", "))));
         }
+        let (theta_name, partial_name, part) = self.cx.partial.names();
         let nested = fields.positive("rope_theta")?;
-        let theta = agree(&fields.path("rope_theta"), nested, "rope_theta", self.theta)?.unwrap_or(10_000.0);
+        let theta = agree(&fields.path("rope_theta"), nested, theta_name, self.theta)?.unwrap_or(10_000.0);
         let nested = fields.positive("partial_rotary_factor")?;
-        let partial =
-            agree(&fields.path("partial_rotary_factor"), nested, "partial_rotary_factor", self.partial)?;
-        let width = self.width(partial.unwrap_or(1.0))?;
+        let partial = agree(&fields.path("partial_rotary_factor"), nested, partial_name, self.partial)?;
+        let width = self.width(partial.unwrap_or(part))?;
         let scaling = self.scaling(&kind, theta, &mut fields)?;
         fields.finish(&[])?;
         Ok(RotarySpec { width, theta, scaling })
@@ -166,7 +179,7 @@ impl<'a> Rope<'a> {
             }
             Partial::Whole => head_dim,
             // Truncated towards zero, as the library does.
-            Partial::Factor => (head_dim as f64 * partial) as u64,
+            Partial::Factor | Partial::Percent => (head_dim as f64 * partial) as u64,
         };
         if width == 0 || !width.is_multiple_of(2) || width > head_dim {
             return Err(Diagnostic::new(

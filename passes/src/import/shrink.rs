@@ -52,8 +52,15 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
     let mut small = config.as_object().cloned().unwrap_or_default();
     match spec.family {
         Family::Gpt2 => sizes.write_gpt2(&mut small),
-        Family::Llama | Family::Mistral | Family::Phi3 => sizes.write_common(&mut small),
-        Family::Qwen2 | Family::Qwen3 => {
+        Family::GptNeox => {
+            sizes.write_common(&mut small);
+            // The width of a head is a quotient, and there is no other way to state it.
+            small.remove("head_dim");
+        }
+        Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Starcoder2 => {
+            sizes.write_common(&mut small);
+        }
+        Family::Qwen2 | Family::Qwen3 | Family::Gemma2 => {
             sizes.write_common(&mut small);
             sizes.write_layer_types(&spec, &mut small);
         }
@@ -76,6 +83,8 @@ struct Small {
 
 impl Small {
     fn write_common(&self, config: &mut Map<String, Value>) {
+        // An older name of the window, which would keep the large one.
+        config.remove("sliding_window_size");
         let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
         set("hidden_size", self.hidden);
         set("intermediate_size", self.ffn);

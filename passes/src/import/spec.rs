@@ -38,8 +38,12 @@ pub(super) struct Spec {
     pub(super) runs: Vec<(usize, Range<u64>)>,
     /// Which projections have a bias.
     pub(super) bias: Biases,
-    /// Whether each head of queries and keys is normalised before rotary.
-    pub(super) qk_norm: bool,
+    /// How queries and keys are normalised before rotary.
+    pub(super) qk_norm: QkNorm,
+    /// Whether attention and MLP both read what comes into the block.
+    pub(super) residual: Residual,
+    /// Bound of the logits, by `cap · tanh(logit / cap)`.
+    pub(super) logit_cap: Option<f64>,
     /// Whether the head reads the embedding's table.
     pub(super) tied: bool,
     /// Rows of the table of learned positions.
@@ -55,6 +59,8 @@ pub(super) struct Kind {
     pub(super) mask: Mask,
     /// Factor of the scores.
     pub(super) scale: f64,
+    /// Bound of the scaled scores, by `cap · tanh(score / cap)`.
+    pub(super) softcap: Option<f64>,
     /// Rotary positions.
     pub(super) rotary: Option<RotarySpec>,
 }
@@ -68,6 +74,26 @@ pub(super) struct RotarySpec {
     pub(super) theta: f64,
     /// Stretching of the frequencies.
     pub(super) scaling: Scaling,
+}
+
+/// How queries and keys are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QkNorm {
+    /// Not at all.
+    None,
+    /// Each head by itself.
+    Head,
+    /// All heads of a token together.
+    Projection,
+}
+
+/// What the MLP of a block reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Residual {
+    /// The stream after attention was added.
+    Serial,
+    /// The stream as it came into the block, as attention does.
+    Parallel,
 }
 
 /// Which projections have a bias.

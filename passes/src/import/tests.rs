@@ -7,16 +7,20 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const EXAMPLES: [&str; 9] = [
+const EXAMPLES: [&str; 13] = [
+    "gemma-2-9b",
     "gpt2",
     "llama-3-70b",
     "llama-3-8b",
     "llama-3.1-405b",
     "mistral-7b",
+    "olmo-2-7b",
     "phi-3-mini",
+    "pythia-6.9b",
     "qwen2.5-14b",
     "qwen2.5-7b",
     "qwen3-8b",
+    "starcoder2-7b",
 ];
 
 fn example(name: &str) -> Value {
@@ -43,6 +47,14 @@ fn small(model_type: &str) -> Value {
             &config,
             json!({"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}),
         ),
+        "gpt_neox" => {
+            let mut config = with(&config, sizes);
+            config
+                .as_object_mut()
+                .unwrap()
+                .retain(|name, _| name != "num_key_value_heads" && name != "head_dim");
+            config
+        }
         _ => with(&config, sizes),
     }
 }
@@ -99,7 +111,11 @@ fn examples_are_imported_with_few_functions() {
         let module = import(&example(name), name, &Workload::prefill(1, 1024)).unwrap();
         assert_eq!(module.level, Level::Program);
         let names: Vec<&str> = module.functions.values().map(|f| f.name.as_str()).collect();
-        assert_eq!(names, ["embed", "block", "head", "main"], "{name}");
+        let expected: &[&str] = match name {
+            "gemma-2-9b" => &["embed", "block_window", "block_full", "head", "main"],
+            _ => &["embed", "block", "head", "main"],
+        };
+        assert_eq!(names, expected, "{name}");
     }
 }
 
@@ -115,6 +131,10 @@ fn example_parameters_are_counted_as_published() {
         ("mistral-7b", 7_241_732_096),
         ("phi-3-mini", 3_821_079_552),
         ("gpt2", 124_439_808),
+        ("gemma-2-9b", 9_241_705_984),
+        ("olmo-2-7b", 7_298_617_344),
+        ("starcoder2-7b", 7_173_923_840),
+        ("pythia-6.9b", 6_857_302_016),
     ] {
         let module = import(&example(name), name, &Workload::prefill(1, 64)).unwrap();
         let counts = module.run_counts();
@@ -123,8 +143,9 @@ fn example_parameters_are_counted_as_published() {
         for (function, runs) in module.functions.values().zip(counts) {
             for node in &function.nodes {
                 let Op::Param(binding) = &node.op else { continue };
-                // A tied table is one tensor.
-                let key = (binding.name.clone(), binding.window.clone());
+                // A tied table is one tensor; kinds of layers share names, each for its own layers.
+                let of = binding.is_per_layer().then(|| function.name.clone());
+                let key = (binding.name.clone(), binding.window.clone(), of);
                 if !seen.contains(&key) {
                     total += module.space.shape(function.ty(node.result())).iter().product::<u64>() * runs;
                     seen.push(key);
@@ -266,6 +287,42 @@ fn windows_follow_the_family() {
 }
 
 #[test]
+fn windows_and_caps_of_gemma_follow_its_fields() {
+    let gemma = |changes: Value| with(&small("gemma2"), changes);
+    assert_eq!(masks(&small("gemma2")), [window(4096), Mask::Causal]);
+    assert_eq!(
+        masks(&gemma(json!({"layer_types": ["full_attention", "full_attention"]}))),
+        [Mask::Causal, Mask::Causal]
+    );
+    refused(&gemma(json!({"sliding_window": null})), "M07", &["sliding_window"]);
+    let caps = |config: &Value| -> Vec<Option<f64>> {
+        let module = ok(config);
+        let found = nodes(&module).filter_map(|(_, n)| match &n.op {
+            Op::Attention(a) => Some(a.softcap),
+            _ => None,
+        });
+        found.collect()
+    };
+    assert_eq!(caps(&small("gemma2")), [Some(50.0); 2]);
+    assert_eq!(caps(&gemma(json!({"attn_logit_softcapping": null}))), [None; 2]);
+    let capped = |config: &Value| nodes(&ok(config)).any(|(f, n)| f == "head" && n.op.name() == "tanh");
+    assert!(capped(&small("gemma2")));
+    assert!(!capped(&gemma(json!({"final_logit_softcapping": null}))));
+}
+
+#[test]
+fn a_quarter_of_a_head_is_rotated_by_default_in_gpt_neox() {
+    let neox = |changes: Value| rotary(&with(&small("gpt_neox"), changes));
+    assert_eq!((neox(json!({})).width, neox(json!({})).theta), (2, 1e4));
+    let older = neox(json!({"rotary_pct": 0.5, "rotary_emb_base": 500}));
+    assert_eq!((older.width, older.theta), (4, 500.0));
+    let newer = json!({"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}});
+    assert_eq!(neox(newer), older);
+    let both = json!({"rotary_pct": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5}});
+    refused(&with(&small("gpt_neox"), both), "M07", &["rotary_pct"]);
+}
+
+#[test]
 fn windows_that_do_not_fit_are_refused() {
     let types = json!(["sliding_attention", "full_attention"]);
     refused(&with(&small("qwen2"), json!({"layer_types": types})), "M07", &["sliding_attention"]);
@@ -296,6 +353,10 @@ fn absent_fields_mean_what_the_library_says() {
         ("qwen3", 4096, 32, None, 128, 22_016, 151_936),
         ("phi3", 3072, 32, None, 96, 8192, 32_064),
         ("gpt2", 768, 12, None, 64, 3072, 50_257),
+        ("gemma2", 2304, 8, Some(4), 256, 9216, 256_000),
+        ("olmo2", 4096, 32, None, 128, 11_008, 50_304),
+        ("starcoder2", 3072, 24, Some(2), 128, 12_288, 49_152),
+        ("gpt_neox", 6144, 64, None, 96, 24_576, 50_432),
     ] {
         let sizes = ["m", "h", "k", "d", "f", "v"].map(|name| size(&bare(family), name));
         assert_eq!(sizes, [Some(m), Some(h), k, Some(d), Some(f), Some(v)], "{family}");
@@ -340,6 +401,20 @@ fn fields_that_change_the_computation_are_refused_by_name() {
         &["use_parallel_residual"],
     );
     refused(&with(&small("qwen2"), json!({"qkv_bias": false})), "M06", &["qkv_bias"]);
+    // The library gives these families' fields no meaning, or another one.
+    refused(&with(&small("gpt_neox"), json!({"num_key_value_heads": 2})), "M06", &["num_key_value_heads"]);
+    refused(&with(&small("gpt_neox"), json!({"rope_theta": 1e5})), "M06", &["rope_theta"]);
+    refused(&with(&small("starcoder2"), json!({"norm_type": "rms_norm"})), "M05", &["norm_type"]);
+    refused(&with(&small("starcoder2"), json!({"layer_norm_epsilon": 1e-3})), "M05", &["layer_norm_epsilon"]);
+    refused(&with(&small("olmo2"), json!({"clip_qkv": 8.0})), "M06", &["clip_qkv"]);
+    refused(&with(&small("gemma2"), json!({"hidden_act": "relu"})), "M07", &["hidden_act"]);
+    refused(&with(&small("gemma2"), json!({"sliding_window_size": 9})), "M05", &["sliding_window_size"]);
+    refused(
+        &with(&small("gemma2"), json!({"attn_logit_softcapping": 0.0})),
+        "M04",
+        &["attn_logit_softcapping"],
+    );
+    refused(&with(&small("gemma2"), json!({"query_pre_attn_scalar": -1})), "M04", &["query_pre_attn_scalar"]);
 }
 
 #[test]
@@ -455,6 +530,10 @@ fn tied_tables_are_one_tensor() {
         ("qwen2", true, "model.embed_tokens.weight"),
         ("gpt2", true, "transformer.wte.weight"),
         ("gpt2", false, "lm_head.weight"),
+        ("gemma2", true, "model.embed_tokens.weight"),
+        ("starcoder2", false, "lm_head.weight"),
+        ("gpt_neox", false, "embed_out.weight"),
+        ("gpt_neox", true, "gpt_neox.embed_in.weight"),
     ] {
         let module = ok(&with(&small(family), json!({ "tie_word_embeddings": tied })));
         let head = &module.functions[module.function("head").unwrap()];
@@ -481,8 +560,12 @@ fn small_models_keep_the_structure() {
             assert_eq!(divides(&large), divides(&small), "{dim} of {name}");
         }
         assert!(size(&small, "d").unwrap() <= 16 && size(&small, "v").unwrap() < 200, "{name}");
-        let ops = |m: &Module| nodes(m).map(|(f, n)| (f.to_owned(), n.op.name())).collect::<Vec<_>>();
-        assert_eq!(ops(&large), ops(&small), "{name}");
+        // The small one has fewer layers, so fewer runs of one kind where kinds alternate.
+        let blocks = |m: &Module| -> Vec<(String, &str)> {
+            let nodes = nodes(m).filter(|(f, _)| *f != "main");
+            nodes.map(|(f, n)| (f.to_owned(), n.op.name())).collect()
+        };
+        assert_eq!(blocks(&large), blocks(&small), "{name}");
     }
 }
 

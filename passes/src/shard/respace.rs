@@ -74,6 +74,7 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                         .for_each(new);
                 }
                 Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
+                Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
                 Op::Rotary(rotary) => new(&mut rotary.over),
                 Op::Repeat { from, to } => [from, to].into_iter().for_each(new),
                 Op::AllToAll { split, concat, .. } => [split, concat].into_iter().for_each(new),

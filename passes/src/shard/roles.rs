@@ -57,7 +57,8 @@ impl Roles {
                         roles.batches.extend(ty.dims.iter().copied());
                         residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
                     }
-                    Op::Einsum => {
+                    // A sum of squares multiplies by no weight.
+                    Op::Einsum if node.operands[0] != node.operands[1] => {
                         let weight = function.ty(node.operands[1]);
                         products.extend(weight.dims.iter().copied());
                     }

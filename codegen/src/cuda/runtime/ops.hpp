@@ -78,14 +78,35 @@ inline int64_t stride_along(const Device& device, const Type& type, int dim) {
     return stride_of(type, Local(device, type), dim);
 }
 
-inline void rms_norm(const Device& device, Queue queue, int over, double eps, View x, View weight, View z) {
+inline void rms_norm(const Device& device, Queue queue, int over, double eps, double offset, View x, View weight,
+                     View z) {
     const Walk<2> rows = rows_of<2>(device, x, over, {&weight});
     const int64_t n = rows.size();
     with_float(x.type.dtype, [&](auto t) {
         using T = decltype(t);
         launch(kernel::rms_norm<T>, n, device.stream(queue), as<T>(x.data), as<T>(weight.data), as<T>(z.data), rows, n,
                extent_along(device, x.type, over), stride_along(device, x.type, over),
-               stride_along(device, weight.type, over), eps);
+               stride_along(device, weight.type, over), eps, offset);
+    });
+}
+
+// `squares` are sums over the `count` elements of x, on all ranks together, that share an index of `squares`.
+inline void rms_scale(const Device& device, Queue queue, double count, double eps, View x, View squares, View weight,
+                      View z) {
+    const Local lx(device, x.type);
+    Walk<3> walk;
+    walk.n = static_cast<int>(x.type.dims.size());
+    for (int d = 0; d < walk.n; ++d) {
+        walk.extent[d] = lx.extents[d];
+        walk.stride[0][d] = lx.strides[d];
+        walk.stride[1][d] = stride_of(squares.type, Local(device, squares.type), x.type.dims[d]);
+        walk.stride[2][d] = stride_of(weight.type, Local(device, weight.type), x.type.dims[d]);
+    }
+    const int64_t n = walk.size();
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::rms_scale<T>, n, device.stream(queue), as<T>(x.data), as<Acc<T>>(squares.data),
+               as<T>(weight.data), as<T>(z.data), walk, n, count, eps);
     });
 }
 
@@ -113,9 +134,10 @@ inline void rotary(const Device& device, Queue queue, int over, int64_t width, d
 }
 
 // q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]. The mask keeps keys from
-// `left` positions before the query to `right` behind it; negative is unbounded.
-inline void attention(const Device& device, Queue queue, int64_t left, int64_t right, double factor, View q, View k,
-                      View v, View o) {
+// `left` positions before the query to `right` behind it; negative is unbounded. Scaled scores are bounded by `softcap`
+// unless it is zero.
+inline void attention(const Device& device, Queue queue, int64_t left, int64_t right, double factor, double softcap,
+                      View q, View k, View v, View o) {
     const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
     const size_t n_dims = q.type.dims.size();
     kernel::AttentionShape s{};
@@ -133,6 +155,7 @@ inline void attention(const Device& device, Queue queue, int64_t left, int64_t r
     s.left = left;
     s.right = right;
     s.scale = factor;
+    s.softcap = softcap;
     if (s.kv_heads == 0) return;
     auto tiled = [&](auto t, auto tiled_kernel, int64_t tile) {
         using T = decltype(t);

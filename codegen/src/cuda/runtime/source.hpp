@@ -12,13 +12,14 @@ namespace ithaca {
 
 enum class File { Weights, Inputs };
 
-// A weight or an input. The stored tensor is cut to `window` and read in row-major order as the dimensions of the type;
+// A weight or an input. The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type;
 // `{layer}` in the name stands for the layer.
 struct Source {
     const char* name;
     const Type& type;
     std::vector<int64_t> stored;  // empty: the shape of the type
-    std::vector<Range> window;    // empty: all
+    std::vector<int64_t> view;    // empty: as it is stored
+    std::vector<Range> window;    // of the view; empty: all
     std::vector<Range> layers;    // the layers it is loaded for; one layer 0..1 when the name has no {layer}
     File file;
 };
@@ -109,19 +110,20 @@ inline std::vector<char> load_source(const Space& space, const Source& source, i
         copies.push_back(dim.copies < 0 ? 1 : dim.size / of.size);
     }
     std::vector<int64_t> shape = source.stored.empty() ? held : source.stored;
+    const std::vector<int64_t> view = source.view.empty() ? shape : source.view;
     std::vector<Range> window = source.window;
     if (window.empty()) {
-        for (int64_t extent : shape) window.push_back({0, extent});
+        for (int64_t extent : view) window.push_back({0, extent});
     }
     std::vector<int64_t> cut;
     for (const Range& w : window) cut.push_back(w.size());
-    const std::vector<int64_t> shape_strides = row_major(shape), held_strides = row_major(held);
+    const std::vector<int64_t> view_strides = row_major(view), held_strides = row_major(held);
 
     // Where the i-th element of the cut lies in the stored tensor.
     auto stored_index = [&](int64_t i) {
         int64_t at = 0;
         for (size_t d = cut.size(); d-- > 0;) {
-            at += (window[d].start + i % cut[d]) * shape_strides[d];
+            at += (window[d].start + i % cut[d]) * view_strides[d];
             i /= cut[d];
         }
         return at;

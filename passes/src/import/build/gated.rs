@@ -4,40 +4,97 @@
 //! x += o_proj · attention(rotary(norm(q)), rotary(norm(k)), v)    of rms_norm(x)
 //! x += down · (activation(gate) · up)                             of rms_norm(x)
 //! ```
+//!
+//! Some families have norms behind attention and MLP too, or there only.
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Binary, Rotary};
-use ithaca_ir::{DimId, Function, FunctionBuilder, Op, ValueId};
+use ithaca_ir::ops::Binary;
+use ithaca_ir::{DType, DimId, Function, FunctionBuilder, Op, ValueId};
 
 use super::{Built, Cx, Dims};
 use crate::import::family::Family;
-use crate::import::spec::Kind;
+use crate::import::spec::{Kind, QkNorm};
 
-const LAYER: &str = "model.layers.{layer}";
+pub(super) const LAYER: &str = "model.layers.{layer}";
+
+/// The names of a block's norms, where it has them.
+struct Norms {
+    before_attention: Option<&'static str>,
+    after_attention: Option<&'static str>,
+    before_mlp: Option<&'static str>,
+    after_mlp: Option<&'static str>,
+}
+
+impl Norms {
+    fn of(family: Family) -> Self {
+        let before = Norms {
+            before_attention: Some("input_layernorm"),
+            after_attention: None,
+            before_mlp: Some("post_attention_layernorm"),
+            after_mlp: None,
+        };
+        let after = (Some("post_attention_layernorm"), Some("post_feedforward_layernorm"));
+        match family {
+            Family::Olmo2 => Norms {
+                before_attention: None,
+                after_attention: after.0,
+                before_mlp: None,
+                after_mlp: after.1,
+            },
+            Family::Gemma2 => Norms {
+                before_mlp: Some("pre_feedforward_layernorm"),
+                after_attention: after.0,
+                after_mlp: after.1,
+                ..before
+            },
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Starcoder2
+            | Family::GptNeox
+            | Family::Gpt2 => before,
+        }
+    }
+}
 
 pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Built<Function> {
-    let Dims { b, s, m, h, d, .. } = cx.dims;
+    let Dims { b, s, m, .. } = cx.dims;
+    let norms = Norms::of(cx.spec.family);
+    let norm = |f: &mut FunctionBuilder<'_>, x: ValueId, name: Option<&str>| match name {
+        Some(name) => cx.rms_norm(f, x, &format!("{LAYER}.{name}.weight"), m),
+        None => Ok(x),
+    };
     let x = f.param(cx.ty(&[b, s, m]), Some("x"));
 
-    let normed = cx.rms_norm(&mut f, x, &format!("{LAYER}.input_layernorm.weight"), m)?;
-    let qkv = projections(cx, kind, &mut f, normed)?;
-    let mixed = cx.attention(&mut f, kind, qkv)?;
-    f.name(mixed, Some("mixed"));
-    let name = format!("{LAYER}.self_attn.o_proj");
-    let weight = cx.weight(&mut f, &format!("{name}.weight"), &[m, h, d])?;
-    let out = f.einsum(mixed, weight, &[b, s, m])?;
-    let out = match cx.spec.bias.out {
-        true => biased(cx, &mut f, out, &name, &[m])?,
-        false => out,
-    };
+    let normed = norm(&mut f, x, norms.before_attention)?;
+    let out = attend(cx, kind, &mut f, normed)?;
+    let out = norm(&mut f, out, norms.after_attention)?;
     let x = f.add(x, out)?;
     f.name(x, Some("attended"));
 
-    let normed = cx.rms_norm(&mut f, x, &format!("{LAYER}.post_attention_layernorm.weight"), m)?;
+    let normed = norm(&mut f, x, norms.before_mlp)?;
     let out = mlp(cx, &mut f, normed)?;
+    let out = norm(&mut f, out, norms.after_mlp)?;
     let x = f.add(x, out)?;
     f.name(x, Some("y"));
     Ok(f.finish([Output { name: None, value: x }]))
+}
+
+/// Attention with its projections, `[b s m]` to `[b s m]`.
+pub(super) fn attend(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
+    let Dims { b, s, m, h, d, .. } = cx.dims;
+    let qkv = projections(cx, kind, f, x)?;
+    let mixed = cx.attention(f, kind, qkv)?;
+    f.name(mixed, Some("mixed"));
+    let name = format!("{LAYER}.self_attn.o_proj");
+    let weight = cx.weight(f, &format!("{name}.weight"), &[m, h, d])?;
+    let out = f.einsum(mixed, weight, &[b, s, m])?;
+    match cx.spec.bias.out {
+        true => biased(cx, f, out, &name, &[m]),
+        false => Ok(out),
+    }
 }
 
 /// Queries, keys and values, `[b s heads d]`; positions are turned into queries and keys.
@@ -54,25 +111,38 @@ fn projections(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId
         };
     }
     let [mut q, mut k, v] = out;
-    if cx.spec.qk_norm {
-        q = cx.rms_norm(f, q, &format!("{LAYER}.self_attn.q_norm.weight"), d)?;
-        k = cx.rms_norm(f, k, &format!("{LAYER}.self_attn.k_norm.weight"), d)?;
+    let names = ["q", "k"].map(|part| format!("{LAYER}.self_attn.{part}_norm.weight"));
+    match cx.spec.qk_norm {
+        QkNorm::None => {}
+        QkNorm::Head => {
+            q = cx.rms_norm(f, q, &names[0], d)?;
+            k = cx.rms_norm(f, k, &names[1], d)?;
+        }
+        QkNorm::Projection => {
+            q = projection_norm(cx, f, q, &names[0], h)?;
+            k = projection_norm(cx, f, k, &names[1], kv)?;
+        }
     }
-    if let Some(rotary) = &kind.rotary {
-        let positions = cx.positions(f)?;
-        let op = Op::Rotary(Rotary {
-            over: d,
-            width: rotary.width,
-            theta: rotary.theta,
-            scaling: rotary.scaling.clone(),
-        });
-        q = f.push(op.clone(), &[q, positions])?;
-        k = f.push(op, &[k, positions])?;
-    }
-    for (value, name) in [(q, "q"), (k, "k"), (v, "v")] {
-        f.name(value, Some(name));
-    }
-    Ok([q, k, v])
+    cx.rotate(f, kind, [q, k, v])
+}
+
+/// A norm over all heads of a token. The squares are summed by themselves, so ranks that hold some of the heads exchange
+/// one number for each token, and not the heads.
+fn projection_norm(
+    cx: &Cx<'_>,
+    f: &mut FunctionBuilder<'_>,
+    x: ValueId,
+    name: &str,
+    heads: DimId,
+) -> Built<ValueId> {
+    let Dims { b, s, d, .. } = cx.dims;
+    let weight = cx.weight(f, name, &[heads, d])?;
+    let wide = match cx.dtype {
+        DType::F64 | DType::F32 => x,
+        DType::BF16 | DType::F16 | DType::I32 => f.push(Op::Cast { to: DType::F32 }, &[x])?,
+    };
+    let squares = f.einsum(wide, wide, &[b, s])?;
+    f.push(Op::RmsScale { over: vec![heads, d], eps: cx.spec.eps }, &[x, squares, weight])
 }
 
 /// The matrix of queries, keys or values: a tensor of its own, or rows of a fused one (queries, keys, values).
@@ -91,9 +161,15 @@ fn projection_weight(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, part: &str, heads
             let stored = vec![q + 2 * kv, cx.spec.hidden];
             cx.window(f, &name, stored, vec![rows, 0..cx.spec.hidden], &dims)
         }
-        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Gpt2 => {
-            cx.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims)
-        }
+        Family::Llama
+        | Family::Mistral
+        | Family::Qwen2
+        | Family::Qwen3
+        | Family::Gemma2
+        | Family::Olmo2
+        | Family::Starcoder2
+        | Family::GptNeox
+        | Family::Gpt2 => cx.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims),
     }
 }
 
@@ -111,9 +187,15 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
                 let name = format!("{LAYER}.mlp.gate_up_proj.weight");
                 cx.window(f, &name, vec![2 * rows, columns], window, &[ffn, m])?
             }
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Gpt2 => {
-                cx.weight(f, &format!("{name}.weight"), &[ffn, m])?
-            }
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Gemma2
+            | Family::Olmo2
+            | Family::Starcoder2
+            | Family::GptNeox
+            | Family::Gpt2 => cx.weight(f, &format!("{name}.weight"), &[ffn, m])?,
         };
         let y = f.einsum(x, weight, &[b, s, ffn])?;
         parts[i] = match cx.spec.bias.mlp {
@@ -133,7 +215,8 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
     }
 }
 
-fn biased(
+/// `x` plus the bias of `name`.
+pub(super) fn biased(
     cx: &Cx<'_>,
     f: &mut FunctionBuilder<'_>,
     x: ValueId,

@@ -6,12 +6,13 @@
 
 mod gated;
 mod gpt2;
+mod plain;
 
 use std::ops::Range;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, Binary, Binding, OpError, Unary};
+use ithaca_ir::ops::{Attention, Binary, Binding, OpError, Rotary, Unary};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
@@ -46,9 +47,15 @@ fn build(spec: &Spec, name: &str, workload: &Workload) -> Result<Module, OpError
         let none = Arena::new();
         let builder = FunctionBuilder::new(name, &space, &none);
         let block = match spec.family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {
-                gated::block(&cx, kind, builder)?
-            }
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Gemma2
+            | Family::Olmo2 => gated::block(&cx, kind, builder)?,
+            Family::Starcoder2 => plain::block(&cx, kind, &plain::STARCODER2, builder)?,
+            Family::GptNeox => plain::block(&cx, kind, &plain::GPT_NEOX, builder)?,
             Family::Gpt2 => gpt2::block(&cx, kind, builder)?,
         };
         blocks.push(functions.push(block));
@@ -120,13 +127,26 @@ impl Cx<'_> {
         window: Vec<Range<u64>>,
         dims: &[DimId],
     ) -> Built<ValueId> {
+        self.view(f, name, stored, Vec::new(), window, dims)
+    }
+
+    /// A weight that is a window of a stored tensor seen in another shape.
+    fn view(
+        &self,
+        f: &mut FunctionBuilder<'_>,
+        name: &str,
+        stored: Vec<u64>,
+        view: Vec<u64>,
+        window: Vec<Range<u64>>,
+        dims: &[DimId],
+    ) -> Built<ValueId> {
         let ty = self.ty(dims);
         // A binding without shape is that of the type.
         let stored = match stored == f.space().shape(&ty) {
             true => Vec::new(),
             false => stored,
         };
-        f.weight(Binding { name: name.to_owned(), stored, window }, ty)
+        f.weight(Binding { name: name.to_owned(), stored, view, window }, ty)
     }
 
     /// The shape in which the library stores a tensor of these dimensions.
@@ -152,7 +172,19 @@ impl Cx<'_> {
 
     fn rms_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
         let weight = self.weight(f, name, &[over])?;
-        f.push(Op::RmsNorm { over, eps: self.spec.eps }, &[x, weight])
+        let offset = match self.spec.family {
+            Family::Gemma2 => 1.0,
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Olmo2
+            | Family::Starcoder2
+            | Family::GptNeox
+            | Family::Gpt2 => 0.0,
+        };
+        f.push(Op::RmsNorm { over, eps: self.spec.eps, offset }, &[x, weight])
     }
 
     fn layer_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str) -> Built<ValueId> {
@@ -173,8 +205,33 @@ impl Cx<'_> {
             width: d,
             mask: kind.mask.clone(),
             scale: kind.scale,
+            softcap: kind.softcap,
         };
         f.push(Op::Attention(attention), &[q, k, v])
+    }
+
+    /// Turns queries and keys by their positions, where the kind does, and names the three.
+    fn rotate(
+        &self,
+        f: &mut FunctionBuilder<'_>,
+        kind: &Kind,
+        [mut q, mut k, v]: [ValueId; 3],
+    ) -> Built<[ValueId; 3]> {
+        if let Some(rotary) = &kind.rotary {
+            let positions = self.positions(f)?;
+            let op = Op::Rotary(Rotary {
+                over: self.dims.d,
+                width: rotary.width,
+                theta: rotary.theta,
+                scaling: rotary.scaling.clone(),
+            });
+            q = f.push(op.clone(), &[q, positions])?;
+            k = f.push(op, &[k, positions])?;
+        }
+        for (value, name) in [(q, "q"), (k, "k"), (v, "v")] {
+            f.name(value, Some(name));
+        }
+        Ok([q, k, v])
     }
 
     fn positions(&self, f: &mut FunctionBuilder<'_>) -> Built<ValueId> {
@@ -197,6 +254,12 @@ impl Cx<'_> {
             let embedded = f.push(Op::Embed { over: p }, &[table, positions])?;
             x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
         }
+        if self.spec.family == Family::Gemma2 {
+            // The library keeps the factor in the table's element type, made from single precision.
+            let factor = rounded((self.spec.hidden as f64).sqrt(), DType::F32);
+            let factor = rounded(factor, self.dtype);
+            x = f.push(Op::Scale { factor }, &[x])?;
+        }
         f.name(x, Some("x"));
         Ok(f.finish([Output { name: None, value: x }]))
     }
@@ -208,14 +271,37 @@ impl Cx<'_> {
         let mut f = FunctionBuilder::new("head", space, &none);
         let x = f.param(self.ty(&[b, s, m]), Some("x"));
         let normed = match self.spec.family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {
-                self.rms_norm(&mut f, x, "model.norm.weight", m)?
-            }
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Gemma2
+            | Family::Olmo2 => self.rms_norm(&mut f, x, "model.norm.weight", m)?,
+            Family::Starcoder2 => self.layer_norm(&mut f, x, "model.norm")?,
+            Family::GptNeox => self.layer_norm(&mut f, x, "gpt_neox.final_layer_norm")?,
             Family::Gpt2 => self.layer_norm(&mut f, x, "transformer.ln_f")?,
         };
-        let name = if self.spec.tied { self.embedding() } else { "lm_head.weight" };
+        let name = match self.spec.family {
+            _ if self.spec.tied => self.embedding(),
+            Family::GptNeox => "embed_out.weight",
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Gemma2
+            | Family::Olmo2
+            | Family::Starcoder2
+            | Family::Gpt2 => "lm_head.weight",
+        };
         let weight = self.weight(&mut f, name, &[v, m])?;
-        let logits = f.einsum(normed, weight, &[b, s, v])?;
+        let mut logits = f.einsum(normed, weight, &[b, s, v])?;
+        if let Some(cap) = self.spec.logit_cap {
+            logits = f.push(Op::Scale { factor: 1.0 / cap }, &[logits])?;
+            logits = f.push(Op::Unary(Unary::Tanh), &[logits])?;
+            logits = f.push(Op::Scale { factor: cap }, &[logits])?;
+        }
         f.name(logits, Some("logits"));
         Ok(f.finish([Output { name: None, value: logits }]))
     }
@@ -245,14 +331,45 @@ impl Cx<'_> {
     /// The name of the embedding's table.
     fn embedding(&self) -> &'static str {
         match self.spec.family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {
-                "model.embed_tokens.weight"
-            }
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Gemma2
+            | Family::Olmo2
+            | Family::Starcoder2 => "model.embed_tokens.weight",
+            Family::GptNeox => "gpt_neox.embed_in.weight",
             Family::Gpt2 => "transformer.wte.weight",
         }
     }
 
     fn activation(&self) -> Unary {
         self.spec.activation
+    }
+}
+
+/// The nearest number of an element type, single precision at most; ties go to the even one.
+fn rounded(x: f64, dtype: DType) -> f64 {
+    let digits = match dtype {
+        DType::F64 | DType::F32 | DType::I32 => 24,
+        DType::F16 => 11,
+        DType::BF16 => 8,
+    };
+    let unit = 2f64.powi(x.log2().floor() as i32 + 1 - digits);
+    (x / unit).round_ties_even() * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_are_rounded_as_the_element_type_holds_them() {
+        // sqrt(3072) and sqrt(3584), the widths of published models.
+        assert_eq!(rounded(3072f64.sqrt(), DType::BF16), 55.5);
+        assert_eq!(rounded(3584f64.sqrt(), DType::BF16), 59.75);
+        assert_eq!(rounded(3072f64.sqrt(), DType::F32), f64::from(3072f32.sqrt()));
+        assert_eq!(rounded(64.0, DType::F16), 64.0);
     }
 }

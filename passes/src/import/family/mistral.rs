@@ -3,7 +3,7 @@
 use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::json;
 
-use super::{Defaults, Family, HeadDim, Rope, read_sizes, usual_scale};
+use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
 use crate::import::spec::{Kind, Spec, window};
@@ -13,20 +13,8 @@ pub(super) fn read<'a>(
     dtype: DType,
     ignore: &'a [String],
 ) -> Result<Spec, Diagnostic> {
-    let sizes = read_sizes(
-        fields,
-        &Defaults {
-            vocab: 32_000,
-            hidden: 4096,
-            ffn: 14_336,
-            layers: 32,
-            heads: 32,
-            kv_heads: Some(8),
-            head_dim: HeadDim::Derived,
-            max_positions: 4096 * 32,
-            eps: 1e-6,
-        },
-    )?;
+    let sizes =
+        read_sizes(fields, &Defaults { ffn: 14_336, kv_heads: Some(8), max_positions: 4096 * 32, ..USUAL })?;
     // The library's class has no biases; descriptions made for others say so.
     fields.neutral("attention_bias", &[json!(false)])?;
     fields.neutral("mlp_bias", &[json!(false)])?;
@@ -39,6 +27,7 @@ pub(super) fn read<'a>(
         label: label.to_owned(),
         mask,
         scale: usual_scale(sizes.head_dim),
+        softcap: None,
         rotary: Some(rope.of_model()?),
     };
     let layers = (0..sizes.layers).map(|_| 0);

@@ -2,11 +2,16 @@
 //!
 //! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
 
+mod gemma2;
 mod gpt2;
+mod gpt_neox;
+mod layer_types;
 mod llama;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen;
+mod starcoder2;
 
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
@@ -14,15 +19,19 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::rope::{Rope, RopeContext};
-use super::spec::{Biases, Kind, Spec, check_layers, runs};
+use super::spec::{Biases, Kind, QkNorm, Residual, Spec, check_layers, runs};
 
 /// The families that can be imported: `model_type` and what it covers.
-pub const FAMILIES: [(&str, &str); 6] = [
+pub const FAMILIES: [(&str, &str); 10] = [
     ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
     ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
     ("qwen2", "biased queries, keys and values; sliding windows by layer; rotary as llama"),
     ("qwen3", "normalised queries and keys; sliding windows by layer; rotary as llama"),
     ("phi3", "fused projections, partly rotated heads, one sliding window for all layers"),
+    ("gemma2", "windows by layer, capped scores and logits, norms before and after; rotary as llama"),
+    ("olmo2", "queries and keys normalised over all heads, norms after; rotary as llama"),
+    ("starcoder2", "layer norms, plain MLP, biases by a flag, one sliding window; rotary as llama"),
+    ("gpt_neox", "fused projections, partly rotated heads, parallel or serial residual, layer norms"),
     ("gpt2", "learned positions, layer norms, biases everywhere"),
 ];
 
@@ -34,12 +43,26 @@ pub(super) enum Family {
     Qwen2,
     Qwen3,
     Phi3,
+    Gemma2,
+    Olmo2,
+    Starcoder2,
+    GptNeox,
     Gpt2,
 }
 
 impl Family {
-    const ALL: [Family; 6] =
-        [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Phi3, Family::Gpt2];
+    const ALL: [Family; 10] = [
+        Family::Llama,
+        Family::Mistral,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Phi3,
+        Family::Gemma2,
+        Family::Olmo2,
+        Family::Starcoder2,
+        Family::GptNeox,
+        Family::Gpt2,
+    ];
 
     /// The family's `model_type`.
     pub(super) fn name(self) -> &'static str {
@@ -49,6 +72,10 @@ impl Family {
             Family::Qwen2 => "qwen2",
             Family::Qwen3 => "qwen3",
             Family::Phi3 => "phi3",
+            Family::Gemma2 => "gemma2",
+            Family::Olmo2 => "olmo2",
+            Family::Starcoder2 => "starcoder2",
+            Family::GptNeox => "gpt_neox",
             Family::Gpt2 => "gpt2",
         }
     }
@@ -61,6 +88,10 @@ impl Family {
             Family::Qwen2 => "Qwen2ForCausalLM",
             Family::Qwen3 => "Qwen3ForCausalLM",
             Family::Phi3 => "Phi3ForCausalLM",
+            Family::Gemma2 => "Gemma2ForCausalLM",
+            Family::Olmo2 => "Olmo2ForCausalLM",
+            Family::Starcoder2 => "Starcoder2ForCausalLM",
+            Family::GptNeox => "GPTNeoXForCausalLM",
             Family::Gpt2 => "GPT2LMHeadModel",
         }
     }
@@ -78,7 +109,8 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Spec, Diagnostic
     let family = read_family(&mut fields)?;
     check_architecture(&mut fields, family)?;
     let dtype = read_dtype(&mut fields)?;
-    for (name, neutral) in must_be_neutral() {
+    let own: &[&str] = if family == Family::Gemma2 { gemma2::OWN } else { &[] };
+    for (name, neutral) in must_be_neutral().into_iter().filter(|(name, _)| !own.contains(name)) {
         fields.neutral(name, &neutral)?;
     }
     let spec = match family {
@@ -87,6 +119,10 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Spec, Diagnostic
         Family::Qwen2 => qwen::read_qwen2(&mut fields, dtype, ignore),
         Family::Qwen3 => qwen::read_qwen3(&mut fields, dtype, ignore),
         Family::Phi3 => phi3::read(&mut fields, dtype, ignore),
+        Family::Gemma2 => gemma2::read(&mut fields, dtype, ignore),
+        Family::Olmo2 => olmo2::read(&mut fields, dtype, ignore),
+        Family::Starcoder2 => starcoder2::read(&mut fields, dtype, ignore),
+        Family::GptNeox => gpt_neox::read(&mut fields, dtype, ignore),
         Family::Gpt2 => gpt2::read(&mut fields, dtype),
     }?;
     fields.finish(&[INERT, GENERATION])?;
@@ -100,16 +136,21 @@ const INERT: &[&str] = &[
     "_commit_hash",
     "_name_or_path",
     "attention_dropout",
+    "attention_probs_dropout_prob",
     "attn_implementation",
     "attn_pdrop",
     "auto_map",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "classifier_dropout",
     "decoder_start_token_id",
     "embd_pdrop",
+    "embedding_dropout",
     "eos_token_id",
     "finetuning_task",
     "gradient_checkpointing",
+    "hidden_dropout",
+    "hidden_dropout_prob",
     "id2label",
     "initializer_range",
     "is_decoder",
@@ -124,6 +165,7 @@ const INERT: &[&str] = &[
     "prefix",
     "problem_type",
     "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "sep_token_id",
     "task_specific_params",
@@ -274,7 +316,7 @@ fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result
     })
 }
 
-/// Sizes of a family with root-mean-square norms, gated MLP and rotary positions.
+/// Sizes of a family with rotary positions.
 struct Sizes {
     hidden: u64,
     heads: u64,
@@ -300,8 +342,27 @@ struct Defaults {
     kv_heads: Option<u64>,
     head_dim: HeadDim,
     max_positions: u64,
-    eps: f64,
+    /// The field of the norms' epsilon, and its value.
+    eps: (&'static str, f64),
+    /// The field of the MLP's function, and its value.
+    activation: (&'static str, &'static str),
+    tied: bool,
 }
+
+/// What most families have in common.
+const USUAL: Defaults = Defaults {
+    vocab: 32_000,
+    hidden: 4096,
+    ffn: 11_008,
+    layers: 32,
+    heads: 32,
+    kv_heads: None,
+    head_dim: HeadDim::Derived,
+    max_positions: 2048,
+    eps: ("rms_norm_eps", 1e-6),
+    activation: ("hidden_act", "silu"),
+    tied: false,
+};
 
 /// What an absent `head_dim` means.
 enum HeadDim {
@@ -340,10 +401,10 @@ fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Dia
         ffn: fields.size("intermediate_size", defaults.ffn)?,
         vocab: fields.size("vocab_size", defaults.vocab)?,
         layers: check_layers("num_hidden_layers", layers)?,
-        eps: fields.epsilon("rms_norm_eps", defaults.eps)?,
-        activation: read_activation(fields, "hidden_act", "silu")?,
+        eps: fields.epsilon(defaults.eps.0, defaults.eps.1)?,
+        activation: read_activation(fields, defaults.activation.0, defaults.activation.1)?,
         max_positions: fields.size("max_position_embeddings", defaults.max_positions)?,
-        tied: fields.flag("tie_word_embeddings", false)?,
+        tied: fields.flag("tie_word_embeddings", defaults.tied)?,
     })
 }
 
@@ -386,7 +447,9 @@ impl Sizes {
             kinds,
             runs: runs(layers),
             bias: Biases::default(),
-            qk_norm: family == Family::Qwen3,
+            qk_norm: QkNorm::None,
+            residual: Residual::Serial,
+            logit_cap: None,
             tied: self.tied,
             learned: None,
         }

@@ -5,7 +5,7 @@
 use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::json;
 
-use super::{Defaults, Family, HeadDim, Rope, read_sizes, usual_scale};
+use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::Partial;
 use crate::import::spec::{Kind, Spec, window};
@@ -21,12 +21,9 @@ pub(super) fn read<'a>(
             vocab: 32_064,
             hidden: 3072,
             ffn: 8192,
-            layers: 32,
-            heads: 32,
-            kv_heads: None,
-            head_dim: HeadDim::Derived,
             max_positions: 4096,
-            eps: 1e-5,
+            eps: ("rms_norm_eps", 1e-5),
+            ..USUAL
         },
     )?;
     fields.neutral("attention_bias", &[json!(false)])?;
@@ -41,6 +38,7 @@ pub(super) fn read<'a>(
         label: label.to_owned(),
         mask,
         scale: usual_scale(sizes.head_dim),
+        softcap: None,
         rotary: Some(rope.of_model()?),
     };
     let layers = (0..sizes.layers).map(|_| 0);
