@@ -8,6 +8,7 @@ mod examples;
 mod filetests;
 mod generate;
 mod goldens;
+mod masks;
 mod random;
 mod readme;
 mod reference;

@@ -162,6 +162,7 @@ pub(super) fn infer(
     if !scale.is_finite() {
         return Err(OpError::new("V05", format!("`attention` is scaled by {scale}")));
     }
+    crate::mask::check(&attention.mask, &space.dims[queries], &space.dims[keys])?;
     Ok(attention.result(q, v))
 }
 

@@ -130,7 +130,7 @@ pub const TABLE: &[OpInfo] = &[
             ("queries", "the query sequence"),
             ("keys", "the key sequence"),
             ("width", "the width of a head, which the scores sum over"),
-            ("mask", "full, causal or window(left=…, right=…)"),
+            ("mask", "which keys a query sees, by position: see [the masks](text.md#masks)"),
             ("scale", "factor of the scores"),
         ],
         "scaled dot-product attention with grouped key/value heads",

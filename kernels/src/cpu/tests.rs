@@ -341,6 +341,13 @@ fn attention_in_blocks_agrees_with_plain_loops() {
         window(Some(9), Some(0)),
         window(None, Some(3)),
         window(Some(5), Some(70)),
+        Mask::CausalAtEnd { queries: 200, keys: 150 },
+        Mask::Any(vec![window(Some(9), Some(0)), Mask::Sinks(3)]),
+        Mask::Any(vec![
+            Mask::Global(2),
+            Mask::Blocks { size: 16, rows: vec![vec![1, 2, 8], vec![], vec![4]] },
+        ]),
+        Mask::All(vec![Mask::Causal, Mask::Blocks { size: 48, rows: vec![vec![0], vec![], vec![0, 2]] }]),
     ];
     for mask in masks {
         let op = attention_op(&space, "g", "t", mask.clone());
