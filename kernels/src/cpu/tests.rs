@@ -254,11 +254,12 @@ fn one_failing_rank_stops_all_and_is_named() {
     let ids: Tensors =
         [("ids", Tensor::new(vec![7], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))].into_iter().collect();
     match execute(&lower(&module), &random, &ids, &Options::default()) {
-        Err(RunError::Rank { rank: 2, frame, work, cause, .. }) => {
+        // Either may be the first to notice, and stops the other.
+        Err(RunError::Rank { rank: 2 | 3, frame, work, cause, .. }) => {
             assert_eq!((frame.as_str(), work.as_str()), ("main", "embed"));
             assert!(matches!(*cause, RunError::TokenOutOfRange { value: 6, .. }));
         }
-        other => panic!("expected a failure of rank 2, not {other:?}"),
+        other => panic!("expected a failure of rank 2 or 3, not {other:?}"),
     }
 }
 
