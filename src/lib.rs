@@ -5,6 +5,7 @@
 //! Only `main.rs` prints, exits or reads the environment.
 
 pub mod cli;
+pub mod codes;
 pub mod commands;
 pub mod error;
 pub mod files;

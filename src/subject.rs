@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use ithaca_ir::module::Level;
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile::{Compiled, compile};
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
+use ithaca_passes::planner::{self, Program};
+use ithaca_passes::shard::strategy::DATA_AXIS;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
 
@@ -101,15 +104,15 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
 /// The mesh that arguments name, and the number of GPUs; they must agree.
 ///
 /// # Errors
-/// `P12` for a malformed mesh, `P13` when its axes do not multiply to the GPUs.
+/// `P12` for a malformed mesh, `C04` when its axes do not multiply to the GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
-    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus) {
-        if mesh.ranks() != gpus {
-            let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
-            let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
-            return Err(Diagnostic::new("P13", message).help(help).into());
-        }
+    if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
+        && mesh.ranks() != gpus
+    {
+        let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
+        let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
+        return Err(Diagnostic::new("C04", message).help(help).into());
     }
     let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
     Ok((mesh, gpus))
@@ -128,6 +131,42 @@ pub struct Job {
     pub cluster: Cluster,
     /// Where weights lie, if that is known.
     pub weights: Option<PathBuf>,
+}
+
+impl Job {
+    /// The job's per-rank program and schedule.
+    ///
+    /// # Errors
+    /// Why the layout is not legal, with repairs that were checked.
+    pub fn compile(&self) -> Result<Compiled> {
+        compile(&self.program, &self.options, &self.cluster).map_err(|mut refusal| {
+            let compiler = Program { module: &self.program, cluster: &self.cluster };
+            if let [only] = refusal.as_mut_slice()
+                && only.code.starts_with("P2")
+            {
+                only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
+                if !only.repairs.is_empty() {
+                    // Degrees that one rule allows may break another; what was tried is legal by all.
+                    only.helps.clear();
+                }
+            }
+            Failure::from(refusal)
+        })
+    }
+
+    /// FLOPs of the whole program.
+    pub fn flops(&self) -> u128 {
+        let Module { space, functions, .. } = &self.program;
+        let runs = self.program.run_counts();
+        let mut flops: u128 = 0;
+        for (function, &runs) in functions.values().zip(&runs) {
+            for node in &function.nodes {
+                let cost = node.op.cost(space, &function.operand_types(node), &function.result_types(node));
+                flops = flops.saturating_add(u128::from(runs).saturating_mul(cost.flops));
+            }
+        }
+        flops
+    }
 }
 
 /// The program and the layout that arguments describe.
@@ -265,7 +304,8 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
 /// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.
 fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
     let mesh = &options.mesh;
-    let degree = mesh.axes.iter().find(|(_, axis)| axis.name == "dp").map_or(1, |(_, axis)| axis.size.max(1));
+    let degree =
+        mesh.axes.iter().find(|(_, axis)| axis.name == DATA_AXIS).map_or(1, |(_, axis)| axis.size.max(1));
     if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
 }
 

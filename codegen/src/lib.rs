@@ -5,6 +5,7 @@
 //!
 //! Architecture invariant: this crate depends on `ir` alone; device code reaches it as text.
 
+pub mod codes;
 pub mod cuda;
 pub mod dot;
 pub mod json;

@@ -35,9 +35,9 @@ impl DType {
     /// The type spelled `name`; the long spellings of model configurations (`bfloat16`, …) are accepted too.
     pub fn parse(name: &str) -> Option<DType> {
         Some(match name {
-            "f64" | "float64" => DType::F64,
-            "f32" | "float32" => DType::F32,
-            "f16" | "float16" | "half" => DType::F16,
+            "f64" | "fp64" | "float64" => DType::F64,
+            "f32" | "fp32" | "float32" => DType::F32,
+            "f16" | "fp16" | "float16" | "half" => DType::F16,
             "bf16" | "bfloat16" => DType::BF16,
             "i32" | "int32" => DType::I32,
             _ => return None,

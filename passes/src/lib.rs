@@ -3,6 +3,7 @@
 //! Architecture invariant: nothing here opens a device, a file or a clock of the user's, and nothing prints.
 
 pub mod cluster;
+pub mod codes;
 pub mod compile;
 pub mod cost;
 pub mod import;

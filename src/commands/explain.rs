@@ -73,6 +73,6 @@ fn text(plan: &Plan) -> String {
     }
     out.push_str("\nwhat was tried:\n");
     out.push_str(&table(&plan.alternatives));
-    let _ = writeln!(out, "\nfigures of the cluster and their sources: `{}` in the plan", "cluster");
+    out.push_str("\nfigures of the cluster and their sources: `cluster` in the plan\n");
     out
 }

@@ -4,13 +4,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use ithaca_ir::Module;
 use ithaca_ir::traffic::Traffic;
+use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::store::{self, RandomTensors, Renamed, TensorSource};
 use ithaca_kernels::{Outputs, cpu, oracle};
-use ithaca_passes::compile::compile;
 
 use super::{Done, Session};
 use crate::cli::RunArgs;
@@ -20,8 +19,9 @@ use crate::subject::{self, Job};
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(&args.subject, lengths)?;
+    refuse_hours(&job, args)?;
     (session.progress)("compiling");
-    let compiled = compile(&job.program, &job.options, &job.cluster)?;
+    let compiled = job.compile()?;
     let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
     (session.progress)("running the schedule");
     let options =
@@ -45,6 +45,24 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         store::write(path, &stored)?;
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// Refuses what would take this machine hours; the figures are of two cores.
+fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
+    // The whole program runs in the oracle's plain loops, about a billion FLOPs a second; the schedule ten times that.
+    let limit: u128 = if args.expect.is_some() { 20_000_000_000_000 } else { 1_000_000_000_000 };
+    let flops = job.flops();
+    if flops <= limit {
+        return Ok(());
+    }
+    let message = format!("the program takes {:.1e} FLOPs, which is hours on a processor", flops as f64);
+    let refusal =
+        Diagnostic::new("C14", message).help("run a small model of the same structure with `--shrink`");
+    Err(match &args.expect {
+        Some(_) => refusal,
+        None => refusal.help("with `--expect FILE` the whole program need not be run for comparison"),
+    }
+    .into())
 }
 
 /// Weights and inputs.

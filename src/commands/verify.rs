@@ -3,13 +3,12 @@
 use std::fmt::Write;
 
 use ithaca_kernels::oracle;
-use ithaca_passes::compile::compile;
 
 use super::run::{Data, Expected, heading, judge, lengths_of};
 use super::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
-use crate::subject;
+use crate::subject::{self, Job};
 
 /// The largest absolute difference that double precision explains at these sizes.
 const EXACT: f64 = 1e-9;
@@ -18,7 +17,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let mut job = subject::job(&args.subject, lengths)?;
     let mut shrunk = String::new();
-    if let Some(reason) = too_large(&job.program).filter(|_| !args.subject.shrink) {
+    if let Some(reason) = too_large(&job).filter(|_| !args.subject.shrink) {
         // What is proven is the layout, which a small model of the same structure has too.
         let mut small = args.subject.clone();
         small.shrink = true;
@@ -27,7 +26,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
             writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
     }
     (session.progress)("compiling");
-    let compiled = compile(&job.program, &job.options, &job.cluster)?;
+    let compiled = job.compile()?;
     let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
     (session.progress)("running the whole program");
     let whole = oracle::run::<f64>(&job.program, &data.weights(), data.inputs())?;
@@ -49,16 +48,9 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
 }
 
 /// Why a program is too large for the oracle's plain loops, if it is.
-fn too_large(program: &ithaca_ir::Module) -> Option<String> {
+fn too_large(job: &Job) -> Option<String> {
     const FLOPS: u128 = 20_000_000_000;
-    let runs = program.run_counts();
-    let mut flops: u128 = 0;
-    for (function, &runs) in program.functions.values().zip(&runs) {
-        for node in &function.nodes {
-            let (operands, results) = (function.operand_types(node), function.result_types(node));
-            flops += u128::from(runs) * node.op.cost(&program.space, &operands, &results).flops;
-        }
-    }
+    let flops = job.flops();
     (flops > FLOPS)
         .then(|| format!("the whole program takes {:.1e} FLOPs, more than plain loops can do", flops as f64))
 }

@@ -56,7 +56,7 @@ fn found(tool: &str) -> bool {
 /// Runs a golden on the host; gives the largest error of the logits.
 fn error_on_host(golden: &str, strategy: &str, axes: &[(&str, &str)], ranks: usize) -> f64 {
     let directory = root().join("tests/goldens").join(golden);
-    let expected = SafeTensorsFile::open(&directory.join("io.safetensors")).unwrap();
+    let expected = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
     let shape = expected.shape("input_ids").unwrap();
     let module = module(&directory, &Workload::prefill(shape[0], shape[1]));
     let logits = logits_on_host(&directory, &module, &options(strategy, axes), ranks);
@@ -83,7 +83,7 @@ fn logits_on_host(directory: &Path, module: &Module, options: &ShardOptions, ran
     let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success(), "{} on {ranks} ranks: {stdout}{stderr}", module.name);
     assert!(stdout.contains("self-check logits"), "{} on {ranks} ranks: {stdout}", module.name);
-    SafeTensorsFile::open(&out.path().join("out.safetensors")).unwrap().read("logits").unwrap()
+    SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap().read("logits").unwrap()
 }
 
 /// The largest difference.
@@ -119,8 +119,8 @@ fn emitted_programs_follow_any_mask_on_the_host() {
         return;
     }
     let directory = root().join("tests/goldens/llama-gqa");
-    let weights = SafeTensorsFile::open(&directory.join("model.safetensors")).unwrap();
-    let io = SafeTensorsFile::open(&directory.join("io.safetensors")).unwrap();
+    let weights = SafeTensorsFile::open(directory.join("model.safetensors")).unwrap();
+    let io = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
     let shape = io.shape("input_ids").unwrap();
     let n = shape[1];
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
@@ -153,6 +153,16 @@ fn the_source_does_not_grow_with_the_ranks() {
     assert!(length("16").abs_diff(length("2")) < 500);
 }
 
+#[test]
+fn the_emitted_program_reads_as_it_was_reviewed() {
+    let directory = root().join("tests/goldens/llama-gqa");
+    let module = module(&directory, &Workload::prefill(1, 32));
+    let schedule = compile(&module, &options("ulysses", &[("ulysses", "2")]), &Volume).unwrap().schedule;
+    let files = cuda::emit(&schedule, None, &[]).unwrap();
+    let main = files.iter().find(|f| f.path.ends_with("main.cu")).unwrap();
+    insta::assert_snapshot!("main_cu_of_llama_gqa", main.contents);
+}
+
 /// Directories of CUDA and NCCL, from the environment.
 fn homes() -> Option<(PathBuf, PathBuf)> {
     let home = |name| std::env::var_os(name).map(PathBuf::from);
@@ -173,6 +183,7 @@ fn nvcc_compiles_emitted_programs_without_warnings() {
         ("megatron-tp", &[("tp", "8")]),
         ("megatron-tp-sp", &[("tp", "8")]),
         ("ulysses+megatron-tp", &[("ulysses", "4"), ("tp", "2")]),
+        ("ulysses+megatron-tp-sp", &[("ulysses", "4"), ("tp", "2")]),
     ] {
         let out = tempfile::tempdir().unwrap();
         emit(&module, &options(strategy, axes), out.path());

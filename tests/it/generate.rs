@@ -284,7 +284,8 @@ impl Body<'_> {
             ty.dims.iter().map(|&d| ithaca_ir::ops::source::stored_size(self.builder.space(), d)).product();
         if choices.once_in(4) {
             binding.stored = vec![n + 3];
-            binding.window = vec![2..n + 2];
+            binding.window.clear();
+            binding.window.push(2..n + 2);
         }
         self.builder.weight(binding, ty).unwrap()
     }

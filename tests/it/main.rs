@@ -1,5 +1,6 @@
 //! The integration tests, one binary.
 
+mod accounting;
 mod cli;
 mod cuda;
 mod equivalence;
@@ -9,7 +10,10 @@ mod filetests;
 mod generate;
 mod goldens;
 mod masks;
+mod options;
 mod random;
 mod readme;
 mod reference;
+mod regressions;
 mod text;
+mod tidy;

@@ -88,7 +88,7 @@ fn ulysses_runs_on_any_mask() {
 fn padding_that_a_token_would_see_is_refused() {
     let Golden { module, .. } = llama();
     let n = tokens(&module);
-    let degree = (2..).find(|p| n % p != 0).unwrap();
+    let degree = (2..).find(|&p| !n.is_multiple_of(p)).unwrap();
     let mut options = ShardOptions::new("ulysses", parse_mesh(&format!("ulysses={degree}")).unwrap());
     options.sequence = SequenceFit::Pad;
     options.heads = HeadSplit::Uneven;

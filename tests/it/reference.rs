@@ -22,7 +22,7 @@ fn the_page_of_operations_is_in_step() {
 
 #[test]
 fn the_page_of_diagnostics_is_in_step() {
-    in_step("diagnostics.md", &ithaca_ir::codes::reference(ithaca_ir::codes::SECTIONS));
+    in_step("diagnostics.md", &ithaca_ir::codes::reference(&ithaca::codes::sections()));
 }
 
 #[test]

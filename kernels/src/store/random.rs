@@ -1,6 +1,6 @@
 //! Random weights and inputs for a program, the same on every machine for a seed and a name.
 //!
-//! Weights are spread so that deep networks stay finite: matrices by one over the root of their smaller side, weights
+//! Weights are spread so that deep networks stay finite: matrices by one over the root of their larger side, weights
 //! of norms near one, vectors small. Integers that look up a table stay below its rows. Elements are sums of uniform
 //! numbers, rounded to `f32`, so that no mathematical library and no precision of the reader has a say in them.
 
@@ -162,7 +162,7 @@ fn spread(dtype: DType, shape: &[u64], found: Option<Use>) -> Spread {
         (true, Some(Use::Norm)) => Spread::Normal { mean: 1.0, deviation: 0.1 },
         (true, _) if shape.len() < 2 => Spread::Normal { mean: 0.0, deviation: 0.1 },
         (true, _) => {
-            let side = shape.iter().copied().min().unwrap_or(1).max(4);
+            let side = shape.iter().copied().max().unwrap_or(1).max(4);
             Spread::Normal { mean: 0.0, deviation: 1.0 / (side as f64).sqrt() }
         }
     }

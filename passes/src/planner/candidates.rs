@@ -4,11 +4,8 @@ use ithaca_ir::{Diagnostic, Mesh};
 
 use crate::cluster::Cluster;
 use crate::planner::Request;
-use crate::shard::strategy::{MAX_RANKS, product};
+use crate::shard::strategy::{DATA_AXIS, MAX_RANKS, product};
 use crate::shard::{STRATEGIES, ShardOptions, Strategy};
-
-/// The axis of data parallelism, which is not tried for a single sequence.
-const DATA_AXIS: &str = "dp";
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///

@@ -20,6 +20,7 @@ use crate::shard::{self, HeadSplit, SequenceFit, ShardOptions};
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::candidates;
+pub use repair::repairs;
 pub use table::{gibibytes, seconds, table};
 
 /// What is asked of the planner.

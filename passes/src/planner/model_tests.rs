@@ -140,30 +140,20 @@ fn many_gpus_are_refused_with_as_many_as_are_legal() {
     assert_eq!(refusal.diagnostic.repairs, ["--gpus 128"], "{}", refusal.diagnostic);
 }
 
-/// All-to-all is what Ulysses is, at every length where a message costs no more than a step of a ring. On A100, as
-/// Galvatron measured it, a message costs three, so below 3 MB a rank gathering is faster there, and is chosen.
+/// All-to-all is what Ulysses is, at every length and on every cluster, where a ring would start faster too (A100, as
+/// Galvatron measured it).
 #[test]
-fn ulysses_is_all_to_all_where_messages_are_no_dearer_than_steps() {
-    for (name, tokens) in [
-        ("dgx-h100", 1024),
-        ("dgx-h200", 1024),
-        ("dgx-b200", 1024),
-        ("gb200-nvl72", 1024),
-        ("l20-pcie", 1024),
-        ("a100-pcie", 1024),
-        ("cpu", 1024),
-        ("dgx-a100-80gb", 16_384),
-    ] {
-        let module = program(&llama_8b(), tokens);
+fn ulysses_is_all_to_all_everywhere() {
+    let module = program(&llama_8b(), 1024);
+    for name in crate::cluster::names() {
         let cluster = Cluster::named(name).unwrap();
-        let request = |gpus| Request { strategy: Some("ulysses".into()), ..Request::new(gpus) };
-        let degrees = if name == "dgx-a100-80gb" { &[8][..] } else { &[2, 8, 16, 32] };
-        for &gpus in degrees {
+        for gpus in [2, 8, 16, 32] {
+            let request = Request { strategy: Some("ulysses".into()), ..Request::new(gpus) };
             let compiler = Program { module: &module, cluster: &cluster };
-            let options = candidates(&cluster, &request(gpus)).unwrap().remove(0);
+            let options = candidates(&cluster, &request).unwrap().remove(0);
             let rows = plan::collectives(&compiler.compile(&options).unwrap().per_rank);
-            let count = rows.iter().find(|r| r.kind == "all_to_all").map(|r| r.count);
-            assert_eq!(count, Some(4 * 32), "{name} {gpus}: {rows:?}");
+            let kinds: Vec<(&str, u64)> = rows.iter().map(|r| (r.kind.as_str(), r.count)).collect();
+            assert_eq!(kinds, [("all_to_all", 4 * 32)], "{name} {gpus}");
         }
     }
 }

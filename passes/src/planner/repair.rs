@@ -38,6 +38,29 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
     }
 }
 
+/// What makes a layout legal that is not: options, another layout of as many GPUs, or the same strategy on fewer.
+///
+/// Every one was checked; flags add to those of `options`, layouts replace theirs.
+pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
+    let ShardOptions { strategy, mesh, heads, sequence } = options;
+    let mut repairs = of_candidate(compiler, options);
+    let legal = |gpus: u64, strategy: Option<&String>| {
+        let of =
+            Request { strategy: strategy.cloned(), heads: *heads, sequence: *sequence, ..Request::new(gpus) };
+        let candidates = candidates(cluster, &of).unwrap_or_default();
+        let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
+        found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
+    };
+    repairs.extend(legal(mesh.ranks(), None));
+    if repairs.is_empty() {
+        repairs.extend((2..mesh.ranks().min(MOST_TRIED)).rev().find_map(|gpus| legal(gpus, Some(strategy))));
+    }
+    repairs
+}
+
+/// From how many GPUs on fewer are tried, one by one.
+const MOST_TRIED: u64 = 1025;
+
 /// Why nothing satisfies the request, and what would.
 pub(super) fn refusal(
     compiler: &dyn Compiler,
@@ -94,8 +117,26 @@ pub(super) fn malformed(
     let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
     let numbers = ranks.into_iter().chain([cluster.devices()]).filter(|&n| n != request.gpus);
     let number = numbers.filter(|&n| works(compiler, cluster, &with_gpus(n))).map(|n| format!("--gpus {n}"));
-    let repairs = number.take(1).chain(best(compiler, cluster, &free)).collect();
+    let mut repairs: Vec<String> = number.take(1).chain(best(compiler, cluster, &free)).collect();
+    if repairs.is_empty() {
+        repairs.extend(elsewhere(compiler, cluster, request));
+    }
     Diagnostic { repairs, ..diagnostic }
+}
+
+/// Another strategy on more GPUs, for a request that no single change repairs.
+fn elsewhere(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Option<String> {
+    let more = doubled(request.gpus, cluster);
+    more.into_iter().find_map(|gpus| {
+        let free = Request { gpus, strategy: None, mesh: None, ..request.clone() };
+        best(compiler, cluster, &free).map(|options| format!("--gpus {gpus} {options}"))
+    })
+}
+
+/// Powers of two above a number of GPUs, as far as the cluster goes.
+fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
+    let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
+    doubled.filter(|&n| n > gpus).take_while(|&n| n <= cluster.devices()).take(12).collect()
 }
 
 /// How a layout is named in a message: the strategy, and the mesh where there is one.
@@ -118,6 +159,9 @@ fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tri
         }
     }
     repairs.extend(other_gpus(compiler, cluster, request, tried));
+    if repairs.is_empty() && (request.strategy.is_some() || request.mesh.is_some()) {
+        repairs.extend(elsewhere(compiler, cluster, request));
+    }
     repairs
 }
 
@@ -146,8 +190,7 @@ fn other_gpus(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tri
             None => works(compiler, cluster, &other).then(|| format!("--gpus {n}")),
         }
     };
-    let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
-    let doubled = doubled.filter(|&n| n > gpus).take_while(|&n| n <= cluster.devices()).take(12);
+    let doubled = doubled(gpus, cluster).into_iter();
     if !tried.too_large.is_empty() {
         return doubled.into_iter().find_map(repair).into_iter().collect();
     }

@@ -5,9 +5,11 @@ use std::fmt::Write;
 use crate::plan::{Alternative, MeshAxis, Outcome};
 
 /// The alternatives as a table for a terminal, with a final newline.
+///
+/// Meshes of a strategy that are refused by the same rule share a line, which tells of the first.
 pub fn table(alternatives: &[Alternative]) -> String {
     let head = ["strategy", "mesh", "step time", "exposed", "memory/GPU", "reason"].map(str::to_owned);
-    let rows: Vec<[String; 6]> = std::iter::once(head).chain(alternatives.iter().map(row)).collect();
+    let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows(alternatives)).collect();
     let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..5).map(width).collect();
     let mut text = String::new();
@@ -26,6 +28,22 @@ pub fn table(alternatives: &[Alternative]) -> String {
         text.push('\n');
     }
     text
+}
+
+fn rows(alternatives: &[Alternative]) -> impl Iterator<Item = [String; 6]> {
+    let alike = |a: &Alternative, b: &Alternative| match (&a.outcome, &b.outcome) {
+        (Outcome::Refused { code: x, repairs: r, .. }, Outcome::Refused { code: y, repairs: s, .. }) => {
+            a.strategy == b.strategy && x == y && r == s
+        }
+        _ => false,
+    };
+    alternatives.chunk_by(alike).map(|group| {
+        let mut cells = row(&group[0]);
+        if group.len() > 1 {
+            cells[1] = format!("{}, {} more", cells[1], group.len() - 1);
+        }
+        cells
+    })
 }
 
 fn row(alternative: &Alternative) -> [String; 6] {

@@ -67,7 +67,7 @@ impl Strategy for DataParallel {
         "sequences of the batch % P = 0"
     }
     fn axes(&self) -> &'static [&'static str] {
-        &["dp"]
+        &[DATA_AXIS]
     }
     fn place(&self, axes: &[AxisId], placement: &mut Placement) {
         placement.batch.push(axes[0]);
@@ -257,6 +257,9 @@ pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) ->
     };
     Err(Diagnostic::new("P12", problem).help("as in `ulysses=4,tp=2`, major to minor"))
 }
+
+/// The mesh axis of data parallelism.
+pub const DATA_AXIS: &str = "dp";
 
 /// The most ranks that a mesh may have.
 pub const MAX_RANKS: u64 = 1 << 20;

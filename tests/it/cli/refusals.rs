@@ -219,6 +219,7 @@ fn places_that_cannot_be_written_to() {
 
 /// A folder without the right to write; the superuser has it everywhere, so nothing can be shown then.
 #[cfg(unix)]
+#[expect(clippy::print_stderr, reason = "a test that cannot show anything says so")]
 fn read_only(at: &Path) {
     use std::os::unix::fs::PermissionsExt;
     let folder = at.join("closed");

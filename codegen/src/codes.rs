@@ -1,0 +1,16 @@
+//! Every diagnostic code of this crate with the rule behind it, for the reference page.
+
+use ithaca_ir::codes::Code;
+
+const fn code(code: &'static str, rule: &'static str) -> Code {
+    Code { code, rule }
+}
+
+/// Codes of schedules that have no emitted form.
+pub const EMIT: &[Code] = &[
+    code("S40", "every task and collective of the schedule has an emitted form"),
+    code("S41", "tensors have at most as many dimensions as emitted kernels take"),
+];
+
+/// The sections of this crate's codes, with their titles.
+pub const SECTIONS: &[(&str, &[Code])] = &[("Emission", EMIT)];

@@ -1,0 +1,54 @@
+//! Every diagnostic code of this crate with the rule behind it, for the reference page.
+
+use ithaca_ir::codes::Code;
+
+const fn code(code: &'static str, rule: &'static str) -> Code {
+    Code { code, rule }
+}
+
+/// Codes of models, workloads, clusters and plans.
+pub const MODEL: &[Code] = &[
+    code("M01", "the description of a model is a JSON object"),
+    code("M02", "`model_type` names a family that is supported"),
+    code("M03", "a field of the description has the JSON type that it needs"),
+    code("M04", "a number of the description is in the range that makes sense"),
+    code("M05", "no field asks for a computation that is not supported"),
+    code("M06", "every field of the description is known, or declared to have no influence"),
+    code("M07", "sizes and spellings of the description fit each other"),
+    code("M08", "the sequence is not longer than the learned positions"),
+    code("M09", "the mode is one that is supported"),
+    code("M10", "the workload is in range"),
+    code("M11", "the checkpoint has the head of a language model"),
+    code("M12", "only fields that are not understood are ignored"),
+    code("M20", "a cluster is TOML with every key, none unknown, and a source for each number"),
+    code("M21", "the figures of a cluster are possible"),
+    code("M22", "a cluster's name is that of a built-in profile"),
+    code("M30", "a plan is whole JSON"),
+    code("M31", "a plan has every field, none unknown, each of the right kind"),
+    code("M32", "a plan has the version that this program reads"),
+    code("M33", "the parts of a plan agree: digest, GPUs, mesh, pipeline, collectives"),
+];
+
+/// Codes of passes and of the planner.
+pub const PASS: &[Code] = &[
+    code("P01", "a pipeline is passes between commas, options in braces"),
+    code("P02", "every pass and option of a pipeline is known"),
+    code("P03", "a pass runs on the level that it takes"),
+    code("P04", "every attention operation of the program was rewritten"),
+    code("P10", "every strategy is known, and those of a product use different axes"),
+    code("P11", "the mesh has the axes that the strategies use, and no other"),
+    code("P12", "a mesh is axes with positive sizes between commas, none named twice"),
+    code("P20", "query heads divide by the head degree"),
+    code("P21", "key/value heads are a multiple or a divisor of the head degree"),
+    code("P22", "the feed-forward width divides by the tensor degree"),
+    code("P23", "tokens divide by the sequence degree"),
+    code("P24", "no mask lets tokens see the padding of a sequence"),
+    code("P25", "sequences of the batch divide by the data-parallel degree"),
+    code("P30", "the cluster has the GPUs, and some strategy has a mesh of them"),
+    code("P31", "some candidate is legal"),
+    code("P32", "some candidate fits in memory"),
+];
+
+/// The sections of this crate's codes, with their titles.
+pub const SECTIONS: &[(&str, &[Code])] =
+    &[("Models, workloads, clusters and plans", MODEL), ("Passes and the planner", PASS)];

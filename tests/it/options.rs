@@ -1,0 +1,251 @@
+//! Layouts that do not divide: uneven heads and padded sequences compute the same, and every refusal names repairs that
+//! work when they are fed back into the command line.
+
+use std::path::Path;
+
+use clap::Parser;
+use ithaca::cli::{Cli, Command};
+use ithaca_ir::verify::verify;
+use ithaca_ir::{Diagnostic, Module};
+use ithaca_kernels::store::RandomTensors;
+use ithaca_kernels::{compare, cpu, oracle};
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile::compile;
+use ithaca_passes::import::{Workload, import};
+use ithaca_passes::pass::Volume;
+use ithaca_passes::planner::{self, Program, Ranked, Refusal, Request};
+use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
+use serde_json::{Value, json};
+
+/// A tiny model of a family with these heads.
+fn model(family: &str, heads: u64, kv_heads: u64) -> Value {
+    match family {
+        "gpt2" => json!({
+            "model_type": "gpt2", "n_embd": heads * 8, "n_head": heads, "n_layer": 2, "n_positions": 128, "vocab_size": 96
+        }),
+        _ => json!({
+            "model_type": family, "hidden_size": heads * 8, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": 8, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 96, "dtype": "float32"
+        }),
+    }
+}
+
+fn program(family: &str, heads: u64, kv_heads: u64, tokens: u64) -> Module {
+    import(&model(family, heads, kv_heads), family, &Workload::prefill(2, tokens)).unwrap()
+}
+
+fn options(strategy: &str, mesh: &str, heads: HeadSplit, sequence: SequenceFit) -> ShardOptions {
+    ShardOptions { heads, sequence, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) }
+}
+
+/// Compiles, runs both ways, and compares with the whole program; the per-rank program is given back.
+fn equals_whole(module: &Module, options: &ShardOptions) -> Module {
+    let case = format!("{} {} on {}", module.name, options.strategy, options.mesh);
+    let compiled = compile(module, options, &Volume).unwrap_or_else(|d| panic!("{case}: {d:?}"));
+    verify(&compiled.per_rank).unwrap();
+    let tensors = RandomTensors::of_module(module, 3);
+    let whole = oracle::run::<f64>(module, &tensors, &tensors).unwrap();
+    let ranks = oracle::run_ranks::<f64>(&compiled.per_rank, &tensors, &tensors)
+        .unwrap_or_else(|e| panic!("{case}: {e}"));
+    for row in compare::outputs(&ranks, &whole) {
+        assert!(row.verdict.within(1e-9), "{case}: {row:?}");
+    }
+    let run = cpu::execute(&compiled.schedule, &tensors, &tensors, &cpu::Options::default())
+        .unwrap_or_else(|e| panic!("{case}: {e}"));
+    for (name, tensor) in &run.outputs {
+        assert_eq!(tensor.shape, whole[name].shape, "{case}: outputs are cut back");
+    }
+    for row in compare::outputs(&run.outputs, &whole) {
+        assert!(row.verdict.within(1e-3), "{case}: {row:?}");
+    }
+    assert_eq!(run.traffic, ithaca_ir::traffic::of_module(&compiled.per_rank), "{case}");
+    compiled.per_rank
+}
+
+#[test]
+fn uneven_heads_compute_the_same() {
+    for (family, heads, kv_heads, degree) in [
+        ("llama", 7, 7, 4),
+        ("llama", 28, 4, 3),
+        ("qwen2", 14, 7, 4),
+        ("gpt2", 12, 12, 8),
+        ("gpt2", 12, 12, 5),
+    ] {
+        let module = program(family, heads, kv_heads, 4 * degree);
+        equals_whole(
+            &module,
+            &options("ulysses", &format!("ulysses={degree}"), HeadSplit::Uneven, SequenceFit::Exact),
+        );
+        let tensor = options("megatron-tp", &format!("tp={degree}"), HeadSplit::Uneven, SequenceFit::Exact);
+        match compile(&module, &tensor, &Volume) {
+            Ok(_) => drop(equals_whole(&module, &tensor)),
+            // The feed-forward width has no uneven split.
+            Err(d) => assert_eq!(d[0].code, "P22", "{family} {heads}/{kv_heads} on {degree}: {d:?}"),
+        }
+    }
+}
+
+#[test]
+fn uneven_heads_are_dealt_by_group_and_leave_no_rank_without() {
+    let module = program("llama", 28, 7, 16);
+    let per_rank =
+        equals_whole(&module, &options("ulysses", "ulysses=4", HeadSplit::Uneven, SequenceFit::Exact));
+    let space = &per_rank.space;
+    let axis = space.mesh.axis("ulysses").unwrap();
+    for (name, expected) in [("k", [2, 2, 2, 1]), ("h", [8, 8, 8, 4])] {
+        let dim = space.dim(name).unwrap();
+        let dealt = space.mesh.iter_ranks().map(|rank| space.range(dim, &[axis], rank));
+        assert_eq!(dealt.map(|r| r.end - r.start).collect::<Vec<_>>(), expected, "{name}");
+    }
+}
+
+#[test]
+fn sequences_that_do_not_divide_are_padded_and_cut_back() {
+    for (family, heads, kv_heads) in [("llama", 8, 4), ("mistral", 8, 8), ("gpt2", 8, 8)] {
+        for tokens in [61, 63, 33] {
+            let module = program(family, heads, kv_heads, tokens);
+            for (strategy, mesh) in [
+                ("ulysses", "ulysses=2"),
+                ("ulysses", "ulysses=4"),
+                ("ulysses", "ulysses=8"),
+                ("megatron-tp", "tp=2"),
+                ("megatron-tp-sp", "tp=4"),
+                ("ulysses+megatron-tp", "ulysses=2,tp=2"),
+                ("ulysses+megatron-tp-sp", "tp=2,ulysses=2"),
+            ] {
+                equals_whole(&module, &options(strategy, mesh, HeadSplit::Even, SequenceFit::Pad));
+            }
+        }
+    }
+}
+
+#[test]
+fn both_at_once() {
+    let module = program("llama", 28, 4, 62);
+    equals_whole(&module, &options("ulysses", "ulysses=3", HeadSplit::Uneven, SequenceFit::Pad));
+    let module = program("llama", 7, 7, 61);
+    equals_whole(&module, &options("ulysses", "ulysses=4", HeadSplit::Uneven, SequenceFit::Pad));
+}
+
+#[test]
+fn refusals_name_the_quantity_and_what_allows_it() {
+    for (module, strategy, mesh, code, words) in [
+        (program("llama", 7, 7, 64), "ulysses", "ulysses=4", "P20", &["7 query heads", "4"][..]),
+        (program("llama", 12, 4, 63), "ulysses", "ulysses=3", "P21", &["4 key/value heads", "3"]),
+        (program("llama", 8, 8, 61), "ulysses", "ulysses=4", "P23", &["61 tokens", "4", "--pad-sequence"]),
+        (program("llama", 10, 10, 60), "megatron-tp", "tp=5", "P22", &["= 96", "5"]),
+    ] {
+        let refusal =
+            compile(&module, &options(strategy, mesh, HeadSplit::Even, SequenceFit::Exact), &Volume);
+        let refusal: Diagnostic = refusal.expect_err(strategy).remove(0);
+        assert_eq!(refusal.code, code, "{refusal:?}");
+        let text = refusal.render(None);
+        for word in words {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+    }
+}
+
+/// Every folder of `examples/`, with its description.
+fn examples() -> Vec<(String, Value)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root).unwrap() {
+        let folder = entry.unwrap().path();
+        if let Ok(text) = std::fs::read_to_string(folder.join("config.json")) {
+            let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+            found.push((name, serde_json::from_str(&text).unwrap()));
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+/// Plans by the words of a command line, as `ithaca plan MODEL` does.
+fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<Refusal>> {
+    let line = ["ithaca", "plan", "model"].into_iter().map(str::to_owned).chain(words.iter().cloned());
+    let Command::Plan(args) = Cli::try_parse_from(line).unwrap_or_else(|e| panic!("{words:?}: {e}")).command
+    else {
+        panic!("the line says `plan`")
+    };
+    let cluster = Cluster::named(args.layout.cluster.as_deref().unwrap_or("dgx-h100")).unwrap();
+    let (mesh, gpus) = ithaca::subject::mesh(&args.layout).unwrap();
+    let mut flags = ShardOptions::default();
+    ithaca::subject::set_flags(&mut flags, &args.layout);
+    let request = Request {
+        gpus: gpus.unwrap(),
+        batch: 1,
+        strategy: args.layout.strategy,
+        mesh,
+        heads: flags.heads,
+        sequence: flags.sequence,
+    };
+    let module = module(args.workload.seq.unwrap());
+    planner::rank(&Program { module: &module, cluster: &cluster }, &cluster, &request)
+}
+
+/// The words of a request with those of a repair in place of the options that it names.
+fn repaired(words: &[String], repair: &str) -> Vec<String> {
+    let repair: Vec<&str> = repair.split_whitespace().collect();
+    let mut words = words.to_vec();
+    for flag in repair.iter().filter(|w| w.starts_with("--")) {
+        if let Some(at) = words.iter().position(|w| w == flag) {
+            let takes_value = words.get(at + 1).is_some_and(|w| !w.starts_with("--"));
+            words.drain(at..at + 1 + usize::from(takes_value));
+        }
+    }
+    words.extend(repair.into_iter().map(str::to_owned));
+    words
+}
+
+/// A request gives a plan, or a refusal each of whose repairs gives one; says whether it was refused.
+fn plan_or_repairs(name: &str, module: &dyn Fn(u64) -> Module, words: &[String]) -> bool {
+    match plan(module, words) {
+        Ok(ranked) => {
+            verify(&ranked.chosen.compiled.per_rank).unwrap();
+            false
+        }
+        Err(refusal) => {
+            let Diagnostic { repairs, code, message, .. } = &refusal.diagnostic;
+            assert!(!repairs.is_empty(), "{name} {words:?}: {code} {message} has no repair");
+            for repair in repairs {
+                let again = repaired(words, repair);
+                if let Err(refusal) = plan(module, &again) {
+                    panic!("{name} {words:?}: repair `{repair}` is refused: {:?}", refusal.diagnostic);
+                }
+            }
+            true
+        }
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn every_example_has_a_plan_or_repairs_that_work() {
+    for (name, config) in examples() {
+        let tokens = if config["model_type"] == "gpt2" { 1024 } else { 8192 };
+        let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
+        for gpus in [2, 3, 4, 6, 8, 16, 64] {
+            plan_or_repairs(&name, &module, &words(&format!("--gpus {gpus} --seq {tokens}")));
+        }
+    }
+}
+
+#[test]
+fn every_strategy_has_a_plan_or_repairs_that_work() {
+    let mut refused = 0;
+    for (name, config) in examples() {
+        let tokens = if config["model_type"] == "gpt2" { 1024 } else { 8192 };
+        let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
+        for strategy in ["ulysses", "megatron-tp", "megatron-tp-sp", "ulysses+megatron-tp-sp"] {
+            for gpus in [3, 6, 8] {
+                let line = format!("--gpus {gpus} --seq {tokens} --strategy {strategy}");
+                refused += usize::from(plan_or_repairs(&name, &module, &words(&line)));
+            }
+        }
+    }
+    assert!(refused > 10, "28 heads on 8 ranks and the like are refused");
+}
