@@ -83,10 +83,12 @@ fn blocks(size: u64, rows: &[Vec<u64>], tile: &Tile) -> Vec<Strip> {
     for (row, i) in rows[touched.clone()].iter().zip(touched) {
         let i = i128::try_from(i).expect("an index is no larger than 64 bits");
         let mut runs: Vec<Run> = Vec::new();
-        let first = row.partition_point(|&block| (i128::from(block) + 1) * size <= tile.keys.start);
+        // Blocks that no sequence has may be out of range.
+        let position = |block: i128| block.saturating_mul(size);
+        let first = row.partition_point(|&block| position(i128::from(block) + 1) <= tile.keys.start);
         for &block in &row[first..] {
-            let start = (i128::from(block) * size).max(tile.keys.start);
-            let end = ((i128::from(block) + 1) * size).min(tile.keys.end);
+            let start = position(i128::from(block)).max(tile.keys.start);
+            let end = position(i128::from(block) + 1).min(tile.keys.end);
             if start >= tile.keys.end {
                 break;
             }

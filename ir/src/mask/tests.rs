@@ -255,6 +255,8 @@ fn masks_that_make_no_sense_are_refused_and_do_not_panic() {
         of(0, &[&[0]]),
         of(4, &[&[1, 0]]),
         of(4, &[&[4]]),
+        of(u64::MAX, &[&[1, u64::MAX]]),
+        Mask::All(vec![Mask::Documents(vec![0, 9, 4, 16]), of(3, &[&[2, 1], &[1, 1]])]),
         of(8, &[&[], &[], &[]]),
         Mask::All(vec![]),
         Mask::Any(vec![Mask::Causal]),
@@ -264,6 +266,7 @@ fn masks_that_make_no_sense_are_refused_and_do_not_panic() {
         assert_eq!(check(&mask, &queries, &keys).unwrap_err().code, "V25", "{}", text(&mask));
         mask.pairs(0..u64::MAX, 0..u64::MAX);
         mask.reach(3..40, 2..50);
+        mask.pairs(3..40, 2..u64::MAX);
         mask.runs(u64::MAX, 0..16);
         mask.allows(u64::MAX, u64::MAX);
     }
