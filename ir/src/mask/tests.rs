@@ -114,6 +114,34 @@ fn random_masks_agree_with_the_dense_matrix() {
 }
 
 #[test]
+fn forms_keep_what_they_say() {
+    // Rows are queries, columns are keys.
+    for (mask, rows) in [
+        ("full", "####/####/####/####"),
+        ("causal", "#.../##../###./####"),
+        ("causal(queries=3, keys=5)", "###../####./#####"),
+        ("causal(queries=4, keys=2)", "../../#./##"),
+        ("window(left=1, right=0)", "#.../##../.##./..##"),
+        ("window(right=1)", "##../###./####/####"),
+        ("prefix(2)", "##../##../##../##.."),
+        ("sinks(2)", "#.../##../##../##.."),
+        ("global(1)", "####/#.../#.../#..."),
+        ("documents(0, 3, 4)", "###./###./###./...#"),
+        ("documents(0, 3, 4) & causal", "#.../##../###./...#"),
+        ("blocks(size=2, rows=[[1], [0]])", "..##./..##./##.../##.../....."),
+        ("window(left=1, right=0) | sinks(1)", "#.../##../###./#.##"),
+        ("causal | prefix(3)", "###./###./###./####"),
+        ("full & prefix(1) | causal & window(left=0)", "#.../##../#.#./#..#"),
+    ] {
+        let parsed = from_attr(crate::text::parse_attr(mask).unwrap()).unwrap();
+        let (n_q, n_k) = (rows.split('/').count() as u64, rows.find('/').unwrap() as u64);
+        let cell = |q, k| if parsed.allows(q, k) { '#' } else { '.' };
+        let found: Vec<String> = (0..n_q).map(|q| (0..n_k).map(|k| cell(q, k)).collect()).collect();
+        assert_eq!(found.join("/"), rows, "{mask}");
+    }
+}
+
+#[test]
 fn text_gives_the_mask_back() {
     for seed in 0..2000 {
         let mask = Random(seed).mask(20, 20, 3);
