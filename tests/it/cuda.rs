@@ -177,16 +177,21 @@ fn nvcc_compiles_emitted_programs_without_warnings() {
         eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
         return;
     };
-    let module = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
-    for (strategy, axes) in [
+    let causal = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
+    let packed = masked(&causal, &Mask::All(vec![Mask::Documents(vec![0, 7, 131_072]), Mask::Causal]));
+    for (i, (strategy, axes)) in [
         ("ulysses", &[("ulysses", "8")][..]),
         ("megatron-tp", &[("tp", "8")]),
         ("megatron-tp-sp", &[("tp", "8")]),
         ("ulysses+megatron-tp", &[("ulysses", "4"), ("tp", "2")]),
         ("ulysses+megatron-tp-sp", &[("ulysses", "4"), ("tp", "2")]),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let out = tempfile::tempdir().unwrap();
-        emit(&module, &options(strategy, axes), out.path());
+        // One of them has a mask that is a table.
+        emit(if i == 0 { &packed } else { &causal }, &options(strategy, axes), out.path());
         let make = Command::new("make")
             .arg("-C")
             .arg(out.path())
