@@ -108,7 +108,7 @@ pub struct LayoutArgs {
     /// How many GPUs; that of the mesh when left out.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub gpus: Option<u64>,
-    /// A strategy, or a product of strategies written with a plus; all are tried when left out.
+    /// A strategy, or a product of strategies written with a plus; `plan` tries all when it is left out.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
     /// Sizes of mesh axes, major to minor.
@@ -203,7 +203,7 @@ pub struct RunArgs {
     /// A safetensors file with expected outputs; the whole program's own when left out.
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// The largest absolute error that passes.
+    /// The largest error, absolute or relative, that passes.
     #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: f64,
     /// Where to write outputs, as safetensors.

@@ -48,7 +48,7 @@ pub fn model(path: &Path) -> Result<Model> {
 /// Reads a plan.
 ///
 /// # Errors
-/// `C01` when the file is missing, and what [`Plan::parse`] refuses.
+/// `C01` when the file is missing, and what [`Plan::from_json`] refuses.
 pub fn plan(path: &Path) -> Result<Plan> {
     let text = files::read_text(path)?;
     Plan::from_json(&path.display().to_string(), &text).map_err(Failure::from)

@@ -11,6 +11,7 @@ mod generate;
 mod goldens;
 mod masks;
 mod options;
+mod passes;
 mod random;
 mod readme;
 mod reference;
