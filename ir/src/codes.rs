@@ -71,6 +71,10 @@ pub const MODULE: &[Code] = &[
     ),
     code("V23", "mesh axes have different names, sizes from 1, and at most 2^20 ranks in all"),
     code("V24", "no tensor has more than 2^62 bytes, and no attribute is infinite or not a number"),
+    code(
+        "V25",
+        "a mask fits its sequences: lengths and tables are those of its queries and keys, bounds of documents ascend from 0",
+    ),
 ];
 
 /// Invariants of schedules.

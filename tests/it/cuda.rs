@@ -8,15 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ithaca_codegen::cuda;
-use ithaca_ir::Module;
 use ithaca_ir::verify::verify;
+use ithaca_ir::{Mask, Module};
+use ithaca_kernels::oracle;
 use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
+use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
 use ithaca_passes::import::{Workload, import};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 use serde_json::Value;
+
+use crate::masks::masked;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -52,11 +56,17 @@ fn found(tool: &str) -> bool {
 /// Runs a golden on the host; gives the largest error of the logits.
 fn error_on_host(golden: &str, strategy: &str, axes: &[(&str, &str)], ranks: usize) -> f64 {
     let directory = root().join("tests/goldens").join(golden);
-    let io = directory.join("io.safetensors");
-    let expected = SafeTensorsFile::open(&io).unwrap();
+    let expected = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
     let shape = expected.shape("input_ids").unwrap();
+    let module = module(&directory, &Workload::prefill(shape[0], shape[1]));
+    let logits = logits_on_host(&directory, &module, &options(strategy, axes), ranks);
+    compare(&logits, &expected.read("logits").unwrap())
+}
+
+/// The logits of `module`, with weights and inputs of the golden in `directory`, from a program that checks itself.
+fn logits_on_host(directory: &Path, module: &Module, options: &ShardOptions, ranks: usize) -> Tensor<f64> {
     let out = tempfile::tempdir().unwrap();
-    emit(&module(&directory, &Workload::prefill(shape[0], shape[1])), &options(strategy, axes), out.path());
+    emit(module, options, out.path());
     let run = Command::new("bash")
         .arg(root().join("tests/cuda/host/run.sh"))
         .arg(out.path())
@@ -64,19 +74,22 @@ fn error_on_host(golden: &str, strategy: &str, axes: &[(&str, &str)], ranks: usi
         .arg("--weights")
         .arg(directory.join("model.safetensors"))
         .arg("--inputs")
-        .arg(&io)
+        .arg(directory.join("io.safetensors"))
         .arg("--output")
         .arg(out.path().join("out.safetensors"))
         .arg("--self-check")
         .output()
         .unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{golden} {strategy}: {stdout}{stderr}");
-    assert!(stdout.contains("self-check logits"), "{golden} {strategy}: {stdout}");
-    let got = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap().read("logits").unwrap();
-    let expected = expected.read("logits").unwrap();
-    assert_eq!(got.shape, expected.shape);
-    got.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    assert!(run.status.success(), "{} on {ranks} ranks: {stdout}{stderr}", module.name);
+    assert!(stdout.contains("self-check logits"), "{} on {ranks} ranks: {stdout}", module.name);
+    SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap().read("logits").unwrap()
+}
+
+/// The largest difference.
+fn compare(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
+    assert_eq!(found.shape, expected.shape);
+    found.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
 #[test]
@@ -98,6 +111,35 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
     ] {
         let error = error_on_host(golden, strategy, axes, ranks);
         assert!(error < 1e-5, "{golden} under {strategy} on {ranks} ranks: error {error:.3e}");
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
+fn emitted_programs_follow_any_mask_on_the_host() {
+    if !found("g++") || !found("bash") {
+        eprintln!("skipped: g++ and bash are needed");
+        return;
+    }
+    let directory = root().join("tests/goldens/llama-gqa");
+    let weights = SafeTensorsFile::open(directory.join("model.safetensors")).unwrap();
+    let io = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
+    let shape = io.shape("input_ids").unwrap();
+    let n = shape[1];
+    let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
+    // All but the last are emitted as tables of strips.
+    for mask in [
+        Mask::All(vec![Mask::Documents(vec![0, 3, n - 2, n]), Mask::Causal]),
+        Mask::Any(vec![window(2, 0), Mask::Sinks(1), Mask::Blocks { size: 3, rows: vec![vec![1], vec![]] }]),
+        // Queries of the third block see nothing.
+        Mask::All(vec![Mask::Blocks { size: 2, rows: vec![vec![0, 2], vec![1], vec![]] }, window(4, 4)]),
+        Mask::All(vec![Mask::CausalAtEnd { queries: n, keys: n }, window(3, 9)]),
+    ] {
+        let module = masked(&module(&directory, &Workload::prefill(shape[0], n)), &mask);
+        let expected = &oracle::run::<f64>(&module, &weights, &io).unwrap()["logits"];
+        let options = options("ulysses", &[("ulysses", "2")]);
+        let error = compare(&logits_on_host(&directory, &module, &options, 2), expected);
+        assert!(error < 1e-5, "{mask:?}: error {error:.3e}");
     }
 }
 
@@ -138,16 +180,21 @@ fn nvcc_compiles_emitted_programs_without_warnings() {
         eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
         return;
     };
-    let module = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
-    for (strategy, axes) in [
+    let causal = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
+    let packed = masked(&causal, &Mask::All(vec![Mask::Documents(vec![0, 7, 131_072]), Mask::Causal]));
+    for (i, (strategy, axes)) in [
         ("ulysses", &[("ulysses", "8")][..]),
         ("megatron-tp", &[("tp", "8")]),
         ("megatron-tp-sp", &[("tp", "8")]),
         ("ulysses+megatron-tp", &[("ulysses", "4"), ("tp", "2")]),
         ("ulysses+megatron-tp-sp", &[("ulysses", "4"), ("tp", "2")]),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let out = tempfile::tempdir().unwrap();
-        emit(&module, &options(strategy, axes), out.path());
+        // One of them has a mask that is a table.
+        emit(if i == 0 { &packed } else { &causal }, &options(strategy, axes), out.path());
         let make = Command::new("make")
             .arg("-C")
             .arg(out.path())

@@ -12,10 +12,10 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
 /// What double precision leaves of the order of summation.
-const EXACT: f64 = 1e-9;
+pub(crate) const EXACT: f64 = 1e-9;
 
 /// What single precision leaves, against logits of another implementation.
-const CLOSE: f64 = 1e-5;
+pub(crate) const CLOSE: f64 = 1e-5;
 
 const LAYOUTS: [(&str, &str); 12] = [
     ("data-parallel", "dp=2"),
@@ -33,11 +33,11 @@ const LAYOUTS: [(&str, &str); 12] = [
 ];
 
 /// A golden as it lies in its folder.
-struct Golden {
-    name: String,
-    module: Module,
-    weights: Box<dyn TensorSource>,
-    io: Box<dyn TensorSource>,
+pub(crate) struct Golden {
+    pub(crate) name: String,
+    pub(crate) module: Module,
+    pub(crate) weights: Box<dyn TensorSource>,
+    pub(crate) io: Box<dyn TensorSource>,
 }
 
 fn goldens() -> Vec<Golden> {
@@ -48,7 +48,8 @@ fn goldens() -> Vec<Golden> {
     folders.iter().map(|folder| golden(folder)).collect()
 }
 
-fn golden(folder: &std::path::Path) -> Golden {
+/// The golden in a folder.
+pub(crate) fn golden(folder: &std::path::Path) -> Golden {
     let name = folder.file_name().unwrap().to_string_lossy().into_owned();
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let io = store::open(folder.join("io.safetensors")).unwrap();

@@ -275,11 +275,23 @@ impl Body<'_> {
             q = self.builder.push(rotary.clone(), &[q, self.positions]).unwrap();
             key = self.builder.push(rotary, &[key, self.positions]).unwrap();
         }
+        let n = self.builder.space().dims[s].valid;
+        let window = |left, right| Mask::Window { left, right };
         let mask = choices.one_of(&[
             Mask::Causal,
             Mask::Full,
-            Mask::Window { left: Some(2), right: Some(0) },
-            Mask::Window { left: None, right: Some(1) },
+            window(Some(2), Some(0)),
+            window(None, Some(1)),
+            Mask::CausalAtEnd { queries: n, keys: n },
+            Mask::Any(vec![Mask::Causal, Mask::Prefix(2)]),
+            Mask::Any(vec![window(Some(1), Some(0)), Mask::Sinks(1)]),
+            Mask::All(vec![Mask::Documents(vec![0, 2, n]), Mask::Causal]),
+            // The queries of the second block see nothing.
+            Mask::All(vec![
+                window(Some(3), Some(3)),
+                Mask::Blocks { size: 1, rows: vec![vec![0, 2], vec![]] },
+            ]),
+            Mask::Any(vec![Mask::Global(1), Mask::Blocks { size: 2, rows: vec![vec![], vec![1]] }]),
         ]);
         let softcap = choices.one_of(&[None, Some(0.5)]);
         let roles =

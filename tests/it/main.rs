@@ -9,6 +9,7 @@ mod examples;
 mod filetests;
 mod generate;
 mod goldens;
+mod masks;
 mod options;
 mod passes;
 mod random;

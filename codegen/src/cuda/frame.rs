@@ -212,16 +212,27 @@ impl<'s> Emitter<'_, 's> {
                 call("rotary", &attributes)
             }
             Op::Attention(attention) => {
-                let (left, right) = attention.mask.band();
-                // Beyond the longest sequence a bound is none.
-                let side = |n: Option<u64>| match n {
-                    Some(n) if n <= ithaca_ir::Dim::MAX_SIZE => n.to_string(),
-                    _ => "-1".to_owned(),
-                };
-                let softcap = attention.softcap.unwrap_or(0.0);
-                let attributes =
-                    [side(left), side(right), names::double(attention.scale), names::double(softcap)];
-                call("attention", &attributes)
+                let scale = names::double(attention.scale);
+                let softcap = names::double(attention.softcap.unwrap_or(0.0));
+                // One band is two numbers; any other mask is a table of its strips.
+                let band = attention.mask.offsets().and_then(|(low, high)| {
+                    let side = |bound: Option<i128>| match bound {
+                        // Beyond the longest sequence a bound is none.
+                        None => Some(-1),
+                        Some(n) if n > i128::from(ithaca_ir::Dim::MAX_SIZE) => Some(-1),
+                        Some(n) => (n >= 0).then_some(n),
+                    };
+                    Some([side(low.map(|low| -low))?.to_string(), side(high)?.to_string()])
+                });
+                match band {
+                    Some([left, right]) => call("attention", &[left, right, scale, softcap]),
+                    None => {
+                        let space = &self.cx.schedule.space;
+                        let [queries, keys] = [attention.queries, attention.keys].map(|d| space.dims[d].size);
+                        let table = self.cx.tables.mask(&attention.mask, queries, keys);
+                        call("attention", &[format!("device.table({table})"), scale, softcap])
+                    }
+                }
             }
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::Slice { .. } => call("slice", &[]),

@@ -222,7 +222,7 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
     let _ = writeln!(out, "        space, {}, {},", schedule.arena_bytes(), cx.events[cx.events.len() - 1]);
     let _ = writeln!(out, "        {{{}}},", list("S", cx.tables.sources.len()));
     out.push_str("        {\n");
-    for table in &cx.tables.frequencies {
+    for table in &cx.tables.constants {
         let values: Vec<String> = table.iter().map(|&f| names::double(f)).collect();
         let _ = writeln!(out, "            {{{}}},", values.join(", "));
     }

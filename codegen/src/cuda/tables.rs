@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use ithaca_ir::mask::Bound;
 use ithaca_ir::ops::{Binding, Rotary};
 use ithaca_ir::schedule::Transfer;
-use ithaca_ir::{DType, TensorType};
+use ithaca_ir::{DType, Mask, TensorType};
 
 /// A weight or input of the program, for all frames that read it.
 pub(super) struct Source {
@@ -28,7 +29,8 @@ pub(super) struct Tables {
     pub(super) types: Vec<TensorType>,
     pub(super) transfers: Vec<Transfer>,
     pub(super) sources: Vec<Source>,
-    pub(super) frequencies: Vec<Vec<f64>>,
+    /// Constants that kernels read: frequencies of rotary embeddings, strips of masks.
+    pub(super) constants: Vec<Vec<f64>>,
 }
 
 impl Tables {
@@ -46,7 +48,31 @@ impl Tables {
 
     /// The number of a rotary embedding's frequencies.
     pub(super) fn frequencies(&mut self, rotary: &Rotary) -> usize {
-        intern(&mut self.frequencies, &rotary.frequencies())
+        intern(&mut self.constants, &rotary.frequencies())
+    }
+
+    /// The number of the strips of a mask over `n_queries` and `n_keys` positions.
+    ///
+    /// The table is the number of strips; then for each the first query, the query behind the last, and where its runs
+    /// start and end, counted in runs; then for each run its start and its end, each as a factor of the query, 0 or 1,
+    /// and a summand. Positions are below 2^41, so they are exact.
+    pub(super) fn mask(&mut self, mask: &Mask, n_queries: u64, n_keys: u64) -> usize {
+        let strips = mask.strips(0..n_queries, 0..n_keys);
+        let mut head = vec![strips.len() as f64];
+        let mut runs = Vec::new();
+        for strip in &strips {
+            let first = runs.len() / 4;
+            for bound in strip.runs.iter().flat_map(|run| [run.start, run.end]) {
+                runs.extend(match bound {
+                    Bound::At(key) => [0.0, key as f64],
+                    Bound::Beside(distance) => [1.0, distance as f64],
+                });
+            }
+            let numbers = [strip.queries.start as f64, strip.queries.end as f64];
+            head.extend(numbers.into_iter().chain([first as f64, (runs.len() / 4) as f64]));
+        }
+        head.extend(runs);
+        intern(&mut self.constants, &head)
     }
 
     /// The number of a source that a frame reads in `layers`.

@@ -167,6 +167,7 @@ pub(super) fn infer(
     if let Some(cap) = softcap.filter(|&cap| !(cap.is_finite() && cap > 0.0)) {
         return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
     }
+    crate::mask::check(&attention.mask, &space.dims[queries], &space.dims[keys])?;
     Ok(attention.result(q, v))
 }
 

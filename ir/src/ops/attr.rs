@@ -7,7 +7,7 @@ use std::fmt;
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::entity::Arena;
-use crate::mask::Mask;
+use crate::mask;
 use crate::mesh::AxisId;
 use crate::module::{FuncId, Function};
 use crate::ops::{Attention, Binary, Binding, Op, Rotary, Scaling, Unary};
@@ -32,6 +32,12 @@ pub enum Attr {
     List(Vec<Attr>),
     /// `name(key=value, …)`.
     Call(String, Vec<(String, Attr)>),
+    /// `name(1, 2, …)`.
+    Numbers(String, Vec<u64>),
+    /// `a & b & …`.
+    All(Vec<Attr>),
+    /// `a | b | …`.
+    Any(Vec<Attr>),
 }
 
 impl fmt::Display for Attr {
@@ -58,8 +64,37 @@ impl fmt::Display for Attr {
                 }
                 f.write_str(")")
             }
+            Attr::Numbers(name, numbers) => {
+                write!(f, "{name}(")?;
+                for (i, n) in numbers.iter().enumerate() {
+                    write!(f, "{}{n}", if i == 0 { "" } else { ", " })?;
+                }
+                f.write_str(")")
+            }
+            Attr::All(parts) => write_chain(f, " & ", parts),
+            Attr::Any(parts) => write_chain(f, " | ", parts),
         }
     }
+}
+
+/// Parts that are chains themselves stand in parentheses, whether they need them or not.
+fn write_chain(f: &mut fmt::Formatter<'_>, sign: &str, parts: &[Attr]) -> fmt::Result {
+    for (i, part) in parts.iter().enumerate() {
+        f.write_str(if i == 0 { "" } else { sign })?;
+        match part {
+            Attr::All(_) | Attr::Any(_) => write!(f, "({part})")?,
+            Attr::Int(_)
+            | Attr::Float(_)
+            | Attr::Text(_)
+            | Attr::Word(_)
+            | Attr::Func(_)
+            | Attr::Range(..)
+            | Attr::List(_)
+            | Attr::Call(..)
+            | Attr::Numbers(..) => write!(f, "{part}")?,
+        }
+    }
+    Ok(())
 }
 
 /// A string in quotes, with `"`, `\` and control characters escaped.
@@ -106,20 +141,20 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
-    fn optional(&mut self, key: &str) -> Option<Attr> {
+    pub(crate) fn optional(&mut self, key: &str) -> Option<Attr> {
         let i = self.items.iter().position(|(k, _)| k == key)?;
         Some(self.items.remove(i).1)
     }
 
-    fn required(&mut self, key: &str) -> Result<Attr, AttrError> {
+    pub(crate) fn required(&mut self, key: &str) -> Result<Attr, AttrError> {
         self.optional(key).ok_or_else(|| format!("`{}` lacks attribute `{key}`", self.op))
     }
 
-    fn wrong(&self, key: &str, expected: &str, found: &Attr) -> AttrError {
+    pub(crate) fn wrong(&self, key: &str, expected: &str, found: &Attr) -> AttrError {
         format!("attribute `{key}` of `{}` must be {expected}, not `{found}`", self.op)
     }
 
-    fn int(&mut self, key: &str) -> Result<u64, AttrError> {
+    pub(crate) fn int(&mut self, key: &str) -> Result<u64, AttrError> {
         match self.required(key)? {
             Attr::Int(n) => Ok(n),
             other => Err(self.wrong(key, "a whole number", &other)),
@@ -203,7 +238,7 @@ impl Attrs {
         names.space.mesh.axis(&word).ok_or_else(|| format!("`{word}` is not an axis of the mesh"))
     }
 
-    fn finish(self) -> Result<(), AttrError> {
+    pub(crate) fn finish(self) -> Result<(), AttrError> {
         match self.items.first() {
             None => Ok(()),
             Some((key, _)) => Err(format!("`{}` has no attribute `{key}`", self.op)),
@@ -249,7 +284,7 @@ impl Op {
                     ("queries", dim(a.queries)),
                     ("keys", dim(a.keys)),
                     ("width", dim(a.width)),
-                    ("mask", mask_attr(&a.mask)),
+                    ("mask", mask::to_attr(&a.mask)),
                     ("scale", Attr::Float(a.scale)),
                 ];
                 attrs.extend(a.softcap.map(|cap| ("softcap", Attr::Float(cap))));
@@ -323,7 +358,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             queries: attrs.dim("queries", names)?,
             keys: attrs.dim("keys", names)?,
             width: attrs.dim("width", names)?,
-            mask: read_mask(attrs)?,
+            mask: mask::from_attr(attrs.required("mask")?)?,
             scale: attrs.float("scale")?,
             softcap: attrs.optional_float("softcap")?,
         }),
@@ -391,40 +426,6 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
         }
     }
     Ok(Binding { name, stored, view, window })
-}
-
-fn mask_attr(mask: &Mask) -> Attr {
-    match *mask {
-        Mask::Full => Attr::Word("full".to_owned()),
-        Mask::Causal => Attr::Word("causal".to_owned()),
-        Mask::Window { left, right } => {
-            let side = |key: &str, n: Option<u64>| n.map(|n| (key.to_owned(), Attr::Int(n)));
-            Attr::Call(
-                "window".to_owned(),
-                [side("left", left), side("right", right)].into_iter().flatten().collect(),
-            )
-        }
-    }
-}
-
-fn read_mask(attrs: &mut Attrs) -> Result<Mask, AttrError> {
-    let attr = attrs.required("mask")?;
-    match &attr {
-        Attr::Word(w) if w == "full" => Ok(Mask::Full),
-        Attr::Word(w) if w == "causal" => Ok(Mask::Causal),
-        Attr::Call(name, args) if name == "window" => {
-            let mut args = Attrs::new("window", args.clone());
-            let mut side = |key: &str| match args.optional(key) {
-                None => Ok(None),
-                Some(Attr::Int(n)) => Ok(Some(n)),
-                Some(other) => Err(args.wrong(key, "a number of tokens", &other)),
-            };
-            let (left, right) = (side("left")?, side("right")?);
-            args.finish()?;
-            Ok(Mask::Window { left, right })
-        }
-        other => Err(attrs.wrong("mask", "full, causal or window(left=…, right=…)", other)),
-    }
 }
 
 fn scaling_attr(scaling: &Scaling) -> Attr {

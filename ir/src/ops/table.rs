@@ -150,7 +150,7 @@ pub const TABLE: &[OpInfo] = &[
             ("queries", "the query sequence"),
             ("keys", "the key sequence"),
             ("width", "the width of a head, which the scores sum over"),
-            ("mask", "full, causal or window(left=…, right=…)"),
+            ("mask", "which keys a query sees, by position: see [the masks](text.md#masks)"),
             ("scale", "factor of the scores"),
             ("softcap", "bound of the scaled scores, softcap · tanh(score / softcap); none when left out"),
         ],

@@ -287,7 +287,41 @@ fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(Str
     Ok(pairs)
 }
 
+/// The attribute that `text` spells and nothing else, for tests of what attributes mean.
+#[cfg(test)]
+pub(crate) fn parse_attr(text: &str) -> Parsed<Attr> {
+    let mut cx = Cursor::new(text);
+    let attr = read_attr(&mut cx, 0)?;
+    match cx.peek() {
+        Token::End => Ok(attr),
+        _ => Err(cx.unexpected("the end")),
+    }
+}
+
+/// `a & b | c`: of the two signs `&` binds more tightly.
 fn read_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
+    read_chain(cx, '|', Attr::Any, |cx| read_chain(cx, '&', Attr::All, |cx| read_plain_attr(cx, depth)))
+}
+
+/// Parts with `sign` between them, or the one part that stands alone.
+fn read_chain<'a>(
+    cx: &mut Cursor<'a>,
+    sign: char,
+    chain: impl Fn(Vec<Attr>) -> Attr,
+    part: impl Fn(&mut Cursor<'a>) -> Parsed<Attr>,
+) -> Parsed<Attr> {
+    let first = part(cx)?;
+    if cx.peek() != Token::Punct(sign) {
+        return Ok(first);
+    }
+    let mut parts = vec![first];
+    while cx.eat(Token::Punct(sign)) {
+        parts.push(part(cx)?);
+    }
+    Ok(chain(parts))
+}
+
+fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
     if depth == MAX_DEPTH {
         return Err(Box::new(
             Diagnostic::new("E09", format!("attributes nest deeper than {MAX_DEPTH} levels"))
@@ -320,9 +354,23 @@ fn read_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
         Token::Word(word) => {
             cx.next();
             match cx.eat(Token::Punct('(')) {
+                true if matches!(cx.peek(), Token::Int(_)) => {
+                    let mut numbers = vec![cx.int()?];
+                    while !cx.eat(Token::Punct(')')) {
+                        cx.expect(',')?;
+                        numbers.push(cx.int()?);
+                    }
+                    Attr::Numbers(word.to_owned(), numbers)
+                }
                 true => Attr::Call(word.to_owned(), read_pairs(cx, ')', depth + 1)?),
                 false => Attr::Word(word.to_owned()),
             }
+        }
+        Token::Punct('(') => {
+            cx.next();
+            let inner = read_attr(cx, depth + 1)?;
+            cx.expect(')')?;
+            inner
         }
         Token::Punct('[') => {
             cx.next();

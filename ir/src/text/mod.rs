@@ -10,6 +10,8 @@ mod read;
 mod write;
 
 pub use cursor::closest;
+#[cfg(test)]
+pub(crate) use grammar::parse_attr;
 pub use grammar::{TypeText, VERSION};
 pub use lexer::is_identifier;
 pub(crate) use read::check_length;

@@ -235,7 +235,13 @@ fn is_finite(attr: &Attr) -> bool {
         Attr::Float(x) => x.is_finite(),
         Attr::List(items) => items.iter().all(is_finite),
         Attr::Call(_, args) => args.iter().all(|(_, value)| is_finite(value)),
-        Attr::Int(_) | Attr::Text(_) | Attr::Word(_) | Attr::Func(_) | Attr::Range(..) => true,
+        Attr::All(parts) | Attr::Any(parts) => parts.iter().all(is_finite),
+        Attr::Int(_)
+        | Attr::Text(_)
+        | Attr::Word(_)
+        | Attr::Func(_)
+        | Attr::Range(..)
+        | Attr::Numbers(..) => true,
     }
 }
 

@@ -255,11 +255,12 @@ fn one_failing_rank_stops_all_and_is_named() {
     let ids: Tensors =
         [("ids", Tensor::new(vec![7], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))].into_iter().collect();
     match execute(&lower(&module), &random, &ids, &Options::default()) {
-        Err(RunError::Rank { rank: 2, frame, work, cause, .. }) => {
+        // Either may be the first to notice, and stops the other.
+        Err(RunError::Rank { rank: 2 | 3, frame, work, cause, .. }) => {
             assert_eq!((frame.as_str(), work.as_str()), ("main", "embed"));
             assert!(matches!(*cause, RunError::TokenOutOfRange { value: 6, .. }));
         }
-        other => panic!("expected a failure of rank 2, not {other:?}"),
+        other => panic!("expected a failure of rank 2 or 3, not {other:?}"),
     }
 }
 
@@ -342,6 +343,13 @@ fn attention_in_blocks_agrees_with_plain_loops() {
         window(Some(9), Some(0)),
         window(None, Some(3)),
         window(Some(5), Some(70)),
+        Mask::CausalAtEnd { queries: 200, keys: 150 },
+        Mask::Any(vec![window(Some(9), Some(0)), Mask::Sinks(3)]),
+        Mask::Any(vec![
+            Mask::Global(2),
+            Mask::Blocks { size: 16, rows: vec![vec![1, 2, 8], vec![], vec![4]] },
+        ]),
+        Mask::All(vec![Mask::Causal, Mask::Blocks { size: 48, rows: vec![vec![0], vec![], vec![0, 2]] }]),
     ];
     let plain = masks.iter().map(|mask| attention_op(&space, "g", "t", mask.clone()));
     let Op::Attention(causal) = attention_op(&space, "g", "t", Mask::Causal) else { unreachable!() };

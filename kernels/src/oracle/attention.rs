@@ -1,5 +1,7 @@
 //! Scaled dot-product attention.
 
+use std::ops::Range;
+
 use ithaca_ir::Space;
 use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::Attention;
@@ -29,7 +31,7 @@ pub struct Extent {
     /// The position of the first query held.
     pub first_query: u64,
     /// Positions of the keys held; those of padding, at the end, are left out.
-    pub key_positions: std::ops::Range<u64>,
+    pub key_positions: Range<u64>,
     /// For each query head held, the key/value head held that serves it.
     pub served_by: Vec<usize>,
 }
@@ -79,6 +81,12 @@ impl Extent {
             served_by,
         })
     }
+
+    /// Intervals of key positions that are held, as indices of the keys held.
+    pub fn held(&self, positions: &[Range<u64>]) -> Vec<Range<usize>> {
+        let first = self.key_positions.start;
+        positions.iter().map(|r| index(r.start - first)..index(r.end - first)).collect()
+    }
 }
 
 /// `o = Σ_k softmax_k(cap(scale · q·k)) v` over the keys that the mask leaves; a query that sees no key gives zero.
@@ -95,18 +103,18 @@ pub(super) fn attention<T: Real>(
     let mut out = vec![T::ZERO; extents(region).iter().product()];
     for front in 0..x.front {
         for query in 0..x.queries {
-            let seen = attention.mask.keys(x.first_query + query as u64, x.key_positions.clone());
-            let seen = index(seen.start - x.key_positions.start)..index(seen.end - x.key_positions.start);
+            let seen = attention.mask.runs(x.first_query + query as u64, x.key_positions.clone());
+            let seen: Vec<usize> = x.held(&seen).into_iter().flatten().collect();
             for head in 0..x.heads {
                 let kv_head = x.served_by[head];
                 let at = (front * x.queries + query) * x.heads + head;
                 let q = &q[at * x.width..][..x.width];
                 let key = |j: usize| (front * x.keys + j) * x.kv_heads + kv_head;
-                let score = |j| capped(attention, scale * dot(q, &k[key(j) * x.width..][..x.width]));
-                let scores: Vec<T> = seen.clone().map(score).collect();
+                let score = |&j: &usize| capped(attention, scale * dot(q, &k[key(j) * x.width..][..x.width]));
+                let scores: Vec<T> = seen.iter().map(score).collect();
                 let Some(weights) = softmax(&scores) else { continue };
                 let o = &mut out[at * x.value_width..][..x.value_width];
-                for (j, weight) in seen.clone().zip(weights) {
+                for (&j, weight) in seen.iter().zip(weights) {
                     let v = &v[key(j) * x.value_width..][..x.value_width];
                     for (o, &v) in o.iter_mut().zip(v) {
                         *o += weight * v;

@@ -260,9 +260,17 @@ fn attention_is_the_dense_softmax() {
     space.dims.push(Dim { granule: 2, ..Dim::new("h", 4) });
     let (q, k, v) = (noise(b * s * h * d, 1), noise(b * t * g * d, 2), noise(b * t * g * d, 3));
     let window = |left, right| Mask::Window { left, right };
-    for mask in
-        [Mask::Full, Mask::Causal, window(Some(2), Some(0)), window(Some(0), None), window(None, Some(2))]
-    {
+    for mask in [
+        Mask::Full,
+        Mask::Causal,
+        Mask::CausalAtEnd { queries: 5, keys: 7 },
+        window(Some(2), Some(0)),
+        window(Some(0), None),
+        window(None, Some(2)),
+        Mask::Any(vec![window(Some(1), Some(0)), Mask::Sinks(2), Mask::Prefix(1)]),
+        // The third and fourth query see nothing.
+        Mask::All(vec![Mask::Blocks { size: 2, rows: vec![vec![0, 2], vec![], vec![1, 3]] }, Mask::Full]),
+    ] {
         let op = attention_op(&space, "g", "t", mask.clone());
         let operands = [("b s h d", F, &q[..]), ("b t g d", F, &k), ("b t g d", F, &v)];
         let found = apply(&space, op, &operands, None).unwrap();

@@ -98,9 +98,9 @@ impl Small {
 
     /// States the type of each layer, which large models may derive from `max_window_layers`.
     fn write_layer_types(&self, spec: &Spec, config: &mut Map<String, Value>) {
-        let name = |&kind: &usize| match spec.kinds[kind].mask {
-            Mask::Full | Mask::Causal => "full_attention",
-            Mask::Window { .. } => "sliding_attention",
+        let name = |&kind: &usize| match window_width(&spec.kinds[kind].mask) {
+            None => "full_attention",
+            Some(_) => "sliding_attention",
         };
         let types: Vec<&str> = self.kinds.iter().map(name).collect();
         config.insert("layer_types".to_owned(), json!(types));
@@ -151,10 +151,24 @@ fn small_layers(spec: &Spec) -> Vec<usize> {
 }
 
 fn window_of(spec: &Spec) -> Option<u64> {
-    spec.kinds.iter().find_map(|kind| match kind.mask {
+    spec.kinds.iter().find_map(|kind| window_width(&kind.mask))
+}
+
+/// Tokens that a query of a sliding window sees; a config has no way to state other masks.
+fn window_width(mask: &Mask) -> Option<u64> {
+    match mask {
         Mask::Window { left, .. } => left.map(|l| l + 1),
-        Mask::Full | Mask::Causal => None,
-    })
+        Mask::Full
+        | Mask::Causal
+        | Mask::CausalAtEnd { .. }
+        | Mask::Prefix(_)
+        | Mask::Sinks(_)
+        | Mask::Global(_)
+        | Mask::Documents(_)
+        | Mask::Blocks { .. }
+        | Mask::All(_)
+        | Mask::Any(_) => None,
+    }
 }
 
 /// `n · small / large`, rounded up.

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_ir::mask::Tile;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::Op;
-use ithaca_ir::{Diagnostic, Dim, DimId, Mask, Mesh, Module};
+use ithaca_ir::ops::{Attention, Op};
+use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module};
 
 use super::options::{HeadSplit, SequenceFit, ShardOptions};
 use super::roles::Roles;
@@ -201,18 +202,21 @@ impl Check<'_> {
                 size.next_multiple_of(degree)
             )));
         }
-        let sees_padding = |mask: &Mask| mask.band().1 != Some(0);
+        let padded = size.next_multiple_of(degree);
+        let dims = &self.module.space.dims;
+        // Padded queries may see what they like: their outputs are cut off.
+        let sees_padding =
+            |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
         let attentions = self.module.functions.values().flat_map(|f| &f.nodes);
         for node in attentions {
             let Op::Attention(a) = &node.op else { continue };
-            if a.keys == dim && sees_padding(&a.mask) {
+            if a.keys == dim && sees_padding(a) {
                 let message = format!(
                     "sequence {name} cannot be padded: its attention mask lets tokens see the padding"
                 );
                 return Err(Diagnostic::new("P24", message).help("use a length that divides"));
             }
         }
-        let padded = size.next_multiple_of(degree);
         decisions.padded.insert(dim, padded);
         decisions.notes.push(format!(
             "sequence {name} is padded from {size} to {padded} tokens; outputs are cut back and padded labels ignored"

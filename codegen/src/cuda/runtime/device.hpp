@@ -30,7 +30,7 @@ struct Program {
     int64_t arena_bytes;
     int n_events;
     std::vector<const Source*> sources;
-    std::vector<std::vector<double>> tables;  // constants that kernels read: rotary frequencies
+    std::vector<std::vector<double>> tables;  // constants that kernels read: rotary frequencies, masks
     std::vector<const Transfer*> transfers;
     std::vector<OutputOf> outputs;
     int64_t id_bound;  // token ids lie below

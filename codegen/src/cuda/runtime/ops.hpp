@@ -133,11 +133,10 @@ inline void rotary(const Device& device, Queue queue, int over, int64_t width, d
     });
 }
 
-// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]. The mask keeps keys from
-// `left` positions before the query to `right` behind it; negative is unbounded. Scaled scores are bounded by `softcap`
+// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]. Scaled scores are bounded by `softcap`
 // unless it is zero.
-inline void attention(const Device& device, Queue queue, int64_t left, int64_t right, double factor, double softcap,
-                      View q, View k, View v, View o) {
+inline void attention(const Device& device, Queue queue, const kernel::Mask& mask, double factor, double softcap, View q,
+                      View k, View v, View o) {
     const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
     const size_t n_dims = q.type.dims.size();
     kernel::AttentionShape s{};
@@ -152,8 +151,7 @@ inline void attention(const Device& device, Queue queue, int64_t left, int64_t r
     s.query_start = lq.box[n_dims - 3].start;
     s.key_start = lk.box[n_dims - 3].start;
     s.valid_keys = device.space().dims[k.type.dims[n_dims - 3]].valid;
-    s.left = left;
-    s.right = right;
+    s.mask = mask;
     s.scale = factor;
     s.softcap = softcap;
     if (s.kv_heads == 0) return;
@@ -167,6 +165,18 @@ inline void attention(const Device& device, Queue queue, int64_t left, int64_t r
         if (s.value_width <= 64) return tiled(t, kernel::attention<T, 64>, 64);
         tiled(t, kernel::attention<T, 128>, 128);
     });
+}
+
+// The mask keeps keys from `left` positions before the query to `right` behind it; negative is unbounded.
+inline void attention(const Device& device, Queue queue, int64_t left, int64_t right, double factor, double softcap,
+                      View q, View k, View v, View o) {
+    attention(device, queue, kernel::Mask{left, right, nullptr}, factor, softcap, q, k, v, o);
+}
+
+// The mask is a table of strips.
+inline void attention(const Device& device, Queue queue, const double* strips, double factor, double softcap, View q,
+                      View k, View v, View o) {
+    attention(device, queue, kernel::Mask{-1, -1, strips}, factor, softcap, q, k, v, o);
 }
 
 // The table's first dimension is looked up.

@@ -1,0 +1,102 @@
+//! Programs with masks of every form, whole and distributed.
+
+use std::path::Path;
+
+use ithaca_ir::{Mask, Module, Op};
+use ithaca_kernels::{compare, cpu, oracle};
+use ithaca_passes::compile::compile;
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
+
+use crate::equivalence::{CLOSE, EXACT, Golden, golden};
+
+fn llama() -> Golden {
+    golden(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa"))
+}
+
+/// The program with another mask in every attention.
+pub(crate) fn masked(module: &Module, mask: &Mask) -> Module {
+    let mut module = module.clone();
+    for node in module.functions.values_mut().flat_map(|f| &mut f.nodes) {
+        if let Op::Attention(attention) = &mut node.op {
+            attention.mask = mask.clone();
+        }
+    }
+    module
+}
+
+/// Tokens of a sequence of the program.
+pub(crate) fn tokens(module: &Module) -> u64 {
+    module.space.dims[module.space.dim("s").unwrap()].valid
+}
+
+fn window(left: u64, right: u64) -> Mask {
+    Mask::Window { left: Some(left), right: Some(right) }
+}
+
+/// Masks under which no token sees what comes behind the sequence.
+fn closed(n: u64) -> Vec<Mask> {
+    vec![
+        Mask::CausalAtEnd { queries: n, keys: n },
+        Mask::Any(vec![Mask::Causal, Mask::Prefix(n / 2)]),
+        Mask::Any(vec![window(2, 0), Mask::Sinks(2)]),
+        Mask::Documents(vec![0, 3, n - 2, n]),
+        Mask::All(vec![Mask::Documents(vec![0, 1, n - 3, n]), Mask::Causal]),
+        // Queries of the second block see nothing.
+        Mask::All(vec![Mask::Causal, Mask::Blocks { size: 2, rows: vec![vec![0], vec![], vec![0, 2]] }]),
+    ]
+}
+
+/// Masks under which the last token sees whatever comes behind the sequence.
+fn open() -> Vec<Mask> {
+    vec![
+        Mask::Full,
+        window(3, 1),
+        Mask::Any(vec![Mask::Global(1), window(1, 1)]),
+        Mask::All(vec![Mask::Full, Mask::Any(vec![Mask::Causal, Mask::Global(2)])]),
+    ]
+}
+
+#[test]
+fn ulysses_runs_on_any_mask() {
+    let Golden { module, weights, io, .. } = llama();
+    let (weights, io) = (weights.as_ref(), io.as_ref());
+    let n = tokens(&module);
+    let three = ShardOptions {
+        heads: HeadSplit::Uneven,
+        sequence: SequenceFit::Pad,
+        ..ShardOptions::new("ulysses", parse_mesh("ulysses=3").unwrap())
+    };
+    let four = ShardOptions::new("ulysses+megatron-tp", parse_mesh("ulysses=2,tp=2").unwrap());
+    let cases = closed(n).into_iter().flat_map(|mask| [(mask.clone(), &three), (mask, &four)]);
+    for (mask, options) in cases.chain(open().into_iter().map(|mask| (mask, &four))) {
+        let module = masked(&module, &mask);
+        let whole = oracle::run::<f64>(&module, weights, io).unwrap();
+        assert!(whole["logits"].data.iter().all(|x| x.is_finite()), "{mask:?}");
+        let compiled = compile(&module, options, &Volume).unwrap_or_else(|e| panic!("{mask:?}: {e:?}"));
+        let ranks = oracle::run_ranks::<f64>(&compiled.per_rank, weights, io).unwrap();
+        for comparison in compare::outputs(&ranks, &whole) {
+            assert!(comparison.verdict.within(EXACT), "{mask:?}: {comparison:?}");
+        }
+        let run = cpu::execute(&compiled.schedule, weights, io, &cpu::Options::default()).unwrap();
+        let verdict = compare::tensors(&run.outputs["logits"], &whole["logits"]);
+        assert!(verdict.within(CLOSE), "{mask:?}: {verdict:?}");
+    }
+}
+
+#[test]
+fn padding_that_a_token_would_see_is_refused() {
+    let Golden { module, .. } = llama();
+    let n = tokens(&module);
+    let degree = (2..).find(|&p| !n.is_multiple_of(p)).unwrap();
+    let mut options = ShardOptions::new("ulysses", parse_mesh(&format!("ulysses={degree}")).unwrap());
+    options.sequence = SequenceFit::Pad;
+    options.heads = HeadSplit::Uneven;
+    for mask in closed(n) {
+        assert!(compile(&masked(&module, &mask), &options, &Volume).is_ok(), "{mask:?}");
+    }
+    for mask in open() {
+        let refusal = compile(&masked(&module, &mask), &options, &Volume).map(|_| ()).unwrap_err();
+        assert_eq!(refusal[0].code, "P24", "{mask:?}");
+    }
+}
