@@ -22,7 +22,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     refuse_hours(&job, args)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
-    let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
+    let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
     (session.progress)("running the schedule");
     let options =
         cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), ..cpu::Options::default() };
@@ -75,7 +75,18 @@ pub(super) struct Data {
 
 impl Data {
     /// Opens files where there are some, and makes random tensors elsewhere.
-    pub(super) fn open(job: &Job, inputs: Option<&Path>, seed: u64) -> Result<Data> {
+    ///
+    /// # Errors
+    /// `C10` for files that cannot be read; `C00` when outputs are expected of weights that are not there.
+    pub(super) fn open(job: &Job, inputs: Option<&Path>, expect: Option<&Path>, seed: u64) -> Result<Data> {
+        // Random inputs and weights of one seed are the same every time, so an earlier run's outputs may be expected of
+        // them; inputs from a file say that a real model is meant.
+        if let (Some(expect), Some(_), None) = (expect, inputs, &job.weights) {
+            let message = format!("`{}` cannot be expected of random weights", expect.display());
+            return Err(Diagnostic::new("C00", message)
+                .help("name the model's weights with `--weights PATH`")
+                .into());
+        }
         let random =
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
         Ok(Data {

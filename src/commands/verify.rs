@@ -27,7 +27,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     }
     (session.progress)("compiling");
     let compiled = job.compile()?;
-    let data = Data::open(&job, args.subject.inputs.as_deref(), args.subject.seed)?;
+    let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
     (session.progress)("running the whole program");
     let whole = oracle::run::<f64>(&job.program, &data.weights(), data.inputs())?;
     (session.progress)("running the per-rank program");

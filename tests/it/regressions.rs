@@ -65,3 +65,21 @@ fn heads_loaded_in_copies_are_copied_further() {
         }
     }
 }
+
+#[test]
+fn outputs_are_not_expected_of_random_weights() {
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(golden.join("config.json"), folder.path().join("config.json")).unwrap();
+    let io = golden.join("io.safetensors");
+    for command in ["run", "verify"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_ithaca"))
+            .arg(command)
+            .args([folder.path(), "--inputs".as_ref(), &io, "--expect".as_ref(), &io])
+            .output()
+            .unwrap();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command}: {message}");
+        assert!(message.contains("cannot be expected of random weights"), "{command}: {message}");
+    }
+}

@@ -417,13 +417,17 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
     let name = attrs.text("name")?;
     let (stored, view) = (attrs.sizes("stored")?, attrs.sizes("view")?);
     let mut window = Vec::new();
-    if let Some(Attr::List(items)) = attrs.optional("window") {
-        for item in items {
-            match item {
-                Attr::Range(a, b) => window.push(a..b),
-                other => return Err(attrs.wrong("window", "a list of ranges", &other)),
+    match attrs.optional("window") {
+        None => {}
+        Some(Attr::List(items)) => {
+            for item in items {
+                match item {
+                    Attr::Range(a, b) => window.push(a..b),
+                    other => return Err(attrs.wrong("window", "a list of ranges", &other)),
+                }
             }
         }
+        Some(other) => return Err(attrs.wrong("window", "a list of ranges", &other)),
     }
     Ok(Binding { name, stored, view, window })
 }
