@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use crate::dim::{DimId, Fetched};
+use crate::layout::AxisList;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::Op;
 use crate::space::Space;
@@ -14,14 +16,23 @@ use crate::types::TensorType;
 pub type Region = Vec<Range<u64>>;
 
 /// What one rank sends to and receives from each member of its group, itself included.
+///
+/// A block is a list of regions, one after another; it has more than one for a fetch only. Blocks that are sent are
+/// regions of the operand, blocks that are received are regions of the result, which differ where a fetch renames a
+/// dimension; the `i`-th region sent is the `i`-th received. No region is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// The ranks that take part, in order; for a permute along several axes every rank of the mesh.
+    /// The ranks that take part, in order; for a permute that does not merely move parts along axes, every rank.
     pub group: Vec<Rank>,
     /// For each member, the elements sent to it.
-    pub send: Vec<Region>,
+    pub send: Vec<Vec<Region>>,
     /// For each member, the elements received from it.
-    pub recv: Vec<Region>,
+    pub recv: Vec<Vec<Region>>,
+}
+
+/// Number of elements of a block.
+pub fn block_elements(block: &[Region]) -> u64 {
+    block.iter().map(elements).sum()
 }
 
 /// Number of elements of a region.
@@ -47,22 +58,29 @@ pub fn chunk(elements: u64, n: u64, i: u64) -> Range<u64> {
     start..start + each + u64::from(i < more)
 }
 
-/// The ranks among which `op` communicates, seen from `rank`; empty when it does not communicate.
-pub fn group(space: &Space, op: &Op, rank: Rank) -> Vec<Rank> {
-    match communication_axis(op) {
-        Some(axis) => space.mesh.group(rank, axis),
+/// The ranks among which `op` communicates to change `from` into `to`, seen from `rank`; empty when it does not
+/// communicate.
+pub fn group(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> Vec<Rank> {
+    match axes(space, op, from, to) {
+        Some(axes) => space.mesh.group_along(rank, &axes),
         None if matches!(op, Op::Permute) => space.mesh.iter_ranks().collect(),
         None => Vec::new(),
     }
 }
 
-/// The axis along which `op` communicates; none for local operations and for a permute.
-pub fn communication_axis(op: &Op) -> Option<AxisId> {
+/// The axes along which `op` communicates; none for local operations and for a permute between other splits.
+pub fn axes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Option<AxisList> {
     match *op {
         Op::AllToAll { axis, .. }
         | Op::AllGather { axis, .. }
         | Op::ReduceScatter { axis, .. }
-        | Op::AllReduce { axis } => Some(axis),
+        | Op::AllReduce { axis } => Some(AxisList::from_slice(&[axis])),
+        Op::Permute if from.layout.split == to.layout.split => {
+            let differ = |a: &AxisId| from.layout.moved_along(*a) != to.layout.moved_along(*a);
+            Some(space.mesh.axes.ids().filter(differ).collect())
+        }
+        Op::Fetch { to: dim } => Some(to.axes_of(dim).into()),
+        Op::FetchSum { from: dim } => Some(from.axes_of(dim).into()),
         _ => None,
     }
 }
@@ -71,15 +89,73 @@ pub fn communication_axis(op: &Op) -> Option<AxisId> {
 ///
 /// For an all-reduce the regions are the whole local box on both sides; it is carried out by [`chunk`]s.
 pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
-    let group = group(space, op, rank);
+    match *op {
+        Op::Fetch { to: dim } => return fetch(space, dim, from, to, rank),
+        Op::FetchSum { from: dim } => {
+            let Exchange { group, send, recv } = fetch(space, dim, to, from, rank);
+            return Exchange { group, send: recv, recv: send };
+        }
+        Op::Permute if from.layout.split == to.layout.split => return travel(space, from, to, rank),
+        _ => {}
+    }
+    let group = group(space, op, from, to, rank);
     let (mine, wanted) = (space.local_box(from, rank), space.local_box(to, rank));
-    let send = group.iter().map(|&peer| intersect(&mine, &space.local_box(to, peer))).collect();
-    let recv = group.iter().map(|&peer| intersect(&space.local_box(from, peer), &wanted)).collect();
+    let block = |a: &Region, b: &Region| -> Vec<Region> {
+        let part = intersect(a, b);
+        if elements(&part) == 0 { Vec::new() } else { vec![part] }
+    };
+    let send = group.iter().map(|&peer| block(&mine, &space.local_box(to, peer))).collect();
+    let recv = group.iter().map(|&peer| block(&space.local_box(from, peer), &wanted)).collect();
     let mut exchange = Exchange { group, send, recv };
     if let Op::Permute = op {
         keep_one_source_each(space, from, to, rank, &mut exchange);
     }
     exchange
+}
+
+/// Parts move along axes: each rank has one that it sends, and one rank that it receives from.
+fn travel(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
+    let mesh = &space.mesh;
+    let group = group(space, &Op::Permute, from, to, rank);
+    let receiver = from.layout.owner(mesh, rank).and_then(|owner| to.layout.holder(mesh, owner));
+    let sender = to.layout.owner(mesh, rank).and_then(|owner| from.layout.holder(mesh, owner));
+    let block = |peer: Rank, other: Option<Rank>, ty: &TensorType| -> Vec<Region> {
+        if other == Some(peer) { vec![space.local_box(ty, rank)] } else { Vec::new() }
+    };
+    let send = group.iter().map(|&peer| block(peer, receiver, from)).collect();
+    let recv = group.iter().map(|&peer| block(peer, sender, to)).collect();
+    Exchange { group, send, recv }
+}
+
+/// Every rank sends what it holds of the tokens that its peers need.
+fn fetch(space: &Space, dim: DimId, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
+    let group = group(space, &Op::Fetch { to: dim }, from, to, rank);
+    let fetched = space.dims[dim].fetched.as_ref().expect("a fetch is into a fetched dimension");
+    let at = to.position(dim).expect("the result of a fetch has the fetched dimension");
+    let axes = to.axes_of(dim);
+    // The block that `taker` needs of what `giver` holds: along the sequence, and where that lies once fetched.
+    let block = |giver: Rank, taker: Rank| -> Vec<(Region, Region)> {
+        let held = space.local_box(from, giver);
+        let i = usize::try_from(space.mesh.coordinate_along(taker, axes)).expect("a coordinate is small");
+        let mut first = fetched.part(i).start;
+        let mut regions = Vec::new();
+        for range in &fetched.parts[i] {
+            let (start, end) = (range.start.max(held[at].start), range.end.min(held[at].end));
+            if start < end {
+                let (mut source, mut target) = (held.clone(), held.clone());
+                source[at] = start..end;
+                target[at] = first + (start - range.start)..first + (end - range.start);
+                if elements(&source) > 0 {
+                    regions.push((source, target));
+                }
+            }
+            first += range.end - range.start;
+        }
+        regions
+    };
+    let send = group.iter().map(|&peer| block(rank, peer).into_iter().map(|r| r.0).collect()).collect();
+    let recv = group.iter().map(|&peer| block(peer, rank).into_iter().map(|r| r.1).collect()).collect();
+    Exchange { group, send, recv }
 }
 
 /// A permute moves each block once: among the ranks that hold the same block, the `n`-th serves the `n`-th that wants
@@ -91,7 +167,6 @@ fn keep_one_source_each(
     rank: Rank,
     exchange: &mut Exchange,
 ) {
-    let nothing: Region = from.dims.iter().map(|_| 0..0).collect();
     let ranks: Vec<Rank> = space.mesh.iter_ranks().collect();
     let source = |wanting: Rank| {
         let block = space.local_box(to, wanting);
@@ -110,12 +185,52 @@ fn keep_one_source_each(
     let my_source = source(rank);
     for (i, &peer) in exchange.group.clone().iter().enumerate() {
         if my_source != Some(peer) {
-            exchange.recv[i].clone_from(&nothing);
+            exchange.recv[i].clear();
         }
         if source(peer) != Some(rank) {
-            exchange.send[i].clone_from(&nothing);
+            exchange.send[i].clear();
         }
     }
+}
+
+/// An end of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What leaves.
+    Sent,
+    /// What arrives.
+    Received,
+}
+
+/// Elements of the blocks of `op` on one side, own block included, on the busiest rank.
+pub fn wire_elements(space: &Space, op: &Op, from: &TensorType, to: &TensorType, side: Side) -> u64 {
+    let (dim, leaves) = match *op {
+        Op::Fetch { to: dim } => (dim, Side::Sent),
+        Op::FetchSum { from: dim } => (dim, Side::Received),
+        _ => {
+            return space.max_local_elements(match side {
+                Side::Sent => from,
+                Side::Received => to,
+            });
+        }
+    };
+    // A token leaves its owner once for each rank that needs it.
+    let (of, fetched) = match op {
+        Op::Fetch { .. } => (from, to),
+        _ => (to, from),
+    };
+    if side != leaves {
+        return space.max_local_elements(fetched);
+    }
+    let Some(Fetched { of: sequence, parts }) = &space.dims[dim].fetched else { return 0 };
+    let axes = of.axes_of(*sequence);
+    let sent = |owner: Rank| -> u64 {
+        let held = space.range(*sequence, axes, owner);
+        let overlap = |r: &Range<u64>| r.end.min(held.end).saturating_sub(r.start.max(held.start));
+        parts.iter().flatten().map(overlap).sum()
+    };
+    let tokens = space.mesh.group_along(Rank(0), axes).into_iter().map(sent).max().unwrap_or(0);
+    tokens * (space.max_local_elements(of) / space.max_extent(*sequence, axes).max(1))
 }
 
 /// Bytes that `rank` sends to others for the collective `op` from `from` to `to`.
@@ -132,7 +247,7 @@ pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ra
         _ => {
             let exchange = exchange(space, op, from, to, rank);
             let others = exchange.group.iter().zip(&exchange.send).filter(|&(&peer, _)| peer != rank);
-            others.map(|(_, region)| elements(region)).sum()
+            others.map(|(_, block)| block_elements(block)).sum()
         }
     };
     sent * from.dtype.bytes()

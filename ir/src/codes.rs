@@ -75,6 +75,13 @@ pub const MODULE: &[Code] = &[
         "V25",
         "a mask fits its sequences: lengths and tables are those of its queries and keys, bounds of documents ascend from 0",
     ),
+    code("V26", "a rank has fetched every key that its queries see"),
+    code("V27", "a token order is a permutation of the dimension, and what is fetched lies in its sequence"),
+    code(
+        "V28",
+        "parts move along axes that split a dimension, by less than a round, and no pending sum does",
+    ),
+    code("V29", "attention has a movement in sharded programs only"),
 ];
 
 /// Invariants of schedules.

@@ -1,6 +1,9 @@
 //! Named dimensions: the one home of a size and of what may be done to it.
 
+use std::ops::Range;
+
 use crate::entity;
+use crate::order::Order;
 
 entity!(
     /// A dimension of a [`Space`](crate::Space).
@@ -19,18 +22,57 @@ pub struct Dim {
     pub size: u64,
     /// Elements that stay together when the dimension is split: for query heads the size of a key/value group.
     pub granule: u64,
-    /// Elements that carry data. The rest, at the end, is padding: filled with zeros when loaded, cut off when stored.
+    /// Elements that carry data: those whose position is below. The rest is padding: filled with zeros when loaded, cut
+    /// off when stored.
     pub valid: u64,
     /// Whether ranks may hold different numbers of granules.
     pub uneven: bool,
     /// The dimension of which this one repeats every element `size / size(of)` times in a row (replicated heads).
     pub copies: Option<DimId>,
+    /// The position that each index has.
+    pub order: Order,
+    /// What ranks need of another dimension, one after another, if that is what this dimension is.
+    pub fetched: Option<Fetched>,
+}
+
+/// The tokens that each rank needs of a sequence, its own among them.
+///
+/// The dimension is split by the axes that split `of`, and by these only: part `i` of it is what the rank with coordinate
+/// `i` along these axes needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// The sequence.
+    pub of: DimId,
+    /// For each part the indices of `of`, ascending ranges that do not touch.
+    pub parts: Vec<Vec<Range<u64>>>,
+}
+
+impl Fetched {
+    /// Elements of part `i`.
+    pub fn len(&self, i: usize) -> u64 {
+        self.parts[i].iter().map(|r| r.end - r.start).sum()
+    }
+
+    /// Where part `i` lies in the fetched dimension.
+    pub fn part(&self, i: usize) -> Range<u64> {
+        let start = (0..i).map(|i| self.len(i)).sum();
+        start..start + self.len(i)
+    }
 }
 
 impl Dim {
     /// A dimension of `size` elements that splits anywhere, evenly.
     pub fn new(name: impl Into<String>, size: u64) -> Self {
-        Self { name: name.into(), size, granule: 1, valid: size, uneven: false, copies: None }
+        Self {
+            name: name.into(),
+            size,
+            granule: 1,
+            valid: size,
+            uneven: false,
+            copies: None,
+            order: Order::Contiguous,
+            fetched: None,
+        }
     }
 
     /// The largest accepted size, in elements; larger ones are refused before arithmetic can overflow.
@@ -41,5 +83,10 @@ impl Dim {
         degree != 0
             && self.size.is_multiple_of(self.granule)
             && (self.size / self.granule).is_multiple_of(degree)
+    }
+
+    /// The position of `index`.
+    pub fn position(&self, index: u64) -> u64 {
+        self.order.position(self.size, index)
     }
 }

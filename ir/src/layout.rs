@@ -2,10 +2,21 @@
 
 use smallvec::SmallVec;
 
-use crate::mesh::AxisId;
+use crate::mesh::{AxisId, Mesh, Rank};
 
 /// Mesh axes that split one dimension, major to minor.
 pub type AxisList = SmallVec<[AxisId; 2]>;
+
+/// Parts that have travelled along an axis, as blocks of keys do around a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Move {
+    /// The axis, one that splits a dimension.
+    pub axis: AxisId,
+    /// The rank at coordinate `c` holds the part of coordinate `c + by`, around the ring.
+    pub by: u64,
+    /// The coordinates, first and one past the last, that hold anything; all when absent.
+    pub only: Option<(u64, u64)>,
+}
 
 /// Which mesh axes split which dimension, and over which axes partial sums are pending.
 ///
@@ -16,12 +27,18 @@ pub struct Layout {
     pub split: SmallVec<[AxisList; 4]>,
     /// Axes over which the value is a sum still to be taken, ascending.
     pub partial: AxisList,
+    /// Axes along which parts are not where they belong, ascending.
+    pub moved: SmallVec<[Move; 1]>,
 }
 
 impl Layout {
     /// The layout of a value of `rank` dimensions that every rank holds whole.
     pub fn whole(n_dims: usize) -> Self {
-        Self { split: (0..n_dims).map(|_| AxisList::new()).collect(), partial: AxisList::new() }
+        Self {
+            split: (0..n_dims).map(|_| AxisList::new()).collect(),
+            partial: AxisList::new(),
+            moved: SmallVec::new(),
+        }
     }
 
     /// Whether every rank holds the whole value.
@@ -45,5 +62,47 @@ impl Layout {
     pub fn without_partial(mut self, axis: AxisId) -> Self {
         self.partial.retain(|a| *a != axis);
         self
+    }
+
+    /// The same layout with the parts along `axis` moved by `by`, modulo the `n` ranks of the axis, instead of as they
+    /// were; only the ranks with coordinates `only` hold anything.
+    pub fn moved(mut self, axis: AxisId, by: u64, n: u64, only: Option<(u64, u64)>) -> Self {
+        self.moved.retain(|m| m.axis != axis);
+        let by = by % n.max(1);
+        if by != 0 || only.is_some() {
+            self.moved.push(Move { axis, by, only });
+            self.moved.sort_unstable();
+        }
+        self
+    }
+
+    /// The same layout with every part where it belongs.
+    pub fn at_home(mut self) -> Self {
+        self.moved.clear();
+        self
+    }
+
+    /// How parts along `axis` have moved.
+    pub fn moved_along(&self, axis: AxisId) -> Option<&Move> {
+        self.moved.iter().find(|m| m.axis == axis)
+    }
+
+    /// The rank whose part `rank` holds; none when it holds nothing.
+    pub fn owner(&self, mesh: &Mesh, rank: Rank) -> Option<Rank> {
+        self.moved.iter().try_fold(rank, |owner, m| {
+            let c = mesh.coordinate(rank, m.axis);
+            let holds = m.only.is_none_or(|(start, end)| (start..end).contains(&c));
+            holds.then(|| mesh.with_coordinate(owner, m.axis, (c + m.by) % mesh.size(m.axis)))
+        })
+    }
+
+    /// The rank that holds the part of `owner`: the inverse of [`owner`](Self::owner).
+    pub fn holder(&self, mesh: &Mesh, owner: Rank) -> Option<Rank> {
+        self.moved.iter().try_fold(owner, |holder, m| {
+            let n = mesh.size(m.axis);
+            let c = (mesh.coordinate(owner, m.axis) + n - m.by % n) % n;
+            let holds = m.only.is_none_or(|(start, end)| (start..end).contains(&c));
+            holds.then(|| mesh.with_coordinate(holder, m.axis, c))
+        })
     }
 }

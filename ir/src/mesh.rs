@@ -82,6 +82,28 @@ impl Mesh {
         rank.0 / self.stride(axis) % self.size(axis)
     }
 
+    /// The rank that differs from `rank` in having `coordinate` along `axis`.
+    pub fn with_coordinate(&self, rank: Rank, axis: AxisId, coordinate: u64) -> Rank {
+        let stride = self.stride(axis);
+        Rank(rank.0 - self.coordinate(rank, axis) * stride + coordinate * stride)
+    }
+
+    /// The coordinate of `rank` along `axes` together, the first counting most.
+    pub fn coordinate_along(&self, rank: Rank, axes: &[AxisId]) -> u64 {
+        axes.iter().fold(0, |c, &a| c * self.size(a) + self.coordinate(rank, a))
+    }
+
+    /// The ranks that differ from `rank` along `axes` only, by coordinate along them.
+    pub fn group_along(&self, rank: Rank, axes: &[AxisId]) -> Vec<Rank> {
+        axes.iter().fold(vec![rank], |group, &a| {
+            group
+                .into_iter()
+                .flat_map(|r| (0..self.size(a)).map(move |c| (r, c)))
+                .map(|(r, c)| self.with_coordinate(r, a, c))
+                .collect()
+        })
+    }
+
     /// The ranks that differ from `rank` along `axis` only, by coordinate; `rank` is among them.
     pub fn group(&self, rank: Rank, axis: AxisId) -> Vec<Rank> {
         let stride = self.stride(axis);

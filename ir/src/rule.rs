@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::dim::DimId;
-use crate::layout::{AxisList, Layout};
+use crate::layout::{AxisList, Layout, Move};
 use crate::types::TensorType;
 
 /// What ranks may do with a factor.
@@ -47,6 +47,8 @@ pub enum Misfit {
     AxisTwice(DimId),
     /// An operand is a sum still to be taken.
     Pending(usize),
+    /// Operands have moved along an axis in different ways.
+    Moved,
 }
 
 impl FactorRule {
@@ -74,6 +76,24 @@ impl FactorRule {
     /// # Errors
     /// The first [`Misfit`] in order of operands and dimensions.
     pub fn results(&self, operands: &[&TensorType]) -> Result<SmallVec<[Layout; 1]>, Misfit> {
+        // What is computed from parts that moved together has moved with them.
+        let mut moved: SmallVec<[Move; 1]> = SmallVec::new();
+        for m in operands.iter().flat_map(|ty| &ty.layout.moved) {
+            match moved.iter().find(|seen| seen.axis == m.axis) {
+                None => moved.push(*m),
+                Some(seen) if seen != m => return Err(Misfit::Moved),
+                Some(_) => {}
+            }
+        }
+        moved.sort_unstable();
+        let still = |ty: &&TensorType| {
+            moved.iter().any(|m| {
+                ty.layout.split.iter().flatten().any(|&a| a == m.axis) && !ty.layout.moved.contains(m)
+            })
+        };
+        if operands.iter().any(|ty| still(ty)) {
+            return Err(Misfit::Moved);
+        }
         let mut axes: SmallVec<[Option<AxisList>; 8]> = self.factors.iter().map(|_| None).collect();
         for (i, (ty, factors)) in operands.iter().zip(&self.operands).enumerate() {
             if !ty.layout.partial.is_empty() {
@@ -99,7 +119,16 @@ impl FactorRule {
                 }
             }
         }
-        Ok(self.results.iter().map(|factors| self.layout_of(factors, &axes)).collect())
+        let result = |factors: &Factors| {
+            let mut layout = self.layout_of(factors, &axes);
+            if moved.iter().any(|m| !layout.split.iter().flatten().any(|&a| a == m.axis)) {
+                // A sum over parts that moved, or of which some ranks have none, is no sum over all.
+                return Err(Misfit::Moved);
+            }
+            layout.moved.clone_from(&moved);
+            Ok(layout)
+        };
+        self.results.iter().map(result).collect()
     }
 
     /// The layout of a tensor with these factors, when `axes` split the factors; summed factors leave it partial.
@@ -110,6 +139,6 @@ impl FactorRule {
             .flat_map(of)
             .collect();
         partial.sort_unstable();
-        Layout { split: factors.iter().map(|&f| of(f)).collect(), partial }
+        Layout { split: factors.iter().map(|&f| of(f)).collect(), partial, ..Layout::default() }
     }
 }

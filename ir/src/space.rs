@@ -8,6 +8,7 @@ use std::ops::Range;
 use crate::dim::{Dim, DimId};
 use crate::entity::Arena;
 use crate::mesh::{AxisId, Mesh, Rank};
+use crate::order::Run;
 use crate::types::TensorType;
 
 /// Named dimensions and the mesh.
@@ -36,6 +37,11 @@ impl Space {
     /// count does not divide; so seven heads on four ranks are 2, 2, 2, 1.
     pub fn range(&self, dim: DimId, axes: &[AxisId], rank: Rank) -> Range<u64> {
         let Dim { size, granule, .. } = self.dims[dim];
+        if let Some(fetched) = self.dims[dim].fetched.as_ref().filter(|_| !axes.is_empty()) {
+            let i = usize::try_from(self.mesh.coordinate_along(rank, axes))
+                .expect("a coordinate is below the degree");
+            return fetched.part(i);
+        }
         let mut units = 0..size.div_ceil(granule);
         for &axis in axes {
             let (n, i) = (self.mesh.size(axis), self.mesh.coordinate(rank, axis));
@@ -50,6 +56,9 @@ impl Space {
     /// The largest number of elements of `dim` that a rank holds when `axes` split it.
     pub fn max_extent(&self, dim: DimId, axes: &[AxisId]) -> u64 {
         let Dim { size, granule, .. } = self.dims[dim];
+        if let Some(fetched) = self.dims[dim].fetched.as_ref().filter(|_| !axes.is_empty()) {
+            return (0..fetched.parts.len()).map(|i| fetched.len(i)).max().unwrap_or(0);
+        }
         let mut units = size.div_ceil(granule);
         for &axis in axes {
             units = units.div_ceil(self.mesh.size(axis));
@@ -61,12 +70,54 @@ impl Space {
     pub fn can_split(&self, dim: DimId, axes: &[AxisId]) -> bool {
         let Dim { size, granule, uneven, .. } = self.dims[dim];
         let degree = self.mesh.degree(axes);
+        if let Some(fetched) = &self.dims[dim].fetched {
+            return axes.is_empty() || fetched.parts.len() as u64 == degree;
+        }
         degree == 1 || self.dims[dim].divides_evenly(degree) || (uneven && size / granule >= degree)
     }
 
     /// For each dimension of `ty`, the global indices that `rank` holds.
     pub fn local_box(&self, ty: &TensorType, rank: Rank) -> Vec<Range<u64>> {
-        ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| self.range(d, axes, rank)).collect()
+        let owner = match ty.layout.moved.is_empty() {
+            true => Some(rank),
+            false => ty.layout.owner(&self.mesh, rank),
+        };
+        let travels = |axes: &[AxisId]| axes.iter().any(|&a| ty.layout.moved_along(a).is_some());
+        let part = |(&d, axes): (&DimId, &crate::layout::AxisList)| match owner {
+            Some(owner) => self.range(d, axes, owner),
+            // What has moved away is gone along the dimension that the axis splits.
+            None if travels(axes) => 0..0,
+            None => self.range(d, axes, rank),
+        };
+        ty.dims.iter().zip(&ty.layout.split).map(part).collect()
+    }
+
+    /// The positions of `indices` of `dim`, as runs in order of index.
+    ///
+    /// What is fetched has the positions that it has where it comes from.
+    pub fn position_runs(&self, dim: DimId, indices: Range<u64>) -> Vec<Run> {
+        let Some(fetched) = &self.dims[dim].fetched else {
+            return self.dims[dim].order.runs(self.dims[dim].size, indices);
+        };
+        let mut runs = Vec::new();
+        let mut first = 0;
+        for range in fetched.parts.iter().flatten() {
+            let len = range.end - range.start;
+            let (start, end) = (indices.start.max(first), indices.end.min(first + len));
+            if start < end {
+                let of = range.start + (start - first)..range.start + (end - first);
+                for run in self.position_runs(fetched.of, of.clone()) {
+                    runs.push(Run { index: start + (run.index - of.start), ..run });
+                }
+            }
+            first += len;
+        }
+        runs
+    }
+
+    /// The dimension whose positions `dim` has: where it is fetched from, or itself.
+    pub fn sequence(&self, dim: DimId) -> DimId {
+        self.dims[dim].fetched.as_ref().map_or(dim, |f| f.of)
     }
 
     /// The local shape on `rank`.

@@ -72,12 +72,16 @@ impl Ledger {
 }
 
 /// The row that a collective belongs to; `None` when nothing is sent.
-pub fn key(space: &Space, op: &Op) -> Option<Key> {
+///
+/// The axis is the one along which parts travel, several joined by `+`; `mesh` where a permute is along none.
+pub fn key(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Option<Key> {
     if !op.is_communication() {
         return None;
     }
-    let axis = boxes::communication_axis(op).map_or("mesh", |a| space.mesh.axes[a].name.as_str());
-    Some((op.name(), axis.to_owned(), Phase::Forward))
+    let axes = boxes::axes(space, op, from, to).unwrap_or_default();
+    let names: Vec<&str> = axes.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect();
+    let axis = if names.is_empty() { "mesh".to_owned() } else { names.join("+") };
+    Some((op.name(), axis, Phase::Forward))
 }
 
 /// What one run of a per-rank module sends.
@@ -86,8 +90,9 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
     let runs = module.run_counts();
     for (id, function) in module.functions.iter() {
         for node in &function.nodes {
-            let Some(key) = key(&module.space, &node.op) else { continue };
-            let (from, to) = (function.ty(node.operands[0]), function.ty(node.results[0]));
+            let (Some(&x), Some(&y)) = (node.operands.first(), node.results.first()) else { continue };
+            let (from, to) = (function.ty(x), function.ty(y));
+            let Some(key) = key(&module.space, &node.op, from, to) else { continue };
             for rank in busiest_candidates(&module.space, &node.op, from, to) {
                 let bytes = boxes::bytes_sent(&module.space, &node.op, from, to, rank);
                 ledger.record(key.clone(), rank, runs[id.index()], bytes);
@@ -107,7 +112,12 @@ fn busiest_candidates(
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
     let ragged = match *op {
         Op::AllReduce { axis } => !space.max_local_elements(from).is_multiple_of(space.mesh.size(axis)),
-        Op::Permute => true,
+        // Where all parts travel alike, one rank stands for all.
+        Op::Permute => {
+            let some = |ty: &TensorType| ty.layout.moved.iter().any(|m| m.only.is_some());
+            from.layout.split != to.layout.split || some(from) || some(to)
+        }
+        Op::Fetch { .. } | Op::FetchSum { .. } => true,
         _ => false,
     };
     let all = uneven(from) || uneven(to) || ragged;

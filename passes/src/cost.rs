@@ -37,10 +37,14 @@ pub fn op_seconds(
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
-        | Op::Permute => return cluster.collective_seconds(space, op, operands[0], results[0]),
+        | Op::Permute
+        | Op::Fetch { .. }
+        | Op::FetchSum { .. } => return cluster.collective_seconds(space, op, operands[0], results[0]),
         Op::Param(_) | Op::Input(_) | Op::Call { .. } | Op::Reshard => return 0.0,
         Op::Einsum => peak(operands[0]) * a.efficiency.matmul.value,
-        Op::Attention(_) => peak(operands[0]) * a.efficiency.attention.value,
+        Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
+            peak(operands[0]) * a.efficiency.attention.value
+        }
         // Outside of matrix units, whatever the storage.
         Op::Positions
         | Op::Embed { .. }
@@ -52,6 +56,11 @@ pub fn op_seconds(
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
         | Op::Rotary(_)
+        | Op::Merge
+        | Op::MergeParts { .. }
+        | Op::Accumulate
+        | Op::Sink
+        | Op::RowLse { .. }
         | Op::Repeat { .. }
         | Op::Slice { .. } => a.peak.f32.value,
     };

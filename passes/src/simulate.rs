@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::boxes;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{Buffer, Content, Frame, FrameId, Schedule, Stream, Task, Transfer, Work};
+use ithaca_ir::traffic;
 use ithaca_ir::{Space, TensorType};
 
 use crate::cluster::Cluster;
@@ -139,8 +139,8 @@ fn expose(compute: &[(f64, f64)], comm: Vec<Busy>, total: &mut Simulation) {
 fn key(space: &Space, task: &Task) -> (&'static str, String) {
     match &task.work {
         Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
-            let axis = boxes::communication_axis(&t.op).map_or("mesh", |a| space.mesh.axes[a].name.as_str());
-            (t.op.name(), axis.to_owned())
+            let key = traffic::key(space, &t.op, &t.from, &t.to);
+            key.map_or((t.op.name(), "mesh".to_owned()), |(name, axis, _)| (name, axis))
         }
         Work::Compute(op) => (op.name(), String::new()),
         Work::Copy => ("copy", String::new()),

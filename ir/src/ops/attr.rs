@@ -2,15 +2,16 @@
 //!
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
+mod attention;
+
 use std::fmt;
 
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::entity::Arena;
-use crate::mask;
 use crate::mesh::AxisId;
 use crate::module::{FuncId, Function};
-use crate::ops::{Attention, Binary, Binding, Op, Rotary, Scaling, Unary};
+use crate::ops::{Binary, Binding, Op, Rotary, Scaling, Unary};
 use crate::space::Space;
 
 /// The value of an attribute.
@@ -161,7 +162,7 @@ impl Attrs {
         }
     }
 
-    fn float(&mut self, key: &str) -> Result<f64, AttrError> {
+    pub(crate) fn float(&mut self, key: &str) -> Result<f64, AttrError> {
         match self.required(key)? {
             Attr::Float(x) => Ok(x),
             Attr::Int(n) => Ok(n as f64),
@@ -169,28 +170,28 @@ impl Attrs {
         }
     }
 
-    fn optional_float(&mut self, key: &str) -> Result<Option<f64>, AttrError> {
+    pub(crate) fn optional_float(&mut self, key: &str) -> Result<Option<f64>, AttrError> {
         match self.items.iter().any(|(k, _)| k == key) {
             true => self.float(key).map(Some),
             false => Ok(None),
         }
     }
 
-    fn text(&mut self, key: &str) -> Result<String, AttrError> {
+    pub(crate) fn text(&mut self, key: &str) -> Result<String, AttrError> {
         match self.required(key)? {
             Attr::Text(s) => Ok(s),
             other => Err(self.wrong(key, "a quoted string", &other)),
         }
     }
 
-    fn word(&mut self, key: &str) -> Result<String, AttrError> {
+    pub(crate) fn word(&mut self, key: &str) -> Result<String, AttrError> {
         match self.required(key)? {
             Attr::Word(w) => Ok(w),
             other => Err(self.wrong(key, "a word", &other)),
         }
     }
 
-    fn flag(&mut self, key: &str) -> Result<bool, AttrError> {
+    pub(crate) fn flag(&mut self, key: &str) -> Result<bool, AttrError> {
         match self.word(key)?.as_str() {
             "true" => Ok(true),
             "false" => Ok(false),
@@ -198,9 +199,16 @@ impl Attrs {
         }
     }
 
-    fn dim(&mut self, key: &str, names: Names<'_>) -> Result<DimId, AttrError> {
+    pub(crate) fn dim(&mut self, key: &str, names: Names<'_>) -> Result<DimId, AttrError> {
         let word = self.word(key)?;
         names.space.dim(&word).ok_or_else(|| format!("`{word}` is not a declared dimension"))
+    }
+
+    pub(crate) fn optional_dim(&mut self, key: &str, names: Names<'_>) -> Result<Option<DimId>, AttrError> {
+        match self.items.iter().any(|(k, _)| k == key) {
+            true => self.dim(key, names).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn dims(&mut self, key: &str, names: Names<'_>) -> Result<Vec<DimId>, AttrError> {
@@ -277,19 +285,16 @@ impl Op {
                 ("theta", Attr::Float(rotary.theta)),
                 ("scaling", scaling_attr(&rotary.scaling)),
             ],
-            Op::Attention(a) => {
-                let mut attrs = vec![
-                    ("heads", dim(a.heads)),
-                    ("kv_heads", dim(a.kv_heads)),
-                    ("queries", dim(a.queries)),
-                    ("keys", dim(a.keys)),
-                    ("width", dim(a.width)),
-                    ("mask", mask::to_attr(&a.mask)),
-                    ("scale", Attr::Float(a.scale)),
-                ];
-                attrs.extend(a.softcap.map(|cap| ("softcap", Attr::Float(cap))));
+            Op::Attention(a) | Op::AttentionBackward(a) => attention::attrs(a, names),
+            Op::Merge | Op::Accumulate | Op::Sink => Vec::new(),
+            Op::MergeParts { over } | Op::RowLse { over } => vec![("over", dim(*over))],
+            Op::Scores { attention: a, columns } | Op::Weigh { attention: a, columns } => {
+                let mut attrs = attention::attrs(a, names);
+                attrs.push(("columns", dim(*columns)));
                 attrs
             }
+            Op::Fetch { to } => vec![("to", dim(*to))],
+            Op::FetchSum { from } => vec![("from", dim(*from))],
             Op::Repeat { from, to } => vec![("from", dim(*from)), ("to", dim(*to))],
             Op::Call { callee, layers } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
@@ -352,16 +357,21 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             theta: attrs.float("theta")?,
             scaling: read_scaling(attrs)?,
         }),
-        "attention" => Op::Attention(Attention {
-            heads: attrs.dim("heads", names)?,
-            kv_heads: attrs.dim("kv_heads", names)?,
-            queries: attrs.dim("queries", names)?,
-            keys: attrs.dim("keys", names)?,
-            width: attrs.dim("width", names)?,
-            mask: mask::from_attr(attrs.required("mask")?)?,
-            scale: attrs.float("scale")?,
-            softcap: attrs.optional_float("softcap")?,
-        }),
+        "attention" => Op::Attention(attention::read(attrs, names)?),
+        "attention_backward" => Op::AttentionBackward(attention::read(attrs, names)?),
+        "merge" => Op::Merge,
+        "merge_parts" => Op::MergeParts { over: attrs.dim("over", names)? },
+        "accumulate" => Op::Accumulate,
+        "sink" => Op::Sink,
+        "scores" => {
+            Op::Scores { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
+        }
+        "row_lse" => Op::RowLse { over: attrs.dim("over", names)? },
+        "weigh" => {
+            Op::Weigh { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
+        }
+        "fetch" => Op::Fetch { to: attrs.dim("to", names)? },
+        "fetch_sum" => Op::FetchSum { from: attrs.dim("from", names)? },
         "repeat" => Op::Repeat { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
         "call" => {
             let callee = match attrs.required("callee")? {

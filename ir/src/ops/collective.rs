@@ -21,6 +21,10 @@ pub(super) fn infer(
     if let Op::Permute = op {
         return infer_permute(space, x, source::only("permute", declared)?);
     }
+    if !x.layout.moved.is_empty() {
+        let message = format!("`{}` takes parts where they belong; a permute brings them home", op.name());
+        return Err(OpError::new("V16", message));
+    }
     apply(op, space, x).map(|ty| smallvec![ty])
 }
 
@@ -81,9 +85,48 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
             split(&mut ty, dim, axis)?;
         }
         Op::AllReduce { axis } => reduce(&mut ty, axis)?,
+        Op::Fetch { to } => {
+            let from = fetched_of(op, space, to)?;
+            rename(op, space, &mut ty, from, to)?;
+        }
+        Op::FetchSum { from } => {
+            let to = fetched_of(op, space, from)?;
+            rename(op, space, &mut ty, from, to)?;
+        }
         _ => unreachable!("only collectives with an axis come here"),
     }
     Ok(ty)
+}
+
+/// The dimension that `dim` is fetched from.
+fn fetched_of(op: &Op, space: &Space, dim: DimId) -> Result<DimId, OpError> {
+    let declared = &space.dims[dim];
+    let of = declared.fetched.as_ref().map(|f| f.of);
+    of.ok_or_else(|| {
+        OpError::new("V05", format!("`{}`: `{}` is not declared to be fetched", op.name(), declared.name))
+    })
+}
+
+/// Replaces dimension `from` by `to`, split by the same axes.
+fn rename(op: &Op, space: &Space, ty: &mut TensorType, from: DimId, to: DimId) -> Result<(), OpError> {
+    if ty.has(to) {
+        let message = format!("`{}`: x has `{}` already", op.name(), space.dims[to].name);
+        return Err(OpError::new("V05", message));
+    }
+    let axes = axes_mut(op, space, ty, from)?.clone();
+    let i = ty.position(from).expect("its axes were found");
+    ty.dims[i] = to;
+    match axes.is_empty() || !space.can_split(to, &axes) {
+        true => Err(OpError::new(
+            "V16",
+            format!(
+                "`{}`: the axes that split `{}` are not as many ranks as fetch",
+                op.name(),
+                space.dims[from].name
+            ),
+        )),
+        false => Ok(()),
+    }
 }
 
 fn axes_mut<'t>(
@@ -109,6 +152,17 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
     if !x.layout.partial.is_empty() {
         // Ranks with the same block hold different summands, so moving blocks would mix them up.
         return Err(OpError::new("V16", "`permute` of a partial sum; reduce it first"));
+    }
+    if ty.layout.split == x.layout.split {
+        // Parts travel along axes: what a rank wants is held by one rank of its own line.
+        let whole_lines = space.mesh.iter_ranks().all(|r| match ty.layout.owner(&space.mesh, r) {
+            Some(owner) => x.layout.holder(&space.mesh, owner).is_some(),
+            None => true,
+        });
+        return match whole_lines {
+            true => Ok(smallvec![ty.clone()]),
+            false => Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds")),
+        };
     }
     let held: std::collections::BTreeSet<Vec<(u64, u64)>> =
         space.mesh.iter_ranks().map(|r| key(&space.local_box(x, r))).collect();

@@ -59,11 +59,13 @@ pub enum Binary {
     Sub,
     /// Product.
     Mul,
+    /// `log(exp(x) + exp(y))`, −∞ where both are.
+    LogAddExp,
 }
 
 impl Binary {
     /// Every function.
-    pub const ALL: [Binary; 3] = [Binary::Add, Binary::Sub, Binary::Mul];
+    pub const ALL: [Binary; 4] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::LogAddExp];
 
     /// The name in the text form.
     pub fn name(self) -> &'static str {
@@ -71,6 +73,7 @@ impl Binary {
             Binary::Add => "add",
             Binary::Sub => "sub",
             Binary::Mul => "mul",
+            Binary::LogAddExp => "log_add_exp",
         }
     }
 }

@@ -10,7 +10,9 @@ pub mod collective;
 pub mod elementwise;
 pub mod linear;
 pub mod norm;
+mod partial;
 mod reference;
+mod repeat;
 pub mod rotary;
 pub mod source;
 pub mod structure;
@@ -28,7 +30,7 @@ use crate::rule::{FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
-pub use attention::Attention;
+pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};
 pub use reference::reference;
@@ -94,6 +96,39 @@ pub enum Op {
     Rotary(Rotary),
     /// Scaled dot-product attention.
     Attention(Attention),
+    /// Gradients of attention for q, k and v, from `q, k, v, d_o, lse, delta`: `delta` is the sum over the width of
+    /// `d_o · o`, and `lse` that of all keys.
+    AttentionBackward(Attention),
+    /// Two parts of an attention over different keys become one: `o, lse, o, lse → o, lse`.
+    Merge,
+    /// The parts along a dimension become one: `o, lse → o, lse`.
+    MergeParts {
+        /// The dimension of parts, the first of both operands.
+        over: DimId,
+    },
+    /// `x + y`, where a rank that holds nothing of y adds nothing.
+    Accumulate,
+    /// A learned logit for each head enters the denominator of the softmax: `o, lse, logits → o, lse`.
+    Sink,
+    /// Scaled, capped and masked scores of the keys that a rank holds; masked ones are −∞.
+    Scores {
+        /// Roles and mask.
+        attention: Attention,
+        /// The dimension of the keys that a rank holds, as columns.
+        columns: DimId,
+    },
+    /// The logarithm of the sum of exponentials over a dimension.
+    RowLse {
+        /// The dimension.
+        over: DimId,
+    },
+    /// `Σ exp(scores − lse) · v` over the keys that a rank holds.
+    Weigh {
+        /// Roles and mask.
+        attention: Attention,
+        /// The dimension of columns.
+        columns: DimId,
+    },
     /// Repeats each element of a dimension, so that every rank has a key/value head.
     Repeat {
         /// The dimension of the operand.
@@ -147,6 +182,16 @@ pub enum Op {
     },
     /// Moves whole blocks between ranks, to the layout of the result.
     Permute,
+    /// Brings every rank the tokens that it needs: the dimension that `to` is fetched from becomes `to`.
+    Fetch {
+        /// The dimension of the result.
+        to: DimId,
+    },
+    /// The adjoint of a fetch: what ranks computed for fetched tokens goes to where the tokens belong and is summed.
+    FetchSum {
+        /// The dimension of the operand, one that is fetched.
+        from: DimId,
+    },
 }
 
 /// What inference may look at beside operands.
@@ -210,6 +255,14 @@ impl Op {
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rotary(_) => "rotary",
             Op::Attention(_) => "attention",
+            Op::AttentionBackward(_) => "attention_backward",
+            Op::Merge => "merge",
+            Op::MergeParts { .. } => "merge_parts",
+            Op::Accumulate => "accumulate",
+            Op::Sink => "sink",
+            Op::Scores { .. } => "scores",
+            Op::RowLse { .. } => "row_lse",
+            Op::Weigh { .. } => "weigh",
             Op::Repeat { .. } => "repeat",
             Op::Call { .. } => "call",
             Op::Reshard => "reshard",
@@ -219,6 +272,8 @@ impl Op {
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Permute => "permute",
+            Op::Fetch { .. } => "fetch",
+            Op::FetchSum { .. } => "fetch_sum",
         }
     }
 
@@ -234,7 +289,9 @@ impl Op {
             | Op::AllGather { .. }
             | Op::ReduceScatter { .. }
             | Op::AllReduce { .. }
-            | Op::Permute => true,
+            | Op::Permute
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. } => true,
             Op::Param(_)
             | Op::Input(_)
             | Op::Positions
@@ -249,6 +306,14 @@ impl Op {
             | Op::LayerNorm { .. }
             | Op::Rotary(_)
             | Op::Attention(_)
+            | Op::AttentionBackward(_)
+            | Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Accumulate
+            | Op::Sink
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. }
             | Op::Repeat { .. }
             | Op::Call { .. }
             | Op::Reshard
@@ -277,12 +342,25 @@ impl Op {
             }
             Op::Positions => return source::infer_positions(cx.space, declared),
             Op::Reshard => return structure::infer_reshard(cx.space, operands[0], declared),
+            Op::Attention(attention) => return attention::infer(attention, cx.space, operands),
+            Op::AttentionBackward(attention) => {
+                return attention::infer_backward(attention, cx.space, operands);
+            }
+            Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Accumulate
+            | Op::Sink
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. } => return partial::infer(self, cx.space, operands),
             Op::AllToAll { .. }
             | Op::AllGather { .. }
             | Op::Slice { .. }
             | Op::ReduceScatter { .. }
             | Op::AllReduce { .. }
-            | Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
+            | Op::Permute
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. } => return collective::infer(self, cx.space, operands[0], declared),
             _ => {}
         }
         let mut result = match self {
@@ -295,8 +373,7 @@ impl Op {
             }
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
-            Op::Attention(attention) => attention::infer(attention, cx.space, operands)?,
-            Op::Repeat { from, to } => attention::infer_repeat(cx.space, *from, *to, operands[0])?,
+            Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
@@ -318,10 +395,18 @@ impl Op {
             }
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
-            Op::Repeat { .. } => Some(attention::rule_repeat(operands)),
+            Op::Repeat { .. } => Some(repeat::rule(operands)),
+            Op::Sink => Some(elementwise::rule(operands, results[0])),
             Op::Param(_)
             | Op::Input(_)
             | Op::Positions
+            | Op::AttentionBackward(_)
+            | Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Accumulate
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -329,7 +414,9 @@ impl Op {
             | Op::Slice { .. }
             | Op::ReduceScatter { .. }
             | Op::AllReduce { .. }
-            | Op::Permute => None,
+            | Op::Permute
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. } => None,
         }
     }
 
@@ -340,10 +427,24 @@ impl Op {
         let flops = match self {
             Op::Einsum => linear::flops_einsum(space, operands, results[0]),
             Op::Attention(attention) => attention.flops(space, operands),
-            Op::Unary(f) => per_element(f.flops()),
-            Op::Binary(_) | Op::Scale { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } => {
-                per_element(1)
+            Op::AttentionBackward(attention) => attention.flops_backward(space, operands),
+            Op::Merge => per_element(4),
+            Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
+            Op::Sink => per_element(2),
+            Op::Scores { attention, .. } => {
+                // Explicit rows are computed whether the mask keeps them or not.
+                per_element(2) * u128::from(space.size(attention.width))
             }
+            Op::Weigh { attention, .. } => {
+                elements(operands[0]) * (4 + 2 * u128::from(space.size(attention.value_width(operands[2]))))
+            }
+            Op::Unary(f) => per_element(f.flops()),
+            Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Accumulate
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::FetchSum { .. } => per_element(1),
             Op::RmsNorm { .. } => per_element(4),
             Op::RmsScale { .. } => per_element(2),
             Op::LayerNorm { .. } => per_element(6),
@@ -359,7 +460,8 @@ impl Op {
             | Op::AllToAll { .. }
             | Op::AllGather { .. }
             | Op::Slice { .. }
-            | Op::Permute => 0,
+            | Op::Permute
+            | Op::Fetch { .. } => 0,
         };
         let bytes = match self {
             Op::Param(_) | Op::Input(_) | Op::Call { .. } => 0,
@@ -402,6 +504,12 @@ impl Op {
                 format!(
                     "`{name}` sees dimension `{}` split in two different ways; a reshard is missing",
                     dim(d)
+                ),
+            ),
+            Misfit::Moved => OpError::new(
+                "V07",
+                format!(
+                    "`{name}` takes parts that have moved along an axis in different ways; a permute is missing"
                 ),
             ),
             Misfit::AxisTwice(d) => OpError::new(

@@ -3,16 +3,18 @@
 //! Reading and writing stand side by side, so that they cannot drift apart.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Span};
-use crate::dim::{Dim, DimId};
+use crate::dim::{Dim, DimId, Fetched};
 use crate::dtype::DType;
 use crate::entity::Arena;
-use crate::layout::AxisList;
+use crate::layout::{AxisList, Move};
 use crate::mesh::{Axis, AxisId};
 use crate::module::{FuncId, Function};
 use crate::ops::attr::{Names, Quoted};
 use crate::ops::{Attr, Attrs, Op, TABLE};
+use crate::order::{Order, write_ranges};
 use crate::space::Space;
 use crate::text::cursor::{Cursor, Parsed, suggest, unknown};
 use crate::text::lexer::Token;
@@ -54,7 +56,7 @@ pub(crate) fn write_header(
         writeln!(out, "mesh {}", space.mesh)?;
     }
     for dim in space.dims.values() {
-        let Dim { name, size, granule, valid, uneven, copies } = dim;
+        let Dim { name, size, granule, valid, uneven, copies, order, fetched } = dim;
         write!(out, "dim {name} = {size}")?;
         if valid != size {
             write!(out, " valid {valid}")?;
@@ -67,6 +69,17 @@ pub(crate) fn write_header(
         }
         if let Some(of) = copies {
             write!(out, " copies {}", space.dims[*of].name)?;
+        }
+        if *order != Order::Contiguous {
+            write!(out, " order {order}")?;
+        }
+        if let Some(Fetched { of, parts }) = fetched {
+            write!(out, " fetches {} [", space.dims[*of].name)?;
+            for (i, part) in parts.iter().enumerate() {
+                out.write_str(if i == 0 { "" } else { ", " })?;
+                write_ranges(out, part)?;
+            }
+            out.write_str("]")?;
         }
         writeln!(out)?;
     }
@@ -134,6 +147,12 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
             dim.uneven = true;
         } else if cx.eat(Token::Word("copies")) {
             dim.copies = Some(read_dim_name(cx, space)?);
+        } else if cx.eat(Token::Word("order")) {
+            dim.order = read_order(cx)?;
+        } else if cx.eat(Token::Word("fetches")) {
+            let of = read_dim_name(cx, space)?;
+            let parts = read_list(cx, read_ranges)?;
+            dim.fetched = Some(Fetched { of, parts });
         } else {
             break;
         }
@@ -143,6 +162,54 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
         Some(diagnostic) => Err(Box::new(diagnostic.at(span).label("this dimension"))),
         None => Ok(()),
     }
+}
+
+fn read_order(cx: &mut Cursor<'_>) -> Parsed<Order> {
+    if cx.peek() == Token::Punct('[') {
+        return read_ranges(cx).map(Order::Table);
+    }
+    let (name, span) = cx.word("a token order")?;
+    let known = ["contiguous", "zigzag", "striped"];
+    if !known.contains(&name) {
+        return Err(unknown("token order", name, span, known.into_iter()));
+    }
+    if name == "contiguous" {
+        return Ok(Order::Contiguous);
+    }
+    cx.expect('(')?;
+    let parts = cx.int()?;
+    let order = match name {
+        "zigzag" => Order::Zigzag { parts },
+        _ => {
+            let block = if cx.eat(Token::Punct(',')) { cx.int()? } else { 1 };
+            Order::Striped { parts, block }
+        }
+    };
+    cx.expect(')')?;
+    Ok(order)
+}
+
+/// `[0..2, 6..8]`.
+fn read_ranges(cx: &mut Cursor<'_>) -> Parsed<Vec<Range<u64>>> {
+    read_list(cx, |cx| {
+        let start = cx.int()?;
+        if !cx.eat(Token::Dots) {
+            return Err(cx.unexpected("`..`"));
+        }
+        Ok(start..cx.int()?)
+    })
+}
+
+fn read_list<'a, T>(cx: &mut Cursor<'a>, item: impl Fn(&mut Cursor<'a>) -> Parsed<T>) -> Parsed<Vec<T>> {
+    cx.expect('[')?;
+    let mut items = Vec::new();
+    while !cx.eat(Token::Punct(']')) {
+        if !items.is_empty() {
+            cx.expect(',')?;
+        }
+        items.push(item(cx)?);
+    }
+    Ok(items)
 }
 
 fn read_dim_name(cx: &mut Cursor<'_>, space: &Space) -> Parsed<DimId> {
@@ -179,15 +246,30 @@ impl fmt::Display for TypeText<'_> {
             }
             Ok(())
         };
+        // `ring`; `ring+1` where parts have moved; `ring+1(0..2)` where only some ranks hold any.
+        let seat = |f: &mut fmt::Formatter<'_>, a: AxisId| {
+            f.write_str(axis(a))?;
+            let Some(Move { by, only, .. }) = ty.layout.moved_along(a) else { return Ok(()) };
+            write!(f, "+{by}")?;
+            match only {
+                Some((start, end)) => write!(f, "({start}..{end})"),
+                None => Ok(()),
+            }
+        };
         write!(f, "{}[", ty.dtype)?;
         for (i, (&dim, axes)) in ty.dims.iter().zip(&ty.layout.split).enumerate() {
             write!(f, "{}{}", if i == 0 { "" } else { " " }, space.dims[dim].name)?;
             match axes.as_slice() {
                 [] => {}
-                [one] => write!(f, "@{}", axis(*one))?,
+                [one] => {
+                    f.write_str("@")?;
+                    seat(f, *one)?;
+                }
                 many => {
-                    f.write_str("@(")?;
-                    list(f, many)?;
+                    for (i, &a) in many.iter().enumerate() {
+                        f.write_str(if i == 0 { "@(" } else { "," })?;
+                        seat(f, a)?;
+                    }
                     f.write_str(")")?;
                 }
             }
@@ -222,20 +304,51 @@ pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType
             Token::Sigil('@', name) => {
                 let (_, span) = cx.next();
                 axes.push(axis_named(space, name, span)?);
+                read_move(cx, &mut ty, axes[0])?;
             }
             Token::Punct('@') => {
                 cx.next();
-                axes = read_axes(cx, space)?;
+                cx.expect('(')?;
+                loop {
+                    let (name, span) = cx.word("a mesh axis")?;
+                    let axis = axis_named(space, name, span)?;
+                    axes.push(axis);
+                    read_move(cx, &mut ty, axis)?;
+                    if !cx.eat(Token::Punct(',')) {
+                        cx.expect(')')?;
+                        break;
+                    }
+                }
             }
             _ => {}
         }
         ty.layout.split.push(axes);
     }
+    ty.layout.moved.sort_unstable();
     if cx.eat(Token::Word("partial")) {
         ty.layout.partial = read_axes(cx, space)?;
         ty.layout.partial.sort_unstable();
     }
     Ok(ty)
+}
+
+/// Reads `+1` and `+1(0..2)` behind the name of an axis.
+fn read_move(cx: &mut Cursor<'_>, ty: &mut TensorType, axis: AxisId) -> Parsed<()> {
+    if !cx.eat(Token::Punct('+')) {
+        return Ok(());
+    }
+    let by = cx.int()?;
+    let mut only = None;
+    if cx.eat(Token::Punct('(')) {
+        let start = cx.int()?;
+        if !cx.eat(Token::Dots) {
+            return Err(cx.unexpected("`..`"));
+        }
+        only = Some((start, cx.int()?));
+        cx.expect(')')?;
+    }
+    ty.layout.moved.push(Move { axis, by, only });
+    Ok(())
 }
 
 fn read_axes(cx: &mut Cursor<'_>, space: &Space) -> Parsed<AxisList> {

@@ -24,7 +24,7 @@ pub(crate) enum Token<'a> {
     Dots,
     /// `->`
     Arrow,
-    /// One of `(){}[],=:&|@`; `@` is one when no name follows it directly.
+    /// One of `(){}[],=:&|+@`; `@` is one when no name follows it directly.
     Punct(char),
     /// What is no token, and why.
     Bad(&'static str),
@@ -74,7 +74,7 @@ impl<'a> Lexer<'a> {
             b'-' if bytes.get(start + 1).is_some_and(u8::is_ascii_digit) => self.number(),
             b'.' if bytes.get(start + 1) == Some(&b'.') => self.take(2, Token::Dots),
             b'%' | b'@' | b'$' => self.sigil(first),
-            b'(' | b')' | b'{' | b'}' | b'[' | b']' | b',' | b'=' | b':' | b'&' | b'|' => {
+            b'(' | b')' | b'{' | b'}' | b'[' | b']' | b',' | b'=' | b':' | b'&' | b'|' | b'+' => {
                 self.take(1, Token::Punct(char::from(first)))
             }
             b'"' => self.string(),

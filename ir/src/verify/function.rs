@@ -149,6 +149,10 @@ impl Checker<'_> {
             Level::PerRank if matches!(op, Op::Reshard) => {
                 Err(OpError::new("V12", "a `reshard` is left in a per-rank program"))
             }
+            Level::Program | Level::PerRank if has_movement(op) => Err(OpError::new(
+                "V29",
+                format!("`{}` has a movement, which sharded programs have and no others", op.name()),
+            )),
             Level::Program | Level::Sharded | Level::PerRank => Ok(()),
         }
     }
@@ -223,6 +227,13 @@ impl Checker<'_> {
     }
 }
 
+fn has_movement(op: &Op) -> bool {
+    match op {
+        Op::Attention(a) | Op::AttentionBackward(a) => a.movement.is_some(),
+        _ => false,
+    }
+}
+
 fn place(error: OpError, span: Span, label: &str, help: Option<String>) -> Diagnostic {
     let OpError { code, message } = error;
     let mut diagnostic = Diagnostic::new(code, message).at(span).label(label);
@@ -248,8 +259,8 @@ fn is_finite(attr: &Attr) -> bool {
 /// Which operands an operation was refused with, where they are what is wrong.
 fn operands_help(error: &OpError, module: &Module, operands: &[&TensorType]) -> Option<String> {
     const SHOWN: usize = 4;
-    let about_operands =
-        ["V04", "V05", "V07", "V08", "V11", "V14", "V16"].contains(&error.code) && !operands.is_empty();
+    let about_operands = ["V04", "V05", "V07", "V08", "V11", "V14", "V16", "V26"].contains(&error.code)
+        && !operands.is_empty();
     about_operands.then(|| {
         let spelled: Vec<String> =
             operands.iter().take(SHOWN).map(|ty| show(&module.space, ty).to_string()).collect();

@@ -1,11 +1,15 @@
 //! Invariants of dimensions, meshes and types: `V06`, `V09`, `V10`, `V13`, `V22`, `V23`, `V24`.
 
+use std::ops::Range;
+
 use crate::diagnostic::Diagnostic;
-use crate::dim::{Dim, DimId};
+use crate::dim::{Dim, DimId, Fetched};
 use crate::entity::Entity;
+use crate::layout::Layout;
 use crate::mesh::{Axis, AxisId};
 use crate::module::Level;
 use crate::ops::OpError;
+use crate::order::Order;
 use crate::space::Space;
 use crate::text::is_identifier;
 use crate::types::TensorType;
@@ -24,7 +28,7 @@ pub const MAX_BYTES: u64 = 1 << 62;
 
 /// What is wrong with a dimension, seen beside those declared before it.
 pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
-    let Dim { name, size, granule, valid, uneven, copies } = &space.dims[id];
+    let Dim { name, size, granule, valid, uneven, copies, order, fetched } = &space.dims[id];
     let (size, granule, valid) = (*size, *granule, *valid);
     let refuse = |message: String| Some(Diagnostic::new("V22", message));
     if !is_identifier(name) {
@@ -49,6 +53,12 @@ pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
     if valid == 0 || valid > size {
         return refuse(format!("dimension `{name}` has {valid} valid elements of {size}"));
     }
+    if let Err(message) = order.check(size) {
+        return Some(Diagnostic::new("V27", format!("dimension `{name}`: {message}")));
+    }
+    if let Some(fetched) = fetched {
+        return check_fetched(space, id, fetched);
+    }
     let of = (*copies)?;
     if of >= id || space.dims[of].copies.is_some() {
         return refuse(format!("`{name}` must copy a dimension that is declared before it and copies none"));
@@ -68,6 +78,42 @@ pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
         ));
     }
     None
+}
+
+/// What is wrong with what is fetched.
+fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Option<Diagnostic> {
+    let Dim { name, size, valid, granule, copies, order, uneven, .. } = &space.dims[id];
+    let refuse = |message: String| Some(Diagnostic::new("V27", message));
+    let of = fetched.of;
+    if of >= id || space.dims[of].fetched.is_some() {
+        return refuse(format!(
+            "`{name}` must fetch from a dimension that is declared before it and fetches none"
+        ));
+    }
+    let plain = copies.is_none() && *order == Order::Contiguous && !uneven && *granule == 1 && valid == size;
+    if !plain {
+        return refuse(format!(
+            "`{name}` is fetched, and so has no copies, order, granule or padding of its own"
+        ));
+    }
+    for (i, part) in fetched.parts.iter().enumerate() {
+        let mut next = 0;
+        for range in part {
+            if range.start < next || range.start >= range.end || range.end > space.size(of) {
+                let Range { start, end } = range;
+                return refuse(format!(
+                    "part {i} of `{name}` fetches {start}..{end}, which is empty, out of order or not in `{}`",
+                    space.dims[of].name
+                ));
+            }
+            next = range.end;
+        }
+    }
+    let total: u64 = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();
+    match total == *size {
+        true => None,
+        false => refuse(format!("the parts of `{name}` have {total} elements, not {size}")),
+    }
 }
 
 /// What is wrong with an axis, seen beside those declared before it.
@@ -114,7 +160,8 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
             return Err(OpError::new("V06", format!("a type names dimension `{}` twice", declared.name)));
         }
     }
-    let known = layout.axes().all(|a| space.mesh.axes.get(a).is_some());
+    let known =
+        layout.axes().chain(layout.moved.iter().map(|m| m.axis)).all(|a| space.mesh.axes.get(a).is_some());
     let ascending = layout.partial.is_sorted();
     if layout.split.len() != dims.len() || !known || !ascending {
         return Err(OpError::new("V06", "a layout has a split for each dimension, by axes of the mesh"));
@@ -136,7 +183,26 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
         }
         seen.push(axis);
     }
+    check_moved(space, layout)?;
     dims.iter().zip(&layout.split).try_for_each(|(&dim, axes)| check_split(space, dim, axes))
+}
+
+/// Parts move along axes that split a dimension, by less than a round, and nothing that is still to be summed does.
+fn check_moved(space: &Space, layout: &Layout) -> Result<(), OpError> {
+    let ascending = layout.moved.windows(2).all(|pair| pair[0].axis < pair[1].axis);
+    for m in &layout.moved {
+        let (name, n) = (&space.mesh.axes[m.axis].name, space.mesh.size(m.axis));
+        let splits = layout.split.iter().any(|axes| axes.contains(&m.axis));
+        let some = m.only.is_none_or(|(start, end)| start < end && end <= n);
+        if !ascending || !splits || m.by >= n || !some || (m.by == 0 && m.only.is_none()) {
+            let message = format!("parts along `{name}` of {n} ranks cannot have moved as the type says");
+            return Err(OpError::new("V28", message));
+        }
+        if !layout.partial.is_empty() {
+            return Err(OpError::new("V28", "parts of a sum still to be taken cannot have moved"));
+        }
+    }
+    Ok(())
 }
 
 fn check_split(space: &Space, dim: DimId, axes: &[AxisId]) -> Result<(), OpError> {

@@ -66,6 +66,10 @@ impl Cluster {
             Op::AllReduce { axis } => self.along(space, axis, Pattern::Ring { rounds: 2 }, bytes()),
             Op::Permute if from.layout == to.layout => CollectiveTime::default(),
             Op::Permute => self.point_to_point(space.mesh.ranks(), bytes()),
+            Op::Fetch { .. } | Op::FetchSum { .. } => {
+                let axes = boxes::axes(space, op, from, to).unwrap_or_default();
+                self.point_to_point(space.mesh.degree(&axes), bytes())
+            }
             Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
             Op::Param(_)
             | Op::Input(_)
@@ -81,6 +85,14 @@ impl Cluster {
             | Op::LayerNorm { .. }
             | Op::Rotary(_)
             | Op::Attention(_)
+            | Op::AttentionBackward(_)
+            | Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Accumulate
+            | Op::Sink
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. }
             | Op::Repeat { .. }
             | Op::Call { .. }
             | Op::Reshard => CollectiveTime::default(),

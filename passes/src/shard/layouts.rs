@@ -32,7 +32,7 @@ pub fn demand(rule: &FactorRule, operands: &[Found<'_>]) -> Vec<Layout> {
     }
     let layout = |factors: &[usize]| Layout {
         split: factors.iter().map(|&f| axes[f].clone()).collect(),
-        partial: AxisList::new(),
+        ..Layout::default()
     };
     rule.operands.iter().map(|factors| layout(factors)).collect()
 }

@@ -68,11 +68,12 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
         function.values.values_mut().for_each(|v| in_type(&mut v.ty));
         for node in &mut function.nodes {
             match &mut node.op {
-                Op::Attention(a) => {
-                    [&mut a.heads, &mut a.kv_heads, &mut a.queries, &mut a.keys, &mut a.width]
-                        .into_iter()
-                        .for_each(new);
+                Op::Attention(a) | Op::AttentionBackward(a) => a.dims_mut().for_each(new),
+                Op::Scores { attention, columns } | Op::Weigh { attention, columns } => {
+                    attention.dims_mut().chain([columns]).for_each(new);
                 }
+                Op::MergeParts { over } | Op::RowLse { over } => new(over),
+                Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
                 Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
                 Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
                 Op::Rotary(rotary) => new(&mut rotary.over),
@@ -89,6 +90,9 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 | Op::Cast { .. }
                 | Op::Call { .. }
                 | Op::Reshard
+                | Op::Merge
+                | Op::Accumulate
+                | Op::Sink
                 | Op::AllReduce { .. }
                 | Op::Permute => {}
             }

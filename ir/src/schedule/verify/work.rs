@@ -3,7 +3,7 @@
 use std::slice;
 
 use super::{in_task, name};
-use crate::boxes;
+use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
 use crate::dtype::DType;
 use crate::entity::Arena;
@@ -172,14 +172,15 @@ impl<'s> Checker<'s> {
         let space = &self.schedule.space;
         let needed = match op {
             Op::Permute | Op::AllReduce { .. } => 0,
+            Op::Fetch { .. } | Op::FetchSum { .. } => boxes::wire_elements(space, op, from, to, side),
             _ => {
                 let exchange = boxes::exchange(space, op, from, to, Rank(0));
-                let regions = match side {
+                let blocks = match side {
                     Side::Sent => &exchange.send,
                     Side::Received => &exchange.recv,
                 };
-                let others = exchange.group.iter().zip(regions).filter(|&(&peer, _)| peer != Rank(0));
-                others.map(|(_, region)| boxes::elements(region)).sum()
+                let others = exchange.group.iter().zip(blocks).filter(|&(&peer, _)| peer != Rank(0));
+                others.map(|(_, block)| boxes::block_elements(block)).sum()
             }
         };
         match dtype == from.dtype && elements >= needed {
@@ -233,10 +234,4 @@ impl<'s> Checker<'s> {
             Some(_) | None => Ok(()),
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Sent,
-    Received,
 }

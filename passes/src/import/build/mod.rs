@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, Binary, Binding, OpError, Rotary, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, Rotary, Unary};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
@@ -197,16 +197,9 @@ impl Cx<'_> {
     /// Attention of a token to those that the kind's mask leaves.
     fn attention(&self, f: &mut FunctionBuilder<'_>, kind: &Kind, [q, k, v]: [ValueId; 3]) -> Built<ValueId> {
         let Dims { s, h, k: kv_heads, d, .. } = self.dims;
-        let attention = Attention {
-            heads: h,
-            kv_heads,
-            queries: s,
-            keys: s,
-            width: d,
-            mask: kind.mask.clone(),
-            scale: kind.scale,
-            softcap: kind.softcap,
-        };
+        let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
+        let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
+        attention.softcap = kind.softcap;
         f.push(Op::Attention(attention), &[q, k, v])
     }
 

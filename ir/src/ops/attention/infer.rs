@@ -1,0 +1,313 @@
+//! Which operands and layouts attention takes, forward and backward, and what follows for its results.
+
+use smallvec::smallvec;
+
+use super::{Attention, RelativeBias, Returns, Sides};
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::layout::Layout;
+use crate::mesh::{AxisId, Rank};
+use crate::ops::elementwise::need_float;
+use crate::ops::{OpError, Types};
+use crate::space::Space;
+use crate::types::TensorType;
+
+pub(in crate::ops) fn infer(
+    a: &Attention,
+    space: &Space,
+    operands: &[&TensorType],
+) -> Result<Types, OpError> {
+    check(a, space, operands)?;
+    let [q, k, v] = [operands[0], operands[1], operands[2]];
+    check_layouts(a, space, "attention", [q, k, v])?;
+    if let (Some(bias), Some(operand)) = (a.bias, operands.get(3)) {
+        check_bias(a, bias, space, q, operand)?;
+    }
+    let alone = a.key_axes_alone(q, k);
+    let mut results = a.results(q, v);
+    for ty in &mut results {
+        for i in 0..ty.dims.len() {
+            let dim = ty.dims[i];
+            ty.layout.split[i] = match Some(dim) == a.parts {
+                true => alone.iter().copied().collect(),
+                false => q.axes_of(dim).iter().copied().collect(),
+            };
+        }
+        ty.layout.moved.clone_from(&q.layout.moved);
+    }
+    Ok(results)
+}
+
+pub(in crate::ops) fn infer_backward(
+    a: &Attention,
+    space: &Space,
+    operands: &[&TensorType],
+) -> Result<Types, OpError> {
+    check(a, space, operands)?;
+    let [q, k, v, d_o, lse, delta] = [0, 1, 2, 3, 4, 5].map(|i| operands[i]);
+    check_layouts(a, space, "attention_backward", [q, k, v])?;
+    if let (Some(bias), Some(operand)) = (a.bias, operands.get(6)) {
+        check_bias(a, bias, space, q, operand)?;
+    }
+    let e = a.value_width(v);
+    let output: Vec<DimId> = q.dims.iter().map(|&d| if d == a.width { e } else { d }).collect();
+    let rows: Vec<DimId> = q.dims.iter().copied().filter(|&d| d != a.width).collect();
+    for (ty, dims, name) in [(d_o, &output, "d_o"), (lse, &rows, "lse"), (delta, &rows, "delta")] {
+        if ty.dims.as_slice() != dims.as_slice() {
+            return Err(OpError::new(
+                "V05",
+                format!("`{name}` of `attention_backward` has not the dimensions of the output"),
+            ));
+        }
+        let alike = dims.iter().all(|&d| ty.axes_of(d) == q.axes_of(d));
+        if !alike || ty.layout.moved != q.layout.moved || !ty.layout.partial.is_empty() {
+            return Err(OpError::new(
+                "V07",
+                format!("`{name}` of `attention_backward` lies otherwise than the queries"),
+            ));
+        }
+    }
+    let float = |ty: &TensorType| match a.returns {
+        Returns::Part => DType::F32,
+        Returns::Output | Returns::WithLse => ty.dtype,
+    };
+    let result = |ty: &TensorType, pending: Vec<AxisId>| {
+        let mut layout = ty.layout.clone();
+        layout.partial = pending.into_iter().collect();
+        layout.partial.sort_unstable();
+        TensorType { dtype: float(ty), dims: ty.dims.clone(), layout }
+    };
+    let keys = k.axes_of(a.keys);
+    let queries_alone: Vec<AxisId> = match a.movement {
+        // A movement brings every gradient home.
+        Some(_) => Vec::new(),
+        None => q.axes_of(a.queries).iter().copied().filter(|x| !keys.contains(x)).collect(),
+    };
+    let keys_alone = match a.movement {
+        Some(_) => Vec::new(),
+        None => a.key_axes_alone(q, k),
+    };
+    Ok(smallvec![result(q, keys_alone), result(k, queries_alone.clone()), result(v, queries_alone),])
+}
+
+/// Roles, sizes and numbers, whatever the layouts.
+fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), OpError> {
+    let [q, k, v] = [operands[0], operands[1], operands[2]];
+    let &Attention { heads, kv_heads, queries, keys, width, scale, softcap, .. } = a;
+    for ty in &operands[..3] {
+        need_float("attention", ty.dtype)?;
+    }
+    if q.dtype != k.dtype || q.dtype != v.dtype {
+        return Err(OpError::new("V04", format!("`attention` of {}, {} and {}", q.dtype, k.dtype, v.dtype)));
+    }
+    let shape = |message: &str| Err(OpError::new("V05", format!("`attention`: {message}")));
+    let tail = |ty: &TensorType, roles: [DimId; 2]| {
+        let n = ty.dims.len();
+        n >= 3 && ty.dims[n - 3..n - 1] == roles
+    };
+    if !tail(q, [queries, heads]) || q.dims.last() != Some(&width) {
+        return shape("q must end in (queries, heads, width)");
+    }
+    if !tail(k, [keys, kv_heads]) || k.dims.last() != Some(&width) {
+        return shape("k must end in (keys, kv_heads, width)");
+    }
+    if !tail(v, [keys, kv_heads]) {
+        return shape("v must end in (keys, kv_heads, value width)");
+    }
+    let front = |ty: &TensorType| ty.dims[..ty.dims.len() - 3].to_vec();
+    if front(q) != front(k) || front(q) != front(v) {
+        return shape("q, k and v differ in the dimensions in front");
+    }
+    let (hq, hkv) = (&space.dims[heads], &space.dims[kv_heads]);
+    if hkv.size == 0 || hq.size % hkv.size != 0 {
+        return Err(OpError::new(
+            "V20",
+            format!(
+                "{} query heads `{}` are not a multiple of {} key/value heads `{}`",
+                hq.size, hq.name, hkv.size, hkv.name
+            ),
+        ));
+    }
+    let group = hq.size / hkv.size;
+    if hq.granule != group * hkv.granule {
+        return Err(OpError::new(
+            "V21",
+            format!(
+                "`{}` splits by {} heads, but {} of them share a key/value head: declare granule {}",
+                hq.name,
+                hq.granule,
+                group,
+                group * hkv.granule
+            ),
+        ));
+    }
+    if !scale.is_finite() {
+        return Err(OpError::new("V05", format!("`attention` is scaled by {scale}")));
+    }
+    if let Some(cap) = softcap.filter(|&cap| !(cap.is_finite() && cap > 0.0)) {
+        return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
+    }
+    if let Some(d) = a.dropout.filter(|d| !(d.rate.is_finite() && (0.0..1.0).contains(&d.rate))) {
+        return Err(OpError::new(
+            "V05",
+            format!("`attention` cannot drop a share of {} of its weights", d.rate),
+        ));
+    }
+    let bias = operands.len() - if operands.len() >= 6 { 6 } else { 3 };
+    if bias != usize::from(a.bias.is_some()) {
+        return Err(OpError::new(
+            "V01",
+            "`attention` has an operand behind the others where it has a bias, and only there",
+        ));
+    }
+    if a.parts.is_some() && a.returns != Returns::Part {
+        return Err(OpError::new("V05", "`attention` has `parts` where it returns a part, and only there"));
+    }
+    crate::mask::check(&a.mask, &space.dims[queries], &space.dims[space.sequence(keys)])
+}
+
+/// Which axes may split what: see [`Attention`].
+fn check_layouts(
+    a: &Attention,
+    space: &Space,
+    name: &str,
+    [q, k, v]: [&TensorType; 3],
+) -> Result<(), OpError> {
+    let dim_name = |d: DimId| space.dims[d].name.as_str();
+    let conflict = |d: DimId| {
+        OpError::new(
+            "V07",
+            format!(
+                "`{name}` sees dimension `{}` split in two different ways; a reshard is missing",
+                dim_name(d)
+            ),
+        )
+    };
+    if let Some(i) = [q, k, v].iter().position(|ty| !ty.layout.partial.is_empty()) {
+        return Err(OpError::new("V11", format!("operand {i} of `{name}` is a sum still to be taken")));
+    }
+    let front = q.dims.len() - 3;
+    for i in 0..front {
+        let axes = &q.layout.split[i];
+        if *axes != k.layout.split[i] || *axes != v.layout.split[i] {
+            return Err(conflict(q.dims[i]));
+        }
+    }
+    let heads = q.axes_of(a.heads);
+    if k.axes_of(a.kv_heads) != heads || v.axes_of(a.kv_heads) != heads {
+        return Err(conflict(a.kv_heads));
+    }
+    if k.axes_of(a.keys) != v.axes_of(a.keys) || k.layout.moved != v.layout.moved {
+        return Err(conflict(a.keys));
+    }
+    for ty in [q, k, v] {
+        if let Some(i) = [ty.dims.len() - 1].into_iter().find(|&i| !ty.layout.split[i].is_empty()) {
+            return Err(not_whole(name, dim_name(ty.dims[i])));
+        }
+    }
+    let (queries, keys) = (q.axes_of(a.queries), k.axes_of(a.keys));
+    // An axis splits one dimension; the two sequences may share axes, because a rank has a part of each.
+    let elsewhere = |axis: &AxisId| q.layout.split[..front].iter().flatten().chain(heads).any(|b| b == axis);
+    if queries.iter().chain(keys).any(elsewhere) {
+        return Err(OpError::new(
+            "V07",
+            format!("`{name}`: an axis splits a sequence and another dimension"),
+        ));
+    }
+    let astray = |layout: &Layout, axes: &[AxisId]| layout.moved.iter().any(|m| !axes.contains(&m.axis));
+    if astray(&q.layout, queries) || astray(&k.layout, keys) {
+        return Err(OpError::new("V16", format!("`{name}` takes operands that moved along a sequence only")));
+    }
+    let alone = a.key_axes_alone(q, k);
+    match a.parts {
+        Some(parts) if space.size(parts) != space.mesh.degree(&alone) || alone.is_empty() => {
+            return Err(OpError::new(
+                "V05",
+                format!(
+                    "`parts={}` of {} must tell apart the {} ranks that hold the same queries and other keys",
+                    dim_name(parts),
+                    space.size(parts),
+                    space.mesh.degree(&alone)
+                ),
+            ));
+        }
+        _ => {}
+    }
+    if keys.is_empty() || a.movement.is_some() {
+        return Ok(());
+    }
+    if space.dims[a.keys].fetched.is_some() {
+        return match queries == keys && q.layout.moved.is_empty() && k.layout.moved.is_empty() {
+            true => check_reach(a, space, q, k),
+            false => Err(conflict(a.keys)),
+        };
+    }
+    match a.returns {
+        Returns::Part if name == "attention" && !alone.is_empty() && a.parts.is_none() => Err(OpError::new(
+            "V08",
+            format!(
+                "`{name}`: ranks with the same queries see other keys; their results need a dimension `parts`"
+            ),
+        )),
+        Returns::Part => Ok(()),
+        Returns::Output | Returns::WithLse => Err(not_whole(name, dim_name(a.keys))),
+    }
+}
+
+fn not_whole(name: &str, dim: &str) -> OpError {
+    OpError::new("V08", format!("`{name}` needs dimension `{dim}` whole, but it is split"))
+}
+
+/// Every rank must have fetched every key that its queries see.
+fn check_reach(a: &Attention, space: &Space, q: &TensorType, k: &TensorType) -> Result<(), OpError> {
+    let axes = q.axes_of(a.queries);
+    let of = space.sequence(a.keys);
+    let n_keys = space.dims[of].valid;
+    for rank in space.mesh.group_along(Rank(0), axes) {
+        let queries = space.position_runs(a.queries, space.range(a.queries, axes, rank));
+        let held = space.position_runs(a.keys, space.range(a.keys, k.axes_of(a.keys), rank));
+        let held = crate::order::joined(held.iter().map(crate::order::Run::positions).collect());
+        let covered = |r: &std::ops::Range<u64>| held.iter().any(|h| h.start <= r.start && r.end <= h.end);
+        let needed = queries.iter().flat_map(|run| a.mask.reach(run.positions(), 0..n_keys));
+        if let Some(missing) = needed.into_iter().find(|r| !covered(r)) {
+            return Err(OpError::new(
+                "V26",
+                format!(
+                    "rank {rank} has not fetched all of keys {}..{}, which its queries see",
+                    missing.start, missing.end
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_bias(
+    a: &Attention,
+    bias: RelativeBias,
+    space: &Space,
+    q: &TensorType,
+    operand: &TensorType,
+) -> Result<(), OpError> {
+    need_float("attention", operand.dtype)?;
+    let fits = operand.dims.as_slice() == [bias.buckets, a.heads];
+    if !fits {
+        return Err(OpError::new("V05", "the bias of `attention` has the dimensions (buckets, heads)"));
+    }
+    let needed = match bias.sides {
+        Sides::Both => 4,
+        Sides::Before => 2,
+    };
+    let buckets = space.size(bias.buckets);
+    if buckets < needed || bias.max_distance <= buckets / needed {
+        return Err(OpError::new(
+            "V05",
+            format!("a bias of {buckets} buckets cannot reach to distance {}", bias.max_distance),
+        ));
+    }
+    let alike = operand.axes_of(a.heads) == q.axes_of(a.heads) && operand.axes_of(bias.buckets).is_empty();
+    match alike && operand.layout.partial.is_empty() {
+        true => Ok(()),
+        false => Err(OpError::new("V07", "the bias of `attention` is split otherwise than its heads")),
+    }
+}

@@ -1,0 +1,209 @@
+//! Attention, forward and backward: what it computes, which layouts it takes, what it costs.
+
+mod bias;
+mod dropout;
+mod infer;
+mod work;
+
+use smallvec::smallvec;
+
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::mask::Mask;
+use crate::mesh::AxisId;
+use crate::ops::Types;
+use crate::rule::{FactorKind, FactorRule, Factors};
+use crate::types::TensorType;
+
+pub use bias::{RelativeBias, Sides};
+pub use dropout::{Dropout, Keyed};
+pub(in crate::ops) use infer::{infer, infer_backward};
+
+/// Attributes of `attention`: the roles that dimensions of q, k and v play.
+///
+/// `q [… queries heads width]`, `k [… keys kv_heads width]`, `v [… keys kv_heads e]` give `o [… queries heads e]` and,
+/// where asked, `lse [… queries heads]`; the dimensions in front are shared. Query head `i` is served by key/value head
+/// `i / (heads / kv_heads)`. A query that sees no key has `o = 0` and `lse = −∞`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: DimId,
+    /// Key/value heads; may be `heads` itself.
+    pub kv_heads: DimId,
+    /// The query sequence.
+    pub queries: DimId,
+    /// The key sequence; may be `queries` itself, and may be fetched from it.
+    pub keys: DimId,
+    /// The width of a head.
+    pub width: DimId,
+    /// Which keys a query sees, by position.
+    pub mask: Mask,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Bound of the scaled scores, which become `softcap · tanh(score / softcap)` before the mask; none when absent.
+    pub softcap: Option<f64>,
+    /// A bias that is added to the scores, learned by relative position; the operand behind the others has it.
+    pub bias: Option<RelativeBias>,
+    /// Weights that are set to zero in training.
+    pub dropout: Option<Dropout>,
+    /// What comes out.
+    pub returns: Returns,
+    /// For partial results of ranks that hold the same queries: the dimension that tells them apart.
+    pub parts: Option<DimId>,
+    /// How keys and queries visit each other, in a sharded program; it becomes explicit steps.
+    pub movement: Option<Movement>,
+}
+
+/// What an attention returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Returns {
+    /// The output, in the element type of q.
+    #[default]
+    Output,
+    /// The output and, in `f32`, the logarithm of the sum of exponentials of each query's scores.
+    WithLse,
+    /// Output and lse, both in `f32`, of those keys that the rank holds: a part that is yet to be merged.
+    Part,
+}
+
+impl Returns {
+    /// Every choice.
+    pub const ALL: [Returns; 3] = [Returns::Output, Returns::WithLse, Returns::Part];
+
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Returns::Output => "output",
+            Returns::WithLse => "with_lse",
+            Returns::Part => "part",
+        }
+    }
+}
+
+/// A movement by name, with its options, as `rotate` or `gather(groups=2)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Movement {
+    /// The name.
+    pub name: String,
+    /// Options, in order.
+    pub options: Vec<(String, u64)>,
+}
+
+/// The dimensions that attention goes over, by role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionDims {
+    /// Query heads.
+    pub heads: DimId,
+    /// Key/value heads.
+    pub kv_heads: DimId,
+    /// The query sequence.
+    pub queries: DimId,
+    /// The key sequence.
+    pub keys: DimId,
+    /// The width of a head.
+    pub width: DimId,
+}
+
+impl Attention {
+    /// Attention that returns its output, without softcap, bias or dropout.
+    pub fn new(dims: AttentionDims, mask: Mask, scale: f64) -> Self {
+        let AttentionDims { heads, kv_heads, queries, keys, width } = dims;
+        Self {
+            heads,
+            kv_heads,
+            queries,
+            keys,
+            width,
+            mask,
+            scale,
+            softcap: None,
+            bias: None,
+            dropout: None,
+            returns: Returns::Output,
+            parts: None,
+            movement: None,
+        }
+    }
+
+    /// Its dimensions, to be replaced by others.
+    pub fn dims_mut(&mut self) -> impl Iterator<Item = &mut DimId> {
+        let Self { heads, kv_heads, queries, keys, width, bias, parts, .. } = self;
+        let buckets = bias.as_mut().map(|b| &mut b.buckets);
+        [heads, kv_heads, queries, keys, width].into_iter().chain(buckets).chain(parts.as_mut())
+    }
+
+    /// Rule where keys are whole: heads are parallel (key/value heads being the same factor), queries are parallel, keys
+    /// are the softmax.
+    pub fn rule(&self, operands: &[&TensorType]) -> FactorRule {
+        const HEADS: usize = 0;
+        const QUERIES: usize = 1;
+        const KEYS: usize = 2;
+        const WIDTH: usize = 3;
+        const BUCKETS: usize = 4;
+        let mut factors = smallvec![
+            FactorKind::Parallel,
+            FactorKind::Parallel,
+            FactorKind::Softmax,
+            FactorKind::Whole,
+            FactorKind::Whole
+        ];
+        let mut shared: Vec<DimId> = Vec::new();
+        let mut factors_of = |dims: &[DimId], sequence: usize| -> Factors {
+            dims.iter()
+                .map(|&d| {
+                    if d == self.heads || d == self.kv_heads {
+                        HEADS
+                    } else if d == self.queries || d == self.keys {
+                        sequence
+                    } else if d == self.width {
+                        WIDTH
+                    } else if self.bias.is_some_and(|b| b.buckets == d) {
+                        BUCKETS
+                    } else {
+                        let i = shared.iter().position(|&s| s == d).unwrap_or_else(|| {
+                            shared.push(d);
+                            factors.push(FactorKind::Parallel);
+                            shared.len() - 1
+                        });
+                        BUCKETS + 1 + i
+                    }
+                })
+                .collect()
+        };
+        let results = self.results(operands[0], operands[2]);
+        let operand = |i: usize, ty: &TensorType, f: &mut dyn FnMut(&[DimId], usize) -> Factors| {
+            f(&ty.dims, if i == 1 || i == 2 { KEYS } else { QUERIES })
+        };
+        let operands = operands.iter().enumerate().map(|(i, ty)| operand(i, ty, &mut factors_of)).collect();
+        let results = results.iter().map(|ty| factors_of(&ty.dims, QUERIES)).collect();
+        FactorRule { factors, operands, results }
+    }
+
+    /// The width of a value, the dimension of `v` that is no role of `k`; `width` itself when they are the same.
+    pub fn value_width(&self, v: &TensorType) -> DimId {
+        v.dims.last().copied().unwrap_or(self.width)
+    }
+
+    /// The types of the results, laid out whole.
+    fn results(&self, q: &TensorType, v: &TensorType) -> Types {
+        let e = self.value_width(v);
+        let float = match self.returns {
+            Returns::Part => DType::F32,
+            Returns::Output | Returns::WithLse => q.dtype,
+        };
+        let parts = self.parts.into_iter();
+        let output = q.dims.iter().map(|&d| if d == self.width { e } else { d });
+        let o = TensorType::new(float, parts.clone().chain(output));
+        let lse = q.dims.iter().copied().filter(|&d| d != self.width);
+        match self.returns {
+            Returns::Output => smallvec![o],
+            Returns::WithLse | Returns::Part => smallvec![o, TensorType::new(DType::F32, parts.chain(lse))],
+        }
+    }
+
+    /// Axes that split the keys and not the queries: ranks that hold the same queries and see other keys.
+    fn key_axes_alone(&self, q: &TensorType, k: &TensorType) -> Vec<AxisId> {
+        let queries = q.axes_of(self.queries);
+        k.axes_of(self.keys).iter().copied().filter(|a| !queries.contains(a)).collect()
+    }
+}

@@ -1,0 +1,63 @@
+//! How much an attention computes: pairs and FLOPs, on the busiest rank.
+
+use super::Attention;
+use crate::dim::DimId;
+use crate::mesh::{AxisId, Rank};
+use crate::space::Space;
+use crate::types::TensorType;
+
+impl Attention {
+    /// Pairs of a query and a key that `rank` computes for one head, holding `q` and `k`.
+    pub fn pairs(&self, space: &Space, q: &TensorType, k: &TensorType, rank: Rank) -> u128 {
+        let held = |ty: &TensorType, dim: DimId| {
+            let i = ty.position(dim)?;
+            Some(space.position_runs(dim, space.local_box(ty, rank)[i].clone()))
+        };
+        let (Some(queries), Some(keys)) = (held(q, self.queries), held(k, self.keys)) else { return 0 };
+        let pairs = |q: &crate::order::Run| -> u128 {
+            keys.iter().map(|k| self.mask.pairs(q.positions(), k.positions())).sum()
+        };
+        queries.iter().map(pairs).sum()
+    }
+
+    /// FLOPs on the busiest rank: two for each kept pair, head and element of width, for scores and for values.
+    pub fn flops(&self, space: &Space, operands: &[&TensorType]) -> u128 {
+        let [q, k, v] = [operands[0], operands[1], operands[2]];
+        let pairs = self.busiest_pairs(space, q, k);
+        let others = self.rows_per_query(space, q);
+        let value_width = u128::from(space.size(self.value_width(v)));
+        2 * pairs * others * (u128::from(space.size(self.width)) + value_width)
+    }
+
+    /// FLOPs of the backward pass on the busiest rank: scores once more, and the gradients of weights, values, queries
+    /// and keys, so five products where the forward pass has two.
+    pub fn flops_backward(&self, space: &Space, operands: &[&TensorType]) -> u128 {
+        let [q, k, v] = [operands[0], operands[1], operands[2]];
+        let pairs = self.busiest_pairs(space, q, k);
+        let others = self.rows_per_query(space, q);
+        let value_width = u128::from(space.size(self.value_width(v)));
+        2 * pairs * others * (3 * u128::from(space.size(self.width)) + 2 * value_width)
+    }
+
+    fn rows_per_query(&self, space: &Space, q: &TensorType) -> u128 {
+        let rows = q.dims.iter().filter(|&&d| d != self.queries && d != self.width);
+        rows.map(|&d| u128::from(space.max_extent(d, q.axes_of(d)))).product()
+    }
+
+    /// The most pairs that a rank has; ranks that differ in no axis of either sequence are alike.
+    fn busiest_pairs(&self, space: &Space, q: &TensorType, k: &TensorType) -> u128 {
+        let mut axes: Vec<AxisId> = Vec::new();
+        for &a in q.axes_of(self.queries).iter().chain(k.axes_of(self.keys)) {
+            if !axes.contains(&a) {
+                axes.push(a);
+            }
+        }
+        // Beyond this many a sample stands for all; the first and the last are the extremes of every order.
+        const SAMPLE: usize = 64;
+        let ranks = space.mesh.group_along(Rank(0), &axes);
+        let step = ranks.len().div_ceil(SAMPLE).max(1);
+        let last = ranks.last().copied();
+        let sampled = ranks.into_iter().step_by(step).chain(last);
+        sampled.map(|r| self.pairs(space, q, k, r)).max().unwrap_or(0)
+    }
+}
