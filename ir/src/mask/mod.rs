@@ -9,6 +9,7 @@
 
 mod check;
 mod forms;
+mod positions;
 mod strip;
 mod text;
 
@@ -18,6 +19,7 @@ mod tests;
 use std::ops::Range;
 
 pub(crate) use check::check;
+pub use positions::Positions;
 pub use strip::{Bound, Run, Strip};
 pub(crate) use text::{from_attr, to_attr};
 

@@ -138,6 +138,50 @@ fn random_masks_agree_with_the_dense_matrix() {
 }
 
 #[test]
+fn pairs_between_sets_agree_with_the_dense_matrix() {
+    for seed in 0..4000 {
+        let mut random = Random(seed);
+        let n_q = 1 + random.below(40);
+        let n_k = if random.below(2) == 0 { n_q } else { 1 + random.below(40) };
+        let mask = random.mask(n_q, n_k, 2);
+        let mut set = |n: u64| -> Vec<Range<u64>> {
+            if random.below(3) == 0 {
+                return (0..random.below(4)).map(|_| random.range(n)).collect();
+            }
+            // Stripes, as an order deals them.
+            let (len, gap) = (1 + random.below(4), random.below(6));
+            let first = random.below(n);
+            (0..random.below(9)).map(|i| first + i * (len + gap)).map(|p| p..p + len).collect()
+        };
+        let (queries, keys) = (set(n_q), set(n_k));
+        let members = |set: &[Range<u64>]| -> std::collections::BTreeSet<u64> {
+            set.iter().cloned().flatten().collect()
+        };
+        let (of_q, of_k) = (members(&queries), members(&keys));
+        let dense: usize = of_q.iter().map(|&q| of_k.iter().filter(|&&k| mask.allows(q, k)).count()).sum();
+        let what = format!("seed {seed}: {} on {queries:?} x {keys:?}", text(&mask));
+        let (queries, keys) = (Positions::new(queries), Positions::new(keys));
+        assert_eq!((queries.len(), keys.len()), (of_q.len() as u128, of_k.len() as u128), "{what}");
+        assert_eq!(mask.pairs_between(&queries, &keys), dense as u128, "{what}");
+    }
+}
+
+#[test]
+fn stripes_of_a_long_sequence_are_counted_at_once() {
+    let (parts, stripes) = (8, 1 << 16);
+    let stripe = |part: u64| Positions::new((0..stripes).map(|i| i * parts + part).map(|p| p..p + 1));
+    let all: Vec<Positions> = (0..parts).map(stripe).collect();
+    let n = u128::from(stripes);
+    for (i, queries) in all.iter().enumerate() {
+        for (j, keys) in all.iter().enumerate() {
+            // Stripes before the own one see one key more in every row.
+            let expected = n * (n - 1) / 2 + if j <= i { n } else { 0 };
+            assert_eq!(Mask::Causal.pairs_between(queries, keys), expected, "{i} {j}");
+        }
+    }
+}
+
+#[test]
 fn forms_keep_what_they_say() {
     // Rows are queries, columns are keys.
     for (mask, rows) in [
