@@ -254,7 +254,8 @@ impl<'s> Emitter<'_, 's> {
             | Op::Sink
             | Op::Scores { .. }
             | Op::RowLse { .. }
-            | Op::Weigh { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::Weigh { .. }
+            | Op::SumCopies { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
     }
 
