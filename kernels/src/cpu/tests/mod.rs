@@ -1,5 +1,7 @@
 //! Schedules against the oracle, and failures that must not hang.
 
+mod distributed;
+
 use std::time::Duration;
 
 use ithaca_ir::boxes::{self, Side};

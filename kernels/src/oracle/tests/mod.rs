@@ -1,5 +1,7 @@
 //! Every operation against values taken by hand or computed in another way.
 
+pub(crate) mod distributed;
+
 use ithaca_ir::module::Output;
 use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
 use ithaca_ir::{
