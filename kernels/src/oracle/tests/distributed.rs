@@ -21,11 +21,11 @@ pub(crate) struct Case {
 /// What an attention is like.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    mask: &'static str,
+    pub(crate) mask: &'static str,
     /// More attributes.
-    extra: &'static str,
+    pub(crate) extra: &'static str,
     /// Whether there is a bias.
-    bias: bool,
+    pub(crate) bias: bool,
 }
 
 pub(crate) const KINDS: [Kind; 5] = [

@@ -1,6 +1,8 @@
 //! Every operation against values taken by hand or computed in another way.
 
 pub(crate) mod distributed;
+mod gradients;
+pub(crate) mod movements;
 
 use ithaca_ir::module::Output;
 use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
