@@ -186,3 +186,52 @@ fn typed_storage_rounds_what_is_written() {
     assert_eq!(typed["w"].data, [(129.0 / 128.0f64).powi(2), 1.0]);
     assert_eq!(typed["y"].data, [1.0 + 2.0 / 128.0, 1.0]);
 }
+
+/// Attention whose tensors are bf16, whole or going round a ring with parts in f32.
+fn narrow(p: u64, n: u64) -> String {
+    let seat = |i: u64| if i == 0 { "s@ring".to_owned() } else { format!("s@ring+{i}") };
+    let (level, mesh, s) = match p {
+        1 => ("program", String::new(), "s".to_owned()),
+        _ => ("per_rank", format!("mesh ring={p}\n"), seat(0)),
+    };
+    let order = if p == 1 { String::new() } else { format!(" order zigzag({p})") };
+    let mut t = format!(
+        "ithaca 1 {level}\nmodel \"narrow\"\n{mesh}{DIMS}dim s = {n}{order}\n\nfunc @main() {{\n{}",
+        inputs(&s).replace("f32", "bf16").replace("%k =", "%k0 =").replace("%v =", "%v0 =")
+    );
+    let part = CAUSAL.attrs("s", "s", "returns=part");
+    let rows = format!("f32[b {s} h e], f32[b {s} h]");
+    for i in 0..p {
+        let o = if i == 0 { ["o", "l"] } else { ["p", "r"] };
+        let [o, l] = o.map(|name| format!("%{name}{i}"));
+        t += &format!("  {o}, {l} = attention %q, %k{i}, %v{i} {{{part}}} : {rows}\n");
+        if i > 0 {
+            t += &format!("  %o{i}, %l{i} = merge %o{j}, %l{j}, {o}, {l} : {rows}\n", j = i - 1);
+        }
+        if i + 1 < p {
+            let (j, to) = (i + 1, seat(i + 1));
+            t += &format!(
+                "  %k{j} = permute %k{i} : bf16[b {to} k d]\n  %v{j} = permute %v{i} : bf16[b {to} k e]\n"
+            );
+        }
+    }
+    t + &format!("  %o = cast %o{} {{to=bf16}} : bf16[b {s} h e]\n  return o = %o\n}}\n", p - 1)
+}
+
+#[test]
+fn parts_in_f32_lose_no_more_than_one_device_does() {
+    let tensors = tensors(64);
+    let exact = run::<f64>(&module(&narrow(1, 64)), &tensors, &tensors).unwrap();
+    let error = |p: u64| {
+        let found = run_stored::<f32>(&module(&narrow(p, 64)), &tensors, &tensors, Storage::AsTyped).unwrap();
+        match crate::compare::tensors(&found["o"], &exact["o"]) {
+            crate::compare::Verdict::Distance { relative, .. } => relative,
+            other => panic!("{other:?}"),
+        }
+    };
+    let alone = error(1);
+    assert!((1e-4..1e-2).contains(&alone), "bf16 rounds: {alone}");
+    for p in [2, 4, 8, 16] {
+        assert!(error(p) <= 2.0 * alone, "{} on {p} ranks, {alone} on one", error(p));
+    }
+}
