@@ -89,7 +89,7 @@ impl Kind {
     fn ring(&self, s: &str, p: u64) -> String {
         let bias = self.operand();
         let part = self.attrs("s", "s", "returns=part");
-        let seat = |i: u64| if i % p == 0 { "s@ring".to_owned() } else { format!("s@ring+{i}") };
+        let seat = |i: u64| if i.is_multiple_of(p) { "s@ring".to_owned() } else { format!("s@ring+{i}") };
         let mut t = format!(
             "ithaca 1 per_rank\nmodel \"ring\"\nmesh ring={p}\n{DIMS}dim s = {s}\n\nfunc @main() {{\n{}",
             self.inputs("s@ring", "s@ring")
@@ -201,6 +201,20 @@ impl Kind {
     }
 }
 
+/// The same program of ranks with heads and the batch split as well.
+fn on_more_axes(ranks: &str) -> String {
+    let split = [
+        ("mesh ", "mesh x=2,y=2,"),
+        (" h d]", " h@x d]"),
+        (" h e]", " h@x e]"),
+        (" h]", " h@x]"),
+        (" k d]", " k@x d]"),
+        (" k e]", " k@x e]"),
+        ("[b ", "[b@y "),
+    ];
+    split.iter().fold(ranks.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
 pub(crate) fn module(text: &str) -> Module {
     let module = text::parse(text).unwrap_or_else(|d| panic!("{d:?}\n{text}"));
     if let Err(d) = verify::verify(&module) {
@@ -250,6 +264,8 @@ pub(crate) fn cases() -> Vec<Case> {
                 add(format!("ring of {p}, {order}, kind {i}"), &whole, &kind.ring(order, p));
                 add(format!("gather of {p}, {order}, kind {i}"), &whole, &kind.gather(order, p));
             }
+            let ring = kind.ring(order, 2);
+            add(format!("ring of 2 with heads, {order}, kind {i}"), &whole, &on_more_axes(&ring));
             let size = if order.starts_with("16") { 16 } else { 12 };
             let all = format!("{} fetches s [[0..{size}], [0..{size}]]", 2 * size);
             add(format!("fetch, {order}, kind {i}"), &whole, &kind.fetch(order, 2, &all));
