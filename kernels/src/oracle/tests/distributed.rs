@@ -72,7 +72,7 @@ impl Kind {
     }
 
     /// Forward and backward in one piece.
-    fn whole(&self, n: u64) -> String {
+    pub(crate) fn whole(&self, n: u64) -> String {
         let (bias, inputs) = (self.operand(), self.inputs("s", "s"));
         let (forward, backward) = (self.attrs("s", "s", "returns=with_lse"), self.attrs("s", "s", ""));
         format!(
@@ -86,7 +86,7 @@ impl Kind {
     }
 
     /// Keys and values, and then their gradients, go round a ring.
-    fn ring(&self, s: &str, p: u64) -> String {
+    pub(crate) fn ring(&self, s: &str, p: u64) -> String {
         let bias = self.operand();
         let part = self.attrs("s", "s", "returns=part");
         let seat = |i: u64| if i.is_multiple_of(p) { "s@ring".to_owned() } else { format!("s@ring+{i}") };
