@@ -145,6 +145,11 @@ mod tests {
             mask: ithaca_ir::Mask::Causal,
             scale: 0.1,
             softcap: None,
+            bias: None,
+            dropout: None,
+            returns: ithaca_ir::ops::Returns::Output,
+            parts: None,
+            movement: None,
         };
         let (q, kv) = (ty(h), ty(k));
         let seconds = op_seconds(&cluster, &space, &Op::Attention(attention), &[&q, &kv, &kv], &[&q]);
