@@ -96,6 +96,7 @@ impl Cluster {
             | Op::RowLse { .. }
             | Op::Weigh { .. }
             | Op::Repeat { .. }
+            | Op::SumCopies { .. }
             | Op::Call { .. }
             | Op::Reshard => CollectiveTime::default(),
         }
