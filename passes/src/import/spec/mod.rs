@@ -1,4 +1,7 @@
-//! What the importer understands of a model, in one form for all families.
+//! What the importer understands of a model: one form for all families of decoders, and one each for T5 and BERT.
+
+mod bert;
+mod t5;
 
 use std::ops::Range;
 
@@ -6,8 +9,58 @@ use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{Scaling, Unary};
 use ithaca_ir::{DType, Diagnostic, Dim, Mask};
 
-use super::Workload;
 use super::family::Family;
+use super::{Mode, Workload};
+
+pub(super) use bert::{Bert, BertHead};
+pub(super) use t5::T5;
+
+/// A model, without its weights.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    /// What it computes.
+    pub(super) structure: Structure,
+    /// What it drops in training.
+    pub(super) dropout: Dropouts,
+}
+
+/// What a model computes.
+#[derive(Clone, Debug)]
+pub(super) enum Structure {
+    /// A decoder alone.
+    Decoder(Spec),
+    /// An encoder and a decoder that attends to it, as T5 has them.
+    T5(T5),
+    /// An encoder alone, as BERT is one.
+    Bert(Bert),
+}
+
+/// What a model drops in training; nothing is dropped in a prefill.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Dropouts {
+    /// The share of attention weights.
+    pub(super) attention: f64,
+    /// Fields that ask for other dropout, with their shares above zero.
+    pub(super) elsewhere: Vec<(String, f64)>,
+}
+
+impl Model {
+    /// Checks that heads, widths and sizes fit each other and the workload.
+    pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        if let (Mode::Train, Some((field, share))) = (workload.mode, self.dropout.elsewhere.first()) {
+            return Err(Diagnostic::new(
+                "M05",
+                format!("`{field}` is {share}: in training, only weights of attention can be dropped"),
+            )
+            .help(format!("to train without it, say so: --ignore-field {field}")));
+        }
+        match &self.structure {
+            Structure::Decoder(spec) => spec.check(workload),
+            Structure::T5(t5) => t5.check(workload),
+            Structure::Bert(bert) => bert.check(workload),
+        }
+    }
+}
 
 /// A decoder, without its weights.
 #[derive(Clone, Debug)]
@@ -130,51 +183,79 @@ impl Spec {
         self.runs.last().map_or(0, |(_, range)| range.end)
     }
 
-    /// Checks that heads, widths and sizes fit each other and the workload.
-    pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
-        self.check_sizes(workload)?;
+    fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        check_no_target(self.family.name(), workload)?;
+        let wide = check_heads(self.heads, self.head_dim)?;
+        let widest = self.hidden.max(wide).max(self.ffn).max(self.vocab);
+        check_elements(&[
+            ("the attention's projections", wide.into(), self.hidden),
+            ("the MLP's projections", self.ffn.into(), self.hidden),
+            ("the embedding", self.vocab.into(), self.hidden),
+            ("the positions", self.learned.unwrap_or(1).into(), self.hidden),
+            ("the activations", tokens(workload.batch, workload.sequence), widest),
+        ])?;
         match self.learned {
-            Some(n) if workload.sequence > n => Err(Diagnostic::new(
-                "M08",
-                format!(
-                    "a sequence of {} tokens, but `n_positions` is {n}: positions beyond have no embedding",
-                    workload.sequence
-                ),
-            )
-            .help(format!("ask for at most {n} tokens"))
-            .repairs([format!("--seq {n}")])),
-            _ => Ok(()),
+            Some(n) => check_positions("n_positions", n, workload),
+            None => Ok(()),
         }
     }
+}
 
-    /// Bounds every tensor, so that counts of elements, bytes and FLOPs stay far from overflow.
-    fn check_sizes(&self, workload: &Workload) -> Result<(), Diagnostic> {
-        const MAX_ELEMENTS: u128 = 1 << 48;
-        let wide = self.heads.saturating_mul(self.head_dim);
-        if wide > Dim::MAX_SIZE {
+/// Elements of all heads together.
+fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
+    let wide = heads.saturating_mul(head_dim);
+    match wide > Dim::MAX_SIZE {
+        true => Err(Diagnostic::new(
+            "M04",
+            format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE),
+        )),
+        false => Ok(wide),
+    }
+}
+
+fn tokens(batch: u64, sequence: u64) -> u128 {
+    u128::from(batch) * u128::from(sequence)
+}
+
+/// Bounds tensors (what they are, rows, columns), so that counts of elements, bytes and FLOPs stay far from overflow.
+fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagnostic> {
+    const MAX_ELEMENTS: u128 = 1 << 48;
+    for &(what, rows, columns) in tensors {
+        if rows * u128::from(columns) > MAX_ELEMENTS {
             return Err(Diagnostic::new(
                 "M04",
-                format!("{} heads of {} elements are more than {}", self.heads, self.head_dim, Dim::MAX_SIZE),
+                format!("{what} are {rows} × {columns} elements, more than {MAX_ELEMENTS}"),
             ));
         }
-        let tokens = u128::from(workload.batch) * u128::from(workload.sequence);
-        let widest = self.hidden.max(wide).max(self.ffn).max(self.vocab);
-        for (what, rows, columns) in [
-            ("the attention's projections", u128::from(wide), self.hidden),
-            ("the MLP's projections", u128::from(self.ffn), self.hidden),
-            ("the embedding", u128::from(self.vocab), self.hidden),
-            ("the positions", u128::from(self.learned.unwrap_or(1)), self.hidden),
-            ("the activations", tokens, widest),
-        ] {
-            let elements = rows * u128::from(columns);
-            if elements > MAX_ELEMENTS {
-                return Err(Diagnostic::new(
-                    "M04",
-                    format!("{what} are {rows} × {columns} elements, more than {MAX_ELEMENTS}"),
-                ));
-            }
-        }
-        Ok(())
+    }
+    Ok(())
+}
+
+/// Refuses a sequence beyond the learned positions, of which `field` says that there are `n`.
+fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagnostic> {
+    if workload.sequence <= n {
+        return Ok(());
+    }
+    Err(Diagnostic::new(
+        "M08",
+        format!(
+            "a sequence of {} tokens, but `{field}` is {n}: positions beyond have no embedding",
+            workload.sequence
+        ),
+    )
+    .help(format!("ask for at most {n} tokens"))
+    .repairs([format!("--seq {n}")]))
+}
+
+/// Refuses a length of targets for a model that has one sequence only.
+fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnostic> {
+    match workload.target_sequence {
+        None => Ok(()),
+        Some(n) => Err(Diagnostic::new(
+            "M10",
+            format!("a target sequence of {n} tokens, but a {model_type} has one sequence"),
+        )
+        .help("only models with an encoder and a decoder have a target sequence, as t5 has")),
     }
 }
 
