@@ -1,6 +1,7 @@
 //! The integration tests, one binary.
 
 mod accounting;
+mod attention;
 mod cli;
 mod cuda;
 mod equivalence;
