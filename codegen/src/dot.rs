@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::Op;
-use ithaca_ir::{Function, Module, text};
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::{Function, Module, Node, Order, boxes, text};
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
@@ -46,7 +47,7 @@ pub fn dataflow(module: &Module, function: &Function) -> DiGraph<Vertex, String>
         defined[param.index()] = Some(graph.add_node(Vertex { label, style: Style::Boundary }));
     }
     for node in &function.nodes {
-        let at = graph.add_node(Vertex { label: label(module, &node.op), style: style(&node.op) });
+        let at = graph.add_node(Vertex { label: label(module, function, node), style: style(&node.op) });
         for &operand in &node.operands {
             connect(&mut graph, &defined, module, function, operand, at);
         }
@@ -80,6 +81,9 @@ pub fn emit(module: &Module) -> String {
     let mut out = format!("digraph {} {{\n", quoted(&module.name));
     out.push_str("    rankdir=TB;\n    node [shape=box, fontname=\"monospace\"];\n");
     out.push_str("    edge [fontname=\"monospace\", fontsize=9];\n");
+    if let Some(orders) = orders(module) {
+        let _ = writeln!(out, "    orders [label={}, shape=note];", quoted(&orders));
+    }
     for (id, function) in module.functions.iter() {
         let f = id.index();
         let graph = dataflow(module, function);
@@ -100,7 +104,25 @@ pub fn emit(module: &Module) -> String {
     out
 }
 
-fn label(module: &Module, op: &Op) -> String {
+/// The dimensions whose tokens are not in a row, a line each.
+fn orders(module: &Module) -> Option<String> {
+    let dims = &module.space.dims;
+    let lines: Vec<String> = dims
+        .values()
+        .filter_map(|d| match (&d.fetched, &d.order) {
+            (Some(fetched), _) => Some(format!("{}: fetched from {}", d.name, dims[fetched.of].name)),
+            (None, Order::Contiguous) => None,
+            (None, order) => Some(format!("{}: {order}", d.name)),
+        })
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// The attributes of attention that a picture tells; roles and factors would crowd it.
+const TOLD: [&str; 6] = ["mask", "bias", "dropout", "returns", "parts", "movement"];
+
+fn label(module: &Module, function: &Function, node: &Node) -> String {
+    let Node { op, operands, results, .. } = node;
     let axis = |a: ithaca_ir::AxisId| module.space.mesh.axes[a].name.as_str();
     let dim = |d: ithaca_ir::DimId| module.space.dims[d].name.as_str();
     match op {
@@ -117,6 +139,25 @@ fn label(module: &Module, op: &Op) -> String {
             format!("reduce_scatter over {}: split {}", axis(*a), dim(*d))
         }
         Op::AllReduce { axis: a } => format!("all_reduce over {}", axis(*a)),
+        Op::Permute => match (operands.first(), results.first()) {
+            (Some(&x), Some(&z)) => {
+                let axes = boxes::axes(&module.space, op, function.ty(x), function.ty(z)).unwrap_or_default();
+                let names: Vec<&str> = axes.iter().map(|&a| axis(a)).collect();
+                let over = if names.is_empty() { "the mesh".to_owned() } else { names.join(" and ") };
+                format!("permute over {over}")
+            }
+            _ => op.name().to_owned(),
+        },
+        Op::Fetch { to } => format!("fetch {}", dim(*to)),
+        Op::FetchSum { from } => format!("fetch_sum {}", dim(*from)),
+        Op::MergeParts { over } => format!("merge_parts over {}", dim(*over)),
+        Op::RowLse { over } => format!("row_lse over {}", dim(*over)),
+        Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
+            let attrs = op.attrs(Names { space: &module.space, functions: &module.functions });
+            let told = attrs.iter().filter(|(key, _)| TOLD.contains(key));
+            let lines: Vec<String> = told.map(|(key, value)| format!("\n{key}={value}")).collect();
+            format!("{}{}", op.name(), lines.concat())
+        }
         Op::Positions
         | Op::Einsum
         | Op::Embed { .. }
@@ -128,10 +169,11 @@ fn label(module: &Module, op: &Op) -> String {
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
         | Op::Rotary(_)
-        | Op::Attention(_)
+        | Op::Merge
+        | Op::Accumulate
+        | Op::Sink
         | Op::Repeat { .. }
-        | Op::Reshard
-        | Op::Permute => op.name().to_owned(),
+        | Op::Reshard => op.name().to_owned(),
     }
 }
 

@@ -1,11 +1,15 @@
 //! A schedule as JSON, for other tools: frames, tasks, buffers, events.
 //!
 //! Names stand where the text form has names; types are spelled as the text form spells them. The document says its
-//! version; a change that would break a reader raises it.
+//! version; a change that would break a reader raises it, a field more does not.
+
+use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Op;
+use ithaca_ir::ops::attr::Names;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Schedule, Task, Work};
-use ithaca_ir::{AxisId, Space, text};
+use ithaca_ir::{Arena, Order, Space, text, traffic};
 use serde::Serialize;
 
 /// The version of the document.
@@ -53,6 +57,21 @@ pub struct Dim {
     /// The dimension whose elements it repeats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copies: Option<String>,
+    /// The order of its tokens, as the text form spells it; absent where index and position are the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+    /// What ranks need of another dimension, if this dimension is that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetched: Option<Fetched>,
+}
+
+/// The tokens that ranks need of a sequence.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fetched {
+    /// The sequence.
+    pub of: String,
+    /// For each rank along the axes that split the sequence: ranges of its indices, the first and one past the last.
+    pub parts: Vec<Vec<[u64; 2]>>,
 }
 
 /// A frame.
@@ -126,9 +145,18 @@ pub struct TaskDoc {
     /// The operation, of a computation or a collective.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub op: Option<&'static str>,
-    /// The mesh axis of a collective.
+    /// Its attributes, spelled as the text form spells them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<&'static str, String>,
+    /// The mesh axis of a collective; several along which parts travel at once are joined by `+`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub axis: Option<String>,
+    /// The type of what a collective is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The type of what it leaves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
     /// The frame that a call runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub callee: Option<String>,
@@ -167,6 +195,8 @@ pub fn document(schedule: &Schedule) -> Document {
                 valid: d.valid,
                 granule: d.granule,
                 copies: d.copies.map(|of| space.dims[of].name.clone()),
+                order: (d.order != Order::Contiguous).then(|| d.order.to_string()),
+                fetched: d.fetched.as_ref().map(|f| fetched(space, f)),
             })
             .collect(),
         arena_bytes: schedule.arena_bytes(),
@@ -180,6 +210,11 @@ pub fn emit(schedule: &Schedule) -> String {
         .expect("the document has string keys only, and writing to a string does not fail");
     text.push('\n');
     text
+}
+
+fn fetched(space: &Space, fetched: &ithaca_ir::Fetched) -> Fetched {
+    let part = |ranges: &Vec<std::ops::Range<u64>>| ranges.iter().map(|r| [r.start, r.end]).collect();
+    Fetched { of: space.dims[fetched.of].name.clone(), parts: fetched.parts.iter().map(part).collect() }
 }
 
 fn frame(schedule: &Schedule, frame: &Frame) -> FrameDoc {
@@ -219,12 +254,14 @@ fn buffer(space: &Space, buffer: &Buffer) -> BufferDoc {
 
 fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
     let names = |ids: &[BufferId]| ids.iter().map(|&id| frame.buffers[id].name.clone()).collect();
-    let axis = |axis: Option<AxisId>| axis.map(|a| schedule.space.mesh.axes[a].name.clone());
     let mut doc = TaskDoc {
         stream: task.stream.name(),
         work: "",
         op: None,
+        attributes: BTreeMap::new(),
         axis: None,
+        from: None,
+        to: None,
         callee: None,
         layers: None,
         base: None,
@@ -234,7 +271,10 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         records: task.records.map(Entity::index),
     };
     match &task.work {
-        Work::Compute(op) => (doc.work, doc.op) = ("compute", Some(op.name())),
+        Work::Compute(op) => {
+            (doc.work, doc.op) = ("compute", Some(op.name()));
+            doc.attributes = attributes(&schedule.space, op);
+        }
         Work::Pack(x) | Work::Exchange(x) | Work::Unpack(x) => {
             doc.work = match &task.work {
                 Work::Pack(_) => "pack",
@@ -242,7 +282,10 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
                 Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => "exchange",
             };
             doc.op = Some(x.op.name());
-            doc.axis = axis(ithaca_ir::boxes::communication_axis(&x.op));
+            doc.attributes = attributes(&schedule.space, &x.op);
+            doc.from = Some(text::show(&schedule.space, &x.from).to_string());
+            doc.to = Some(text::show(&schedule.space, &x.to).to_string());
+            doc.axis = traffic::key(&schedule.space, &x.op, &x.from, &x.to).map(|(_, axis, _)| axis);
         }
         Work::Copy => doc.work = "copy",
         Work::Call { callee, layers, base } => {
@@ -253,4 +296,11 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         }
     }
     doc
+}
+
+fn attributes(space: &Space, op: &Op) -> BTreeMap<&'static str, String> {
+    // Tasks name no functions.
+    let functions = Arena::new();
+    let attrs = op.attrs(Names { space, functions: &functions });
+    attrs.into_iter().map(|(key, value)| (key, value.to_string())).collect()
 }

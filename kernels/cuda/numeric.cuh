@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 
 #define ITHACA_FOR(i, n)                                                                                      \
@@ -67,8 +68,23 @@ __device__ inline float error_function(float x) { return erff(x); }
 __device__ inline double error_function(double x) { return erf(x); }
 __device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline float logarithm(float x) { return logf(x); }
+__device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
 __device__ inline double square_root(double x) { return sqrt(x); }
+
+// No weight at all, as a logarithm.
+template <typename A>
+__device__ inline A nothing() {
+    return -static_cast<A>(INFINITY);
+}
+
+// log(exp(x) + exp(y)); minus infinity where both are, never a NaN.
+template <typename A>
+__device__ inline A log_add_exp(A x, A y) {
+    const A high = x > y ? x : y, low = x > y ? y : x;
+    return low == nothing<A>() ? high : high + logarithm(A(1) + exponential(low - high));
+}
 
 constexpr int kMaxDims = 10;
 

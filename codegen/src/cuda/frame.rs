@@ -244,7 +244,17 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllGather { .. }
             | Op::ReduceScatter { .. }
             | Op::AllReduce { .. }
-            | Op::Permute => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::Permute
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. }
+            | Op::AttentionBackward(_)
+            | Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Accumulate
+            | Op::Sink
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
     }
 
@@ -283,5 +293,6 @@ fn binary(f: Binary) -> &'static str {
         Binary::Add => "Add",
         Binary::Sub => "Sub",
         Binary::Mul => "Mul",
+        Binary::LogAddExp => "LogAddExp",
     }
 }

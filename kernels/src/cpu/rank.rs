@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
 
@@ -133,7 +133,7 @@ impl Runner<'_> {
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(&t.op, sent * t.from.dtype.bytes());
+                        self.count(t, sent * t.from.dtype.bytes());
                         written
                     }
                 };
@@ -199,8 +199,9 @@ impl Runner<'_> {
         }
     }
 
-    fn count(&self, op: &Op, bytes: u64) {
-        if let Some(key) = traffic::key(&self.schedule.space, op) {
+    fn count(&self, transfer: &Transfer, bytes: u64) {
+        let Transfer { op, from, to } = transfer;
+        if let Some(key) = traffic::key(&self.schedule.space, op, from, to) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }

@@ -104,6 +104,14 @@ pub fn eval<T: Real>(
                 Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
             })
         }
+        Op::AttentionBackward(_)
+        | Op::Merge
+        | Op::MergeParts { .. }
+        | Op::Accumulate
+        | Op::Sink
+        | Op::Scores { .. }
+        | Op::RowLse { .. }
+        | Op::Weigh { .. } => Err(RunError::Unsupported(format!("`{}`", op.name()))),
         Op::Param(_)
         | Op::Input(_)
         | Op::Call { .. }
@@ -112,7 +120,11 @@ pub fn eval<T: Real>(
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
-        | Op::Permute => Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
+        | Op::Permute
+        | Op::Fetch { .. }
+        | Op::FetchSum { .. } => {
+            Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name())))
+        }
     }
 }
 
@@ -178,6 +190,16 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
         Binary::Add => x + y,
         Binary::Sub => x - y,
         Binary::Mul => x * y,
+        Binary::LogAddExp => log_add_exp(x, y),
+    }
+}
+
+/// `log(exp(x) + exp(y))`; −∞ of two that are.
+pub(super) fn log_add_exp<T: Real>(x: T, y: T) -> T {
+    let (less, more) = if x < y { (x, y) } else { (y, x) };
+    match less == T::NEG_INFINITY {
+        true => more,
+        false => more + (less - more).through(|d| d.exp().ln_1p()),
     }
 }
 
