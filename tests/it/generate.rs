@@ -4,7 +4,7 @@
 //! so proptest shrinks a failing program by shrinking the list.
 
 use ithaca_ir::mesh::Mesh;
-use ithaca_ir::ops::{Attention, Binary, Binding, Rotary, Scaling, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
     Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
@@ -296,9 +296,9 @@ impl Body<'_> {
             Mask::Any(vec![Mask::Global(1), Mask::Blocks { size: 2, rows: vec![vec![], vec![1]] }]),
         ]);
         let softcap = choices.one_of(&[None, Some(0.5)]);
-        let roles =
-            Attention { heads: h, kv_heads: k, queries: s, keys: s, width: d, mask, scale: 0.7, softcap };
-        let o = self.builder.push(Op::Attention(roles), &[q, key, value]).unwrap();
+        let dims = AttentionDims { heads: h, kv_heads: k, queries: s, keys: s, width: d };
+        let attention = Attention { softcap, ..Attention::new(dims, mask, 0.7) };
+        let o = self.builder.push(Op::Attention(attention), &[q, key, value]).unwrap();
         let weight = self.weight(choices, TensorType::new(dtype, [m, h, d]));
         self.builder.einsum(o, weight, &[b, s, m]).unwrap()
     }

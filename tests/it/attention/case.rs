@@ -202,7 +202,8 @@ impl Builder<'_> {
     }
 
     fn weight(&mut self, name: &str, dtype: DType, dims: &[ithaca_ir::DimId]) -> ValueId {
-        let value = self.b.weight(Binding::named(name), TensorType::new(dtype, dims.iter().copied())).unwrap();
+        let value =
+            self.b.weight(Binding::named(name), TensorType::new(dtype, dims.iter().copied())).unwrap();
         self.b.name(value, Some(name));
         value
     }

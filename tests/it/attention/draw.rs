@@ -1,5 +1,6 @@
 //! Draws cases: strategies with their axes from the registry, and attentions that mostly suit them.
 
+use ithaca_ir::mask::Align;
 use ithaca_ir::ops::{Dropout, Keyed, Sides};
 use ithaca_ir::{DType, Mask};
 use ithaca_passes::shard::STRATEGIES;
@@ -32,7 +33,8 @@ pub(super) fn case(seed: u64) -> Case {
     let mut ranks = 1;
     // The axes of the strategy itself have the first choice of sizes.
     for axis in strategies.iter().flat_map(|s| s.axes()) {
-        let fits: Vec<u64> = [2, 4, 3, 8, 1, 5, 6, 7, 16].into_iter().filter(|n| n * ranks <= MAX_RANKS).collect();
+        let fits: Vec<u64> =
+            [2, 4, 3, 8, 1, 5, 6, 7, 16].into_iter().filter(|n| n * ranks <= MAX_RANKS).collect();
         let usual = fits.len().min(3);
         let size = if choices.once_in(3) { choices.one_of(&fits) } else { choices.one_of(&fits[..usual]) };
         ranks *= size;
@@ -50,7 +52,8 @@ pub(super) fn case(seed: u64) -> Case {
 }
 
 fn options(choices: &mut Choices) -> Vec<&'static str> {
-    let order = choices.one_of(&[None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")]);
+    let order =
+        choices.one_of(&[None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")]);
     let heads = choices.once_in(3).then_some("heads=uneven");
     let sequence = choices.once_in(6).then_some("sequence=pad");
     [order, heads, sequence].into_iter().flatten().collect()
@@ -70,10 +73,13 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
         false => None,
     };
     let degree = axis("ulysses") * axis("tp");
-    let heads: Vec<u64> =
-        [degree, 1, 2, 3, degree / 2, 4, 2 * degree, 5].into_iter().filter(|n| (1..=16).contains(n)).collect();
+    let heads: Vec<u64> = [degree, 1, 2, 3, degree / 2, 4, 2 * degree, 5]
+        .into_iter()
+        .filter(|n| (1..=16).contains(n))
+        .collect();
     let kv_heads = choices.one_of(&heads);
-    let groups: Vec<u64> = [1, 2, degree / kv_heads, 3, 4].into_iter().filter(|n| (1..=16).contains(n)).collect();
+    let groups: Vec<u64> =
+        [1, 2, degree / kv_heads, 3, 4].into_iter().filter(|n| (1..=16).contains(n)).collect();
     let group = choices.one_of(&groups);
     let n_keys = keys.unwrap_or(queries);
     let mask = match choices.once_in(8) {
@@ -156,7 +162,7 @@ fn fitting_mask(choices: &mut Choices, strategy: &str, n_q: u64, n_k: u64) -> Ma
 fn any_mask(choices: &mut Choices, n_q: u64, n_k: u64, depth: u64) -> Mask {
     let mut below = |n: u64| choices.below(n.max(1) as usize) as u64;
     let n = n_q.min(n_k);
-    match below(if depth > 0 { 13 } else { 9 }) {
+    match below(if depth > 0 { 15 } else { 11 }) {
         0 => Mask::Full,
         1 if n_q == n_k => Mask::Causal,
         1 | 2 => Mask::CausalAtEnd { queries: n_q, keys: n_k },
@@ -180,10 +186,36 @@ fn any_mask(choices: &mut Choices, n_q: u64, n_k: u64, depth: u64) -> Mask {
             let mut row = || (0..columns).filter(|_| below(2) == 0).collect();
             Mask::Blocks { size, rows: (0..n_rows).map(|_| row()).collect() }
         }
+        9 => Mask::GlobalAt(chosen(choices, n, 1 + n / 4)),
+        10 => {
+            let documents = 1 + below(n.min(5));
+            let mut bounds = |n: u64| [vec![0], chosen(choices, n - 1, documents - 1), vec![n]].concat();
+            let bounds = [bounds(n_q), bounds(n_k)].map(|mut bounds| {
+                // Between the first and the last bound.
+                let n = bounds.len();
+                bounds[1..n - 1].iter_mut().for_each(|b| *b += 1);
+                bounds
+            });
+            let [queries, keys] = bounds;
+            Mask::DocumentPairs {
+                queries,
+                keys,
+                causal: choices.one_of(&[None, Some(Align::Start), Some(Align::End)]),
+            }
+        }
         i => {
             let parts = (0..2 + below(2)).collect::<Vec<_>>();
             let parts = parts.iter().map(|_| any_mask(choices, n_q, n_k, depth - 1)).collect();
             if i % 2 == 0 { Mask::All(parts) } else { Mask::Any(parts) }
         }
     }
+}
+
+/// `count` numbers below `n`, ascending.
+fn chosen(choices: &mut Choices, n: u64, count: u64) -> Vec<u64> {
+    let mut left: Vec<u64> = (0..n).collect();
+    while left.len() as u64 > count {
+        left.remove(choices.below(left.len()));
+    }
+    left
 }

@@ -111,7 +111,8 @@ fn as_schedule(per_rank: &Module, tensors: &RandomTensors, expected: &Outputs<f6
         Ok(_) => return Err("reads otherwise than it was printed".to_owned()),
         Err(d) => return Err(said(d)),
     }
-    let run = cpu::execute(&lowered, tensors, tensors, &cpu::Options::default()).map_err(|e| e.to_string())?;
+    let run =
+        cpu::execute(&lowered, tensors, tensors, &cpu::Options::default()).map_err(|e| e.to_string())?;
     distance_within(&run.outputs, expected, SINGLE)?;
     let promised = traffic::of_module(per_rank);
     match run.traffic == promised {
@@ -131,7 +132,8 @@ fn run_caught(seed: u64, case: &Case) -> Result<Option<String>, String> {
 /// The seeds that the environment asks for.
 fn asked() -> Option<Range<u64>> {
     let text = std::env::var("ITHACA_SEED").ok()?;
-    let number = |text: &str| text.trim().parse::<u64>().expect("ITHACA_SEED is a number or a range of numbers");
+    let number =
+        |text: &str| text.trim().parse::<u64>().expect("ITHACA_SEED is a number or a range of numbers");
     Some(match text.split_once("..") {
         Some((from, to)) => number(from)..number(to),
         None => number(&text)..number(&text) + 1,
