@@ -73,7 +73,7 @@ pub const MODULE: &[Code] = &[
     code("V24", "no tensor has more than 2^62 bytes, and no attribute is infinite or not a number"),
     code(
         "V25",
-        "a mask fits its sequences: lengths and tables are those of its queries and keys, bounds of documents ascend from 0",
+        "a mask fits its sequences: lengths and tables are those of its queries and keys, bounds of documents ascend from 0, and `causal` between different lengths states its alignment",
     ),
     code("V26", "a rank has fetched every key that its queries see"),
     code("V27", "a token order is a permutation of the dimension, and what is fetched lies in its sequence"),

@@ -1,6 +1,7 @@
 //! Judges outputs: how far they are from what was expected.
 //!
-//! Nothing passes silently: a tensor of another shape, a missing tensor, and a number that is none are failures.
+//! Nothing passes silently: a tensor of another shape, a missing tensor, and a number that is none are failures. −∞ is
+//! equal to −∞, being the logarithm of a sum of nothing, and differs from every number.
 
 use crate::Outputs;
 use crate::real::Real;
@@ -19,7 +20,7 @@ pub struct Comparison {
 /// The distance of two tensors, or why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Both are finite and of one shape.
+    /// Both are of one shape, and finite where they are not −∞ both.
     Distance {
         /// The largest absolute difference of two elements.
         max_abs: f64,
@@ -64,6 +65,9 @@ pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Ver
     let (mut max_abs, mut difference, mut norm) = (0f64, 0f64, 0f64);
     for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
         let (a, b) = (a.to_f64(), b.to_f64());
+        if a == f64::NEG_INFINITY && b == f64::NEG_INFINITY {
+            continue;
+        }
         if !a.is_finite() || !b.is_finite() {
             return Verdict::NotFinite { at, found: a, expected: b };
         }
@@ -125,6 +129,9 @@ mod tests {
         let huge = 1e300;
         assert!(!tensors(&vector(&[f64::NAN]), &vector(&[f64::NAN])).within(huge));
         assert!(!tensors(&vector(&[1.0]), &vector(&[f64::INFINITY])).within(huge));
+        assert!(!tensors(&vector(&[f64::INFINITY]), &vector(&[f64::INFINITY])).within(huge));
+        assert!(!tensors(&vector(&[f64::NEG_INFINITY]), &vector(&[1.0])).within(huge));
+        assert!(tensors(&vector(&[f64::NEG_INFINITY]), &vector(&[f64::NEG_INFINITY])).within(0.0));
         assert!(!tensors(&vector(&[1.0]), &vector(&[1.0, 1.0])).within(huge));
         assert!(!tensors(&vector(&[1.0]), &vector(&[1.0])).within(f64::NAN));
         let expected: Outputs<f64> = [("y".to_owned(), vector(&[1.0]))].into_iter().collect();

@@ -18,6 +18,10 @@ pub mod error;
 
 pub mod source;
 
+mod place;
+
+pub mod storage;
+
 pub mod oracle;
 
 pub mod cpu;
@@ -26,6 +30,7 @@ pub mod compare;
 
 pub use error::RunError;
 pub use real::Real;
+pub use storage::Storage;
 pub use tensor::Tensor;
 
 /// Outputs of a run by name, in the order of the program.

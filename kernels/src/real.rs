@@ -27,6 +27,8 @@ pub trait Real:
     const ZERO: Self;
     /// One.
     const ONE: Self;
+    /// Less than every other number.
+    const NEG_INFINITY: Self;
 
     /// The nearest number to `x`.
     fn from_f64(x: f64) -> Self;
@@ -43,6 +45,7 @@ pub trait Real:
 impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
+    const NEG_INFINITY: Self = Self::NEG_INFINITY;
 
     fn from_f64(x: f64) -> Self {
         x
@@ -56,6 +59,7 @@ impl Real for f64 {
 impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
+    const NEG_INFINITY: Self = Self::NEG_INFINITY;
 
     fn from_f64(x: f64) -> Self {
         x as f32

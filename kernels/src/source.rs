@@ -1,16 +1,17 @@
 //! What a binding means: from a stored tensor to a rank's part of a value.
 //!
 //! The stored tensor, in the shape of the binding's view, is cut to its window and read in row-major order as the dimensions of the type at their
-//! stored sizes. A dimension that copies another repeats each stored element in a row; what lies behind the stored
-//! elements is padding and zero.
+//! stored sizes. A dimension that copies another repeats each stored element in a row; where a dimension has an order,
+//! an index gets the element at its position; what lies behind the stored elements is padding and zero.
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::{Binding, source};
-use ithaca_ir::{DType, DimId, Space, TensorType};
+use ithaca_ir::{DType, Space, TensorType};
 
 use crate::error::RunError;
+use crate::place;
 use crate::store::{StoreError, TensorSource};
-use crate::tensor::{self, Offsets, Tensor, extents, index, strides, whole};
+use crate::tensor::{self, Tensor, extents, index, whole};
 
 /// A source as the type's dimensions, at their stored sizes: window taken, nothing copied or padded yet.
 ///
@@ -54,42 +55,17 @@ pub fn cut<T: Copy>(
     stored: &Tensor<f64>,
     mut convert: impl FnMut(f64) -> T,
 ) -> Tensor<T> {
-    // For each dimension and index in the region, where its element is stored; `None` is padding.
-    let places: Vec<Vec<Option<usize>>> = ty
-        .dims
-        .iter()
-        .zip(region)
-        .map(|(&d, range)| range.clone().map(|i| stored_index(space, d, i)).collect())
-        .collect();
+    let along = |(&d, range): (_, &std::ops::Range<u64>)| place::loaded_from(space, d, range.clone());
+    let (starts, row) = place::rows(ty.dims.iter().zip(region).map(along).collect(), &stored.shape);
     let shape = extents(region);
-    let stored_strides = strides(&stored.shape);
-    let n: usize = shape.iter().product();
-    let mut data = Vec::with_capacity(n);
-    // The last dimension in rows; those before it through their places.
-    let Some((last, front)) = places.split_last() else {
-        return Tensor::new(shape, vec![convert(stored.data[0])]);
-    };
-    let front_shape: Vec<usize> = front.iter().map(Vec::len).collect();
-    let row_strides = strides(&front_shape);
-    for row in Offsets::new(front_shape.clone(), row_strides.clone(), 0) {
-        let start: Option<usize> = (0..front.len())
-            .map(|d| front[d][row / row_strides[d] % front_shape[d]].map(|i| i * stored_strides[d]))
-            .sum();
-        data.extend(last.iter().map(|place| match (start, place) {
+    let mut data = Vec::with_capacity(shape.iter().product());
+    for start in starts {
+        data.extend(row.iter().map(|place| match (start, place) {
             (Some(start), Some(i)) => convert(stored.data[start + i]),
             _ => convert(0.0),
         }));
     }
     Tensor::new(shape, data)
-}
-
-/// Where element `i` of a dimension is stored.
-fn stored_index(space: &Space, dim: DimId, i: u64) -> Option<usize> {
-    let i = match space.dims[dim].copies {
-        Some(of) => i / (space.size(dim) / space.size(of).max(1)).max(1),
-        None => i,
-    };
-    (i < source::stored_size(space, dim)).then(|| index(i))
 }
 
 #[cfg(test)]

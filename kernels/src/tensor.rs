@@ -122,6 +122,30 @@ pub fn write_part<T: Copy>(whole: &Region, data: &mut [T], part: &Region, block:
     }
 }
 
+/// The elements of the regions of `block`, one after another, from a tensor that holds `whole`.
+pub fn read_block<T: Copy>(whole: &Region, data: &[T], block: &[Region]) -> Vec<T> {
+    block.iter().flat_map(|part| read_part(whole, data, part)).collect()
+}
+
+/// Combines the elements of the regions of `block`, one after another, with what a tensor that holds `whole` has there.
+pub fn merge_block<T: Copy>(
+    whole: &Region,
+    data: &mut [T],
+    block: &[Region],
+    elements: &[T],
+    merge: impl Fn(T, T) -> T,
+) {
+    let mut rest = elements;
+    for part in block {
+        let offsets = Offsets::of_part(whole, part);
+        let (here, after) = rest.split_at(offsets.len().min(rest.len()));
+        for (i, &x) in offsets.zip(here) {
+            data[i] = merge(data[i], x);
+        }
+        rest = after;
+    }
+}
+
 /// The shape of a region.
 pub fn extents(region: &Region) -> Vec<usize> {
     region.iter().map(length).collect()

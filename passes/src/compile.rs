@@ -5,6 +5,7 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
 
 use crate::lower::lower;
+use crate::movement::LowerMovements;
 use crate::pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
@@ -22,7 +23,11 @@ pub struct Compiled {
 
 /// The passes of [`compile`].
 pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
-    vec![Box::new(Shard::new(options.clone())), Box::new(LowerReshards)]
+    vec![
+        Box::new(Shard::new(options.clone())),
+        Box::new(LowerMovements::default()),
+        Box::new(LowerReshards),
+    ]
 }
 
 /// Lays `module` out by `options`, chooses collectives by `prices`, and lowers to a verified schedule.

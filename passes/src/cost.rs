@@ -62,6 +62,7 @@ pub fn op_seconds(
         | Op::Sink
         | Op::RowLse { .. }
         | Op::Repeat { .. }
+        | Op::SumCopies { .. }
         | Op::Slice { .. } => a.peak.f32.value,
     };
     let cost = op.cost(space, operands, results);

@@ -2,6 +2,7 @@
 
 use ithaca_ir::Diagnostic;
 
+use crate::movement::LowerMovements;
 use crate::pass::Pass;
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
@@ -30,7 +31,12 @@ pub const PASSES: &[PassInfo] = &[
     PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
-        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven, sequence=exact|pad",
+        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK], prune=allowed|required, strategy.FUNCTION=NAME",
+    },
+    PassInfo {
+        name: "lower-movements",
+        summary: "turns attention whose keys are split into explicit steps: transfers, partial attention, merges",
+        options: "none",
     },
     PassInfo {
         name: "lower-reshards",
@@ -90,15 +96,20 @@ pub fn parse(text: &str) -> Result<Vec<Box<dyn Pass>>, Diagnostic> {
 fn pass_of(stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
     match stage.name.as_str() {
         "shard" => Ok(Box::new(Shard::new(ShardOptions::from_pipeline(&stage.options)?))),
-        "lower-reshards" => match stage.options.first() {
-            None => Ok(Box::new(LowerReshards)),
-            Some((key, _)) => Err(Diagnostic::new("P02", format!("`lower-reshards` has no option `{key}`"))),
-        },
+        "lower-movements" => without_options(&stage).map(|()| Box::new(LowerMovements::default()) as _),
+        "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         other => {
             let known: Vec<&str> = PASSES.iter().map(|p| p.name).collect();
             Err(Diagnostic::new("P02", format!("there is no pass `{other}`"))
                 .help(format!("passes: {}", known.join(", "))))
         }
+    }
+}
+
+fn without_options(stage: &Stage) -> Result<(), Diagnostic> {
+    match stage.options.first() {
+        None => Ok(()),
+        Some((key, _)) => Err(Diagnostic::new("P02", format!("`{}` has no option `{key}`", stage.name))),
     }
 }
 

@@ -15,7 +15,8 @@ pub(crate) fn check(mask: &Mask, queries: &Dim, keys: &Dim) -> Result<(), OpErro
 fn check_nested(mask: &Mask, queries: &Dim, keys: &Dim, depth: usize) -> Result<(), String> {
     let of = |dim: &Dim| format!("`{}` has {} tokens", dim.name, dim.valid);
     match mask {
-        Mask::Full | Mask::Causal | Mask::Window { .. } => Ok(()),
+        Mask::Full | Mask::Window { .. } => Ok(()),
+        Mask::Causal => aligned(queries, keys),
         Mask::CausalAtEnd { queries: n_q, keys: n_k } => match (*n_q, *n_k) == (queries.valid, keys.valid) {
             true => Ok(()),
             false => Err(format!(
@@ -27,7 +28,20 @@ fn check_nested(mask: &Mask, queries: &Dim, keys: &Dim, depth: usize) -> Result<
         Mask::Prefix(n) => first_tokens("prefix", *n, keys),
         Mask::Sinks(n) => first_tokens("sinks", *n, keys),
         Mask::Global(n) => first_tokens("global", *n, keys),
-        Mask::Documents(bounds) => documents(bounds, queries, keys),
+        Mask::GlobalAt(at) => global_at(at, keys),
+        Mask::Documents(bounds) => [queries, keys].iter().try_for_each(|dim| documents(bounds, dim)),
+        Mask::DocumentPairs { queries: of_q, keys: of_k, causal: _ } => {
+            documents(of_q, queries)?;
+            documents(of_k, keys)?;
+            match of_q.len() == of_k.len() {
+                true => Ok(()),
+                false => Err(format!(
+                    "mask `documents` has {} documents of queries and {} of keys",
+                    of_q.len() - 1,
+                    of_k.len() - 1
+                )),
+            }
+        }
         Mask::Blocks { size, rows } => blocks(*size, rows, queries, keys),
         Mask::All(masks) | Mask::Any(masks) => {
             if masks.len() < 2 {
@@ -51,25 +65,54 @@ fn first_tokens(name: &str, n: u64, keys: &Dim) -> Result<(), String> {
     }
 }
 
-fn documents(bounds: &[u64], queries: &Dim, keys: &Dim) -> Result<(), String> {
+/// A bare `causal` says which query faces which key only where there are as many of both.
+fn aligned(queries: &Dim, keys: &Dim) -> Result<(), String> {
+    let (n_q, n_k) = (queries.valid, keys.valid);
+    match n_q == n_k {
+        true => Ok(()),
+        false => Err(format!(
+            "mask `causal` between the {n_q} tokens of `{}` and the {n_k} of `{}` does not say how they are aligned: \
+             `causal(queries={n_q}, keys={n_k})` aligns their ends, `window(right=0)` their starts",
+            queries.name, keys.name
+        )),
+    }
+}
+
+fn global_at(at: &[u64], keys: &Dim) -> Result<(), String> {
+    if at.is_empty() {
+        return Err("mask `global_at` names no token".to_owned());
+    }
+    ascending("the positions of mask `global_at`", at)?;
+    let last = at[at.len() - 1];
+    match last < keys.valid {
+        true => Ok(()),
+        false => Err(format!(
+            "mask `global_at` has position {last}, but `{}` has {} tokens",
+            keys.name, keys.valid
+        )),
+    }
+}
+
+fn documents(bounds: &[u64], dim: &Dim) -> Result<(), String> {
     if bounds.first() != Some(&0) {
         let found = bounds.first().map_or("missing".to_owned(), u64::to_string);
         return Err(format!("the first bound of mask `documents` is {found}, not 0"));
     }
-    if let Some(i) = bounds.windows(2).position(|pair| pair[0] >= pair[1]) {
-        return Err(format!(
-            "the bounds of mask `documents` must ascend, but {} comes after {}",
-            bounds[i + 1],
-            bounds[i]
-        ));
-    }
+    ascending("the bounds of mask `documents`", bounds)?;
     let last = bounds[bounds.len() - 1];
-    match [queries, keys].into_iter().find(|dim| dim.valid != last) {
-        None => Ok(()),
-        Some(dim) => Err(format!(
+    match dim.valid == last {
+        true => Ok(()),
+        false => Err(format!(
             "the documents of a mask end at token {last}, but `{}` has {} tokens",
             dim.name, dim.valid
         )),
+    }
+}
+
+fn ascending(what: &str, numbers: &[u64]) -> Result<(), String> {
+    match numbers.windows(2).find(|pair| pair[0] >= pair[1]) {
+        None => Ok(()),
+        Some(pair) => Err(format!("{what} must ascend, but {} comes after {}", pair[1], pair[0])),
     }
 }
 
@@ -87,12 +130,7 @@ fn blocks(size: u64, rows: &[Vec<u64>], queries: &Dim, keys: &Dim) -> Result<(),
         ));
     }
     for (i, row) in rows.iter().enumerate() {
-        if let Some(pair) = row.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return Err(format!(
-                "row {i} of mask `blocks` must ascend, but {} comes after {}",
-                pair[1], pair[0]
-            ));
-        }
+        ascending(&format!("row {i} of mask `blocks`"), row)?;
         if let Some(last) = row.last().filter(|&&block| block >= n_columns) {
             return Err(format!(
                 "row {i} of mask `blocks` has block {last}, but the {} tokens of `{}` are {n_columns} blocks of {size}",

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Mask;
 use super::strip::{Bound, How, Run, Strip, between, combine};
+use super::{Align, Mask};
 
 /// A tile that has pairs.
 pub(super) struct Tile {
@@ -43,7 +43,9 @@ pub(super) fn strips(mask: &Mask, tile: &Tile) -> Vec<Strip> {
             out.extend(tile.between(tile.queries(n, i128::MAX), &[], &[Bound::At(n)]));
             out
         }
-        Mask::Documents(bounds) => documents(bounds, tile),
+        Mask::GlobalAt(at) => global_at(at, tile),
+        Mask::Documents(bounds) => documents(bounds, bounds, None, tile),
+        Mask::DocumentPairs { queries, keys, causal } => documents(queries, keys, *causal, tile),
         Mask::Blocks { size, rows } => blocks(*size, rows, tile),
         Mask::All(masks) => match masks.split_first() {
             None => tile.between(queries.clone(), &[], &[]),
@@ -57,16 +59,60 @@ pub(super) fn strips(mask: &Mask, tile: &Tile) -> Vec<Strip> {
     }
 }
 
-/// One strip for each document that the tile touches, found by bisection.
-fn documents(bounds: &[u64], tile: &Tile) -> Vec<Strip> {
-    let first = bounds.partition_point(|&b| i128::from(b) <= tile.queries.start).saturating_sub(1);
+/// All keys for the rows of global tokens, and the keys at `at` for the rows between.
+fn global_at(at: &[u64], tile: &Tile) -> Vec<Strip> {
+    let positions = |range: &Range<i128>| {
+        let from = at.partition_point(|&p| i128::from(p) < range.start);
+        let to = at.partition_point(|&p| i128::from(p) < range.end);
+        let mut runs: Vec<Range<i128>> = Vec::new();
+        // A table that does not ascend is refused elsewhere, and is read up to where it turns back.
+        for p in at.get(from..to).unwrap_or(&[]).iter().map(|&p| i128::from(p)).filter(|p| range.contains(p))
+        {
+            match runs.last_mut() {
+                Some(last) if last.end == p => last.end = p + 1,
+                Some(last) if last.end > p => break,
+                _ => runs.push(p..p + 1),
+            }
+        }
+        runs
+    };
+    let seen: Vec<Run> = positions(&tile.keys)
+        .into_iter()
+        .map(|r| Run { start: Bound::At(r.start), end: Bound::At(r.end) })
+        .collect();
     let mut out = Vec::new();
-    for document in bounds[first..].windows(2) {
-        let [start, end] = [document[0], document[1]].map(i128::from);
+    let mut add = |queries: Range<i128>, runs: &[Run]| {
+        if !queries.is_empty() && !runs.is_empty() {
+            out.push(Strip { queries, runs: runs.to_vec() });
+        }
+    };
+    let every = [Run { start: Bound::At(tile.keys.start), end: Bound::At(tile.keys.end) }];
+    let mut next = tile.queries.start;
+    for rows in positions(&tile.queries) {
+        add(next..rows.start, &seen);
+        next = rows.end;
+        add(rows, &every);
+    }
+    add(next..tile.queries.end, &seen);
+    out
+}
+
+/// The strips of each document whose queries the tile touches, found by bisection: one, or cut where the diagonal of a
+/// causal one enters and leaves.
+fn documents(queries: &[u64], keys: &[u64], causal: Option<Align>, tile: &Tile) -> Vec<Strip> {
+    let first = queries.partition_point(|&b| i128::from(b) <= tile.queries.start).saturating_sub(1);
+    let keys = keys.get(first..).unwrap_or(&[]);
+    let mut out = Vec::new();
+    for (of_q, of_k) in queries[first..].windows(2).zip(keys.windows(2)) {
+        let (of_q, of_k) = (of_q[0]..of_q[1], of_k[0]..of_k[1]);
+        let [start, end] = [of_q.start, of_q.end].map(i128::from);
         if start >= tile.queries.end {
             break;
         }
-        out.extend(tile.between(tile.queries(start, end), &[Bound::At(start)], &[Bound::At(end)]));
+        let diagonal = causal.map(|align| Bound::Beside(align.offset(of_q, of_k.clone()) + 1));
+        let [from, to] = [of_k.start, of_k.end].map(|k| Bound::At(i128::from(k)));
+        let ends: Vec<Bound> = [to].into_iter().chain(diagonal).collect();
+        out.extend(tile.between(tile.queries(start, end), &[from], &ends));
     }
     out
 }

@@ -9,6 +9,7 @@
 
 mod check;
 mod forms;
+mod positions;
 mod strip;
 mod text;
 
@@ -18,6 +19,7 @@ mod tests;
 use std::ops::Range;
 
 pub(crate) use check::check;
+pub use positions::Positions;
 pub use strip::{Bound, Run, Strip};
 pub(crate) use text::{from_attr, to_attr};
 
@@ -32,14 +34,18 @@ pub(crate) use text::{from_attr, to_attr};
 /// | `prefix(4)` | the first keys, for every query; `causal \| prefix(4)` is a prefix language model |
 /// | `sinks(4)` | the first keys, once they are past: `window(left=63, right=0) \| sinks(4)` is StreamingLLM |
 /// | `global(2)` | the first tokens see all and are seen by all |
+/// | `global_at(0, 7, 31)` | the tokens at these positions see all and are seen by all |
 /// | `documents(0, 7, 16)` | pairs within one document |
+/// | `documents(queries=[0, 3, 8], keys=[0, 5, 9])` | the same, for queries and keys of different lengths |
+/// | `documents(queries=[0, 3, 8], keys=[0, 5, 9], causal=end)` | and causal within each, with the last query at the last key |
 /// | `blocks(size=64, rows=[[0], [0, 1]])` | the listed blocks of keys, for each block of queries |
 /// | `a & b`, `a \| b` | what all keep, what any keeps; `&` binds more tightly |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Mask {
     /// Every key is seen.
     Full,
-    /// A query sees its own position and those before: aligned at the start where lengths differ.
+    /// A query sees its own position and those before. Between sequences of different lengths the verifier refuses it,
+    /// because it does not say which ends are aligned.
     Causal,
     /// Causal with the last of `queries` at the last of `keys`: a query at `i` sees keys up to `i + keys - queries`.
     /// Where there are more queries than keys the first ones see nothing.
@@ -64,9 +70,21 @@ pub enum Mask {
     /// Global tokens (Zaheer et al., arXiv 2007.14062): the first tokens, as many as stated, see every key and are seen
     /// by every query.
     Global(u64),
+    /// Global tokens at these positions, ascending: they see every key and are seen by every query.
+    GlobalAt(Vec<u64>),
     /// Packed sequences: a query sees the keys of its own document. The bounds are cumulative lengths, from 0 to the
     /// length of the sequence; position `i` is in document `d` where `bounds[d] <= i < bounds[d + 1]`.
     Documents(Vec<u64>),
+    /// Packed sequences whose queries and keys have bounds of their own (`cu_seqlens_q` and `cu_seqlens_k` of
+    /// FlashAttention's `varlen` functions): a query sees the keys of the document of the same number.
+    DocumentPairs {
+        /// Cumulative lengths of queries, from 0.
+        queries: Vec<u64>,
+        /// Cumulative lengths of keys, from 0; as many documents.
+        keys: Vec<u64>,
+        /// Where the pairs of a document are aligned that are causal besides; every pair is kept when absent.
+        causal: Option<Align>,
+    },
     /// Block-sparse attention by a table.
     Blocks {
         /// Tokens of a block, of queries and of keys.
@@ -79,6 +97,37 @@ pub enum Mask {
     All(Vec<Mask>),
     /// The union: pairs that some mask keeps.
     Any(Vec<Mask>),
+}
+
+/// Which ends of queries and keys face each other where their lengths differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Align {
+    /// The first query is at the first key.
+    Start,
+    /// The last query is at the last key, as FlashAttention aligns since its version 2.1.
+    End,
+}
+
+impl Align {
+    /// Every alignment.
+    pub const ALL: [Align; 2] = [Align::Start, Align::End];
+
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Align::Start => "start",
+            Align::End => "end",
+        }
+    }
+
+    /// The highest `key - query` that is kept between these queries and keys.
+    fn offset(self, queries: Range<u64>, keys: Range<u64>) -> i128 {
+        let between = |q: u64, k: u64| i128::from(k) - i128::from(q);
+        match self {
+            Align::Start => between(queries.start, keys.start),
+            Align::End => between(queries.end, keys.end),
+        }
+    }
 }
 
 /// What a mask leaves of a tile.
@@ -104,9 +153,18 @@ impl Mask {
             Mask::Prefix(n) => k < *n,
             Mask::Sinks(n) => k < *n && k <= q,
             Mask::Global(n) => k < *n || q < *n,
+            Mask::GlobalAt(at) => [q, k].iter().any(|i| at.binary_search(i).is_ok()),
             Mask::Documents(bounds) => {
                 let of = |i: u64| bounds.partition_point(|&b| b <= i);
                 (1..bounds.len()).contains(&of(q)) && of(q) == of(k)
+            }
+            Mask::DocumentPairs { queries, keys, causal } => {
+                let [of_q, of_k] = [(queries, q), (keys, k)].map(|(b, i)| b.partition_point(|&b| b <= i));
+                let both = (1..queries.len().min(keys.len())).contains(&of_q) && of_q == of_k;
+                let document = |bounds: &[u64]| bounds[of_q - 1]..bounds[of_q];
+                both && causal.is_none_or(|align| {
+                    i128::from(k) - i128::from(q) <= align.offset(document(queries), document(keys))
+                })
             }
             Mask::Blocks { size, rows } => {
                 let block = |i: u64| i.checked_div(*size).unwrap_or(u64::MAX);
@@ -179,7 +237,9 @@ impl Mask {
             Mask::Prefix(_)
             | Mask::Sinks(_)
             | Mask::Global(_)
+            | Mask::GlobalAt(_)
             | Mask::Documents(_)
+            | Mask::DocumentPairs { .. }
             | Mask::Blocks { .. }
             | Mask::Any(_) => None,
         }

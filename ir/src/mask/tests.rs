@@ -25,9 +25,10 @@ impl Random {
     /// A mask of `n_q` queries and `n_k` keys that nests joins at most `depth` deep.
     fn mask(&mut self, n_q: u64, n_k: u64, depth: u64) -> Mask {
         let n = n_q.min(n_k);
-        match self.below(if depth > 0 { 14 } else { 9 }) {
+        match self.below(if depth > 0 { 16 } else { 11 }) {
             0 => Mask::Full,
-            1 => Mask::Causal,
+            1 if n_q == n_k => Mask::Causal,
+            1 => Mask::Window { left: None, right: Some(0) },
             2 => Mask::CausalAtEnd { queries: n_q, keys: n_k },
             3 => {
                 let mut side = || (self.below(4) > 0).then(|| self.below(n + 2));
@@ -42,7 +43,14 @@ impl Random {
                 bounds.push(n);
                 Mask::Documents(bounds)
             }
-            7 | 8 => {
+            7 | 8 => self.document_pairs(n_q, n_k),
+            9 => {
+                let mut at: Vec<u64> = (0..n_k).filter(|_| self.below(4) == 0).collect();
+                at.push(at.last().map_or(0, |p| (p + 1).min(n_k - 1)));
+                at.dedup();
+                Mask::GlobalAt(at)
+            }
+            10 => {
                 let size = 1 + self.below(5);
                 let columns = n_k.div_ceil(size);
                 let n_rows = self.below(n_q.div_ceil(size) + 1);
@@ -54,6 +62,22 @@ impl Random {
                 if i % 2 == 0 { Mask::All(masks) } else { Mask::Any(masks) }
             }
         }
+    }
+
+    /// Documents of queries and keys, as many of both.
+    fn document_pairs(&mut self, n_q: u64, n_k: u64) -> Mask {
+        let documents = 1 + self.below(n_q.min(n_k).min(6));
+        let mut bounds = |n: u64| {
+            let mut inner: Vec<u64> = (1..n).collect();
+            while inner.len() as u64 > documents - 1 {
+                let i = self.below(inner.len() as u64);
+                inner.remove(usize::try_from(i).unwrap());
+            }
+            [vec![0], inner, vec![n]].concat()
+        };
+        let (queries, keys) = (bounds(n_q), bounds(n_k));
+        let causal = [None, Some(Align::Start), Some(Align::End)][usize::try_from(self.below(3)).unwrap()];
+        Mask::DocumentPairs { queries, keys, causal }
     }
 }
 
@@ -114,6 +138,50 @@ fn random_masks_agree_with_the_dense_matrix() {
 }
 
 #[test]
+fn pairs_between_sets_agree_with_the_dense_matrix() {
+    for seed in 0..4000 {
+        let mut random = Random(seed);
+        let n_q = 1 + random.below(40);
+        let n_k = if random.below(2) == 0 { n_q } else { 1 + random.below(40) };
+        let mask = random.mask(n_q, n_k, 2);
+        let mut set = |n: u64| -> Vec<Range<u64>> {
+            if random.below(3) == 0 {
+                return (0..random.below(4)).map(|_| random.range(n)).collect();
+            }
+            // Stripes, as an order deals them.
+            let (len, gap) = (1 + random.below(4), random.below(6));
+            let first = random.below(n);
+            (0..random.below(9)).map(|i| first + i * (len + gap)).map(|p| p..p + len).collect()
+        };
+        let (queries, keys) = (set(n_q), set(n_k));
+        let members = |set: &[Range<u64>]| -> std::collections::BTreeSet<u64> {
+            set.iter().cloned().flatten().collect()
+        };
+        let (of_q, of_k) = (members(&queries), members(&keys));
+        let dense: usize = of_q.iter().map(|&q| of_k.iter().filter(|&&k| mask.allows(q, k)).count()).sum();
+        let what = format!("seed {seed}: {} on {queries:?} x {keys:?}", text(&mask));
+        let (queries, keys) = (Positions::new(queries), Positions::new(keys));
+        assert_eq!((queries.len(), keys.len()), (of_q.len() as u128, of_k.len() as u128), "{what}");
+        assert_eq!(mask.pairs_between(&queries, &keys), dense as u128, "{what}");
+    }
+}
+
+#[test]
+fn stripes_of_a_long_sequence_are_counted_at_once() {
+    let (parts, stripes) = (8, 1 << 16);
+    let stripe = |part: u64| Positions::new((0..stripes).map(|i| i * parts + part).map(|p| p..p + 1));
+    let all: Vec<Positions> = (0..parts).map(stripe).collect();
+    let n = u128::from(stripes);
+    for (i, queries) in all.iter().enumerate() {
+        for (j, keys) in all.iter().enumerate() {
+            // Stripes before the own one see one key more in every row.
+            let expected = n * (n - 1) / 2 + if j <= i { n } else { 0 };
+            assert_eq!(Mask::Causal.pairs_between(queries, keys), expected, "{i} {j}");
+        }
+    }
+}
+
+#[test]
 fn forms_keep_what_they_say() {
     // Rows are queries, columns are keys.
     for (mask, rows) in [
@@ -128,6 +196,13 @@ fn forms_keep_what_they_say() {
         ("global(1)", "####/#.../#.../#..."),
         ("documents(0, 3, 4)", "###./###./###./...#"),
         ("documents(0, 3, 4) & causal", "#.../##../###./...#"),
+        ("documents(queries=[0, 1, 3], keys=[0, 2, 5])", "##.../..###/..###"),
+        ("documents(queries=[0, 1, 3], keys=[0, 2, 5], causal=end)", "##.../..##./..###"),
+        ("documents(queries=[0, 1, 3], keys=[0, 2, 5], causal=start)", "#..../..#../..##."),
+        ("documents(queries=[0, 3, 4], keys=[0, 1, 3], causal=end)", ".../.../#../.##"),
+        ("documents(queries=[0, 3, 4], keys=[0, 1, 3], causal=start)", "#../#../#../.#."),
+        ("global_at(1, 3)", ".#.#/####/.#.#/####"),
+        ("global_at(1, 3) & causal", "..../##../.#../####"),
         ("blocks(size=2, rows=[[1], [0]])", "..##./..##./##.../##.../....."),
         ("window(left=1, right=0) | sinks(1)", "#.../##../###./#.##"),
         ("causal | prefix(3)", "###./###./###./####"),
@@ -183,6 +258,47 @@ fn closed_forms_do_not_grow_with_the_sequence() {
     assert_eq!(Mask::Causal.pairs(0..1 << 40, 0..1 << 40), n * (n + 1) / 2);
     let most = u128::from(u64::MAX);
     assert_eq!(Mask::Full.pairs(0..u64::MAX, 0..u64::MAX), most * most);
+}
+
+#[test]
+fn documents_of_two_lengths_are_causal_each_by_itself() {
+    let (of_q, of_k) = (vec![0, 3, 8, 9], vec![0, 5, 9, 10]);
+    for align in Align::ALL {
+        let mask = Mask::DocumentPairs { queries: of_q.clone(), keys: of_k.clone(), causal: Some(align) };
+        let document = |i: usize| {
+            let (n_q, n_k) = (of_q[i + 1] - of_q[i], of_k[i + 1] - of_k[i]);
+            let alone = match align {
+                Align::Start => Mask::Window { left: None, right: Some(0) },
+                Align::End => Mask::CausalAtEnd { queries: n_q, keys: n_k },
+            };
+            alone.pairs(0..n_q, 0..n_k)
+        };
+        assert_eq!(mask.pairs(0..9, 0..10), (0..3).map(document).sum::<u128>(), "{align:?}");
+    }
+    // Where both have the same bounds, they are those of `documents`.
+    let bounds = vec![0, 7, 14, 16];
+    let pairs = |causal| Mask::DocumentPairs { queries: bounds.clone(), keys: bounds.clone(), causal };
+    let plain = Mask::Documents(bounds.clone());
+    let causal = Mask::All(vec![plain.clone(), Mask::Causal]);
+    for (a, b) in
+        [(pairs(None), &plain), (pairs(Some(Align::End)), &causal), (pairs(Some(Align::Start)), &causal)]
+    {
+        assert_eq!(a.strips(0..16, 0..16), b.strips(0..16, 0..16));
+    }
+}
+
+#[test]
+fn causal_between_lengths_must_say_its_alignment() {
+    let (queries, keys) = (Dim::new("s", 4), Dim::new("t", 9));
+    for mask in [Mask::Causal, Mask::Any(vec![Mask::Prefix(2), Mask::Causal])] {
+        let message = check(&mask, &queries, &keys).unwrap_err().message;
+        assert_eq!(
+            message,
+            "mask `causal` between the 4 tokens of `s` and the 9 of `t` does not say how they are aligned: \
+             `causal(queries=4, keys=9)` aligns their ends, `window(right=0)` their starts"
+        );
+        assert!(check(&mask, &queries, &Dim { valid: 4, ..keys.clone() }).is_ok(), "padding is no token");
+    }
 }
 
 #[test]
@@ -265,6 +381,11 @@ fn rows_that_see_nothing_are_empty() {
 fn masks_that_make_no_sense_are_refused_and_do_not_panic() {
     let (queries, keys) = (Dim::new("s", 16), Dim::new("s", 16));
     let of = |size, rows: &[&[u64]]| Mask::Blocks { size, rows: rows.iter().map(|r| r.to_vec()).collect() };
+    let pairs = |queries: &[u64], keys: &[u64]| Mask::DocumentPairs {
+        queries: queries.to_vec(),
+        keys: keys.to_vec(),
+        causal: Some(Align::End),
+    };
     let mut deep = Mask::Any(vec![Mask::Full, Mask::Full]);
     for _ in 0..9 {
         deep = Mask::All(vec![Mask::Full, deep]);
@@ -279,6 +400,16 @@ fn masks_that_make_no_sense_are_refused_and_do_not_panic() {
         Mask::Prefix(0),
         Mask::Sinks(17),
         Mask::Global(u64::MAX),
+        Mask::GlobalAt(vec![]),
+        Mask::GlobalAt(vec![16]),
+        Mask::GlobalAt(vec![3, 3]),
+        Mask::GlobalAt(vec![9, u64::MAX, 2, 40]),
+        pairs(&[0, 9, 4, 16], &[0, 4, 5, 16]),
+        pairs(&[0, 4, 16], &[0, 4, 5, 16]),
+        pairs(&[0, 4, 5, 16], &[0, 16]),
+        pairs(&[0, 4, 16], &[0, 4, 15]),
+        pairs(&[], &[]),
+        pairs(&[0, u64::MAX], &[0, 16, 3]),
         Mask::CausalAtEnd { queries: 16, keys: 15 },
         of(0, &[&[0]]),
         of(4, &[&[1, 0]]),

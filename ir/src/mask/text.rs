@@ -1,6 +1,6 @@
 //! The text form of masks, as attributes.
 
-use super::Mask;
+use super::{Align, Mask};
 use crate::ops::attr::AttrError;
 use crate::ops::{Attr, Attrs};
 
@@ -22,7 +22,14 @@ pub(crate) fn to_attr(mask: &Mask) -> Attr {
         Mask::Prefix(n) => numbers("prefix", &[*n]),
         Mask::Sinks(n) => numbers("sinks", &[*n]),
         Mask::Global(n) => numbers("global", &[*n]),
+        Mask::GlobalAt(at) => numbers("global_at", at),
         Mask::Documents(bounds) => numbers("documents", bounds),
+        Mask::DocumentPairs { queries, keys, causal } => {
+            let bounds = |b: &[u64]| Attr::List(b.iter().map(|&n| Attr::Int(n)).collect());
+            let sides = [("queries".to_owned(), bounds(queries)), ("keys".to_owned(), bounds(keys))];
+            let causal = causal.map(|a| ("causal".to_owned(), Attr::Word(a.name().to_owned())));
+            call("documents", sides.into_iter().chain(causal).collect())
+        }
         Mask::Blocks { size, rows } => {
             let row = |row: &Vec<u64>| Attr::List(row.iter().map(|&block| Attr::Int(block)).collect());
             let rows = Attr::List(rows.iter().map(row).collect());
@@ -50,6 +57,7 @@ pub(crate) fn from_attr(attr: Attr) -> Result<Mask, AttrError> {
                 Err(format!("mask `{name}` takes one number of tokens, not {}", numbers.len()))
             }
             ("documents", _) => Ok(Mask::Documents(numbers)),
+            ("global_at", _) => Ok(Mask::GlobalAt(numbers)),
             _ => Err(unknown(&Attr::Numbers(name, numbers))),
         },
         Attr::All(parts) => parts.into_iter().map(from_attr).collect::<Result<_, _>>().map(Mask::All),
@@ -78,7 +86,15 @@ fn call(name: &str, args: Vec<(String, Attr)>) -> Result<Mask, AttrError> {
         }
         "blocks" => Mask::Blocks { size: args.int("size")?, rows: rows(&mut args)? },
         "prefix" | "sinks" | "global" => return Err(format!("mask `{name}` takes one number of tokens")),
-        "documents" => return Err("mask `documents` takes the bounds of documents, from 0".to_owned()),
+        "global_at" => return Err("mask `global_at` takes the positions of tokens".to_owned()),
+        "documents" => {
+            let [queries, keys] = [bounds(&mut args, "queries")?, bounds(&mut args, "keys")?];
+            let causal = args.optional("causal").map(|attr| {
+                let found = Align::ALL.into_iter().find(|a| matches!(&attr, Attr::Word(w) if w == a.name()));
+                found.ok_or_else(|| args.wrong("causal", "start or end", &attr))
+            });
+            Mask::DocumentPairs { queries, keys, causal: causal.transpose()? }
+        }
         _ => return Err(unknown(&Attr::Word(name.to_owned()))),
     };
     args.finish()?;
@@ -103,9 +119,20 @@ fn rows(args: &mut Attrs) -> Result<Vec<Vec<u64>>, AttrError> {
     Ok(out)
 }
 
+fn bounds(args: &mut Attrs, key: &str) -> Result<Vec<u64>, AttrError> {
+    let expected = "the bounds of documents from 0, such as [0, 3, 8]";
+    let attr = args.required(key)?;
+    let Attr::List(numbers) = attr else { return Err(args.wrong(key, expected, &attr)) };
+    let number = |attr: Attr| match attr {
+        Attr::Int(n) => Ok(n),
+        other => Err(args.wrong(key, expected, &other)),
+    };
+    numbers.into_iter().map(number).collect()
+}
+
 fn unknown(found: &Attr) -> AttrError {
     format!(
-        "`{found}` is no mask: full, causal, window(…), prefix(n), sinks(n), global(n), documents(0, …) and blocks(…), \
-         joined by `&` and `|`"
+        "`{found}` is no mask: full, causal, window(…), prefix(n), sinks(n), global(n), global_at(…), \
+         documents(…) and blocks(…), joined by `&` and `|`"
     )
 }

@@ -295,7 +295,7 @@ impl Op {
             }
             Op::Fetch { to } => vec![("to", dim(*to))],
             Op::FetchSum { from } => vec![("from", dim(*from))],
-            Op::Repeat { from, to } => vec![("from", dim(*from)), ("to", dim(*to))],
+            Op::Repeat { from, to } | Op::SumCopies { from, to } => vec![("from", dim(*from)), ("to", dim(*to))],
             Op::Call { callee, layers } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
                 vec![
@@ -372,6 +372,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "fetch" => Op::Fetch { to: attrs.dim("to", names)? },
         "fetch_sum" => Op::FetchSum { from: attrs.dim("from", names)? },
+        "sum_copies" => Op::SumCopies { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
         "repeat" => Op::Repeat { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
         "call" => {
             let callee = match attrs.required("callee")? {

@@ -26,7 +26,7 @@ use crate::entity::Arena;
 use crate::layout::Layout;
 use crate::mesh::AxisId;
 use crate::module::{FuncId, Function, Layers};
-use crate::rule::{FactorRule, Misfit};
+use crate::rule::{FactorKind, FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -134,6 +134,13 @@ pub enum Op {
         /// The dimension of the operand.
         from: DimId,
         /// The dimension of the result, declared to copy `from`.
+        to: DimId,
+    },
+    /// The adjoint of [`Repeat`](Op::Repeat): sums the copies of each element.
+    SumCopies {
+        /// The dimension of the operand, one that copies.
+        from: DimId,
+        /// The dimension of the result.
         to: DimId,
     },
     /// Runs a function for each layer, its results becoming its first arguments.
@@ -264,6 +271,7 @@ impl Op {
             Op::RowLse { .. } => "row_lse",
             Op::Weigh { .. } => "weigh",
             Op::Repeat { .. } => "repeat",
+            Op::SumCopies { .. } => "sum_copies",
             Op::Call { .. } => "call",
             Op::Reshard => "reshard",
             Op::AllToAll { .. } => "all_to_all",
@@ -315,6 +323,7 @@ impl Op {
             | Op::RowLse { .. }
             | Op::Weigh { .. }
             | Op::Repeat { .. }
+            | Op::SumCopies { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::Slice { .. } => false,
@@ -345,6 +354,9 @@ impl Op {
             Op::Attention(attention) => return attention::infer(attention, cx.space, operands),
             Op::AttentionBackward(attention) => {
                 return attention::infer_backward(attention, cx.space, operands);
+            }
+            Op::SumCopies { from, to } => {
+                return repeat::infer_sum(cx.space, *from, *to, operands[0]).map(|ty| smallvec::smallvec![ty]);
             }
             Op::Merge
             | Op::MergeParts { .. }
@@ -396,17 +408,20 @@ impl Op {
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
-            Op::Sink => Some(elementwise::rule(operands, results[0])),
+            Op::Sink | Op::Merge => {
+                let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
+                Some(FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel))
+            }
+            Op::Accumulate => Some(elementwise::rule(operands, results[0])),
             Op::Param(_)
             | Op::Input(_)
             | Op::Positions
             | Op::AttentionBackward(_)
-            | Op::Merge
             | Op::MergeParts { .. }
-            | Op::Accumulate
             | Op::Scores { .. }
             | Op::RowLse { .. }
             | Op::Weigh { .. }
+            | Op::SumCopies { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -428,6 +443,7 @@ impl Op {
             Op::Einsum => linear::flops_einsum(space, operands, results[0]),
             Op::Attention(attention) => attention.flops(space, operands),
             Op::AttentionBackward(attention) => attention.flops_backward(space, operands),
+            Op::SumCopies { .. } => operands.iter().map(|ty| elements(ty)).sum(),
             Op::Merge => per_element(4),
             Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
             Op::Sink => per_element(2),

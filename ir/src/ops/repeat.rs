@@ -1,4 +1,4 @@
-//! The replication of key/value heads.
+//! The replication of key/value heads, and its adjoint.
 
 use smallvec::smallvec;
 
@@ -34,4 +34,31 @@ pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
         operands: smallvec![factors.clone()],
         results: smallvec![factors],
     }
+}
+
+/// The sum over the copies of each element: split as the copies are as far as the originals divide; over the other axes
+/// every rank has a summand.
+pub(super) fn infer_sum(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
+    let Some(i) = x.position(from).filter(|_| !x.has(to)) else {
+        return Err(OpError::new("V05", format!("`sum_copies` needs `{}` in x", space.dims[from].name)));
+    };
+    let (source, target) = (&space.dims[from], &space.dims[to]);
+    let siblings = source.copies.is_some() && source.copies == target.copies && source.size % target.size == 0;
+    if source.copies != Some(to) && !siblings {
+        return Err(OpError::new(
+            "V05",
+            format!("`{}` is not declared to copy `{}`", source.name, target.name),
+        ));
+    }
+    if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
+        return Err(OpError::new("V11", "`sum_copies` takes parts that are at home and no sum still to be taken"));
+    }
+    let mut ty = x.clone();
+    ty.dims[i] = to;
+    let axes = std::mem::take(&mut ty.layout.split[i]);
+    let kept = (0..=axes.len()).rev().find(|&n| space.can_split(to, &axes[..n])).unwrap_or(0);
+    ty.layout.split[i] = axes[..kept].into();
+    ty.layout.partial = axes[kept..].into();
+    ty.layout.partial.sort_unstable();
+    Ok(ty)
 }

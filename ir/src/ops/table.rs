@@ -255,6 +255,14 @@ pub const TABLE: &[OpInfo] = &[
         "repeats each element of a dimension in a row, as key/value heads are replicated",
     ),
     row(
+        "sum_copies",
+        Family::Attention,
+        1..=1,
+        "kr -> k",
+        &[("from", "the dimension of the operand, one that copies"), ("to", "the dimension of the result")],
+        "the adjoint of repeat: sums the copies of each element",
+    ),
+    row(
         "call",
         Family::Structure,
         0..=64,

@@ -10,6 +10,7 @@ use ithaca_ir::{Rank, Space, TensorType};
 
 use crate::error::RunError;
 use crate::source;
+use crate::storage::Storage;
 use crate::store::TensorSource;
 use crate::tensor::index;
 
@@ -141,6 +142,7 @@ impl<'a> SourcePlan<'a> {
         space: &Space,
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
+        storage: Storage,
     ) -> Result<Sources, RunError> {
         let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of };
         for tensor in self.tensors {
@@ -155,7 +157,11 @@ impl<'a> SourcePlan<'a> {
                 true => x as f32,
                 false => from_int(x as i32),
             };
-            let cut = |region: &Region| source::cut(space, tensor.ty, region, &stored, convert).data;
+            let cut = |region: &Region| {
+                let mut data = source::cut(space, tensor.ty, region, &stored, convert).data;
+                storage.keep(tensor.ty.dtype, &mut data);
+                data
+            };
             sources.parts.extend(tensor.regions.iter().map(cut));
             sources.part_of.push(tensor.part_of.iter().map(|part| first + part).collect());
         }

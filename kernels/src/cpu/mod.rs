@@ -1,7 +1,8 @@
 //! The runtime: executes a schedule with a thread per rank, in memory.
 //!
 //! Each rank has one arena, and buffers lie in it where the schedule puts them, so a wrong lifetime shows as a wrong
-//! result. Every float type is stored as `f32`; `i32` is kept exactly. Tasks run in order of issue, both streams in
+//! result. Every float type is stored as `f32`, rounded to its own type where [`Storage::AsTyped`] asks for that; `i32`
+//! is kept exactly. Tasks run in order of issue, both streams in
 //! one thread; a task that waits for an event which has not happened is an error.
 //!
 //! # What tasks may expect of each other
@@ -12,13 +13,17 @@
 //!
 //! | work | reads | writes |
 //! |---|---|---|
-//! | `Pack` of all_to_all, reduce_scatter | the tensor | a wire: for each member the block sent to it |
-//! | `Exchange` of all_to_all | that wire, or the tensor where its memory is those blocks in that order | a wire: for each member the block received from it, or the tensor where its memory is that |
+//! | `Pack` of all_to_all, reduce_scatter, fetch, fetch_sum | the tensor | a wire: for each member the block sent to it |
+//! | `Exchange` of all_to_all, fetch | that wire, or the tensor where its memory is those blocks in that order | a wire: for each member the block received from it, or the tensor where its memory is that |
 //! | `Exchange` of all_gather | the tensor, which is the block | as for all_to_all |
 //! | `Exchange` of reduce_scatter | as for all_to_all | the tensor: the sum of the blocks received, in order of the group, in `f32` |
 //! | `Exchange` of all_reduce | the tensor | the tensor: each member sums its [`chunk`](ithaca_ir::boxes::chunk), then all gather |
 //! | `Exchange` of permute | the tensor | the tensor |
-//! | `Unpack` of all_to_all, all_gather | that wire | the tensor |
+//! | `Exchange` of fetch_sum | as for all_to_all | a wire: for each member the block received from it |
+//! | `Unpack` of all_to_all, all_gather, fetch | that wire | the tensor |
+//! | `Unpack` of fetch_sum | that wire | the tensor: the sum of what was received for each token, in order of the group, in `f32` |
+//!
+//! A block is a list of regions, one after another; a wire may be longer than the blocks in it.
 //!
 //! A tensor whose memory is not what the table says is an error, never a wrong result.
 //!
@@ -51,6 +56,7 @@ pub use communicator::{Communicator, Mailboxes};
 
 use crate::Outputs;
 use crate::error::RunError;
+use crate::storage::Storage;
 use crate::store::TensorSource;
 use crate::tensor::index;
 
@@ -61,12 +67,14 @@ pub struct Options {
     pub memory_limit: u64,
     /// How long a rank waits for one message; `None` is for ever, which still ends when it waits in vain.
     pub timeout: Option<Duration>,
+    /// Whether narrow types round what is written to them.
+    pub storage: Storage,
 }
 
 impl Default for Options {
-    /// 8 GiB, and no limit of time.
+    /// 8 GiB, no limit of time, and numbers as they were computed.
     fn default() -> Self {
-        Self { memory_limit: 8 << 30, timeout: None }
+        Self { memory_limit: 8 << 30, timeout: None, storage: Storage::Wide }
     }
 }
 
@@ -101,12 +109,12 @@ pub fn execute(
     let arena = memory::ArenaShape::of(schedule)?;
     let plan = memory::SourcePlan::of(schedule)?;
     let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
-    let sources = plan.load(&schedule.space, weights, inputs)?;
+    let sources = plan.load(&schedule.space, weights, inputs, options.storage)?;
 
     let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
     let ledger = Mutex::new(Ledger::default());
     let run_rank = |rank: Rank| {
-        let run = || rank::run(schedule, &arena, &sources, rank, &mailboxes, &ledger);
+        let run = || rank::run(schedule, &arena, &sources, rank, &mailboxes, &ledger, options.storage);
         let result = std::panic::catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
         match &result {

@@ -2,9 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use ithaca_ir::boxes::Region;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
 
@@ -12,7 +11,8 @@ use super::communicator::Communicator;
 use super::memory::{ArenaShape, Sources, from_int, to_int};
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
-use crate::oracle::{Elements, Operand, Value, eval};
+use crate::oracle::{Elements, Operand, Value, Wanted, eval};
+use crate::storage::Storage;
 use crate::tensor::{extents, index};
 
 /// Where a buffer lies for this rank.
@@ -41,6 +41,7 @@ struct Runner<'a> {
     rank: Rank,
     communicator: &'a dyn Communicator,
     ledger: &'a Mutex<Ledger>,
+    storage: Storage,
     arena: Vec<f32>,
 }
 
@@ -52,11 +53,12 @@ pub(super) fn run(
     rank: Rank,
     communicator: &dyn Communicator,
     ledger: &Mutex<Ledger>,
+    storage: Storage,
 ) -> Result<Vec<Vec<f32>>, RunError> {
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     // What was never written is not a number, so that it cannot pass for a result.
     let arena = vec![f32::NAN; index(shape.slots)];
-    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, arena };
+    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena };
     let scope = Scope { frame: main, base: 0, layer: 0, arguments: &[], results: &[] };
     runner.frame(&scope)?;
     let outputs = &schedule.frames[main].outputs;
@@ -133,7 +135,7 @@ impl Runner<'_> {
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(&t.op, sent * t.from.dtype.bytes());
+                        self.count(t, sent * t.from.dtype.bytes());
                         written
                     }
                 };
@@ -159,12 +161,14 @@ impl Runner<'_> {
         }
     }
 
-    /// Runs a kernel: its result is made beside the arena and then put there, so operands may lie where it goes.
+    /// Runs a kernel: its results are made beside the arena and then put there, so operands may lie where they go.
     fn compute(&mut self, scope: &Scope<'_>, task: &Task, op: &Op) -> Result<(), RunError> {
         let space = &self.schedule.space;
-        let to = only(&task.writes, "writes")?;
-        let ty = self.tensor_type(scope, to)?;
-        let region = space.local_box(ty, self.rank);
+        let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(task.writes.len());
+        for &b in &task.writes {
+            let ty = self.tensor_type(scope, b)?;
+            wanted.push(Wanted { ty, region: space.local_box(ty, self.rank) });
+        }
         let mut ints: Vec<Vec<i32>> = Vec::new();
         for &b in &task.reads {
             let data = match self.tensor_type(scope, b)?.dtype.is_float() {
@@ -185,22 +189,39 @@ impl Runner<'_> {
         if operands.len() < *op.info().operands.start() {
             return Err(RunError::invalid(format!("`{}` reads {} buffers", op.name(), operands.len())));
         }
-        let value = match op {
-            Op::Einsum => reals(&region, gemm::einsum(&operands[0], &operands[1], ty, &region)?),
-            Op::Attention(a) => reals(&region, attention::attention(space, a, &operands)?),
-            op => eval::eval(space, op, &operands, ty, &region)?,
+        let values = match (op, wanted.first()) {
+            (Op::Einsum, Some(Wanted { ty, region })) => {
+                let product = gemm::einsum(&operands[0], &operands[1], ty, region)?;
+                eval::into_results(op, vec![product], &wanted)?
+            }
+            (Op::Attention(a), _) => {
+                let rows = attention::attention(space, a, &operands)?;
+                eval::into_results(op, rows.into(), &wanted)?
+            }
+            (Op::AttentionBackward(a), _) => {
+                let gradients = attention::attention_backward(space, a, &operands)?;
+                eval::into_results(op, gradients.into(), &wanted)?
+            }
+            (op, _) => eval::eval(space, op, &operands, &wanted)?,
         };
-        match value {
-            Value::Real(t) => self.write(scope, to, &t.data),
-            Value::Int(t) => {
-                let data: Vec<f32> = t.data.iter().map(|&x| from_int(x)).collect();
-                self.write(scope, to, &data)
+        if values.len() != task.writes.len() {
+            return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
+        }
+        for (&to, value) in task.writes.iter().zip(values) {
+            match value {
+                Value::Real(t) => self.write(scope, to, &t.data)?,
+                Value::Int(t) => {
+                    let data: Vec<f32> = t.data.iter().map(|&x| from_int(x)).collect();
+                    self.write(scope, to, &data)?;
+                }
             }
         }
+        Ok(())
     }
 
-    fn count(&self, op: &Op, bytes: u64) {
-        if let Some(key) = traffic::key(&self.schedule.space, op) {
+    fn count(&self, transfer: &Transfer, bytes: u64) {
+        let Transfer { op, from, to } = transfer;
+        if let Some(key) = traffic::key(&self.schedule.space, op, from, to) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }
@@ -251,9 +272,10 @@ impl Runner<'_> {
         data.ok_or_else(|| self.outside(scope, id))
     }
 
-    /// Writes the first elements of a buffer: all of a tensor, what there is of a wire.
+    /// Writes the first elements of a buffer: all of a tensor, what there is of a wire; numbers as they are stored.
     fn write(&mut self, scope: &Scope<'_>, id: BufferId, data: &[f32]) -> Result<(), RunError> {
         let n = self.length(scope, id)?;
+        let dtype = self.buffer(scope, id)?.dtype();
         let fits = match self.buffer(scope, id)?.content {
             Content::Tensor(_) => data.len() == n,
             Content::Wire { .. } => data.len() <= n,
@@ -264,6 +286,7 @@ impl Runner<'_> {
         match self.arena.get_mut(start..start + data.len()) {
             Some(place) if fits => {
                 place.copy_from_slice(data);
+                self.storage.keep(dtype, place);
                 Ok(())
             }
             _ => Err(self.outside(scope, id)),
@@ -277,10 +300,6 @@ impl Runner<'_> {
             frame.buffers[id].name, frame.name
         ))
     }
-}
-
-fn reals(region: &Region, data: Vec<f32>) -> Value<f32> {
-    Value::Real(crate::tensor::Tensor::new(extents(region), data))
 }
 
 fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {

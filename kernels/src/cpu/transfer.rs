@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Op, Rank, Space};
 use super::communicator::Communicator;
 use super::memory::{from_int, to_int};
 use crate::error::RunError;
-use crate::tensor::{Offsets, extents, index, read_part, write_part};
+use crate::tensor::{Offsets, extents, index, merge_block, read_block};
 
 /// A transfer, seen from one rank, between two buffers.
 pub(super) struct Parties<'a> {
@@ -22,10 +22,14 @@ impl Parties<'_> {
     /// The wire: for each member the block sent to it.
     pub(super) fn pack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
         match (&self.transfer.op, self.reads, self.writes) {
-            (Op::AllToAll { .. } | Op::ReduceScatter { .. }, Content::Tensor(_), Content::Wire { .. }) => {
+            (
+                Op::AllToAll { .. } | Op::ReduceScatter { .. } | Op::Fetch { .. } | Op::FetchSum { .. },
+                Content::Tensor(_),
+                Content::Wire { .. },
+            ) => {
                 let held = self.held();
                 let send = self.geometry().send;
-                Ok(send.iter().flat_map(|part| read_part(&held, data, part)).collect())
+                Ok(send.iter().flat_map(|block| read_block(&held, data, block)).collect())
             }
             _ => Err(self.refused("pack")),
         }
@@ -34,14 +38,16 @@ impl Parties<'_> {
     /// The tensor, from the wire that holds for each member the block received from it.
     pub(super) fn unpack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
         match (&self.transfer.op, self.reads, self.writes) {
-            (Op::AllToAll { .. } | Op::AllGather { .. }, Content::Wire { .. }, Content::Tensor(_)) => {
-                let wanted = self.wanted();
-                let mut out = vec![f32::NAN; extents(&wanted).iter().product()];
-                let recv = self.geometry().recv;
-                for (part, block) in recv.iter().zip(self.split(data, &recv)?) {
-                    write_part(&wanted, &mut out, part, &block);
-                }
-                Ok(out)
+            (
+                Op::AllToAll { .. } | Op::AllGather { .. } | Op::Fetch { .. },
+                Content::Wire { .. },
+                Content::Tensor(_),
+            ) => {
+                // What nobody sends is not a number, so that it cannot pass for a result.
+                self.put_together(data, f32::NAN, |_, arrived| arrived)
+            }
+            (Op::FetchSum { .. }, Content::Wire { .. }, Content::Tensor(_)) => {
+                self.put_together(data, self.zero(), |there, arrived| self.add(there, arrived))
             }
             _ => Err(self.refused("unpack")),
         }
@@ -56,7 +62,11 @@ impl Parties<'_> {
         let is_tensor = |content: &Content| matches!(content, Content::Tensor(_));
         let geometry = self.geometry();
         match self.transfer.op {
-            Op::AllToAll { .. } => {
+            Op::AllToAll { .. } | Op::Fetch { .. } => {
+                let blocks = self.blocks_read(data, &geometry.send)?;
+                self.swap(&geometry, blocks, communicator)
+            }
+            Op::FetchSum { .. } if !is_tensor(self.writes) => {
                 let blocks = self.blocks_read(data, &geometry.send)?;
                 self.swap(&geometry, blocks, communicator)
             }
@@ -66,7 +76,7 @@ impl Parties<'_> {
             }
             Op::Permute if is_tensor(self.reads) && is_tensor(self.writes) => {
                 let held = self.held();
-                let blocks = geometry.send.iter().map(|part| read_part(&held, data, part)).collect();
+                let blocks = geometry.send.iter().map(|block| read_block(&held, data, block)).collect();
                 self.swap(&geometry, blocks, communicator)
             }
             Op::ReduceScatter { .. } if is_tensor(self.writes) => {
@@ -121,33 +131,59 @@ impl Parties<'_> {
         Ok((gathered.blocks.concat(), scattered.elements_sent + gathered.elements_sent))
     }
 
+    /// The tensor from a wire, every element begun as `first`.
+    fn put_together(
+        &self,
+        data: &[f32],
+        first: f32,
+        merge: impl Fn(f32, f32) -> f32,
+    ) -> Result<Vec<f32>, RunError> {
+        let wanted = self.wanted();
+        let mut out = vec![first; extents(&wanted).iter().product()];
+        let recv = self.geometry().recv;
+        for (block, elements) in recv.iter().zip(self.split(data, &recv)?) {
+            merge_block(&wanted, &mut out, block, &elements, &merge);
+        }
+        Ok(out)
+    }
+
     /// The sum of equal blocks, in their order.
     fn sum(&self, blocks: Vec<Vec<f32>>) -> Vec<f32> {
-        let add = |x: f32, y: f32| match self.transfer.from.dtype {
-            DType::I32 => from_int(to_int(x).wrapping_add(to_int(y))),
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
-        };
         let mut blocks = blocks.into_iter();
         let first = blocks.next().unwrap_or_default();
         blocks.fold(first, |mut sum, block| {
-            sum.iter_mut().zip(block).for_each(|(x, y)| *x = add(*x, y));
+            sum.iter_mut().zip(block).for_each(|(x, y)| *x = self.add(*x, y));
             sum
         })
     }
 
+    fn add(&self, x: f32, y: f32) -> f32 {
+        match self.transfer.from.dtype {
+            DType::I32 => from_int(to_int(x).wrapping_add(to_int(y))),
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
+        }
+    }
+
+    fn zero(&self) -> f32 {
+        match self.transfer.from.dtype {
+            DType::I32 => from_int(0),
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => 0.0,
+        }
+    }
+
     /// The blocks to send: a wire holds them, a tensor must.
-    fn blocks_read(&self, data: &[f32], send: &[Region]) -> Result<Vec<Vec<f32>>, RunError> {
+    fn blocks_read(&self, data: &[f32], send: &[Vec<Region>]) -> Result<Vec<Vec<f32>>, RunError> {
         if matches!(self.reads, Content::Tensor(_)) {
             self.need_in_order(&self.held(), send, "read")?;
         }
         self.split(data, send)
     }
 
-    /// The blocks of these parts, which lie one after another.
-    fn split(&self, data: &[f32], parts: &[Region]) -> Result<Vec<Vec<f32>>, RunError> {
+    /// The blocks, which lie one after another.
+    fn split(&self, data: &[f32], blocks_of: &[Vec<Region>]) -> Result<Vec<Vec<f32>>, RunError> {
         let mut rest = data;
-        let mut blocks = Vec::with_capacity(parts.len());
-        for n in sizes(parts) {
+        let mut blocks = Vec::with_capacity(blocks_of.len());
+        for n in sizes(blocks_of) {
             let Some((block, after)) = rest.split_at_checked(n) else {
                 return Err(RunError::invalid(format!(
                     "the blocks of `{}` do not fit in {} elements",
@@ -161,8 +197,8 @@ impl Parties<'_> {
         Ok(blocks)
     }
 
-    fn need_in_order(&self, whole: &Region, parts: &[Region], what: &str) -> Result<(), RunError> {
-        match in_order(whole, parts) {
+    fn need_in_order(&self, whole: &Region, blocks: &[Vec<Region>], what: &str) -> Result<(), RunError> {
+        match in_order(whole, blocks.iter().flatten()) {
             true => Ok(()),
             false => Err(RunError::invalid(format!(
                 "the tensor {what} by `{}` is not its blocks one after another; it must be packed",
@@ -198,14 +234,14 @@ impl Parties<'_> {
     }
 }
 
-fn sizes(parts: &[Region]) -> Vec<usize> {
-    parts.iter().map(|part| index(boxes::elements(part))).collect()
+fn sizes(blocks: &[Vec<Region>]) -> Vec<usize> {
+    blocks.iter().map(|block| index(boxes::block_elements(block))).collect()
 }
 
 /// Whether a dense tensor of `whole` is the blocks of `parts`, one after another.
-fn in_order(whole: &Region, parts: &[Region]) -> bool {
+fn in_order<'r>(whole: &Region, parts: impl IntoIterator<Item = &'r Region>) -> bool {
     let mut end = 0;
-    for part in parts.iter().filter(|part| boxes::elements(part) > 0) {
+    for part in parts.into_iter().filter(|part| boxes::elements(part) > 0) {
         let n = index(boxes::elements(part));
         let (first, last) = (corner(whole, part, 0), corner(whole, part, n - 1));
         // Offsets of a part ascend, so as many as lie between first and last are all there are.

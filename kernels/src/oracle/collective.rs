@@ -4,13 +4,13 @@
 
 use std::rc::Rc;
 
-use ithaca_ir::boxes::{self, intersect};
+use ithaca_ir::boxes::{self, Exchange, intersect};
 use ithaca_ir::{Op, Rank, Space, TensorType};
 
 use super::Value;
 use crate::error::RunError;
 use crate::real::Real;
-use crate::tensor::{Tensor, extents, index, read_part, write_part};
+use crate::tensor::{Tensor, extents, index, merge_block, read_block, read_part, write_part};
 
 /// Carries out `op`, a collective or a `reshard`, on what all ranks hold, in order of ranks.
 ///
@@ -58,26 +58,42 @@ fn carry_out<E: Copy>(
     add: impl Fn(E, E) -> E + Copy,
 ) -> Result<Vec<Tensor<E>>, RunError> {
     let sums = match op {
-        Op::ReduceScatter { .. } | Op::AllReduce { .. } => true,
-        Op::AllToAll { .. } | Op::AllGather { .. } | Op::Permute => false,
+        Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::FetchSum { .. } => true,
+        Op::AllToAll { .. } | Op::AllGather { .. } | Op::Permute | Op::Fetch { .. } => false,
         Op::Reshard => return Ok(reshard(space, from, to, held, zero, add)),
         _ => return Err(RunError::invalid(format!("`{}` is no collective", op.name()))),
+    };
+    let exchanges: Vec<Exchange> =
+        space.mesh.iter_ranks().map(|rank| boxes::exchange(space, op, from, to, rank)).collect();
+    // What `peer` sends to `rank`, in the order in which `rank` receives it.
+    let sent = |peer: Rank, rank: Rank| -> Vec<E> {
+        let Exchange { group, send, .. } = &exchanges[index(peer.0)];
+        let blocks = group.iter().zip(send).find(|&(&member, _)| member == rank);
+        let has = space.local_box(from, peer);
+        blocks.map_or_else(Vec::new, |(_, block)| read_block(&has, held[index(peer.0)], block))
     };
     let result = |rank: Rank| {
         let wanted = space.local_box(to, rank);
         let mut result = Tensor::filled(extents(&wanted), zero);
-        let exchange = boxes::exchange(space, op, from, to, rank);
-        for (&peer, part) in exchange.group.iter().zip(&exchange.recv) {
-            let mut block = read_part(&space.local_box(from, peer), held[index(peer.0)], part);
-            if sums {
-                let sum = read_part(&wanted, &result.data, part);
-                block = sum.into_iter().zip(block).map(|(x, y)| add(x, y)).collect();
+        let Exchange { group, recv, .. } = &exchanges[index(rank.0)];
+        for (&peer, block) in group.iter().zip(recv) {
+            let elements = sent(peer, rank);
+            if elements.len() as u64 != boxes::block_elements(block) {
+                return Err(RunError::invalid(format!(
+                    "rank {} sends {} elements in `{}` where rank {} expects {}",
+                    peer.0,
+                    elements.len(),
+                    op.name(),
+                    rank.0,
+                    boxes::block_elements(block)
+                )));
             }
-            write_part(&wanted, &mut result.data, part, &block);
+            let merge = |there: E, arrived: E| if sums { add(there, arrived) } else { arrived };
+            merge_block(&wanted, &mut result.data, block, &elements, merge);
         }
-        result
+        Ok(result)
     };
-    Ok(space.mesh.iter_ranks().map(result).collect())
+    space.mesh.iter_ranks().map(result).collect()
 }
 
 /// Assembles and redistributes: over the axes whose sum is taken every summand once, over the others what the ranks

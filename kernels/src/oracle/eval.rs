@@ -1,11 +1,11 @@
 //! One operation on local tensors: which loops compute it.
 
-use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::{Binary, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
-use super::{Elements, Operand, Value, attention, products, rows};
+use super::{Elements, Operand, Value, Wanted, attention, partial, products, rows};
 use crate::error::RunError;
+use crate::place;
 use crate::real::Real;
 use crate::tensor::{Offsets, Tensor, extents, length, strides};
 
@@ -39,6 +39,11 @@ impl<'a, T: Real> Operand<'a, T> {
         }
     }
 
+    /// The type, and the indices held.
+    pub fn held(&self) -> attention::Held<'_> {
+        (self.ty, &self.region)
+    }
+
     /// The stride of each dimension of `ty`; zero for those that the operand lacks.
     pub fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
         let own = strides(&self.shape());
@@ -48,7 +53,7 @@ impl<'a, T: Real> Operand<'a, T> {
 
 /// Computes `op`, anything but calls, parameters, inputs and communication, on what one rank holds.
 ///
-/// `region` is the part of the result, of type `ty`, that the rank is to hold.
+/// `wanted` are the results, of which the rank is to hold these regions.
 ///
 /// # Errors
 /// [`RunError::TokenOutOfRange`] for a look-up outside its table, [`RunError::Unsupported`] for what is not computed,
@@ -57,22 +62,72 @@ pub fn eval<T: Real>(
     space: &Space,
     op: &Op,
     operands: &[Operand<'_, T>],
-    ty: &TensorType,
-    region: &Region,
-) -> Result<Value<T>, RunError> {
+    wanted: &[Wanted<'_>],
+) -> Result<Vec<Value<T>>, RunError> {
     if operands.len() < *op.info().operands.start() {
         return Err(RunError::invalid(format!("`{}` has {} operands", op.name(), operands.len())));
     }
-    for operand in operands {
-        fits(space, op, operand, ty, region)?;
+    let Some(first) = wanted.first() else {
+        return Err(RunError::invalid(format!("`{}` has no result", op.name())));
+    };
+    for (i, operand) in operands.iter().enumerate() {
+        check_size(op, operand)?;
+        for (result, other) in wanted.iter().enumerate() {
+            fits(space, op, (i, operand), (result, other))?;
+        }
     }
+    let values = match op {
+        Op::Attention(a) => {
+            let rows = attention::attention(space, a, operands)?;
+            vec![rows.o, rows.lse]
+        }
+        Op::AttentionBackward(a) => attention::attention_backward(space, a, operands)?.into(),
+        Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
+        op => return one(space, op, operands, first).map(|value| vec![value]),
+    };
+    into_results(op, values, wanted)
+}
+
+/// Real results in their shapes; an attention that returns its output alone drops the other result.
+pub(crate) fn into_results<T: Real>(
+    op: &Op,
+    values: Vec<Vec<T>>,
+    wanted: &[Wanted<'_>],
+) -> Result<Vec<Value<T>>, RunError> {
+    let tensor = |(data, wanted): (Vec<T>, &Wanted<'_>)| {
+        let shape = extents(&wanted.region);
+        match shape.iter().product::<usize>() == data.len() {
+            true => Ok(Value::Real(Tensor::new(shape, data))),
+            false => Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name()))),
+        }
+    };
+    match wanted.len() > values.len() {
+        true => Err(RunError::invalid(format!("`{}` has not {} results", op.name(), wanted.len()))),
+        false => values.into_iter().zip(wanted).map(tensor).collect(),
+    }
+}
+
+/// An operation with one result.
+fn one<T: Real>(
+    space: &Space,
+    op: &Op,
+    operands: &[Operand<'_, T>],
+    Wanted { ty, region }: &Wanted<'_>,
+) -> Result<Value<T>, RunError> {
     let shape = extents(region);
-    let real = |data: Vec<T>| Ok(Value::Real(Tensor::new(shape.clone(), data)));
+    let real = |data: Vec<T>| match shape.iter().product::<usize>() == data.len() {
+        true => Ok(Value::Real(Tensor::new(shape.clone(), data))),
+        false => Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name()))),
+    };
     match op {
         Op::Positions => {
-            let valid = space.dims[ty.dims[0]].valid;
+            let dim = ty.dims[0];
+            let valid = space.dims[space.sequence(dim)].valid;
             let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { 0 };
-            Ok(Value::Int(Tensor::new(shape, region[0].clone().map(position).collect())))
+            let positions = place::positions(space, dim, region[0].clone());
+            Ok(Value::Int(Tensor::new(shape, positions.into_iter().map(position).collect())))
         }
         Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
         Op::Embed { over } => real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?),
@@ -93,7 +148,13 @@ pub fn eval<T: Real>(
         Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands, ty)?),
         Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
         Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
-        Op::Attention(a) => real(attention::attention(space, a, operands, region)?),
+        Op::Accumulate => real(partial::accumulate(operands[0].real()?, operands[1].real()?)?),
+        Op::Scores { attention: a, .. } => {
+            let columns = shape.last().copied().unwrap_or(0);
+            real(attention::scores(space, a, operands, columns)?)
+        }
+        Op::RowLse { over } => real(partial::row_lse(&operands[0], *over)?),
+        Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::Slice { .. } => {
             let held = &operands[0].region;
@@ -104,6 +165,9 @@ pub fn eval<T: Real>(
                 Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
             })
         }
+        Op::Attention(_) | Op::AttentionBackward(_) | Op::Merge | Op::MergeParts { .. } | Op::Sink => {
+            Err(RunError::invalid(format!("`{}` has several results", op.name())))
+        }
         Op::Param(_)
         | Op::Input(_)
         | Op::Call { .. }
@@ -112,39 +176,62 @@ pub fn eval<T: Real>(
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
-        | Op::Permute => Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
+        | Op::Permute
+        | Op::Fetch { .. }
+        | Op::FetchSum { .. } => {
+            Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name())))
+        }
     }
 }
 
-/// A rank computes its part from equal parts: a dimension on both sides has the same range, a slice excepted.
-fn fits<T: Real>(
-    space: &Space,
-    op: &Op,
-    operand: &Operand<'_, T>,
-    ty: &TensorType,
-    region: &Region,
-) -> Result<(), RunError> {
+/// An operand has the elements of its region.
+fn check_size<T: Real>(op: &Op, operand: &Operand<'_, T>) -> Result<(), RunError> {
     let n: usize = operand.shape().iter().product();
     let held = match operand.elements {
         Elements::Real(data) => data.len(),
         Elements::Int(data) => data.len(),
     };
-    if n != held {
-        return Err(RunError::invalid(format!(
+    match n == held {
+        true => Ok(()),
+        false => Err(RunError::invalid(format!(
             "an operand of `{}` has {held} elements where its type has {n}",
             op.name()
-        )));
+        ))),
+    }
+}
+
+/// A rank computes its part from equal parts: a dimension on both sides has the same range.
+///
+/// Excepted are a slice, the second part of what is merged, of which a rank may hold nothing, and attention, where
+/// queries and keys may be parts of one sequence and which checks its operands itself.
+fn fits<T: Real>(
+    space: &Space,
+    op: &Op,
+    (i, operand): (usize, &Operand<'_, T>),
+    (result, wanted): (usize, &Wanted<'_>),
+) -> Result<(), RunError> {
+    let held_by_some = match op {
+        Op::Attention(_) if matches!(i, 1 | 2) => return Ok(()),
+        Op::AttentionBackward(_) if i != result => return Ok(()),
+        Op::Scores { .. } if i == 1 => return Ok(()),
+        Op::Weigh { .. } if i == 2 => return Ok(()),
+        Op::Merge => i >= 2,
+        Op::Accumulate => i >= 1,
+        _ => false,
+    };
+    if held_by_some && operand.shape().contains(&0) {
+        return Ok(());
     }
     for (&d, held) in operand.ty.dims.iter().zip(&operand.region) {
-        let Some(i) = ty.position(d) else { continue };
-        let wanted = &region[i];
+        let Some(j) = wanted.ty.position(d) else { continue };
+        let region = &wanted.region[j];
         let inside = match op {
-            Op::Slice { .. } => wanted.is_empty() || (held.start <= wanted.start && wanted.end <= held.end),
-            _ => length(held) == length(wanted) && (held.is_empty() || held.start == wanted.start),
+            Op::Slice { .. } => region.is_empty() || (held.start <= region.start && region.end <= held.end),
+            _ => length(held) == length(region) && (held.is_empty() || held.start == region.start),
         };
         if !inside {
             return Err(RunError::invalid(format!(
-                "`{}` has `{}` as {held:?} in an operand and as {wanted:?} in its result",
+                "`{}` has `{}` as {held:?} in an operand and as {region:?} in its result",
                 op.name(),
                 space.dims[d].name
             )));
@@ -178,10 +265,21 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
         Binary::Add => x + y,
         Binary::Sub => x - y,
         Binary::Mul => x * y,
+        Binary::LogAddExp => log_add_exp(x, y),
     }
 }
 
-/// Conversion; to integers by cutting off the fraction, between real types without rounding.
+/// `log(exp(x) + exp(y))`; −∞ of two that are.
+pub(crate) fn log_add_exp<T: Real>(x: T, y: T) -> T {
+    let (less, more) = if x < y { (x, y) } else { (y, x) };
+    match less == T::NEG_INFINITY {
+        true => more,
+        false => more + (less - more).through(|d| d.exp().ln_1p()),
+    }
+}
+
+/// Conversion; to integers by cutting off the fraction, between real types without rounding, which is a matter of how
+/// the result is stored.
 fn cast<T: Real>(x: Elements<'_, T>, to: DType, shape: Vec<usize>) -> Value<T> {
     match (x, to.is_float()) {
         (Elements::Real(x), true) => Value::Real(Tensor::new(shape, x.to_vec())),

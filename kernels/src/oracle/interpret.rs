@@ -6,13 +6,14 @@ use std::rc::Rc;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node};
 use ithaca_ir::ops::Binding;
-use ithaca_ir::{Module, Op, Rank, TensorType, ValueId};
+use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
-use super::{Operand, Value, collective, eval};
+use super::{Operand, Value, Wanted, collective, eval, movement};
 use crate::Outputs;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::source;
+use crate::storage::Storage;
 use crate::store::TensorSource;
 use crate::tensor::index;
 
@@ -20,25 +21,27 @@ use crate::tensor::index;
 const MAX_DEPTH: usize = 64;
 
 /// What all ranks hold of a value, in order of ranks.
-type Held<T> = Vec<Rc<Value<T>>>;
+pub(super) type Held<T> = Vec<Rc<Value<T>>>;
 
 struct Interpreter<'a> {
     module: &'a Module,
     weights: &'a dyn TensorSource,
     inputs: &'a dyn TensorSource,
+    storage: Storage,
 }
 
 pub(super) fn run<T: Real>(
     module: &Module,
     weights: &dyn TensorSource,
     inputs: &dyn TensorSource,
+    storage: Storage,
 ) -> Result<Outputs<T>, RunError> {
     let main = module.main().ok_or_else(|| RunError::NoMain(module.name.clone()))?;
     let function = &module.functions[main];
     if !function.params.is_empty() {
         return Err(RunError::invalid("`main` has parameters"));
     }
-    let interpreter = Interpreter { module, weights, inputs };
+    let interpreter = Interpreter { module, weights, inputs, storage };
     let results = interpreter.call::<T>(main, 0, Vec::new(), 0)?;
     let mut outputs = Outputs::new();
     for (i, (output, held)) in function.outputs.iter().zip(results).enumerate() {
@@ -79,7 +82,11 @@ impl Interpreter<'_> {
                 .map(|v| values[v.index()].as_ref().ok_or_else(|| undefined(function, *v)))
                 .collect::<Result<_, _>>()?;
             let results = self.node(function, node, layer, &operands, depth)?;
-            for (result, held) in node.results.iter().zip(results) {
+            if results.len() < node.results.len() {
+                return Err(RunError::invalid(format!("`{}` gives too few results", node.op.name())));
+            }
+            for (result, mut held) in node.results.iter().zip(results) {
+                self.keep(function.ty(*result), &mut held);
                 values[result.index()] = Some(held);
             }
             for v in node.operands.iter().chain(&node.results).filter(|v| last_use[v.index()] == Some(i)) {
@@ -125,35 +132,27 @@ impl Interpreter<'_> {
                 collective::communicate(&self.module.space, op, from, to, operands[0]).map(|h| vec![h])
             }
             op => {
-                let ranks = self.module.space.mesh.iter_ranks();
-                let held = ranks.map(|rank| self.compute(function, node, op, operands, rank).map(Rc::new));
-                held.collect::<Result<_, _>>().map(|h| vec![h])
+                let types: Vec<&TensorType> = node.operands.iter().map(|&v| function.ty(v)).collect();
+                let results: Vec<&TensorType> = node.results.iter().map(|&v| function.ty(v)).collect();
+                let space = &self.module.space;
+                if let Some(visited) = movement::visited(space, op, &types) {
+                    return visited?.compute(space, op, &types, &results, operands);
+                }
+                compute_all(space, op, &types, &results, operands)
             }
         }
     }
 
-    /// One rank's part of the result.
-    fn compute<T: Real>(
-        &self,
-        function: &Function,
-        node: &Node,
-        op: &Op,
-        operands: &[&Held<T>],
-        rank: Rank,
-    ) -> Result<Value<T>, RunError> {
-        let space = &self.module.space;
-        let operands: Vec<Operand<'_, T>> = node
-            .operands
-            .iter()
-            .zip(operands)
-            .map(|(&v, held)| {
-                let ty = function.ty(v);
-                let elements = held[index(rank.0)].elements();
-                Operand { ty, region: space.local_box(ty, rank), elements }
-            })
-            .collect();
-        let ty = function.ty(node.result());
-        eval::eval(space, op, &operands, ty, &space.local_box(ty, rank))
+    /// Rounds what is kept in a narrower type.
+    fn keep<T: Real>(&self, ty: &TensorType, held: &mut Held<T>) {
+        if self.storage == Storage::Wide {
+            return;
+        }
+        for value in held {
+            if let Value::Real(tensor) = Rc::make_mut(value) {
+                self.storage.keep(ty.dtype, &mut tensor.data);
+            }
+        }
     }
 
     /// Every rank's part of a source.
@@ -175,6 +174,34 @@ impl Interpreter<'_> {
         };
         Ok(space.mesh.iter_ranks().map(part).collect())
     }
+}
+
+/// Every rank's part of every result of an operation on local tensors.
+pub(super) fn compute_all<T: Real>(
+    space: &Space,
+    op: &Op,
+    types: &[&TensorType],
+    results: &[&TensorType],
+    operands: &[&Held<T>],
+) -> Result<Vec<Held<T>>, RunError> {
+    let mut out: Vec<Held<T>> = vec![Vec::new(); results.len()];
+    for rank in space.mesh.iter_ranks() {
+        let mut parts: Vec<Operand<'_, T>> = Vec::with_capacity(types.len());
+        for (&ty, held) in types.iter().zip(operands) {
+            let elements = held[index(rank.0)].elements();
+            parts.push(Operand { ty, region: space.local_box(ty, rank), elements });
+        }
+        let wanted: Vec<Wanted<'_>> =
+            results.iter().map(|&ty| Wanted { ty, region: space.local_box(ty, rank) }).collect();
+        let values = eval::eval(space, op, &parts, &wanted)?;
+        if values.len() < results.len() {
+            return Err(RunError::invalid(format!("`{}` gives too few results", op.name())));
+        }
+        for (held, value) in out.iter_mut().zip(values) {
+            held.push(Rc::new(value));
+        }
+    }
+    Ok(out)
 }
 
 /// The node after which each value is needed no more; `None` for outputs and parameters that no node reads.

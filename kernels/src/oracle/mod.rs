@@ -5,14 +5,16 @@
 //! same operation on a box of global indices, so both levels share the loops; a whole program is a per-rank program
 //! on one rank.
 //!
-//! Real numbers of every element type are held as `T`: a value typed `bf16` is not rounded to `bf16`. Integers are
-//! held exactly.
+//! Real numbers of every element type are held as `T`: a value typed `bf16` is not rounded to `bf16`, unless
+//! [`Storage::AsTyped`] asks for that. Integers are held exactly.
 
 pub mod attention;
 pub mod collective;
 pub mod eval;
 
 mod interpret;
+mod movement;
+mod partial;
 pub(crate) mod products;
 mod rows;
 
@@ -24,9 +26,11 @@ use ithaca_ir::{Level, Module, Rank, TensorType};
 
 use crate::Outputs;
 use crate::error::RunError;
+use crate::place;
 use crate::real::Real;
+use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, extents, index};
 
 /// A tensor of real numbers or of integers.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +71,15 @@ pub struct Operand<'a, T> {
     pub elements: Elements<'a, T>,
 }
 
+/// A result: what one rank is to hold of a value.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The type of the value.
+    pub ty: &'a TensorType,
+    /// The global indices that the rank is to hold.
+    pub region: Region,
+}
+
 /// Runs a module of the program level.
 ///
 /// `weights` answer its `param`s and `inputs` its `input`s. Outputs are those of `main`, cut to the valid part of
@@ -80,7 +93,7 @@ pub fn run<T: Real>(
     inputs: &dyn TensorSource,
 ) -> Result<Outputs<T>, RunError> {
     match module.level {
-        Level::Program => interpret::run(module, weights, inputs),
+        Level::Program => interpret::run(module, weights, inputs, Storage::Wide),
         Level::Sharded | Level::PerRank => {
             Err(RunError::Level { expected: Level::Program.name(), found: module.level.name() })
         }
@@ -100,14 +113,27 @@ pub fn run_ranks<T: Real>(
     inputs: &dyn TensorSource,
 ) -> Result<Outputs<T>, RunError> {
     match module.level {
-        Level::Sharded | Level::PerRank => interpret::run(module, weights, inputs),
+        Level::Sharded | Level::PerRank => interpret::run(module, weights, inputs, Storage::Wide),
         Level::Program => {
             Err(RunError::Level { expected: Level::PerRank.name(), found: module.level.name() })
         }
     }
 }
 
-/// An output from what the ranks hold of it, cut to the valid part.
+/// Runs a module of any level, values being kept as `storage` says.
+///
+/// # Errors
+/// As [`run_ranks`], whatever the level.
+pub fn run_stored<T: Real>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    storage: Storage,
+) -> Result<Outputs<T>, RunError> {
+    interpret::run(module, weights, inputs, storage)
+}
+
+/// An output from what the ranks hold of it: every element at its position, cut to the valid part.
 ///
 /// # Errors
 /// [`RunError::ReplicasDiffer`] when two ranks hold different numbers (bit for bit) for one element;
@@ -121,20 +147,25 @@ pub fn assemble<'a, T: Real>(
     if !ty.layout.partial.is_empty() {
         return Err(RunError::invalid(format!("output `{name}` is a sum still to be taken")));
     }
-    let valid: Region = ty.dims.iter().map(|&d| 0..space.dims[d].valid.min(space.size(d))).collect();
-    let mut whole: Vec<Option<T>> = vec![None; crate::tensor::extents(&valid).iter().product()];
+    let shape: Vec<usize> = ty.dims.iter().map(|&d| index(space.dims[d].valid.min(space.size(d)))).collect();
+    let mut whole: Vec<Option<T>> = vec![None; shape.iter().product()];
     for rank in space.mesh.iter_ranks() {
         let held = space.local_box(ty, rank);
-        let kept = ithaca_ir::boxes::intersect(&held, &valid);
-        let block = crate::tensor::read_part(&held, &local(rank)?, &kept);
-        let indices = crate::tensor::Offsets::of_part(&valid, &kept);
-        for (i, x) in indices.zip(block) {
+        let along = |(&d, range): (_, &std::ops::Range<u64>)| place::stored_at(space, d, range.clone());
+        let (starts, row) = place::rows(ty.dims.iter().zip(&held).map(along).collect(), &shape);
+        let data = local(rank)?;
+        if data.len() != extents(&held).iter().product::<usize>() {
+            return Err(RunError::invalid(format!("output `{name}` has another size than its type")));
+        }
+        let places = starts.flat_map(|start| row.iter().map(move |&i| Some(start? + i?)));
+        for (place, &x) in places.zip(data.iter()) {
+            let Some(i) = place else { continue };
             match whole[i].replace(x) {
                 Some(y) if y.to_f64().to_bits() != x.to_f64().to_bits() => {
                     return Err(RunError::ReplicasDiffer {
                         output: name.to_owned(),
                         rank: rank.0,
-                        at: unravel(&valid, i),
+                        at: unravel(&shape, i),
                         found: x.to_f64(),
                         expected: y.to_f64(),
                     });
@@ -143,20 +174,18 @@ pub fn assemble<'a, T: Real>(
             }
         }
     }
-    let shape = crate::tensor::extents(&valid);
     let data: Option<Vec<T>> = whole.into_iter().collect();
     let data = data.ok_or_else(|| RunError::invalid(format!("no rank holds a part of output `{name}`")))?;
     Ok(Tensor::new(shape, data))
 }
 
-/// The index of the `i`-th element of a region, row-major.
-fn unravel(region: &Region, mut i: usize) -> Vec<u64> {
-    let mut at: Vec<u64> = region
+/// The position of the `i`-th element of a tensor, row-major.
+fn unravel(shape: &[usize], mut i: usize) -> Vec<u64> {
+    let mut at: Vec<u64> = shape
         .iter()
         .rev()
-        .map(|r| {
-            let n = crate::tensor::length(r);
-            let here = r.start + (i % n) as u64;
+        .map(|&n| {
+            let here = (i % n) as u64;
             i /= n;
             here
         })

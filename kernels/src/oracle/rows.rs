@@ -9,14 +9,14 @@ use crate::real::Real;
 use crate::tensor::{Offsets, index, strides};
 
 /// The lines of a tensor along one dimension: where each starts, the step within it, its length.
-struct Lines {
-    starts: Vec<usize>,
-    step: usize,
-    length: usize,
+pub(super) struct Lines {
+    pub(super) starts: Vec<usize>,
+    pub(super) step: usize,
+    pub(super) length: usize,
 }
 
 impl Lines {
-    fn of<T: Real>(x: &Operand<'_, T>, over: DimId) -> Result<Self, RunError> {
+    pub(super) fn of<T: Real>(x: &Operand<'_, T>, over: DimId) -> Result<Self, RunError> {
         let i = x.ty.position(over).ok_or_else(|| RunError::invalid("x lacks the dimension"))?;
         let strides = strides(&x.shape());
         let mut shape = x.shape();

@@ -94,6 +94,7 @@ impl Cluster {
             | Op::RowLse { .. }
             | Op::Weigh { .. }
             | Op::Repeat { .. }
+            | Op::SumCopies { .. }
             | Op::Call { .. }
             | Op::Reshard => CollectiveTime::default(),
         }

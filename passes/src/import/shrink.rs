@@ -164,7 +164,9 @@ fn window_width(mask: &Mask) -> Option<u64> {
         | Mask::Prefix(_)
         | Mask::Sinks(_)
         | Mask::Global(_)
+        | Mask::GlobalAt(_)
         | Mask::Documents(_)
+        | Mask::DocumentPairs { .. }
         | Mask::Blocks { .. }
         | Mask::All(_)
         | Mask::Any(_) => None,

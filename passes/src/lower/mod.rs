@@ -9,6 +9,7 @@ mod events;
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
 use ithaca_ir::schedule::{
@@ -112,8 +113,8 @@ impl<'a> Lowering<'a> {
             op if op.is_communication() => self.transfer(node),
             op => {
                 let reads = self.reads(node);
-                let write = self.value_buffer(node.result(), UNPLACED);
-                self.task(Stream::Compute, Work::Compute(op.clone()), reads, vec![write]);
+                let writes = node.results.iter().map(|&v| self.value_buffer(v, UNPLACED)).collect();
+                self.task(Stream::Compute, Work::Compute(op.clone()), reads, writes);
             }
         }
     }
@@ -156,11 +157,11 @@ impl<'a> Lowering<'a> {
         let ends = Ends::of(self.space, &transfer);
         let mut sent = source;
         if ends.pack {
-            sent = self.wire(format!("{name}.send"), &transfer.from);
+            sent = self.wire(format!("{name}.send"), &transfer, Side::Sent);
             self.task(Stream::Compute, Work::Pack(transfer.clone()), vec![source], vec![sent]);
         }
         if ends.unpack {
-            let received = self.wire(format!("{name}.recv"), &transfer.to);
+            let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
             let result = self.value_buffer(node.result(), UNPLACED);
             self.task(Stream::Compute, Work::Unpack(transfer), vec![received], vec![result]);
@@ -246,8 +247,10 @@ impl<'a> Lowering<'a> {
         buffer
     }
 
-    fn wire(&mut self, name: String, ty: &TensorType) -> BufferId {
-        let content = Content::Wire { dtype: ty.dtype, elements: self.space.max_local_elements(ty) };
+    fn wire(&mut self, name: String, transfer: &Transfer, side: Side) -> BufferId {
+        let Transfer { op, from, to } = transfer;
+        let elements = boxes::wire_elements(self.space, op, from, to, side);
+        let content = Content::Wire { dtype: from.dtype, elements };
         let name = self.unique(name);
         self.frame.buffers.push(Buffer { name, content, place: UNPLACED })
     }
@@ -283,6 +286,8 @@ impl Ends {
             },
             Op::AllGather { dim, .. } => Ends { pack: false, unpack: !leads(space, &transfer.to, dim) },
             Op::ReduceScatter { dim, .. } => Ends { pack: !leads(space, &transfer.from, dim), unpack: false },
+            // Blocks are lists of regions, and a token may be in the blocks of several peers.
+            Op::Fetch { .. } | Op::FetchSum { .. } => Ends { pack: true, unpack: true },
             _ => Ends { pack: false, unpack: false },
         }
     }

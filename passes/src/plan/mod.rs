@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use crate::import::{self, Mode};
 use crate::memory;
-use crate::shard::{self, HeadSplit, SequenceFit, ShardOptions, strategy};
+use crate::registry::Registry;
+use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, strategy};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -145,13 +146,32 @@ pub struct MeshAxis {
 }
 
 /// Options of the layout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayoutOptions {
     /// Ranks may hold different numbers of heads.
     pub uneven_heads: bool,
     /// The sequence may be padded.
     pub pad_sequence: bool,
+    /// The token order that was asked for; the best-balanced legal one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+    /// The movement must leave out what the mask leaves empty.
+    #[serde(default)]
+    pub prune: bool,
+    /// Functions with a strategy of their own inside attention.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerStrategy>,
+}
+
+/// The strategy of a kind of layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LayerStrategy {
+    /// The function of the program.
+    pub function: String,
+    /// The strategy, or the product of strategies.
+    pub strategy: String,
 }
 
 /// Collectives of one kind along one axis, over one step of the whole model.
@@ -360,7 +380,10 @@ impl Plan {
             return refuse(format!("`gpus` is {}, but `cluster` has {devices} devices", self.gpus));
         }
         let options = self.shard_options();
-        let strategies = strategy::product(&self.strategy)?;
+        if let Some(order) = &self.options.order {
+            OrderChoice::parse(order)?;
+        }
+        let strategies = strategy::product(&Registry::default(), &self.strategy)?;
         strategy::placement(&strategies, &options.mesh)?;
         let expected = crate::pipeline::print(&crate::compile::passes(&options));
         if self.pipeline != expected {
@@ -389,6 +412,10 @@ impl Plan {
         ShardOptions {
             heads: if self.options.uneven_heads { HeadSplit::Uneven } else { HeadSplit::Even },
             sequence: if self.options.pad_sequence { SequenceFit::Pad } else { SequenceFit::Exact },
+            // What cannot be read is refused when the plan is.
+            order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
+            prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
+            layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
         }
     }
@@ -408,6 +435,16 @@ impl LayoutOptions {
         Self {
             uneven_heads: options.heads == HeadSplit::Uneven,
             pad_sequence: options.sequence == SequenceFit::Pad,
+            order: options.order.map(|order| order.to_string()),
+            prune: options.prune == Prune::Required,
+            layers: options
+                .layers
+                .iter()
+                .map(|(function, strategy)| LayerStrategy {
+                    function: function.clone(),
+                    strategy: strategy.clone(),
+                })
+                .collect(),
         }
     }
 }

@@ -4,7 +4,8 @@ use ithaca_ir::{Diagnostic, Mesh};
 
 use crate::cluster::Cluster;
 use crate::planner::Request;
-use crate::shard::strategy::{DATA_AXIS, MAX_RANKS, product};
+use crate::registry::Registry;
+use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, Search, product};
 use crate::shard::{STRATEGIES, ShardOptions, Strategy};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
@@ -21,8 +22,9 @@ pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptio
         None => strategies(request),
     };
     let mut found = Vec::new();
+    let registry = Registry::default();
     for name in &names {
-        let axes: Vec<&str> = product(name)?.iter().flat_map(|s| s.axes()).copied().collect();
+        let axes: Vec<&str> = product(&registry, name)?.iter().flat_map(|s| s.axes()).copied().collect();
         let meshes = match (&request.mesh, &request.strategy) {
             (Some(mesh), Some(_)) => vec![mesh.clone()],
             (Some(mesh), None) if same_axes(mesh, &axes) => vec![mesh.clone()],
@@ -36,6 +38,9 @@ pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptio
         found.extend(meshes.into_iter().map(|mesh| ShardOptions {
             heads: request.heads,
             sequence: request.sequence,
+            order: request.order,
+            prune: request.prune,
+            layers: request.layers.clone(),
             ..ShardOptions::new(name.clone(), mesh)
         }));
     }
@@ -76,13 +81,18 @@ fn no_candidate(request: &Request) -> Diagnostic {
 fn strategies(request: &Request) -> Vec<String> {
     let mut products: Vec<Vec<&dyn Strategy>> = vec![Vec::new()];
     let mut found: Vec<Vec<&dyn Strategy>> = Vec::new();
-    for &strategy in STRATEGIES {
+    for &strategy in STRATEGIES.iter().filter(|s| s.search() == Search::Candidate) {
         let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
         if strategy.axes().is_empty() {
             found.push(vec![strategy]);
         } else if !idle {
+            // One strategy splits the context; products of two are strategies with names of their own.
+            let context = |s: &dyn Strategy| s.axes().iter().any(|axis| CONTEXT_AXES.contains(axis));
             let disjoint = |product: &&Vec<&dyn Strategy>| {
-                !product.iter().any(|s| s.axes().iter().any(|axis| strategy.axes().contains(axis)))
+                !product.iter().any(|s| {
+                    let shared = s.axes().iter().any(|axis| strategy.axes().contains(axis));
+                    shared || (context(*s) && context(strategy))
+                })
             };
             let extended =
                 products.iter().filter(disjoint).map(|product| [product.as_slice(), &[strategy]].concat());

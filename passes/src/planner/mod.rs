@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
-use crate::shard::{self, HeadSplit, SequenceFit, ShardOptions};
+use crate::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, self};
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::candidates;
@@ -38,6 +38,12 @@ pub struct Request {
     pub heads: HeadSplit,
     /// What is done with a sequence that does not divide.
     pub sequence: SequenceFit,
+    /// The token order; the best-balanced legal one of each candidate when absent.
+    pub order: Option<OrderChoice>,
+    /// Whether movements must leave out what masks leave empty.
+    pub prune: Prune,
+    /// Functions with a strategy of their own inside attention.
+    pub layers: Vec<(String, String)>,
 }
 
 impl Request {

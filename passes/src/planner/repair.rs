@@ -42,11 +42,18 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
 ///
 /// Every one was checked; flags add to those of `options`, layouts replace theirs.
 pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
-    let ShardOptions { strategy, mesh, heads, sequence } = options;
+    let ShardOptions { strategy, mesh, heads, sequence, order, prune, layers } = options;
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
-        let of =
-            Request { strategy: strategy.cloned(), heads: *heads, sequence: *sequence, ..Request::new(gpus) };
+        let of = Request {
+            strategy: strategy.cloned(),
+            heads: *heads,
+            sequence: *sequence,
+            order: *order,
+            prune: *prune,
+            layers: layers.clone(),
+            ..Request::new(gpus)
+        };
         let candidates = candidates(cluster, &of).unwrap_or_default();
         let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
         found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))

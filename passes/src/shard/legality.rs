@@ -8,11 +8,15 @@ use std::collections::BTreeMap;
 use ithaca_ir::mask::Tile;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Op};
-use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module};
+use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
 
-use super::options::{HeadSplit, SequenceFit, ShardOptions};
+use super::inside::{self, Inside};
+use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
+use super::placements::Placements;
 use super::roles::Roles;
 use super::strategy::Placement;
+use crate::movement::Orders;
+use crate::registry::Registry;
 
 /// What sharding will change in the space before it lays values out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +31,8 @@ pub struct Decisions {
     pub padded: BTreeMap<DimId, u64>,
     /// Vocabularies that stay whole because they do not divide.
     pub whole: Vec<DimId>,
+    /// The order of tokens, where it is not contiguous.
+    pub orders: BTreeMap<DimId, Order>,
     /// What the user should know.
     pub notes: Vec<String>,
 }
@@ -35,19 +41,31 @@ pub struct Decisions {
 ///
 /// # Errors
 /// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
-/// `P25` sequences of the batch.
+/// `P25` sequences of the batch, `P26` token orders, `P40`–`P49` what a movement does not compute.
 pub(super) fn decide(
+    registry: &Registry,
     module: &Module,
-    mesh: &Mesh,
-    placement: &Placement,
+    placements: &Placements,
     roles: &Roles,
     options: &ShardOptions,
 ) -> Result<Decisions, Diagnostic> {
     let mut decisions = Decisions::default();
-    let check = Check { module, mesh, placement, options };
-    for &(heads, kv_heads) in &roles.heads {
-        check.heads(heads, kv_heads, &mut decisions)?;
+    let (mesh, placement) = (&options.mesh, &placements.base);
+    for (i, placement) in placements.all().enumerate() {
+        let check = Check { module, mesh, placement, options };
+        let mut own = Decisions::default();
+        for &(heads, kv_heads) in &roles.heads {
+            check.heads(heads, kv_heads, &mut own)?;
+        }
+        if i == 0 {
+            decisions = own;
+        } else if own != decisions {
+            let message = "layers that split heads differently would need different copies of key/value heads";
+            return Err(Diagnostic::new("P13", message)
+                .help("use degrees that divide the key/value heads, or one strategy for all layers"));
+        }
     }
+    let check = Check { module, mesh, placement, options };
     let degree = mesh.degree(&placement.weights);
     for &dim in &roles.hidden {
         let Dim { name, size, .. } = &module.space.dims[dim];
@@ -84,9 +102,21 @@ pub(super) fn decide(
         let message = format!("the program has no batch to split over the data-parallel degree {degree}");
         return Err(Diagnostic::new("P25", message));
     }
+    let inside = inside::splits(registry, module, placements, roles)?;
     for &dim in &roles.sequences {
-        check.sequence(dim, &mut decisions)?;
+        check.sequence(dim, roles, &inside, &mut decisions)?;
     }
+    let mut space = module.space.clone();
+    space.mesh.clone_from(mesh);
+    for (&dim, &size) in &decisions.padded {
+        space.dims[dim].size = size;
+    }
+    decisions.orders = inside::orders(&space, &inside, options.order)?;
+    for (&dim, order) in &decisions.orders {
+        space.dims[dim].order.clone_from(order);
+        decisions.notes.push(format!("sequence {} is dealt to ranks in order {order}", space.dims[dim].name));
+    }
+    inside::check(&space, mesh, &inside, options.prune)?;
     Ok(decisions)
 }
 
@@ -184,9 +214,18 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn sequence(&self, dim: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
-        let axes = self.placement.residual_sequence();
-        let degree = self.degree(&axes);
+    fn sequence(
+        &self,
+        dim: DimId,
+        roles: &Roles,
+        inside: &[Inside<'_>],
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let mut axes = self.placement.residual_sequence();
+        if roles.caches.contains(&dim) {
+            axes.extend(self.placement.cache.iter().copied());
+        }
+        let mut degree = self.degree(&axes);
         let Dim { name, size, .. } = &self.module.space.dims[dim];
         if size % degree == 0 {
             return Ok(());
@@ -202,6 +241,11 @@ impl Check<'_> {
                 size.next_multiple_of(degree)
             )));
         }
+        if self.options.order != Some(OrderChoice::Contiguous) {
+            // Room for a zigzag.
+            let ring = inside.iter().filter(|i| i.movement.orders() == Orders::Balanced);
+            degree = ring.map(|i| 2 * self.degree(&i.axes)).fold(degree, lcm);
+        }
         let padded = size.next_multiple_of(degree);
         let dims = &self.module.space.dims;
         // Padded queries may see what they like: their outputs are cut off.
@@ -209,7 +253,7 @@ impl Check<'_> {
             |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
         let attentions = self.module.functions.values().flat_map(|f| &f.nodes);
         for node in attentions {
-            let Op::Attention(a) = &node.op else { continue };
+            let (Op::Attention(a) | Op::AttentionBackward(a)) = &node.op else { continue };
             if a.keys == dim && sees_padding(a) {
                 let message = format!(
                     "sequence {name} cannot be padded: its attention mask lets tokens see the padding"

@@ -15,9 +15,12 @@
 //! %o1 = reshard %o : bf16[b s@ulysses h d]
 //! ```
 
+mod inside;
 mod layouts;
 mod legality;
 mod options;
+mod orders;
+mod placements;
 mod respace;
 mod rewrite;
 mod roles;
@@ -25,7 +28,8 @@ pub mod strategy;
 
 pub use layouts::demand;
 pub use legality::Decisions;
-pub use options::{HeadSplit, SequenceFit, ShardOptions};
+pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
+pub use placements::Placements;
 pub use roles::Roles;
 pub use strategy::{Placement, STRATEGIES, Strategy, parse_mesh};
 
@@ -35,17 +39,25 @@ use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
 
 use crate::pass::{Context, Pass};
+use crate::registry::Registry;
 
 /// The pass.
 #[derive(Clone, Debug)]
 pub struct Shard {
     options: ShardOptions,
+    registry: Registry,
 }
 
 impl Shard {
     /// The pass with these options.
     pub fn new(options: ShardOptions) -> Self {
-        Self { options }
+        Self { options, registry: Registry::default() }
+    }
+
+    /// The same pass with the strategies and movements of `registry`.
+    pub fn with_registry(mut self, registry: Registry) -> Self {
+        self.registry = registry;
+        self
     }
 }
 
@@ -64,7 +76,8 @@ impl Pass for Shard {
             let message = format!("`shard` takes a whole program; this one is {}", module.level.name());
             return Err(vec![Diagnostic::new("P03", message)]);
         }
-        let (placement, decisions) = check(module, &self.options).map_err(|d| vec![d])?;
+        let (placements, decisions) =
+            check_with(&self.registry, module, &self.options).map_err(|d| vec![d])?;
         if !cx.rewrite() {
             return Ok(module.clone());
         }
@@ -78,7 +91,7 @@ impl Pass for Shard {
         let rewritten = rewrite::functions(
             &mut sharded,
             &program,
-            &rewrite::Plan { placement, roles, decisions, copies },
+            &rewrite::Plan { placements, roles, decisions, copies },
         )
         .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?;
         let reached = attentions(module);
@@ -93,17 +106,33 @@ impl Pass for Shard {
 /// Whether and how `options` may lay `module` out, without doing it: cheap enough to try many.
 ///
 /// # Errors
-/// `P10`–`P12` for the strategy and the mesh, `P20`–`P24` for what does not divide.
-pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placement, Decisions), Diagnostic> {
-    let strategies = strategy::product(&options.strategy)?;
-    let placement = strategy::placement(&strategies, &options.mesh)?;
+/// `P10`–`P13` for the strategy and the mesh, `P20`–`P26` for what does not divide, `P40`–`P49` for what a movement does
+/// not compute.
+pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placements, Decisions), Diagnostic> {
+    check_with(&Registry::default(), module, options)
+}
+
+/// As [`check`], with the strategies and movements of `registry`.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_with(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+) -> Result<(Placements, Decisions), Diagnostic> {
+    let placements = Placements::of(registry, module, options)?;
     let roles = Roles::of(module);
-    let decisions = legality::decide(module, &options.mesh, &placement, &roles, options)?;
-    Ok((placement, decisions))
+    let decisions = legality::decide(registry, module, &placements, &roles, options)?;
+    Ok((placements, decisions))
 }
 
 /// Attention operations in every function.
 fn attentions(module: &Module) -> usize {
     let nodes = module.functions.values().flat_map(|f| &f.nodes);
-    nodes.filter(|n| matches!(n.op, Op::Attention(_))).count()
+    nodes.filter(|n| is_attention(&n.op)).count()
+}
+
+fn is_attention(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::AttentionBackward(_))
 }

@@ -1,6 +1,6 @@
 //! Options of the `shard` pass, and their spelling in pipelines.
 
-use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_ir::{Diagnostic, Mesh, Order};
 
 use super::strategy;
 
@@ -24,6 +24,65 @@ pub enum SequenceFit {
     Pad,
 }
 
+/// A token order that is asked for; its parts are the ranks that split the sequence inside attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderChoice {
+    /// Tokens in a row.
+    Contiguous,
+    /// Chunks from both ends.
+    Zigzag,
+    /// Blocks of this many tokens, dealt round.
+    Striped(u64),
+}
+
+impl OrderChoice {
+    /// The order spelled `contiguous`, `zigzag`, `striped` or `striped:16`.
+    ///
+    /// # Errors
+    /// `P02` for another spelling.
+    pub fn parse(text: &str) -> Result<Self, Diagnostic> {
+        let block = text.strip_prefix("striped:").map(str::parse::<u64>);
+        match (text, block) {
+            ("contiguous", _) => Ok(Self::Contiguous),
+            ("zigzag", _) => Ok(Self::Zigzag),
+            ("striped", _) => Ok(Self::Striped(1)),
+            (_, Some(Ok(block))) if block > 0 => Ok(Self::Striped(block)),
+            _ => Err(Diagnostic::new("P02", format!("there is no token order `{text}`"))
+                .help("orders: contiguous, zigzag, striped, striped:BLOCK")),
+        }
+    }
+
+    /// The order over `parts` ranks.
+    pub fn over(self, parts: u64) -> Order {
+        match self {
+            Self::Contiguous => Order::Contiguous,
+            Self::Zigzag => Order::Zigzag { parts },
+            Self::Striped(block) => Order::Striped { parts, block },
+        }
+    }
+}
+
+impl std::fmt::Display for OrderChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Contiguous => f.write_str("contiguous"),
+            Self::Zigzag => f.write_str("zigzag"),
+            Self::Striped(1) => f.write_str("striped"),
+            Self::Striped(block) => write!(f, "striped:{block}"),
+        }
+    }
+}
+
+/// Whether blocks that the mask leaves empty may travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prune {
+    /// They may.
+    #[default]
+    Allowed,
+    /// A movement that cannot leave them out is refused.
+    Required,
+}
+
 /// Options of `shard`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShardOptions {
@@ -35,6 +94,12 @@ pub struct ShardOptions {
     pub heads: HeadSplit,
     /// What is done with a sequence that does not divide.
     pub sequence: SequenceFit,
+    /// The token order; the best-balanced legal one when absent.
+    pub order: Option<OrderChoice>,
+    /// Whether the movement must leave out what the mask leaves empty.
+    pub prune: Prune,
+    /// For functions by name, another strategy inside attention than [`strategy`](Self::strategy).
+    pub layers: Vec<(String, String)>,
 }
 
 impl ShardOptions {
@@ -58,7 +123,14 @@ impl ShardOptions {
                 ("heads", "uneven") => read.heads = HeadSplit::Uneven,
                 ("sequence", "exact") => read.sequence = SequenceFit::Exact,
                 ("sequence", "pad") => read.sequence = SequenceFit::Pad,
-                ("heads" | "sequence", _) => return Err(wrong()),
+                ("order", "auto") => read.order = None,
+                ("order", text) => read.order = Some(OrderChoice::parse(text)?),
+                ("prune", "allowed") => read.prune = Prune::Allowed,
+                ("prune", "required") => read.prune = Prune::Required,
+                ("heads" | "sequence" | "prune", _) => return Err(wrong()),
+                (layer, name) if layer.starts_with("strategy.") => {
+                    read.layers.push((layer["strategy.".len()..].to_owned(), name.to_owned()));
+                }
                 (axis, size) => strategy::add_axis(&mut axes, axis, size)?,
             }
         }
@@ -80,6 +152,11 @@ impl ShardOptions {
         if self.sequence == SequenceFit::Pad {
             options.push(("sequence".to_owned(), "pad".to_owned()));
         }
+        options.extend(self.order.map(|order| ("order".to_owned(), order.to_string())));
+        if self.prune == Prune::Required {
+            options.push(("prune".to_owned(), "required".to_owned()));
+        }
+        options.extend(self.layers.iter().map(|(layer, name)| (format!("strategy.{layer}"), name.clone())));
         options
     }
 }

@@ -44,6 +44,9 @@ pub(super) fn respace(
     for (&dim, &size) in &decisions.padded {
         sharded.space.dims[dim].size = size;
     }
+    for (&dim, order) in &decisions.orders {
+        sharded.space.dims[dim].order.clone_from(order);
+    }
     rename(&mut sharded, &renamed);
     (sharded, copies)
 }
@@ -77,7 +80,7 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
                 Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
                 Op::Rotary(rotary) => new(&mut rotary.over),
-                Op::Repeat { from, to } => [from, to].into_iter().for_each(new),
+                Op::Repeat { from, to } | Op::SumCopies { from, to } => [from, to].into_iter().for_each(new),
                 Op::AllToAll { split, concat, .. } => [split, concat].into_iter().for_each(new),
                 Op::AllGather { dim, .. } | Op::Slice { dim, .. } | Op::ReduceScatter { dim, .. } => new(dim),
                 Op::Param(_)

@@ -5,18 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Op, OpError};
+use ithaca_ir::ops::{Attention, Movement, Op, OpError};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
 
 use super::layouts::{Found, demand};
 use super::legality::Decisions;
 use super::roles::Roles;
+use super::placements::Placements;
 use super::strategy::Placement;
 
 /// What the rewriting goes by.
 pub(super) struct Plan {
-    /// Which axes split what.
-    pub(super) placement: Placement,
+    /// Which axes split what, by function.
+    pub(super) placements: Placements,
     /// Roles of dimensions.
     pub(super) roles: Roles,
     /// What was decided about dimensions.
@@ -37,6 +38,7 @@ pub(super) fn functions(
         let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
         let mut rewriter = Rewriter {
             plan,
+            placement: plan.placements.function(&function.name),
             program,
             source: function,
             b,
@@ -60,6 +62,8 @@ pub(super) fn functions(
 
 struct Rewriter<'a> {
     plan: &'a Plan,
+    /// The placement of this function.
+    placement: &'a Placement,
     program: &'a Arena<FuncId, Function>,
     source: &'a Function,
     b: FunctionBuilder<'a>,
@@ -82,7 +86,7 @@ impl Rewriter<'_> {
         }
         let mut attentions = 0;
         for node in &source.nodes {
-            attentions += usize::from(matches!(node.op, Op::Attention(_)));
+            attentions += usize::from(super::is_attention(&node.op));
             self.node(node)?;
         }
         for output in &source.outputs {
@@ -105,7 +109,7 @@ impl Rewriter<'_> {
                 vec![weight]
             }
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(source.ty(node.result()), &self.plan.placement.sequence);
+                let ty = self.by_sequence(source.ty(node.result()), &self.placement.sequence);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
             Op::Call { callee, .. } => {
@@ -118,8 +122,9 @@ impl Rewriter<'_> {
                 }
                 self.b.node(node.op.clone(), &arguments, &[])?.to_vec()
             }
-            Op::Attention(attention) => vec![self.attention(attention, &operands)?],
-            _ => vec![self.by_rule(node, &operands)?],
+            Op::Attention(attention) => self.attention(attention, &operands)?,
+            Op::AttentionBackward(attention) => self.attention_backward(attention, &operands)?,
+            _ => self.by_rule(node, &operands)?,
         };
         for (&old, &new) in node.results.iter().zip(&results) {
             self.b.name(new, source.values[old].name.as_deref());
@@ -129,59 +134,122 @@ impl Rewriter<'_> {
     }
 
     /// An operation on values: operands in the layouts that its rule demands.
-    fn by_rule(&mut self, node: &Node, operands: &[ValueId]) -> Result<ValueId, OpError> {
-        let declared = TensorType::new(
-            self.source.ty(node.result()).dtype,
-            self.source.ty(node.result()).dims.iter().copied(),
-        );
+    fn by_rule(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let declared: Vec<TensorType> = node
+            .results
+            .iter()
+            .map(|&v| TensorType::new(self.source.ty(v).dtype, self.source.ty(v).dims.iter().copied()))
+            .collect();
         let layouts = {
             let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
             let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
-            let rule =
-                node.op.rule(&types, &[&declared]).expect("operations without a rule are handled before");
+            let results: Vec<&TensorType> = declared.iter().collect();
+            let rule = node.op.rule(&types, &results).ok_or_else(|| {
+                let message = format!("`{}` belongs to a program that is laid out already", node.op.name());
+                OpError::new("P14", message)
+            })?;
             demand(&rule, &found)
         };
         let mut moved = Vec::with_capacity(operands.len());
         for (&value, layout) in operands.iter().zip(layouts) {
             moved.push(self.reshard(value, layout)?);
         }
-        self.b.push_as(node.op.clone(), &moved, declared)
+        Ok(self.b.node(node.op.clone(), &moved, &declared)?.to_vec())
     }
 
-    /// Attention in its inside layout, the result back in that of the queries.
-    fn attention(&mut self, attention: &Attention, operands: &[ValueId]) -> Result<ValueId, OpError> {
-        let outside = settled(self.b.ty(operands[0])).layout;
+    /// Attention in its inside layout, the results where the queries were.
+    fn attention(&mut self, attention: &Attention, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let outside = settled(self.b.ty(operands[0]));
+        let (attention, inside) = self.enter(attention, operands, 3)?;
+        let results = self.b.node(Op::Attention(attention), &inside, &[])?;
+        results.into_iter().map(|result| self.leave(result, &outside)).collect()
+    }
+
+    /// The backward pass in the inside layout of the forward pass, gradients where q, k and v were.
+    fn attention_backward(
+        &mut self,
+        attention: &Attention,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        let kv_heads = attention.kv_heads;
+        let outside: Vec<TensorType> = operands[..3].iter().map(|&v| settled(self.b.ty(v))).collect();
+        let (attention, inside) = self.enter(attention, operands, 6)?;
+        let copied = attention.kv_heads;
+        let gradients = self.b.node(Op::AttentionBackward(attention), &inside, &[])?;
+        let mut results = Vec::with_capacity(gradients.len());
+        for (i, (mut gradient, outside)) in gradients.into_iter().zip(&outside).enumerate() {
+            if i > 0 && copied != kv_heads {
+                gradient = self.b.push(Op::SumCopies { from: copied, to: kv_heads }, &[gradient])?;
+            }
+            results.push(self.leave(gradient, outside)?);
+        }
+        Ok(results)
+    }
+
+    /// The attention as it is inside, and its operands there; the bias, if any, stands at `n_plain`.
+    fn enter(
+        &mut self,
+        attention: &Attention,
+        operands: &[ValueId],
+        n_plain: usize,
+    ) -> Result<(Attention, Vec<ValueId>), OpError> {
         let mut attention = attention.clone();
+        let copied = self.plan.copies.get(&attention.kv_heads).copied();
         let mut inside = Vec::with_capacity(operands.len());
         for (i, &operand) in operands.iter().enumerate() {
             let mut value = operand;
-            let copied = (i > 0).then(|| self.plan.copies.get(&attention.kv_heads)).flatten();
-            if let Some(&to) = copied {
+            let is_key = i == 1 || i == 2;
+            if let Some(to) = copied.filter(|_| is_key) {
                 let settled = settled(self.b.ty(value)).layout;
                 value = self.reshard(value, settled)?;
                 value = self.b.push(Op::Repeat { from: attention.kv_heads, to }, &[value])?;
             }
-            let layout = self.inside(self.b.ty(value));
+            let sequence = match (is_key, i < n_plain) {
+                (true, _) => self.key_sequence(attention.keys),
+                (false, true) => self.placement.attention_sequence(),
+                (false, false) => AxisList::new(),
+            };
+            let layout = self.inside(self.b.ty(value), &sequence);
             inside.push(self.reshard(value, layout)?);
         }
-        if let Some(&to) = self.plan.copies.get(&attention.kv_heads) {
-            attention.kv_heads = to;
+        attention.kv_heads = copied.unwrap_or(attention.kv_heads);
+        if !self.key_sequence(attention.keys).is_empty() {
+            let name = self.placement.movement.clone().ok_or_else(|| {
+                OpError::new("P14", "a strategy splits the sequence inside attention and names no movement")
+            })?;
+            attention.movement = Some(Movement { name, options: Vec::new() });
         }
-        let result = self.b.push(Op::Attention(attention), &inside)?;
-        self.reshard(result, outside)
+        Ok((attention, inside))
     }
 
-    /// The layout of q, k or v inside attention.
-    fn inside(&self, ty: &TensorType) -> Layout {
-        let placement = &self.plan.placement;
+    /// A result of attention where a value of type `outside` was, dimension by dimension.
+    fn leave(&mut self, result: ValueId, outside: &TensorType) -> Result<ValueId, OpError> {
+        let mut layout = Layout::whole(self.b.ty(result).dims.len());
+        for (i, &dim) in self.b.ty(result).dims.iter().enumerate() {
+            layout.split[i] = outside.axes_of(dim).into();
+        }
+        self.reshard(result, layout)
+    }
+
+    /// The axes that split `keys` inside attention.
+    fn key_sequence(&self, keys: DimId) -> AxisList {
+        let mut axes = self.placement.attention_sequence();
+        if self.plan.roles.caches.contains(&keys) {
+            axes.extend(self.placement.cache.iter().copied());
+        }
+        axes
+    }
+
+    /// The layout of an operand inside attention, its sequence split by `sequence`.
+    fn inside(&self, ty: &TensorType, sequence: &AxisList) -> Layout {
         let mut layout = Layout::whole(ty.dims.len());
         for (i, &dim) in ty.dims.iter().enumerate() {
             if self.plan.roles.sequences.contains(&dim) {
-                layout.split[i] = placement.attention_sequence();
+                layout.split[i].clone_from(sequence);
             } else if self.is_head(dim) {
-                layout.split[i] = placement.attention_heads();
-            } else {
-                layout.split[i].clone_from(&ty.layout.split[i]);
+                layout.split[i] = self.placement.attention_heads();
+            } else if self.plan.roles.batches.contains(&dim) {
+                layout.split[i].clone_from(&self.placement.batch);
             }
         }
         layout
@@ -198,7 +266,7 @@ impl Rewriter<'_> {
         for i in 0..ty.dims.len() {
             let dim = ty.dims[i];
             if self.plan.roles.splits_weights(dim) && !self.plan.decisions.whole.contains(&dim) {
-                ty.layout.split[i].clone_from(&self.plan.placement.weights);
+                ty.layout.split[i].clone_from(&self.placement.weights);
             }
         }
         ty
@@ -206,7 +274,7 @@ impl Rewriter<'_> {
 
     /// What passes between functions: the residual stream in its layout, integers as inputs are.
     fn boundary(&self, ty: &TensorType) -> TensorType {
-        let placement = &self.plan.placement;
+        let placement = self.placement;
         match ty.dtype.is_float() {
             true => self.by_sequence(ty, &placement.residual_sequence()),
             false => self.by_sequence(ty, &placement.sequence),
@@ -223,8 +291,11 @@ impl Rewriter<'_> {
         for i in 0..ty.dims.len() {
             if self.plan.roles.sequences.contains(&ty.dims[i]) {
                 ty.layout.split[i].clone_from(axes);
+                if self.plan.roles.caches.contains(&ty.dims[i]) {
+                    ty.layout.split[i].extend(self.placement.cache.iter().copied());
+                }
             } else if self.plan.roles.batches.contains(&ty.dims[i]) {
-                ty.layout.split[i].clone_from(&self.plan.placement.batch);
+                ty.layout.split[i].clone_from(&self.placement.batch);
             }
         }
         ty
@@ -236,7 +307,7 @@ impl Rewriter<'_> {
         let ty = self.b.ty(value);
         let weight = self.weights.contains(&value);
         let mut layout = settled(ty).layout;
-        let residual = self.plan.placement.residual_sequence();
+        let residual = self.placement.residual_sequence();
         for (i, dim) in ty.dims.iter().enumerate() {
             if !self.plan.roles.sequences.contains(dim) {
                 continue;

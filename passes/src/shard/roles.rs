@@ -14,6 +14,8 @@ pub struct Roles {
     pub batches: BTreeSet<DimId>,
     /// Query and key sequences.
     pub sequences: BTreeSet<DimId>,
+    /// Key sequences that are no query sequence: caches of keys.
+    pub caches: BTreeSet<DimId>,
     /// Tables that token ids look up.
     pub vocabularies: BTreeSet<DimId>,
     /// Widths between two products of a feed-forward network.
@@ -27,6 +29,7 @@ impl Roles {
         let mut widths = BTreeSet::new();
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
+        let mut queries = BTreeSet::new();
         for function in module.functions.values() {
             // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
@@ -34,9 +37,12 @@ impl Roles {
             }
             for node in &function.nodes {
                 match &node.op {
-                    Op::Attention(a) => {
+                    Op::Attention(a) | Op::AttentionBackward(a) => {
                         roles.heads.insert((a.heads, a.kv_heads));
                         roles.sequences.extend([a.queries, a.keys]);
+                        queries.insert(a.queries);
+                        roles.caches.insert(a.keys);
+                        widths.extend(a.bias.map(|b| b.buckets));
                         widths.insert(a.width);
                         widths.extend(function.ty(node.operands[2]).dims.last());
                     }
@@ -66,9 +72,12 @@ impl Roles {
                 }
             }
         }
-        let Roles { batches, sequences, .. } = &mut roles;
-        batches.retain(|d| !sequences.contains(d) && !products.contains(d));
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
+        let Roles { batches, sequences, caches, .. } = &mut roles;
+        caches.retain(|d| !queries.contains(d));
+        batches.retain(|d| {
+            !sequences.contains(d) && !products.contains(d) && !heads.contains(d) && !widths.contains(d)
+        });
         roles.hidden = products
             .into_iter()
             .filter(|d| !heads.contains(d) && !widths.contains(d) && !residual.contains(d))

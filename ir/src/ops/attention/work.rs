@@ -2,7 +2,9 @@
 
 use super::Attention;
 use crate::dim::DimId;
+use crate::mask::Positions;
 use crate::mesh::{AxisId, Rank};
+use crate::order::Run;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -11,31 +13,35 @@ impl Attention {
     pub fn pairs(&self, space: &Space, q: &TensorType, k: &TensorType, rank: Rank) -> u128 {
         let held = |ty: &TensorType, dim: DimId| {
             let i = ty.position(dim)?;
-            Some(space.position_runs(dim, space.local_box(ty, rank)[i].clone()))
+            let runs = space.position_runs(dim, space.local_box(ty, rank)[i].clone());
+            Some(Positions::new(runs.iter().map(Run::positions)))
         };
         let (Some(queries), Some(keys)) = (held(q, self.queries), held(k, self.keys)) else { return 0 };
-        let pairs = |q: &crate::order::Run| -> u128 {
-            keys.iter().map(|k| self.mask.pairs(q.positions(), k.positions())).sum()
-        };
-        queries.iter().map(pairs).sum()
+        self.mask.pairs_between(&queries, &keys)
     }
 
     /// FLOPs on the busiest rank: two for each kept pair, head and element of width, for scores and for values.
     pub fn flops(&self, space: &Space, operands: &[&TensorType]) -> u128 {
-        let [q, k, v] = [operands[0], operands[1], operands[2]];
-        let pairs = self.busiest_pairs(space, q, k);
-        let others = self.rows_per_query(space, q);
-        let value_width = u128::from(space.size(self.value_width(v)));
+        self.flops_of(self.busiest_pairs(space, operands[0], operands[1]), space, operands)
+    }
+
+    /// FLOPs of the forward pass for this many pairs of each head.
+    pub fn flops_of(&self, pairs: u128, space: &Space, operands: &[&TensorType]) -> u128 {
+        let others = self.rows_per_query(space, operands[0]);
+        let value_width = u128::from(space.size(self.value_width(operands[2])));
         2 * pairs * others * (u128::from(space.size(self.width)) + value_width)
     }
 
     /// FLOPs of the backward pass on the busiest rank: scores once more, and the gradients of weights, values, queries
     /// and keys, so five products where the forward pass has two.
     pub fn flops_backward(&self, space: &Space, operands: &[&TensorType]) -> u128 {
-        let [q, k, v] = [operands[0], operands[1], operands[2]];
-        let pairs = self.busiest_pairs(space, q, k);
-        let others = self.rows_per_query(space, q);
-        let value_width = u128::from(space.size(self.value_width(v)));
+        self.flops_backward_of(self.busiest_pairs(space, operands[0], operands[1]), space, operands)
+    }
+
+    /// FLOPs of the backward pass for this many pairs of each head.
+    pub fn flops_backward_of(&self, pairs: u128, space: &Space, operands: &[&TensorType]) -> u128 {
+        let others = self.rows_per_query(space, operands[0]);
+        let value_width = u128::from(space.size(self.value_width(operands[2])));
         2 * pairs * others * (3 * u128::from(space.size(self.width)) + 2 * value_width)
     }
 

@@ -1,6 +1,5 @@
 //! Whether the buffers of each task are what its work needs: `S03`, `S09` to `S12`.
 
-use std::slice;
 
 use super::{in_task, name};
 use crate::boxes::{self, Side};
@@ -101,8 +100,9 @@ impl<'s> Checker<'s> {
         };
         let contents = |i: usize| tensor(self.read(i));
         let operands = (0..self.task.reads.len()).map(contents).collect::<Result<Vec<&TensorType>, _>>()?;
-        self.counts(0..=operands.len(), 1)?;
-        self.follows(op, &operands, tensor(self.write(0))?)
+        let results = (0..self.task.writes.len()).map(|i| tensor(self.write(i)));
+        let results = results.collect::<Result<Vec<&TensorType>, _>>()?;
+        self.follows(op, &operands, &results)
     }
 
     fn transfer(&self, transfer: &Transfer) -> Result<(), OpError> {
@@ -113,24 +113,27 @@ impl<'s> Checker<'s> {
         for ty in [from, to] {
             crate::verify::check_type(&self.schedule.space, crate::module::Level::PerRank, ty)?;
         }
-        self.follows(op, &[from], to)
+        self.follows(op, &[from], &[to])
     }
 
-    /// Whether inference gives the stated type.
-    fn follows(&self, op: &Op, operands: &[&TensorType], stated: &TensorType) -> Result<(), OpError> {
+    /// Whether inference gives the stated types.
+    fn follows(&self, op: &Op, operands: &[&TensorType], stated: &[&TensorType]) -> Result<(), OpError> {
         let cx = Context { space: &self.schedule.space, functions: &Arena::new() };
-        let inferred = op
-            .infer(cx, operands, slice::from_ref(stated))
-            .map_err(|error| OpError::new("S03", error.message))?;
-        match inferred.as_slice() {
-            [ty] if ty == stated => Ok(()),
-            [ty] => {
-                let space = &self.schedule.space;
+        let declared: Vec<TensorType> = stated.iter().map(|&ty| ty.clone()).collect();
+        let inferred =
+            op.infer(cx, operands, &declared).map_err(|error| OpError::new("S03", error.message))?;
+        if inferred.len() != stated.len() {
+            let message = format!("`{}` has {} results, and {} are written", op.name(), inferred.len(), stated.len());
+            return Err(OpError::new("S03", message));
+        }
+        let space = &self.schedule.space;
+        match inferred.iter().zip(stated).find(|&(ty, stated)| ty != *stated) {
+            None => Ok(()),
+            Some((ty, stated)) => {
                 let message =
                     format!("`{}` gives {}, not {}", op.name(), show(space, ty), show(space, stated));
                 Err(OpError::new("S03", message))
             }
-            _ => Err(OpError::new("S03", format!("`{}` has not one result", op.name()))),
         }
     }
 

@@ -1,11 +1,17 @@
 //! Strategies: a name, the mesh axes it uses, and where it puts things.
 //!
-//! A strategy says only which axes split which role of dimension, outside attention and inside. Collectives follow from
-//! the layouts that do not match. Products are written with a plus: each strategy adds its axes to one [`Placement`].
+//! A strategy says only which axes split which role of dimension, outside attention and inside, and which movement brings
+//! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus: each strategy adds its axes to one [`Placement`].
+
+mod recipes;
+
+pub use recipes::STRATEGIES;
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{AxisId, Mesh};
 use ithaca_ir::{Diagnostic, Mesh as MeshType};
+
+use crate::registry::Registry;
 
 /// Which axes split what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,10 +25,45 @@ pub struct Placement {
     /// Axes that split the sequence further where no weight is split: the residual stream and norms.
     pub residual: AxisList,
     /// Axes of [`sequence`](Self::sequence) that split heads instead inside attention.
-    pub heads_inside: AxisList,
+    pub heads: AxisList,
+    /// Axes that split caches of keys: key sequences that are no query sequences.
+    pub cache: AxisList,
+    /// How keys and queries meet that the remaining axes keep apart inside attention; names a
+    /// [`Movement`](crate::movement::Movement).
+    pub movement: Option<String>,
+    /// Movements beyond the first that were asked for, which is one too many.
+    pub contested: Vec<String>,
 }
 
 impl Placement {
+    /// `axis` splits the sequence outside attention and heads inside.
+    pub fn heads_inside(&mut self, axis: AxisId) {
+        self.sequence.push(axis);
+        self.heads.push(axis);
+    }
+
+    /// `axes`, major to minor, split the sequence outside attention and inside, where `movement` brings keys and
+    /// queries together.
+    pub fn sequence_inside(&mut self, axes: &[AxisId], movement: &str) {
+        // Axes that split heads inside are the innermost, so that an all-to-all can trade them.
+        let at = self.sequence.iter().position(|a| self.heads.contains(a)).unwrap_or(self.sequence.len());
+        self.sequence.insert_many(at, axes.iter().copied());
+        self.moves_by(movement);
+    }
+
+    /// `movement` brings keys and queries together.
+    pub fn moves_by(&mut self, movement: &str) {
+        match self.movement {
+            None => self.movement = Some(movement.to_owned()),
+            Some(_) => self.contested.push(movement.to_owned()),
+        }
+    }
+
+    /// Everything but what happens inside attention: what all layers of a program must share.
+    pub fn outside(&self) -> (AxisList, AxisList, AxisList, AxisList) {
+        (self.batch.clone(), self.weights.clone(), self.sequence.clone(), self.residual.clone())
+    }
+
     /// Axes that split the sequence of the residual stream.
     pub fn residual_sequence(&self) -> AxisList {
         self.sequence.iter().chain(&self.residual).copied().collect()
@@ -30,17 +71,26 @@ impl Placement {
 
     /// Axes that split heads inside attention.
     pub fn attention_heads(&self) -> AxisList {
-        self.weights.iter().chain(&self.heads_inside).copied().collect()
+        self.weights.iter().chain(&self.heads).copied().collect()
     }
 
     /// Axes that split the sequence inside attention.
     pub fn attention_sequence(&self) -> AxisList {
-        self.sequence.iter().filter(|a| !self.heads_inside.contains(a)).copied().collect()
+        self.sequence.iter().filter(|a| !self.heads.contains(a)).copied().collect()
     }
 }
 
+/// Whether a planner tries a strategy of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// It does.
+    Candidate,
+    /// Only when the strategy is named: another has the same layouts and movement, or is never behind it.
+    Named,
+}
+
 /// A way to distribute a transformer.
-pub trait Strategy {
+pub trait Strategy: Sync {
     /// The name, as `--strategy` takes it.
     fn name(&self) -> &'static str;
     /// One sentence, with its source.
@@ -49,127 +99,23 @@ pub trait Strategy {
     fn legality(&self) -> &'static str;
     /// The axes of the mesh that it uses.
     fn axes(&self) -> &'static [&'static str];
+    /// Whether a planner that is told no strategy tries it.
+    fn search(&self) -> Search {
+        Search::Candidate
+    }
     /// Adds what this strategy splits; `axes` are those of [`axes`](Self::axes), in that order.
     fn place(&self, axes: &[AxisId], placement: &mut Placement);
 }
-
-/// Data parallelism: each rank has some of the sequences.
-struct DataParallel;
-
-impl Strategy for DataParallel {
-    fn name(&self) -> &'static str {
-        "data-parallel"
-    }
-    fn summary(&self) -> &'static str {
-        "sequences of the batch split, weights whole; nothing is sent in a forward pass"
-    }
-    fn legality(&self) -> &'static str {
-        "sequences of the batch % P = 0"
-    }
-    fn axes(&self) -> &'static [&'static str] {
-        &[DATA_AXIS]
-    }
-    fn place(&self, axes: &[AxisId], placement: &mut Placement) {
-        placement.batch.push(axes[0]);
-    }
-}
-
-/// DeepSpeed-Ulysses: the sequence outside attention, heads inside.
-struct Ulysses;
-
-impl Strategy for Ulysses {
-    fn name(&self) -> &'static str {
-        "ulysses"
-    }
-    fn summary(&self) -> &'static str {
-        "sequence split outside attention, heads inside; all-to-all in and out (Jacobs et al., arXiv 2309.14509)"
-    }
-    fn legality(&self) -> &'static str {
-        "query heads % P = 0; key/value heads % P = 0, or P % key/value heads = 0 with copies; tokens % P = 0"
-    }
-    fn axes(&self) -> &'static [&'static str] {
-        &["ulysses"]
-    }
-    fn place(&self, axes: &[AxisId], placement: &mut Placement) {
-        placement.sequence.push(axes[0]);
-        placement.heads_inside.push(axes[0]);
-    }
-}
-
-/// Megatron tensor parallelism: column- then row-split weights.
-struct MegatronTp;
-
-impl Strategy for MegatronTp {
-    fn name(&self) -> &'static str {
-        "megatron-tp"
-    }
-    fn summary(&self) -> &'static str {
-        "heads and feed-forward width split, activations whole; two all-reduces a layer (Shoeybi et al., arXiv 1909.08053)"
-    }
-    fn legality(&self) -> &'static str {
-        "query heads % P = 0; key/value heads a multiple or a divisor of P; feed-forward width % P = 0"
-    }
-    fn axes(&self) -> &'static [&'static str] {
-        &["tp"]
-    }
-    fn place(&self, axes: &[AxisId], placement: &mut Placement) {
-        placement.weights.push(axes[0]);
-    }
-}
-
-/// Megatron tensor and sequence parallelism: the residual stream is split by sequence.
-struct MegatronTpSp;
-
-impl Strategy for MegatronTpSp {
-    fn name(&self) -> &'static str {
-        "megatron-tp-sp"
-    }
-    fn summary(&self) -> &'static str {
-        "as megatron-tp, the residual stream split by sequence; all-gather in, reduce-scatter out (Korthikanti et al., arXiv 2205.05198)"
-    }
-    fn legality(&self) -> &'static str {
-        "as megatron-tp; tokens % P = 0"
-    }
-    fn axes(&self) -> &'static [&'static str] {
-        &["tp"]
-    }
-    fn place(&self, axes: &[AxisId], placement: &mut Placement) {
-        placement.weights.push(axes[0]);
-        placement.residual.push(axes[0]);
-    }
-}
-
-/// One device: nothing is split.
-struct Single;
-
-impl Strategy for Single {
-    fn name(&self) -> &'static str {
-        "single"
-    }
-    fn summary(&self) -> &'static str {
-        "one device, nothing is split"
-    }
-    fn legality(&self) -> &'static str {
-        "one GPU"
-    }
-    fn axes(&self) -> &'static [&'static str] {
-        &[]
-    }
-    fn place(&self, _axes: &[AxisId], _placement: &mut Placement) {}
-}
-
-/// Every strategy, in the order of the documentation.
-pub const STRATEGIES: &[&dyn Strategy] = &[&Single, &DataParallel, &Ulysses, &MegatronTp, &MegatronTpSp];
 
 /// A product of strategies: the names between the plus signs.
 ///
 /// # Errors
 /// `P10` for an unknown name, and for two strategies that use the same axis.
-pub fn product(text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
+pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
     let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
     for name in text.split('+').map(str::trim) {
-        let Some(&strategy) = STRATEGIES.iter().find(|s| s.name() == name) else {
-            let known: Vec<&str> = STRATEGIES.iter().map(|s| s.name()).collect();
+        let Some(strategy) = registry.strategies().find(|s| s.name() == name) else {
+            let known: Vec<&str> = registry.strategies().map(|s| s.name()).collect();
             return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
                 .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
         };
@@ -192,23 +138,39 @@ pub fn product(text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
 pub fn placement(strategies: &[&dyn Strategy], mesh: &MeshType) -> Result<Placement, Diagnostic> {
     let mut placement = Placement::default();
     let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
-    if let Some(axis) = mesh.axes.values().find(|a| !used.contains(&a.name.as_str())) {
-        let names: Vec<&str> = strategies.iter().map(|s| s.name()).collect();
-        let message =
-            format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names.join(", "));
+    let mut taken: Vec<AxisId> = Vec::new();
+    for strategy in strategies {
+        let axes: Option<Vec<AxisId>> =
+            strategy.axes().iter().map(|name| axis_for(name, strategy.axes(), &used, mesh)).collect();
+        let Some(axes) = axes else {
+            let message = format!("strategy `{}` needs a mesh axis that `{mesh}` lacks", strategy.name());
+            return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
+        };
+        strategy.place(&axes, &mut placement);
+        taken.extend(axes);
+    }
+    let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
+    if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id)) {
+        let message = format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names());
         return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
     }
-    for strategy in strategies {
-        let axes: Option<Vec<AxisId>> = strategy.axes().iter().map(|name| mesh.axis(name)).collect();
-        match axes {
-            Some(axes) => strategy.place(&axes, &mut placement),
-            None => {
-                let message = format!("strategy `{}` needs a mesh axis that `{mesh}` lacks", strategy.name());
-                return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
-            }
-        }
+    if let (Some(first), Some(second)) = (&placement.movement, placement.contested.first()) {
+        let message = format!("strategies {} bring two movements, `{first}` and `{second}`", names());
+        return Err(Diagnostic::new("P10", message).help("one movement serves an attention; name one strategy that has one"));
     }
     Ok(placement)
+}
+
+/// The axis of the mesh that serves as `name`. A strategy with one axis for its context takes it under any of the
+/// field's names, so that layers of different strategies can share it.
+fn axis_for(name: &str, own: &[&str], used: &[&str], mesh: &MeshType) -> Option<AxisId> {
+    const CONTEXT: [&str; 3] = ["cp", "ring", "ulysses"];
+    if let Some(axis) = mesh.axis(name) {
+        return Some(axis);
+    }
+    let only = CONTEXT.contains(&name) && own.iter().filter(|a| CONTEXT.contains(a)).count() == 1;
+    let free = CONTEXT.iter().filter(|other| !used.contains(other));
+    free.filter(|_| only).find_map(|other| mesh.axis(other))
 }
 
 fn expected_axes(used: &[&str]) -> String {
@@ -257,6 +219,9 @@ pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) ->
     };
     Err(Diagnostic::new("P12", problem).help("as in `ulysses=4,tp=2`, major to minor"))
 }
+
+/// The mesh axes that split the tokens of a sequence.
+pub const CONTEXT_AXES: [&str; 4] = ["ulysses", "ring", "cp", "outer"];
 
 /// The mesh axis of data parallelism.
 pub const DATA_AXIS: &str = "dp";

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use ithaca_ir::boxes;
+use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Output};
-use ithaca_ir::ops::{Attention, Binding};
+use ithaca_ir::ops::{Attention, AttentionDims, Binding};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
     aligned,
@@ -17,7 +17,7 @@ use ithaca_ir::{
 use super::{Options, execute, gemm};
 use crate::error::RunError;
 use crate::oracle::tests::{attention_op, module, noise, source, space, ulysses, ulysses_weights};
-use crate::oracle::{Elements, Operand, eval, run, run_ranks};
+use crate::oracle::{Elements, Operand, Wanted, eval, run, run_ranks};
 use crate::store::{RandomTensors, Tensors};
 use crate::tensor::{Tensor, whole};
 
@@ -99,23 +99,21 @@ fn lower_function(
             op if op.is_communication() => {
                 let transfer =
                     Transfer { op: op.clone(), from: ty(0), to: function.ty(node.result()).clone() };
-                let wire = |frame: &mut Frame, peers: fn(&boxes::Exchange) -> u64| {
-                    let sizes =
-                        module.space.mesh.iter_ranks().map(|r| {
-                            peers(&boxes::exchange(&module.space, op, &transfer.from, &transfer.to, r))
-                        });
-                    let elements = sizes.max().unwrap();
+                let wire = |frame: &mut Frame, side: Side| {
+                    let elements =
+                        boxes::wire_elements(&module.space, op, &transfer.from, &transfer.to, side);
                     place(frame, Content::Wire { dtype: transfer.from.dtype, elements }, None)
                 };
-                let packs = matches!(op, Op::AllToAll { .. } | Op::ReduceScatter { .. });
-                let unpacks = matches!(op, Op::AllToAll { .. } | Op::AllGather { .. });
+                let fetches = matches!(op, Op::Fetch { .. } | Op::FetchSum { .. });
+                let packs = fetches || matches!(op, Op::AllToAll { .. } | Op::ReduceScatter { .. });
+                let unpacks = fetches || matches!(op, Op::AllToAll { .. } | Op::AllGather { .. });
                 let (mut from, mut to) = (reads[0], writes[0]);
                 if packs {
-                    from = wire(&mut frame, |e| e.send.iter().map(boxes::elements).sum());
+                    from = wire(&mut frame, Side::Sent);
                     frame.tasks.push(task(Work::Pack(transfer.clone()), reads.clone(), vec![from]));
                 }
                 if unpacks {
-                    to = wire(&mut frame, |e| e.recv.iter().map(boxes::elements).sum());
+                    to = wire(&mut frame, Side::Received);
                 }
                 frame.tasks.push(task(Work::Exchange(transfer.clone()), vec![from], vec![to]));
                 if unpacks {
@@ -175,16 +173,8 @@ fn layered() -> Module {
         ithaca_ir::ops::Rotary { over: d, width: 2, theta: 10.0, scaling: ithaca_ir::ops::Scaling::None };
     let q = b.push(Op::Rotary(rotary), &[q, positions]).unwrap();
     let q = b.push(Op::AllToAll { axis: a, split: h, concat: s }, &[q]).unwrap();
-    let op = Attention {
-        heads: h,
-        kv_heads: h,
-        queries: s,
-        keys: s,
-        width: d,
-        mask: Mask::Window { left: Some(3), right: Some(0) },
-        scale: 0.5,
-        softcap: None,
-    };
+    let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
+    let op = Attention::new(dims, Mask::Window { left: Some(3), right: Some(0) }, 0.5);
     let o = b.push(Op::Attention(op), &[q, q, q]).unwrap();
     let o = b.push(Op::AllToAll { axis: a, split: s, concat: h }, &[o]).unwrap();
     let w = source(&mut b, "o.{layer}", DType::BF16, &[h, d, m]);
@@ -321,9 +311,9 @@ fn products_of_every_shape_agree_with_plain_loops() {
         let operands = [operand(&x, &xs), operand(&y, &ys)];
         let region = whole(&space.shape(&z));
         let found = gemm::einsum(&operands[0], &operands[1], &z, &region).unwrap();
-        let crate::oracle::Value::Real(expected) =
-            eval::eval(&space, &Op::Einsum, &operands, &z, &region).unwrap()
-        else {
+        let wanted = [Wanted { ty: &z, region: region.clone() }];
+        let expected = eval::eval(&space, &Op::Einsum, &operands, &wanted).unwrap().pop();
+        let Some(crate::oracle::Value::Real(expected)) = expected else {
             panic!("einsum gives real numbers")
         };
         let verdict = crate::compare::tensors(&Tensor::new(expected.shape.clone(), found), &expected);

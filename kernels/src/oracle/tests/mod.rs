@@ -1,7 +1,7 @@
 //! Every operation against values taken by hand or computed in another way.
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, Binary, Binding, Rotary, Scaling, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
 use ithaca_ir::{
     Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, Space, TensorType, ValueId,
 };
@@ -215,16 +215,14 @@ fn rotary_is_a_complex_product_under_each_scaling() {
 
 pub(crate) fn attention_op(space: &Space, kv: &str, keys: &str, mask: Mask) -> Op {
     let dim = |name: &str| space.dim(name).unwrap();
-    Op::Attention(Attention {
+    let dims = AttentionDims {
         heads: dim("h"),
         kv_heads: dim(kv),
         queries: dim("s"),
         keys: dim(keys),
         width: dim("d"),
-        mask,
-        scale: 0.7,
-        softcap: None,
-    })
+    };
+    Op::Attention(Attention::new(dims, mask, 0.7))
 }
 
 /// Attention by the whole matrix of scores, masked ones being minus infinity.

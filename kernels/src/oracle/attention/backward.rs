@@ -1,0 +1,88 @@
+//! Gradients of attention, by the probabilities that the forward's lse gives back (FlashAttention-2, arXiv 2307.08691,
+//! algorithm 2).
+
+use ithaca_ir::Space;
+use ithaca_ir::ops::Attention;
+
+use super::score::Scorer;
+use super::{Extent, check, dot};
+use crate::error::RunError;
+use crate::oracle::Operand;
+use crate::real::Real;
+
+/// Gradients for q, k and v.
+///
+/// With `p = exp(score − lse)`, dropped weights being zero and the others divided by the share that is kept:
+/// `dv = Σ p' d_o`, `ds = p · (kept · d_o·v − delta)`, `dq = scale · Σ ds · slope · k`, `dk` likewise. A query with
+/// `lse = −∞` sees nothing and gives nothing.
+pub(in crate::oracle) fn attention_backward<T: Real>(
+    space: &Space,
+    attention: &Attention,
+    operands: &[Operand<'_, T>],
+) -> Result<[Vec<T>; 3], RunError> {
+    check(attention)?;
+    let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
+    let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
+    let scorer = Scorer::new(space, attention, &x, q.real()?, k.real()?, operands.get(6))?;
+    let Gradient { d_o, lse, delta } = Gradient::of(&x, operands)?;
+    let (q, k, v) = (q.real()?, k.real()?, v.real()?);
+    let scale = T::from_f64(attention.scale);
+    let [mut dq, mut dk, mut dv] = [q.len(), k.len(), v.len()].map(|n| vec![T::ZERO; n]);
+    for query in 0..x.queries {
+        let seen: Vec<usize> = x.seen(&attention.mask, query).into_iter().flatten().collect();
+        for (front, head) in (0..x.front).flat_map(|f| (0..x.heads).map(move |h| (f, h))) {
+            let row = x.row(front, query, head);
+            if lse[row] == T::NEG_INFINITY {
+                continue;
+            }
+            let d_o = &d_o[row * x.value_width..][..x.value_width];
+            for &key in &seen {
+                let key_row = x.key_row(front, key, x.served_by[head]);
+                let (wide, narrow) = (key_row * x.value_width, key_row * x.width);
+                let score = scorer.score(front, query, head, key);
+                let p = (score.value - lse[row]).through(f64::exp);
+                let kept = match &attention.dropout {
+                    Some(dropout) => T::from_f64(x.kept(dropout, front, query, head, key)),
+                    None => T::ONE,
+                };
+                for (dv, &d_o) in dv[wide..].iter_mut().zip(d_o) {
+                    *dv += p * kept * d_o;
+                }
+                let dp = kept * dot(d_o, &v[wide..][..x.value_width]);
+                let ds = scale * score.slope * p * (dp - delta[row]);
+                let at = row * x.width;
+                for c in 0..x.width {
+                    dq[at + c] += ds * k[narrow + c];
+                    dk[narrow + c] += ds * q[at + c];
+                }
+            }
+        }
+    }
+    Ok([dq, dk, dv])
+}
+
+/// What the backward pass gets beside the operands of the forward pass, row by row as queries are.
+pub(crate) struct Gradient<'a, T> {
+    /// The gradient of the output.
+    pub(crate) d_o: &'a [T],
+    /// The logarithm of the sum of exponentials over all keys.
+    pub(crate) lse: &'a [T],
+    /// The sum over the width of `d_o · o`.
+    pub(crate) delta: &'a [T],
+}
+
+impl<'a, T: Real> Gradient<'a, T> {
+    /// Operands 3 to 5, which must be held as the queries are.
+    pub(crate) fn of(x: &Extent, operands: &[Operand<'a, T>]) -> Result<Self, RunError> {
+        let rows = &operands[0].region[..operands[0].region.len() - 1];
+        let alike = operands[3].region[..rows.len().min(operands[3].region.len())] == *rows
+            && operands[3].shape().last() == Some(&x.value_width)
+            && operands[4..6].iter().all(|operand| operand.region == *rows);
+        match alike {
+            true => {
+                Ok(Self { d_o: operands[3].real()?, lse: operands[4].real()?, delta: operands[5].real()? })
+            }
+            false => Err(RunError::invalid("d_o, lse and delta are held otherwise than the queries")),
+        }
+    }
+}

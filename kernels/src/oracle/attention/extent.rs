@@ -1,0 +1,204 @@
+//! What one rank computes of an attention, in indices and positions: shared by the oracle and the runtime.
+
+use std::ops::Range;
+
+use ithaca_ir::boxes::Region;
+use ithaca_ir::ops::{Attention, Dropout, Keyed};
+use ithaca_ir::order::Run;
+use ithaca_ir::{DimId, Mask, Space, TensorType};
+
+use crate::error::RunError;
+use crate::place;
+use crate::tensor::{Offsets, extents, index, length, strides};
+
+/// Sizes and positions of the queries and keys that a rank holds.
+///
+/// Queries and keys are counted as they are held; their positions may be in any order, and either may be none.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    /// Combinations of the shared dimensions in front.
+    pub front: usize,
+    /// Queries held.
+    pub queries: usize,
+    /// Query heads held.
+    pub heads: usize,
+    /// Keys held.
+    pub keys: usize,
+    /// Key/value heads held.
+    pub kv_heads: usize,
+    /// Width of queries and keys.
+    pub width: usize,
+    /// Width of values.
+    pub value_width: usize,
+    /// The position of each query held.
+    pub query_positions: Vec<u64>,
+    /// The position of each key held, padding included.
+    pub key_positions: Vec<u64>,
+    /// For each query head held, the key/value head held that serves it.
+    pub served_by: Vec<usize>,
+    /// The number among all query heads of the first one held.
+    first_head: u64,
+    /// For each combination of the dimensions in front, its number among those of all ranks.
+    sequences: Vec<u64>,
+    /// Keys held that are no padding, as runs by position; indices count the keys held.
+    runs: Vec<Run>,
+}
+
+/// What a rank holds of a tensor: its type and the global indices.
+pub type Held<'a> = (&'a TensorType, &'a Region);
+
+impl Extent {
+    /// The extent of `attention` on operands that hold these parts of q, k and v.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] when a query head is held without its key/value head, or shapes do not fit.
+    pub fn new(
+        space: &Space,
+        attention: &Attention,
+        (q_ty, q): Held<'_>,
+        (k_ty, k): Held<'_>,
+        (v_ty, v): Held<'_>,
+    ) -> Result<Self, RunError> {
+        let &Attention { heads, kv_heads, queries, keys, width, .. } = attention;
+        let n = q.len();
+        let ends = |ty: &TensorType, held: &Region, roles: &[DimId]| {
+            n >= 3 && held.len() == n && ty.dims.len() == n && ty.dims[n - 3..].starts_with(roles)
+        };
+        let fits = ends(q_ty, q, &[queries, heads, width])
+            && ends(k_ty, k, &[keys, kv_heads, width])
+            && ends(v_ty, v, &[keys, kv_heads])
+            && k[..n - 1] == v[..n - 1]
+            && q[..n - 3] == k[..n - 3]
+            && q[n - 1] == k[n - 1];
+        if !fits {
+            return Err(RunError::invalid("q, k and v of `attention` are held in parts that do not fit"));
+        }
+        let front_shape = extents(&q[..n - 3].to_vec());
+        let whole: Vec<usize> = q_ty.dims[..n - 3].iter().map(|&d| index(space.size(d))).collect();
+        let steps = strides(&whole);
+        let first = q[..n - 3].iter().zip(&steps).map(|(r, step)| index(r.start) * step).sum();
+        Ok(Self {
+            front: front_shape.iter().product(),
+            queries: length(&q[n - 3]),
+            heads: length(&q[n - 2]),
+            keys: length(&k[n - 3]),
+            kv_heads: length(&k[n - 2]),
+            width: length(&q[n - 1]),
+            value_width: length(&v[n - 1]),
+            query_positions: place::positions(space, queries, q[n - 3].clone()),
+            key_positions: place::positions(space, keys, k[n - 3].clone()),
+            served_by: served_by(space, attention, &q[n - 2], &k[n - 2])?,
+            first_head: q[n - 2].start,
+            sequences: Offsets::new(front_shape, steps, first).map(|i| i as u64).collect(),
+            runs: key_runs(space, keys, &k[n - 3]),
+        })
+    }
+
+    /// The keys held that a query held sees, ascending.
+    pub fn seen(&self, mask: &Mask, query: usize) -> Vec<Range<usize>> {
+        let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) else { return Vec::new() };
+        let span = first.position..last.position + last.len;
+        let mut runs = self.runs.iter().peekable();
+        let mut seen: Vec<Range<usize>> = Vec::new();
+        for visible in mask.runs(self.query_positions[query], span) {
+            // Both are ascending by position: what ends before this interval is needed no more.
+            while let Some(run) = runs.peek() {
+                let held = run.positions();
+                let (start, end) = (held.start.max(visible.start), held.end.min(visible.end));
+                if start < end {
+                    let first = run.index + (start - held.start);
+                    seen.push(index(first)..index(first + (end - start)));
+                }
+                if held.end > visible.end {
+                    break;
+                }
+                runs.next();
+            }
+        }
+        joined(seen)
+    }
+
+    /// The row of a query of a head: rows of q, o and lse are numbered by front, query and head.
+    pub fn row(&self, front: usize, query: usize, head: usize) -> usize {
+        (front * self.queries + query) * self.heads + head
+    }
+
+    /// The row of a key, of a key/value head held: rows of k and v.
+    pub fn key_row(&self, front: usize, key: usize, kv_head: usize) -> usize {
+        (front * self.keys + key) * self.kv_heads + kv_head
+    }
+
+    /// How many positions a key lies after a query.
+    pub fn offset(&self, query: usize, key: usize) -> i64 {
+        self.key_positions[key].cast_signed().wrapping_sub(self.query_positions[query].cast_signed())
+    }
+
+    /// The factor by which `dropout` changes a weight: zero, or one over the share that is kept.
+    pub fn kept(&self, dropout: &Dropout, front: usize, query: usize, head: usize, key: usize) -> f64 {
+        let head = self.first_head + head as u64;
+        let (query, key) = (self.query_positions[query], self.key_positions[key]);
+        match dropout.drops(self.sequences[front], head, query, key) {
+            true => 0.0,
+            false => 1.0 / (1.0 - dropout.rate),
+        }
+    }
+}
+
+/// Ascending ranges, those that touch made one.
+pub fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    ranges.sort_unstable_by_key(|r| r.start);
+    let mut out: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+/// For each query head held, the key/value head held that serves it. Global heads decide, so that parts of any size are
+/// served rightly.
+pub(crate) fn served_by(
+    space: &Space,
+    attention: &Attention,
+    heads: &Range<u64>,
+    kv_heads: &Range<u64>,
+) -> Result<Vec<usize>, RunError> {
+    let group = (space.size(attention.heads) / space.size(attention.kv_heads).max(1)).max(1);
+    let serving = |head: u64| match kv_heads.contains(&(head / group)) {
+        true => Ok(index(head / group - kv_heads.start)),
+        false => Err(RunError::invalid(format!(
+            "query head {head} is held without its key/value head {}",
+            head / group
+        ))),
+    };
+    heads.clone().map(serving).collect()
+}
+
+/// Runs of the keys held, by position, those of padding left out.
+fn key_runs(space: &Space, keys: DimId, held: &Range<u64>) -> Vec<Run> {
+    let valid = space.dims[space.sequence(keys)].valid;
+    let cut = |run: Run| Run {
+        index: run.index - held.start,
+        len: valid.min(run.position + run.len).saturating_sub(run.position),
+        ..run
+    };
+    let mut runs: Vec<Run> = space.position_runs(keys, held.clone()).into_iter().map(cut).collect();
+    runs.retain(|run| run.len > 0);
+    runs.sort_unstable_by_key(|run| run.position);
+    runs
+}
+
+/// Refuses what no part of a program can compute alone.
+///
+/// # Errors
+/// [`RunError::Unsupported`] for dropout that follows the order of a device's own computation.
+pub(crate) fn check(attention: &Attention) -> Result<(), RunError> {
+    match attention.dropout.map(|d| d.keyed) {
+        Some(Keyed::Stream) => {
+            Err(RunError::Unsupported("dropout that is keyed by a device's stream of numbers".to_owned()))
+        }
+        Some(Keyed::Position) | None => Ok(()),
+    }
+}

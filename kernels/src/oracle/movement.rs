@@ -1,0 +1,113 @@
+//! Attention of a sharded program, whose keys and queries are yet to visit each other.
+//!
+//! A movement says how the parts of a sequence meet, and every movement computes the same function: that of whole
+//! sequences. So the oracle puts the sequences together, computes, and cuts the result.
+
+use std::rc::Rc;
+
+use ithaca_ir::ops::Attention;
+use ithaca_ir::{DimId, Op, Space, TensorType};
+
+use super::Value;
+use super::collective::communicate;
+use super::interpret::{Held, compute_all};
+use crate::error::RunError;
+use crate::real::Real;
+
+/// Operands and results of an attention, by which dimensions are put together.
+pub(super) struct Visited<'a> {
+    attention: &'a Attention,
+    /// For each operand, the dimension that a rank must see whole.
+    operands: Vec<Option<DimId>>,
+    /// For each result the same; what a rank holds of it is cut out again.
+    results: Vec<Option<DimId>>,
+}
+
+/// How to compute `op` if it is an attention with a movement.
+///
+/// # Errors
+/// [`RunError::Unsupported`] where its keys are fetched, as they are when its movement has been carried out.
+pub(super) fn visited<'a>(
+    space: &Space,
+    op: &'a Op,
+    types: &[&TensorType],
+) -> Option<Result<Visited<'a>, RunError>> {
+    let (attention, backward) = match op {
+        Op::Attention(a) => (a, false),
+        Op::AttentionBackward(a) => (a, true),
+        _ => return None,
+    };
+    attention.movement.as_ref()?;
+    if space.dims[attention.keys].fetched.is_some() {
+        return Some(Err(RunError::Unsupported("a movement of keys that are fetched".to_owned())));
+    }
+    // Forward, a rank has the queries that it answers; backward, every query may move every key's gradient.
+    let queries = backward.then_some(attention.queries);
+    let keys = Some(attention.keys);
+    let of_operand = |i: usize| match i {
+        1 | 2 => keys,
+        0 | 3 | 4 | 5 if backward => queries,
+        _ => None,
+    };
+    let results = if backward { vec![queries, keys, keys] } else { vec![None, None] };
+    let operands = (0..types.len()).map(of_operand).collect();
+    Some(Ok(Visited { attention, operands, results }))
+}
+
+impl Visited<'_> {
+    /// Every rank's part of every result.
+    pub(super) fn compute<T: Real>(
+        &self,
+        space: &Space,
+        op: &Op,
+        types: &[&TensorType],
+        results: &[&TensorType],
+        operands: &[&Held<T>],
+    ) -> Result<Vec<Held<T>>, RunError> {
+        let mut whole_types = Vec::with_capacity(types.len());
+        let mut whole: Vec<Held<T>> = Vec::with_capacity(types.len());
+        for ((&ty, held), dim) in types.iter().zip(operands).zip(&self.operands) {
+            let together = put_together(ty, *dim);
+            whole.push(reshard(space, ty, &together, held)?);
+            whole_types.push(together);
+        }
+        let result_types: Vec<TensorType> =
+            results.iter().zip(&self.results).map(|(ty, dim)| put_together(ty, *dim)).collect();
+        let alone = Attention { movement: None, ..self.attention.clone() };
+        let alone = match op {
+            Op::AttentionBackward(_) => Op::AttentionBackward(alone),
+            _ => Op::Attention(alone),
+        };
+        let computed = compute_all(
+            space,
+            &alone,
+            &whole_types.iter().collect::<Vec<_>>(),
+            &result_types.iter().collect::<Vec<_>>(),
+            &whole.iter().collect::<Vec<_>>(),
+        )?;
+        let cut = computed.iter().zip(&result_types).zip(results);
+        cut.map(|((held, together), ty)| reshard(space, together, ty, held)).collect()
+    }
+}
+
+/// The type with `dim` whole on every rank, and every part of it where it belongs.
+fn put_together(ty: &TensorType, dim: Option<DimId>) -> TensorType {
+    let mut ty = ty.clone();
+    if let Some(i) = dim.and_then(|dim| ty.position(dim)) {
+        let axes = std::mem::take(&mut ty.layout.split[i]);
+        ty.layout.moved.retain(|m| !axes.contains(&m.axis));
+    }
+    ty
+}
+
+fn reshard<T: Real>(
+    space: &Space,
+    from: &TensorType,
+    to: &TensorType,
+    held: &[Rc<Value<T>>],
+) -> Result<Held<T>, RunError> {
+    match from == to {
+        true => Ok(held.to_vec()),
+        false => communicate(space, &Op::Reshard, from, to, held),
+    }
+}

@@ -1,0 +1,84 @@
+//! The backward pass of an attention: the movement of its forward pass, with gradients on the way.
+
+use ithaca_ir::ops::{Attention, OpError, Returns};
+use ithaca_ir::{FunctionBuilder, Op, ValueId};
+
+use super::forward::gathered;
+use super::plan::Plan;
+use super::travel::{Sums, Travellers, accumulate};
+use crate::movement::Step;
+
+/// Gradients for q, k and v from `q, k, v, d_o, lse, delta`; element types and layouts are put right later.
+pub(super) fn backward(
+    b: &mut FunctionBuilder<'_>,
+    attention: &Attention,
+    plan: &Plan,
+    operands: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
+    let mut a = attention.clone();
+    a.movement = None;
+    let [k, v] = [operands[1], operands[2]];
+    // What goes with the queries.
+    let rows = [operands[0], operands[3], operands[4], operands[5]];
+    let bias = &operands[6..];
+    match plan {
+        Plan::Gather => {
+            let kv = [gathered(b, a.keys, k)?, gathered(b, a.keys, v)?];
+            gradients(b, &a, &rows, &kv, bias)
+        }
+        Plan::Fetch(to) => {
+            let kv = [b.push(Op::Fetch { to: *to }, &[k])?, b.push(Op::Fetch { to: *to }, &[v])?];
+            a.keys = *to;
+            a.returns = Returns::Part;
+            let mut gradients = gradients(b, &a, &rows, &kv, bias)?;
+            for gradient in &mut gradients[1..] {
+                *gradient = b.push(Op::FetchSum { from: *to }, &[*gradient])?;
+            }
+            Ok(gradients)
+        }
+        Plan::Steps(steps) | Plan::TwoPass { steps, .. } => {
+            a.returns = Returns::Part;
+            steps_backward(b, &a, steps, &rows, &[k, v], bias)
+        }
+        Plan::Reduce { .. } => {
+            a.returns = Returns::Part;
+            gradients(b, &a, &rows, &[k, v], bias)
+        }
+    }
+}
+
+fn gradients(
+    b: &mut FunctionBuilder<'_>,
+    a: &Attention,
+    rows: &[ValueId],
+    kv: &[ValueId],
+    bias: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
+    let operands: Vec<ValueId> = rows[..1].iter().chain(kv).chain(&rows[1..]).chain(bias).copied().collect();
+    Ok(b.node(Op::AttentionBackward(a.clone()), &operands, &[])?.to_vec())
+}
+
+fn steps_backward(
+    b: &mut FunctionBuilder<'_>,
+    a: &Attention,
+    steps: &[Step],
+    rows: &[ValueId],
+    kv: &[ValueId],
+    bias: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
+    let (mut queries, mut keys) = (Travellers::new(rows), Travellers::new(kv));
+    let (mut d_queries, mut d_keys) = (Sums::new(accumulate), Sums::new(accumulate));
+    for (i, step) in steps.iter().enumerate() {
+        if let Some(next) = steps.get(i + 1) {
+            queries.bring(b, &next.queries)?;
+            keys.bring(b, &next.keys)?;
+        }
+        let (rows, kv) = (queries.bring(b, &step.queries)?, keys.bring(b, &step.keys)?);
+        let part = gradients(b, a, &rows, &kv, bias)?;
+        d_queries.add(b, &step.queries, &part[..1])?;
+        d_keys.add(b, &step.keys, &part[1..])?;
+    }
+    let mut gradients = d_queries.finish(b)?;
+    gradients.extend(d_keys.finish(b)?);
+    Ok(gradients)
+}

@@ -1,0 +1,212 @@
+//! What an attention becomes: the visits of its movement, checked, pruned, and the dimensions they need declared.
+
+use std::ops::Range;
+
+use ithaca_ir::layout::{Layout, Move};
+use ithaca_ir::mesh::AxisId;
+use ithaca_ir::ops::Attention;
+use ithaca_ir::order::Run;
+use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Rank, Space, TensorType};
+
+use crate::movement::{Movement, Seat, Site, Step, Visits};
+use crate::registry::Registry;
+
+/// How one attention is carried out.
+#[derive(Clone, Debug)]
+pub(super) enum Plan {
+    Gather,
+    /// Keys are fetched into this dimension.
+    Fetch(DimId),
+    Steps(Vec<Step>),
+    TwoPass {
+        steps: Vec<Step>,
+        /// The dimension of the keys that a rank holds.
+        columns: DimId,
+    },
+    Reduce {
+        /// The dimension of partial results.
+        parts: DimId,
+    },
+}
+
+/// Plans `attention` on operands of these types; dimensions that it needs are added to `space`.
+pub(super) fn plan(
+    registry: &Registry,
+    space: &mut Space,
+    attention: &Attention,
+    operands: &[&TensorType],
+) -> Result<Plan, Diagnostic> {
+    let name = attention.movement.as_ref().map_or("", |m| m.name.as_str());
+    let movement = registry.movement(name)?;
+    let axes: Vec<AxisId> = operands[1].axes_of(attention.keys).to_vec();
+    let site = Site { space, attention, axes: &axes };
+    movement.check(&site)?;
+    match movement.visits(&site) {
+        Visits::Gather => Ok(Plan::Gather),
+        Visits::Fetch => fetched(space, attention, &axes).map(Plan::Fetch),
+        Visits::Steps(steps) => steps_of(movement, &site, steps).map(Plan::Steps),
+        Visits::TwoPass(steps) => {
+            let steps = steps_of(movement, &site, steps)?;
+            let size = space.max_extent(attention.keys, &axes);
+            let columns = declare(space, "columns", size, |_| true);
+            Ok(Plan::TwoPass { steps, columns })
+        }
+        Visits::Reduce => {
+            let queries = operands[0].axes_of(attention.queries);
+            let alone: Vec<AxisId> = axes.iter().copied().filter(|a| !queries.contains(a)).collect();
+            let size = space.mesh.degree(&alone);
+            Ok(Plan::Reduce { parts: declare(space, "parts", size, |_| true) })
+        }
+    }
+}
+
+/// A plain dimension of this size: one that is there already under this name, or a new one.
+fn declare(space: &mut Space, name: &str, size: u64, usable: impl Fn(&Dim) -> bool) -> DimId {
+    let wanted = |d: &Dim, name: &str| *d == Dim::new(name, size) && usable(d);
+    let mut name = name.to_owned();
+    loop {
+        match space.dim(&name) {
+            None => return space.dims.push(Dim::new(name, size)),
+            Some(id) if wanted(&space.dims[id], &name) => return id,
+            Some(_) => name.push('_'),
+        }
+    }
+}
+
+/// The dimension of the keys that each rank's queries see.
+fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<DimId, Diagnostic> {
+    let of = attention.keys;
+    let dim = &space.dims[of];
+    let mut parts: Vec<Vec<Range<u64>>> = Vec::new();
+    for rank in space.mesh.group_along(Rank(0), axes) {
+        let queries = space.position_runs(attention.queries, space.range(attention.queries, axes, rank));
+        let seen: Vec<Range<u64>> =
+            queries.iter().flat_map(|run| attention.mask.reach(run.positions(), 0..dim.valid)).collect();
+        parts.push(dim.order.indices(dim.size, &seen));
+    }
+    if parts.iter().all(Vec::is_empty) {
+        // A dimension has an element; nobody looks at this one.
+        parts[0].push(0..1);
+    }
+    let fetched = Fetched { of, parts };
+    let size = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();
+    let known = space.dims.iter().find(|(_, d)| d.fetched.as_ref() == Some(&fetched)).map(|(id, _)| id);
+    if let Some(id) = known {
+        return Ok(id);
+    }
+    let mut name = format!("{}_seen", dim.name);
+    while space.dim(&name).is_some() {
+        name.push('_');
+    }
+    Ok(space.dims.push(Dim { fetched: Some(fetched), ..Dim::new(name, size) }))
+}
+
+/// The steps of a movement without those in which nobody has a pair.
+fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Result<Vec<Step>, Diagnostic> {
+    let wrong = |what: String| {
+        let message = format!("movement `{}` on {}: {what}", movement.name(), site.axes_text());
+        Err(Diagnostic::new("P48", message).help("every block of keys must meet every block of queries that sees it, once"))
+    };
+    if steps.first() != Some(&Step::default()) {
+        return wrong("the first step is not at home".to_owned());
+    }
+    let meetings = Meetings::new(site);
+    if meetings.n <= Meetings::CHECKED {
+        if let Some((q, k, times)) = meetings.first_wrong(site, &steps) {
+            return wrong(format!("queries of block {q} see keys of block {k}, and meet them {times} times"));
+        }
+    }
+    let mut steps = steps;
+    let home = steps.remove(0);
+    // The first step starts the sums, pairs or not.
+    steps.retain(|step| meetings.any(&site.space.mesh, site.axes, step));
+    steps.insert(0, home);
+    Ok(steps)
+}
+
+/// Which blocks see which.
+struct Meetings<'a> {
+    attention: &'a Attention,
+    n: u64,
+    queries: Vec<Vec<Run>>,
+    keys: Vec<Vec<Run>>,
+    ranks: Vec<Rank>,
+}
+
+impl<'a> Meetings<'a> {
+    /// Up to how many blocks every pair is looked at.
+    const CHECKED: u64 = 64;
+
+    fn new(site: &Site<'a>) -> Self {
+        let ranks = site.space.mesh.group_along(Rank(0), site.axes);
+        let runs = |dim: DimId| -> Vec<Vec<Run>> {
+            let part = |&r: &Rank| site.space.position_runs(dim, site.space.range(dim, site.axes, r));
+            ranks.iter().map(part).collect()
+        };
+        let (queries, keys) = (runs(site.attention.queries), runs(site.attention.keys));
+        Self { attention: site.attention, n: ranks.len() as u64, queries, keys, ranks }
+    }
+
+    fn sees(&self, q: usize, k: usize) -> bool {
+        self.queries[q].iter().any(|q| {
+            self.keys[k].iter().any(|k| self.attention.mask.pairs(q.positions(), k.positions()) > 0)
+        })
+    }
+
+    /// The blocks of queries and keys that each rank has in `step`.
+    fn met<'s>(&'s self, mesh: &'s Mesh, axes: &'s [AxisId], step: &'s Step) -> impl Iterator<Item = (usize, usize)> + 's {
+        // Late ranks have the most to do, so they are looked at first.
+        self.ranks.iter().rev().filter_map(move |&rank| {
+            let held = |seat: &Seat| {
+                let layout = Layout { moved: seat.clone(), ..Layout::default() };
+                let owner = layout.owner(mesh, rank)?;
+                usize::try_from(mesh.coordinate_along(owner, axes)).ok()
+            };
+            Some((held(&step.queries)?, held(&step.keys)?))
+        })
+    }
+
+    fn any(&self, mesh: &Mesh, axes: &[AxisId], step: &Step) -> bool {
+        self.met(mesh, axes, step).any(|(q, k)| self.sees(q, k))
+    }
+
+    /// The first pair of blocks that meets twice, or never though one sees the other.
+    fn first_wrong(&self, site: &Site<'_>, steps: &[Step]) -> Option<(usize, usize, usize)> {
+        let n = self.ranks.len();
+        let mut times = vec![0usize; n * n];
+        for step in steps {
+            for (q, k) in self.met(&site.space.mesh, site.axes, step) {
+                times[q * n + k] += 1;
+            }
+        }
+        let pairs = (0..n).flat_map(|q| (0..n).map(move |k| (q, k)));
+        let wrong = |&(q, k): &(usize, usize)| match times[q * n + k] {
+            0 => self.sees(q, k),
+            1 => false,
+            _ => true,
+        };
+        pairs.into_iter().find(wrong).map(|(q, k)| (q, k, times[q * n + k]))
+    }
+}
+
+/// Where what was at `seat` of some ranks belongs: the same blocks, at home.
+pub(super) fn home_of(mesh: &Mesh, seat: &Seat) -> Option<Seat> {
+    let mut home = Seat::new();
+    for m in seat {
+        let n = mesh.size(m.axis);
+        let Some((start, end)) = m.only else { continue };
+        let (first, last) = ((start + m.by) % n, (end - 1 + m.by) % n);
+        // Blocks of ranks in a row that wrap around the end are not in a row at home.
+        if first > last {
+            return None;
+        }
+        home.push(Move { axis: m.axis, by: 0, only: Some((first, last + 1)) });
+    }
+    Some(home)
+}
+
+/// Whether every rank holds a block.
+pub(super) fn is_full(seat: &Seat) -> bool {
+    seat.iter().all(|m| m.only.is_none())
+}
+

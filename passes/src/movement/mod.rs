@@ -1,0 +1,175 @@
+//! Movements: how blocks of keys and queries visit each other when ranks split the sequence inside attention.
+//!
+//! A movement says who meets whom, and nothing else; [`lower`](LowerMovements) derives the transfers, the merge of
+//! partial results and the whole backward pass from it. To add one, implement [`Movement`] and name it in a
+//! [`Strategy`](crate::shard::Strategy).
+
+mod balance;
+mod fetch;
+mod gather;
+mod lower;
+mod reduce;
+mod rotate;
+mod two_pass;
+
+pub use lower::LowerMovements;
+
+use ithaca_ir::layout::Move;
+use ithaca_ir::mesh::{AxisId, Rank};
+use ithaca_ir::ops::Attention;
+use ithaca_ir::order::{Order, Run};
+use ithaca_ir::{Diagnostic, DimId, Space};
+use smallvec::SmallVec;
+
+/// How keys and queries that lie on different ranks meet.
+pub trait Movement: Sync {
+    /// The name, as the attribute `movement` has it.
+    fn name(&self) -> &'static str;
+    /// One sentence, with its source.
+    fn summary(&self) -> &'static str;
+    /// What must hold, for the table of strategies.
+    fn legality(&self) -> &'static str;
+    /// Which token orders it takes, and which it likes best.
+    fn orders(&self) -> Orders {
+        Orders::Balanced
+    }
+    /// Whether it leaves out what the mask leaves empty.
+    fn prunes(&self) -> bool {
+        false
+    }
+    /// Refuses an attention that it cannot compute.
+    ///
+    /// # Errors
+    /// `P40`–`P49`: the rule, with its numbers, and repairs.
+    fn check(&self, _site: &Site<'_>) -> Result<(), Diagnostic> {
+        Ok(())
+    }
+    /// Who meets whom.
+    fn visits(&self, site: &Site<'_>) -> Visits;
+}
+
+/// The token orders that a movement takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orders {
+    /// Any; unless told otherwise the one in which the busiest rank has the fewest pairs.
+    Balanced,
+    /// Any; unless told otherwise contiguous, because neighbours need neighbours' tokens.
+    Local,
+    /// Contiguous only.
+    Contiguous,
+}
+
+/// Where an attention takes place: what a movement may look at.
+#[derive(Clone, Copy)]
+pub struct Site<'a> {
+    /// Dimensions, with their orders, and the mesh.
+    pub space: &'a Space,
+    /// The attention, its roles and its mask.
+    pub attention: &'a Attention,
+    /// The axes that split the keys, major to minor.
+    pub axes: &'a [AxisId],
+}
+
+/// Who meets whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Visits {
+    /// Every rank gets all keys, then attends at once.
+    Gather,
+    /// Every rank gets the keys that its queries see, then attends at once.
+    Fetch,
+    /// Step by step. Every pair of a block of queries and a block of keys whose tile the mask does not leave empty must
+    /// meet in exactly one step.
+    Steps(Vec<Step>),
+    /// Keys pass once around to complete the rows of scores, then values pass once around.
+    TwoPass(Vec<Step>),
+    /// Every rank attends to the keys it holds; the partial results for the same queries merge.
+    Reduce,
+}
+
+/// Where blocks are during a step; the rank at coordinate `c` along an axis holds the block of `c + by`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// The block of queries that a rank has, its own when empty.
+    pub queries: Seat,
+    /// The block of keys and values that a rank has, its own when empty.
+    pub keys: Seat,
+}
+
+/// How far blocks have travelled, along each axis that they have left home on.
+pub type Seat = SmallVec<[Move; 1]>;
+
+impl Site<'_> {
+    /// Number of blocks that the keys are split into.
+    pub fn blocks(&self) -> u64 {
+        self.space.mesh.degree(self.axes)
+    }
+
+    /// The seat of blocks that have travelled by `by[i]` along the `i`-th axis.
+    pub fn seat(&self, by: &[u64]) -> Seat {
+        let moves = self.axes.iter().zip(by);
+        let mut seat: Seat = moves
+            .map(|(&axis, &by)| Move { axis, by: by % self.space.mesh.size(axis), only: None })
+            .filter(|m| m.by != 0)
+            .collect();
+        seat.sort_unstable();
+        seat
+    }
+
+    /// The positions of block `i` of the queries.
+    pub fn queries(&self, i: u64) -> Vec<Run> {
+        self.block(self.attention.queries, i)
+    }
+
+    /// The positions of block `i` of the keys.
+    pub fn keys(&self, i: u64) -> Vec<Run> {
+        self.block(self.attention.keys, i)
+    }
+
+    fn block(&self, dim: DimId, i: u64) -> Vec<Run> {
+        let group = self.space.mesh.group_along(Rank(0), self.axes);
+        let rank = usize::try_from(i).ok().and_then(|i| group.get(i)).copied().unwrap_or(Rank(0));
+        self.space.position_runs(dim, self.space.range(dim, self.axes, rank))
+    }
+
+    /// Pairs that the mask keeps of block `q` of the queries and block `k` of the keys.
+    pub fn pairs(&self, q: u64, k: u64) -> u128 {
+        pairs(self.attention, &self.queries(q), &self.keys(k))
+    }
+
+    /// The order of the queries, where it is not contiguous.
+    pub fn reordered(&self) -> Option<&Order> {
+        let order = |dim| &self.space.dims[dim].order;
+        [order(self.attention.queries), order(self.attention.keys)].into_iter().find(|&o| *o != Order::Contiguous)
+    }
+
+    /// The axes as they are written: `outer=2 × ring=4`.
+    pub fn axes_text(&self) -> String {
+        let mesh = &self.space.mesh;
+        let axes: Vec<String> =
+            self.axes.iter().map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
+        axes.join(" × ")
+    }
+}
+
+fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
+    let tile = |q: &Run| -> u128 {
+        keys.iter().map(|k| attention.mask.pairs(q.positions(), k.positions())).sum()
+    };
+    queries.iter().map(tile).sum()
+}
+
+/// Every movement, in the order of the documentation.
+pub const MOVEMENTS: &[&dyn Movement] = &[
+    &gather::Gather,
+    &rotate::Rotate,
+    &rotate::RotateQueries,
+    &two_pass::TwoPass,
+    &balance::Balance,
+    &fetch::Fetch,
+    &fetch::Halo,
+    &fetch::Streaming,
+    &reduce::Reduce,
+];
+
+/// The name of the movement of attention that needs none: its keys are whole.
+pub const LOCAL: &str = "local";

@@ -1,0 +1,113 @@
+//! Which order the tokens of each sequence get.
+//!
+//! Unless one is asked for, that in which the rank with the most pairs has the fewest, among those that the movement
+//! takes and that divide; the first of contiguous, zigzag, and a zigzag inside each document.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::mesh::{AxisId, Rank};
+use ithaca_ir::ops::Attention;
+use ithaca_ir::{Diagnostic, DimId, Mask, Order, Space};
+
+use super::options::OrderChoice;
+use crate::movement::Orders;
+
+/// One attention whose sequence is split inside.
+pub(super) struct Split<'a> {
+    pub(super) attention: &'a Attention,
+    /// The axes that split its sequences inside, major to minor.
+    pub(super) axes: &'a [AxisId],
+    /// The orders that its movement takes.
+    pub(super) orders: Orders,
+}
+
+/// The orders of all sequences that are split inside attention, where they are not contiguous.
+///
+/// # Errors
+/// `P26` for an order that was asked for and does not divide, or that attentions of different degree would share.
+pub(super) fn decide(
+    space: &Space,
+    splits: &[Split<'_>],
+    asked: Option<OrderChoice>,
+) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
+    let mut orders = BTreeMap::new();
+    let mut sequences: Vec<DimId> = splits.iter().flat_map(|s| [s.attention.queries, s.attention.keys]).collect();
+    sequences.sort_unstable();
+    sequences.dedup();
+    for dim in sequences {
+        let here: Vec<&Split<'_>> =
+            splits.iter().filter(|s| [s.attention.queries, s.attention.keys].contains(&dim)).collect();
+        let order = match asked {
+            Some(choice) => asked_for(space, dim, &here, choice)?,
+            None => balanced(space, dim, &here),
+        };
+        if order != Order::Contiguous {
+            orders.insert(dim, order);
+        }
+    }
+    Ok(orders)
+}
+
+fn asked_for(space: &Space, dim: DimId, here: &[&Split<'_>], choice: OrderChoice) -> Result<Order, Diagnostic> {
+    let degrees: Vec<u64> = here.iter().map(|s| space.mesh.degree(s.axes)).collect();
+    let parts = degrees.first().copied().unwrap_or(1);
+    let order = choice.over(parts);
+    let size = space.size(dim);
+    match order.check(size) {
+        Ok(()) => Ok(order),
+        Err(message) => {
+            let step = match choice {
+                OrderChoice::Contiguous => 1,
+                OrderChoice::Zigzag => 2 * parts,
+                OrderChoice::Striped(block) => parts.saturating_mul(block),
+            };
+            let next = size.checked_next_multiple_of(step.max(1)).unwrap_or(size);
+            Err(Diagnostic::new("P26", format!("sequence {}: {message}", space.dims[dim].name))
+                .help(format!("use `--order contiguous`, or {next} tokens")))
+        }
+    }
+}
+
+fn balanced(space: &Space, dim: DimId, here: &[&Split<'_>]) -> Order {
+    if here.iter().any(|s| s.orders != Orders::Balanced) {
+        return Order::Contiguous;
+    }
+    let size = space.size(dim);
+    let parts = here.first().map_or(1, |s| space.mesh.degree(s.axes));
+    let mut candidates = vec![Order::Contiguous, Order::Zigzag { parts }];
+    for split in here {
+        candidates.extend(bounds(&split.attention.mask).and_then(|b| Order::zigzag_documents(b, parts).ok()));
+    }
+    candidates.retain(|order| order.check(size).is_ok());
+    let busiest = |order: &Order| -> u128 {
+        let work = |s: &&Split<'_>| match s.attention.queries == dim {
+            true => busiest_pairs(space, s, order),
+            // Who holds which keys matters to nobody once they visit all.
+            false => 0,
+        };
+        here.iter().map(work).sum()
+    };
+    candidates.into_iter().min_by_key(busiest).unwrap_or_default()
+}
+
+/// Pairs of the rank that has the most, all keys counted.
+fn busiest_pairs(space: &Space, split: &Split<'_>, order: &Order) -> u128 {
+    let a = split.attention;
+    let keys = 0..space.dims[a.keys].valid;
+    let ranks = space.mesh.group_along(Rank(0), split.axes);
+    let pairs = |rank: Rank| -> u128 {
+        let held = space.range(a.queries, split.axes, rank);
+        let runs = order.runs(space.size(a.queries), held);
+        runs.iter().map(|run| a.mask.pairs(run.positions(), keys.clone())).sum()
+    };
+    ranks.into_iter().map(pairs).max().unwrap_or(0)
+}
+
+/// The bounds of packed documents, if the mask keeps to them.
+fn bounds(mask: &Mask) -> Option<&[u64]> {
+    match mask {
+        Mask::Documents(bounds) => Some(bounds),
+        Mask::All(masks) => masks.iter().find_map(bounds),
+        _ => None,
+    }
+}
