@@ -9,8 +9,9 @@ use ithaca_passes::compile::{Compiled, compile};
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Program};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
-use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
+use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
@@ -253,7 +254,17 @@ fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
 /// A flag that asks for what a plan has decided already, if there is one.
 fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
     let WorkloadArgs { seq, batch, dtype, mode, ignore_fields } = &args.workload;
-    let LayoutArgs { cluster, gpus, strategy, mesh, uneven_heads, pad_sequence } = &args.layout;
+    let LayoutArgs {
+        cluster,
+        gpus,
+        strategy,
+        mesh,
+        uneven_heads,
+        pad_sequence,
+        order,
+        prune,
+        layer_strategies,
+    } = &args.layout;
     let given = [
         ("--seq", seq.is_some()),
         ("--batch", batch.is_some()),
@@ -266,6 +277,9 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--mesh", mesh.is_some()),
         ("--uneven-heads", *uneven_heads),
         ("--pad-sequence", *pad_sequence),
+        ("--order", order.is_some()),
+        ("--prune", *prune),
+        ("--layer-strategy", !layer_strategies.is_empty()),
     ];
     given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
 }
@@ -330,23 +344,39 @@ fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
         }
     };
     let mut options = ShardOptions::new(strategy, mesh);
-    set_flags(&mut options, args);
+    set_flags(&mut options, args)?;
     Ok((options, cluster))
 }
 
 /// Sets the options that flags stand for.
-pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) {
+///
+/// # Errors
+/// `P02` for a token order that is none, usage for a layer's strategy without a layer.
+pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.uneven_heads {
         options.heads = HeadSplit::Uneven;
     }
     if args.pad_sequence {
         options.sequence = SequenceFit::Pad;
     }
+    if let Some(order) = args.order.as_deref().filter(|&order| order != "auto") {
+        options.order = Some(OrderChoice::parse(order)?);
+    }
+    if args.prune {
+        options.prune = Prune::Required;
+    }
+    for item in &args.layer_strategies {
+        let Some((layer, strategy)) = item.split_once('=') else {
+            return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
+        };
+        options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
+    }
+    Ok(())
 }
 
 /// The mesh of a strategy with one axis.
 fn only_mesh(strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
-    let strategies = ithaca_passes::shard::strategy::product(strategy)?;
+    let strategies = ithaca_passes::shard::strategy::product(&Registry::default(), strategy)?;
     let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     match (axes.as_slice(), gpus) {
         ([], _) => Ok(Mesh::single()),

@@ -24,7 +24,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     (session.progress)("importing");
     let module = import(&model.config, &model.name, &workload)?;
     let mut options = ShardOptions::default();
-    subject::set_flags(&mut options, &args.layout);
+    subject::set_flags(&mut options, &args.layout)?;
     let request = Request {
         gpus,
         batch: workload.batch,
@@ -32,6 +32,9 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         mesh,
         heads: options.heads,
         sequence: options.sequence,
+        order: options.order,
+        prune: options.prune,
+        layers: options.layers,
     };
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };

@@ -296,9 +296,10 @@ impl Body<'_> {
             Mask::Any(vec![Mask::Global(1), Mask::Blocks { size: 2, rows: vec![vec![], vec![1]] }]),
         ]);
         let softcap = choices.one_of(&[None, Some(0.5)]);
-        let dims = AttentionDims { heads: h, kv_heads: k, queries: s, keys: s, width: d };
-        let attention = Attention { softcap, ..Attention::new(dims, mask, 0.7) };
-        let o = self.builder.push(Op::Attention(attention), &[q, key, value]).unwrap();
+        let mut roles =
+            Attention::new(AttentionDims { heads: h, kv_heads: k, queries: s, keys: s, width: d }, mask, 0.7);
+        roles.softcap = softcap;
+        let o = self.builder.push(Op::Attention(roles), &[q, key, value]).unwrap();
         let weight = self.weight(choices, TensorType::new(dtype, [m, h, d]));
         self.builder.einsum(o, weight, &[b, s, m]).unwrap()
     }

@@ -179,6 +179,7 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
         mesh,
         heads: flags.heads,
         sequence: flags.sequence,
+        ..Request::default()
     };
     let module = module(args.workload.seq.unwrap());
     planner::rank(&Program { module: &module, cluster: &cluster }, &cluster, &request)

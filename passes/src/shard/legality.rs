@@ -60,7 +60,8 @@ pub(super) fn decide(
         if i == 0 {
             decisions = own;
         } else if own != decisions {
-            let message = "layers that split heads differently would need different copies of key/value heads";
+            let message =
+                "layers that split heads differently would need different copies of key/value heads";
             return Err(Diagnostic::new("P13", message)
                 .help("use degrees that divide the key/value heads, or one strategy for all layers"));
         }

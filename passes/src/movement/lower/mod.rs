@@ -61,12 +61,14 @@ impl Pass for LowerMovements {
                     continue;
                 }
                 let types = function.operand_types(node);
-                let plan = plan::plan(&self.registry, &mut lowered.space, attention, &types).map_err(|d| vec![d])?;
+                let plan =
+                    plan::plan(&self.registry, &mut lowered.space, attention, &types).map_err(|d| vec![d])?;
                 plans.insert((id.index(), i), plan);
             }
         }
         if module.level == Level::Program && !plans.is_empty() {
-            let message = "`lower-movements` needs a sharded program, and this one is not laid out over a mesh";
+            let message =
+                "`lower-movements` needs a sharded program, and this one is not laid out over a mesh";
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
         for (id, function) in module.functions.iter() {
