@@ -39,18 +39,20 @@ impl Choices {
         Choices { numbers: (0..600).map(|_| number()).collect(), at: 0 }
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         let number = self.numbers.get(self.at).copied().unwrap_or(0);
         self.at += 1;
         number as usize % n
     }
 
-    fn one_of<T: Clone>(&mut self, items: &[T]) -> T {
+    /// One of the items.
+    pub(crate) fn one_of<T: Clone>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())].clone()
     }
 
     /// True once in `n`, and never when choices are used up.
-    fn once_in(&mut self, n: usize) -> bool {
+    pub(crate) fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == n - 1
     }
 }
