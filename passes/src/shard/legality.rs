@@ -220,6 +220,16 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// The flag that sets the length of a sequence: the decoder's has its own, where there is an encoder too.
+    fn length_flag(&self, dim: DimId) -> &'static str {
+        let mut nodes = self.module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let is_target = nodes.any(|(f, node)| match &node.op {
+            Op::Input(binding) => binding.name == "decoder_input_ids" && f.ty(node.result()).has(dim),
+            _ => false,
+        });
+        if is_target { "--target-seq" } else { "--seq" }
+    }
+
     fn sequence(
         &self,
         dim: DimId,
@@ -241,8 +251,9 @@ impl Check<'_> {
             let message =
                 format!("sequence {name} = {size} tokens does not divide by the degree {degree} ({axes})");
             return Err(Diagnostic::new("P23", message).help(format!(
-                "pad it with `--pad-sequence` to {}, or use --seq {} or {}",
+                "pad it with `--pad-sequence` to {}, or use {} {} or {}",
                 size.next_multiple_of(degree),
+                self.length_flag(dim),
                 (size / degree * degree).max(degree),
                 size.next_multiple_of(degree)
             )));
@@ -277,9 +288,10 @@ impl Check<'_> {
 
 /// Whether an input or an output of the program has the dimension.
 fn is_interface(module: &Module, dim: DimId) -> bool {
-    let inputs = module.functions.values().any(|f| {
-        f.nodes.iter().any(|n| matches!(n.op, Op::Input(_)) && f.ty(n.result()).has(dim))
-    });
+    let inputs = module
+        .functions
+        .values()
+        .any(|f| f.nodes.iter().any(|n| matches!(n.op, Op::Input(_)) && f.ty(n.result()).has(dim)));
     let main = module.main().map(|id| &module.functions[id]);
     inputs || main.is_some_and(|f| f.outputs.iter().any(|o| f.ty(o.value).has(dim)))
 }
