@@ -104,7 +104,10 @@ fn the_decoder_is_as_long_as_its_flag_says() {
     assert!(said(at, "run plan.json --shrink").contains("passed"));
     assert!(said(at, "verify plan.json --shrink").contains("passed"));
     let uneven = line(at, &format!("plan {model} --gpus 8 --seq 512 --target-seq 100 --strategy ulysses"));
-    assert!(uneven.err.contains("t = 100 tokens") && uneven.err.contains("--target-seq 96 or 104"), "{uneven:#?}");
+    assert!(
+        uneven.err.contains("t = 100 tokens") && uneven.err.contains("--target-seq 96 or 104"),
+        "{uneven:#?}"
+    );
     let llama = repository("examples/llama-3-8b");
     let llama = line(at, &format!("plan {} --gpus 8 {lengths}", llama.display()));
     assert!(llama.code == 2 && llama.err.contains("a llama has one sequence"), "{llama:#?}");
