@@ -71,6 +71,9 @@ pub struct WorkloadArgs {
     /// Tokens per sequence.
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
     pub seq: Option<u64>,
+    /// Tokens per sequence of the decoder, for a model with an encoder and a decoder; those of --seq when left out.
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
+    pub target_seq: Option<u64>,
     /// Sequences.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub batch: Option<u64>,

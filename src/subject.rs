@@ -76,11 +76,22 @@ pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
     cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))
 }
 
-/// The workload that arguments describe; lengths that they leave open come from `fallback` (batch, sequence).
+/// Lengths of inputs at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each.
+    pub sequence: u64,
+    /// Tokens of each of the decoder, where there are such inputs.
+    pub target: Option<u64>,
+}
+
+/// The workload that arguments describe; lengths that they leave open come from `fallback`.
 ///
 /// # Errors
 /// `C00` when there is no length or the element type is unknown.
-pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Workload> {
+pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Workload> {
     let dtype =
         match &args.dtype {
             None => None,
@@ -88,7 +99,9 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
                 Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
             })?),
         };
-    let (batch, sequence) = (args.batch.or(fallback.map(|f| f.0)), args.seq.or(fallback.map(|f| f.1)));
+    let batch = args.batch.or(fallback.map(|f| f.batch));
+    let sequence = args.seq.or(fallback.map(|f| f.sequence));
+    let target_sequence = args.target_seq.or(fallback.and_then(|f| f.target));
     let sequence = sequence.ok_or_else(|| {
         Failure::from(
             Diagnostic::new("C00", "the length of the sequence is missing").help("as in `--seq 8192`"),
@@ -99,7 +112,14 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
-    Ok(Workload { batch: batch.unwrap_or(1), sequence, dtype, mode, ignore: args.ignore_fields.clone() })
+    Ok(Workload {
+        batch: batch.unwrap_or(1),
+        sequence,
+        target_sequence,
+        dtype,
+        mode,
+        ignore: args.ignore_fields.clone(),
+    })
 }
 
 /// The mesh that arguments name, and the number of GPUs; they must agree.
@@ -172,11 +192,11 @@ impl Job {
 
 /// The program and the layout that arguments describe.
 ///
-/// `lengths` are batch and sequence of the inputs at hand, for a model whose lengths are not given.
+/// `lengths` are those of the inputs at hand, for a model whose lengths are not given.
 ///
 /// # Errors
 /// Whatever the plan, the model, the program or the layout is refused for.
-pub fn job(args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Result<Job> {
+pub fn job(args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let path = &args.subject;
     let extension = path.extension().and_then(|e| e.to_str());
     let mut job = match extension {
@@ -219,10 +239,13 @@ fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
     Ok(Job { title: program.name.clone(), program, options, cluster, weights: None })
 }
 
-fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Result<Job> {
+fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let model = model(path)?;
     let (options, cluster) = layout(&args.layout)?;
-    let fallback = if args.shrink { Some((1, SHRUNK_TOKENS)) } else { lengths };
+    let fallback = match args.shrink {
+        true => Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }),
+        false => lengths,
+    };
     let workload = workload(&args.workload, fallback)?;
     let config = match args.shrink {
         true => shrunk(&model.config, &workload, &options)?,
@@ -253,7 +276,7 @@ fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
 
 /// A flag that asks for what a plan has decided already, if there is one.
 fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
-    let WorkloadArgs { seq, batch, dtype, mode, ignore_fields } = &args.workload;
+    let WorkloadArgs { seq, target_seq, batch, dtype, mode, ignore_fields } = &args.workload;
     let LayoutArgs {
         cluster,
         gpus,
@@ -267,6 +290,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
     } = &args.layout;
     let given = [
         ("--seq", seq.is_some()),
+        ("--target-seq", target_seq.is_some()),
         ("--batch", batch.is_some()),
         ("--dtype", dtype.is_some()),
         ("--mode", mode.is_some()),
@@ -308,11 +332,13 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let ranks = options.mesh.ranks();
     let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(ranks);
     // A length that does not divide stays one that does not, by as many tokens.
-    let small_sequence = (tokens + workload.sequence % ranks).min(workload.sequence);
+    let small = |n: u64| (tokens + n % ranks).min(n);
+    let small_sequence = small(workload.sequence);
+    let target_sequence = workload.target_sequence.map(small);
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let batch = shrunk_batch(workload.batch, options);
-    Ok((config, Workload { batch, sequence: small_sequence, ..workload.clone() }))
+    Ok((config, Workload { batch, sequence: small_sequence, target_sequence, ..workload.clone() }))
 }
 
 /// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.

@@ -62,6 +62,23 @@ __host__ __device__ inline T narrow(A x) {
     return Narrow<T>::from(x);
 }
 
+// Real numbers whose storage is known when the kernel runs only: for small tensors and for those that are read once.
+enum class Storage { F64, F32, F16, BF16 };
+struct Reals {
+    const void* data;
+    Storage storage;
+
+    __device__ double operator[](int64_t i) const {
+        switch (storage) {
+            case Storage::F64: return static_cast<const double*>(data)[i];
+            case Storage::F32: return static_cast<const float*>(data)[i];
+            case Storage::F16: return widen(static_cast<const __half*>(data)[i]);
+            case Storage::BF16: return widen(static_cast<const __nv_bfloat16*>(data)[i]);
+        }
+        return 0;
+    }
+};
+
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline float error_function(float x) { return erff(x); }
@@ -84,6 +101,12 @@ template <typename A>
 __device__ inline A log_add_exp(A x, A y) {
     const A high = x > y ? x : y, low = x > y ? y : x;
     return low == nothing<A>() ? high : high + logarithm(A(1) + exponential(low - high));
+}
+
+// The weight that a part has in a sum of exponentials: exp(part - all), zero for a part of nothing.
+template <typename A>
+__device__ inline A share(A part, A all) {
+    return part == nothing<A>() ? A(0) : exponential(part - all);
 }
 
 constexpr int kMaxDims = 10;

@@ -11,6 +11,10 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("copy.cuh", include_str!("../cuda/copy.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
     ("rotary.cuh", include_str!("../cuda/rotary.cuh")),
+    ("sequence.cuh", include_str!("../cuda/sequence.cuh")),
+    ("score.cuh", include_str!("../cuda/score.cuh")),
     ("attention.cuh", include_str!("../cuda/attention.cuh")),
+    ("attention_backward.cuh", include_str!("../cuda/attention_backward.cuh")),
+    ("partial.cuh", include_str!("../cuda/partial.cuh")),
     ("einsum.cuh", include_str!("../cuda/einsum.cuh")),
 ];

@@ -237,21 +237,8 @@ mod tests {
             ty.layout.split[1].push(axis);
             ty
         };
-        let attention = ithaca_ir::ops::Attention {
-            heads: h,
-            kv_heads: k,
-            queries: s,
-            keys: s,
-            width: d,
-            mask: ithaca_ir::Mask::Causal,
-            scale: 0.1,
-            softcap: None,
-            bias: None,
-            dropout: None,
-            returns: ithaca_ir::ops::Returns::Output,
-            parts: None,
-            movement: None,
-        };
+        let dims = ithaca_ir::ops::AttentionDims { heads: h, kv_heads: k, queries: s, keys: s, width: d };
+        let attention = ithaca_ir::ops::Attention::new(dims, ithaca_ir::Mask::Causal, 0.1);
         let (q, kv) = (ty(h), ty(k));
         let seconds = op_seconds(&cluster, &space, &Op::Attention(attention), &[&q, &kv, &kv], &[&q]);
         assert!((seconds * 73.9 - 1.0).abs() < 0.02, "{seconds}");

@@ -70,9 +70,10 @@ pub(super) fn summary(plan: &Plan) -> String {
 
 /// One line that says what was planned for what.
 pub(super) fn heading(plan: &Plan) -> String {
-    let plan::Workload { batch, sequence, dtype, mode, .. } = &plan.workload;
+    let plan::Workload { batch, sequence, target_sequence, dtype, mode, .. } = &plan.workload;
+    let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
     format!(
-        "{}: {} of {batch} x {sequence} tokens in {dtype} on {} of {} ({})\n",
+        "{}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})\n",
         plan.model.name,
         mode.name(),
         match plan.gpus {

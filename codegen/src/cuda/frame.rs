@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::{Binary, Op, Unary};
+use ithaca_ir::ops::{Attention, Binary, Op, Returns, Unary};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, TensorType};
 
+use super::attention;
 use super::names::{self, Names};
 use super::program::Context;
 use super::tables::SourceFile;
@@ -156,6 +157,9 @@ impl<'s> Emitter<'_, 's> {
         if !transfer.op.is_communication() {
             return Err(unsupported(&format!("{function} of `{}`", transfer.op.name())));
         }
+        if task.reads.len() > 1 {
+            return Err(unsupported(&format!("{function} that takes the own block from a tensor")));
+        }
         let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
         let number = self.cx.tables.transfer(transfer);
         let _ = writeln!(
@@ -169,25 +173,27 @@ impl<'s> Emitter<'_, 's> {
     }
 
     fn compute(&mut self, queue: &str, op: &Op, task: &Task) -> Result<String, Diagnostic> {
-        let n_results = 1;
-        let mut views = String::new();
-        for &buffer in task.reads.iter().chain(task.writes.iter().take(n_results)) {
-            let ty = self.tensor(buffer)?;
-            let ty = self.cx.tables.ty(ty);
-            let _ = write!(views, ", {{T{ty}, {}}}", self.buffers[buffer.index()]);
+        if !op.info().operands.contains(&task.reads.len()) || task.writes.len() != n_results(op) {
+            let (n, m) = (task.reads.len(), task.writes.len());
+            return Err(unsupported(&format!("`{}` that reads {n} buffers and writes {m}", op.name())));
         }
-        let expected = op.info().operands.clone();
-        if !expected.contains(&task.reads.len()) || task.writes.len() != n_results {
-            let message = format!("`{}` with {} buffers read", op.name(), task.reads.len());
-            return Err(unsupported(&message));
-        }
+        let (reads, writes) = (self.views(&task.reads)?, self.views(&task.writes)?);
+        let views: String = reads.iter().chain(&writes).map(|view| format!(", {view}")).collect();
+        let lists = format!(", Views{{{}}}, Views{{{}}}", reads.join(", "), writes.join(", "));
         let dim = |d| self.cx.dim(d).to_owned();
         let call = |function: &str, attributes: &[String]| {
             let attributes: String = attributes.iter().map(|a| format!(", {a}")).collect();
             format!("{function}(device, {queue}{attributes}{views})")
         };
         Ok(match op {
-            Op::Positions => call("positions", &[]),
+            Op::Positions => {
+                let ty = self.tensor(task.writes[0])?;
+                let Some(&over) = ty.dims.first() else {
+                    return Err(unsupported("positions without a dimension"));
+                };
+                let sequence = attention::sequence(self.cx, ty, over)?;
+                format!("positions(device, {queue}, {sequence}{views})")
+            }
             Op::Einsum => call("einsum", &[]),
             Op::Embed { .. } => call("embed", &[]),
             Op::Unary(f) => call("unary", &[format!("Unary::{}", unary(*f))]),
@@ -211,29 +217,28 @@ impl<'s> Emitter<'_, 's> {
                 ];
                 call("rotary", &attributes)
             }
-            Op::Attention(attention) => {
-                let scale = names::double(attention.scale);
-                let softcap = names::double(attention.softcap.unwrap_or(0.0));
-                // One band is two numbers; any other mask is a table of its strips.
-                let band = attention.mask.offsets().and_then(|(low, high)| {
-                    let side = |bound: Option<i128>| match bound {
-                        // Beyond the longest sequence a bound is none.
-                        None => Some(-1),
-                        Some(n) if n > i128::from(ithaca_ir::Dim::MAX_SIZE) => Some(-1),
-                        Some(n) => (n >= 0).then_some(n),
-                    };
-                    Some([side(low.map(|low| -low))?.to_string(), side(high)?.to_string()])
-                });
-                match band {
-                    Some([left, right]) => call("attention", &[left, right, scale, softcap]),
-                    None => {
-                        let space = &self.cx.schedule.space;
-                        let [queries, keys] = [attention.queries, attention.keys].map(|d| space.dims[d].size);
-                        let table = self.cx.tables.mask(&attention.mask, queries, keys);
-                        call("attention", &[format!("device.table({table})"), scale, softcap])
-                    }
-                }
+            Op::Attention(a) | Op::AttentionBackward(a) => {
+                let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[1])?);
+                let described = attention::describe(self.cx, a, rows, columns)?;
+                format!("{}(device, {queue}, {described}{lists})", op.name())
             }
+            Op::Scores { attention: a, .. } => {
+                let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[1])?);
+                plain_rows(op, a)?;
+                let described = attention::describe(self.cx, a, rows, columns)?;
+                format!("scores(device, {queue}, {described}{views})")
+            }
+            Op::Weigh { attention: a, .. } => {
+                let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[2])?);
+                plain_rows(op, a)?;
+                let described = attention::describe(self.cx, a, rows, columns)?;
+                format!("weigh(device, {queue}, {described}{views})")
+            }
+            Op::Merge => call("merge", &[]),
+            Op::MergeParts { .. } => call("merge_parts", &[]),
+            Op::Accumulate => call("accumulate", &[]),
+            Op::Sink => call("sink", &[]),
+            Op::RowLse { over } => call("row_lse", &[dim(*over)]),
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::Slice { .. } => call("slice", &[]),
             Op::Param(_)
@@ -246,17 +251,20 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. }
-            | Op::AttentionBackward(_)
-            | Op::Merge
-            | Op::MergeParts { .. }
-            | Op::Accumulate
-            | Op::Sink
-            | Op::Scores { .. }
-            | Op::RowLse { .. }
-            | Op::Weigh { .. }
-            | Op::SumCopies { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::SumCopies { .. }
+            | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
+    }
+
+    /// Buffers with the numbers of their types, as the runtime takes them.
+    fn views(&mut self, buffers: &[BufferId]) -> Result<Vec<String>, Diagnostic> {
+        let mut views = Vec::with_capacity(buffers.len());
+        for &buffer in buffers {
+            let ty = self.tensor(buffer)?;
+            let ty = self.cx.tables.ty(ty);
+            views.push(format!("{{T{ty}, {}}}", self.buffers[buffer.index()]));
+        }
+        Ok(views)
     }
 
     fn operand(&self, buffers: &[BufferId], i: usize) -> Result<BufferId, Diagnostic> {
@@ -271,6 +279,25 @@ impl<'s> Emitter<'_, 's> {
                 Err(unsupported(&format!("wire `${}` as a tensor", frame.buffers[buffer].name)))
             }
         }
+    }
+}
+
+/// How many buffers a computation writes.
+fn n_results(op: &Op) -> usize {
+    match op {
+        Op::Attention(a) if a.returns != Returns::Output => 2,
+        Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
+        Op::AttentionBackward(_) => 3,
+        _ => 1,
+    }
+}
+
+/// Explicit rows of scores have neither a bias nor dropout.
+fn plain_rows(op: &Op, a: &Attention) -> Result<(), Diagnostic> {
+    match (a.bias.is_some(), a.dropout.is_some()) {
+        (false, false) => Ok(()),
+        (true, _) => Err(unsupported(&format!("`{}` with a bias", op.name()))),
+        (false, true) => Err(unsupported(&format!("`{}` with dropout", op.name()))),
     }
 }
 

@@ -5,6 +5,7 @@
 //! and for 1024 ranks, and uneven splits need no tables. The rest of the program (`runtime/*.hpp`, `kernels/*.cuh`) is
 //! the same for every schedule.
 
+mod attention;
 mod frame;
 mod names;
 mod program;
@@ -28,12 +29,14 @@ pub const MAX_DIMS: usize = 8;
 const RUNTIME: &[(&str, &str)] = &[
     ("check.hpp", include_str!("runtime/check.hpp")),
     ("space.hpp", include_str!("runtime/space.hpp")),
+    ("boxes.hpp", include_str!("runtime/boxes.hpp")),
     ("rendezvous.hpp", include_str!("runtime/rendezvous.hpp")),
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("launch.hpp", include_str!("runtime/launch.hpp")),
     ("ops.hpp", include_str!("runtime/ops.hpp")),
+    ("attention.hpp", include_str!("runtime/attention.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
@@ -53,7 +56,8 @@ pub fn emit(
     kernel_sources: &[(&str, &str)],
 ) -> Result<Vec<File>, Diagnostics> {
     let mut main = String::from(
-        "#include \"runtime/collective.hpp\"\n\
+        "#include \"runtime/attention.hpp\"\n\
+         #include \"runtime/collective.hpp\"\n\
          #include \"runtime/driver.hpp\"\n\
          #include \"runtime/einsum.hpp\"\n\
          #include \"runtime/ops.hpp\"\n\n",

@@ -1,12 +1,13 @@
 //! One namespace of `main.cu`: the space, the tables, the frames, and the `Program` that names them all.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layout::AxisList;
+use ithaca_ir::layout::{AxisList, Move};
 use ithaca_ir::ops::Op;
 use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
-use ithaca_ir::{AxisId, DType, Diagnostic, DimId, TensorType, text};
+use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, TensorType, boxes, text};
 
 use super::frame;
 use super::names::{self, Names};
@@ -87,7 +88,7 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
 }
 
 /// The layers that each frame runs for; those of `main` and of frames that nobody calls are `0..1`.
-fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<std::ops::Range<u64>>> {
+fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
     let mut layers = vec![Vec::new(); schedule.frames.len()];
     for task in schedule.frames.values().flat_map(|f| &f.tasks) {
         if let Work::Call { callee, layers: called, .. } = &task.work {
@@ -130,11 +131,12 @@ fn write_space(out: &mut String, cx: &Context<'_>) {
         let copies = dim.copies.map_or("-1", |of| cx.dim(of));
         let _ = writeln!(
             out,
-            "        {{{}, {}, {}, {}, {copies}}},",
+            "        {{{}, {}, {}, {}, {copies}{}}},",
             names::string(&dim.name),
             dim.size,
             dim.granule,
-            dim.valid
+            dim.valid,
+            order_and_parts(cx, dim)
         );
     }
     out.push_str("    },\n    {\n");
@@ -142,6 +144,30 @@ fn write_space(out: &mut String, cx: &Context<'_>) {
         let _ = writeln!(out, "        {{{}, {}}},", names::string(&axis.name), axis.size);
     }
     out.push_str("    },\n};\n\n");
+}
+
+/// The initializers behind the others, for a dimension whose tokens are not in a row or that is fetched.
+fn order_and_parts(cx: &Context<'_>, dim: &Dim) -> String {
+    let order = match &dim.order {
+        Order::Contiguous => "{}".to_owned(),
+        Order::Zigzag { parts } => format!("zigzag({parts})"),
+        Order::Striped { parts, block } => format!("striped({parts}, {block})"),
+        Order::Table(runs) => format!("table({})", ranges(runs)),
+    };
+    match &dim.fetched {
+        Some(Fetched { of, parts }) => {
+            let parts: Vec<String> = parts.iter().map(|p| ranges(p)).collect();
+            format!(", {order}, {{{}, {{{}}}}}", cx.dim(*of), parts.join(", "))
+        }
+        None if dim.order == Order::Contiguous => String::new(),
+        None => format!(", {order}"),
+    }
+}
+
+/// `Ranges{{0, 2}, {6, 8}}`.
+fn ranges(ranges: &[Range<u64>]) -> String {
+    let ranges: Vec<String> = ranges.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect();
+    format!("Ranges{{{}}}", ranges.join(", "))
 }
 
 fn write_tables(out: &mut String, cx: &Context<'_>) {
@@ -153,30 +179,35 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
         let split: Vec<String> = ty.layout.split.iter().map(axes).collect();
         let _ = writeln!(
             out,
-            "static const Type T{i} = {{{}, {{{}}}, {{{}}}, {}}};  // {}",
+            "static const Type T{i} = {{{}, {{{}}}, {{{}}}, {}{}}};  // {}",
             names::dtype(ty.dtype),
             dims.join(", "),
             split.join(", "),
             axes(&ty.layout.partial),
+            moves(cx, ty),
             names::comment(&cx.describe(ty)),
         );
     }
     out.push('\n');
     for (i, transfer) in cx.tables.transfers.iter().enumerate() {
-        let (kind, axis) = kind_of(cx, transfer);
+        let (kind, fetched) = kind_of(cx, transfer);
+        let Transfer { op, from, to } = transfer;
+        let axes: AxisList = boxes::axes(&cx.schedule.space, op, from, to).unwrap_or_default();
+        let axes: Vec<&str> = axes.iter().map(|&a| cx.axis(a)).collect();
         let ty = |ty: &TensorType| {
             cx.tables.types.iter().position(|t| t == ty).expect("a transfer's types are in the table")
         };
         let _ = writeln!(
             out,
-            "static const Transfer X{i} = {{Collective::{kind}, {axis}, T{}, T{}}};",
-            ty(&transfer.from),
-            ty(&transfer.to)
+            "static const Transfer X{i} = {{Collective::{kind}, {{{}}}, T{}, T{}{fetched}}};",
+            axes.join(", "),
+            ty(from),
+            ty(to)
         );
     }
     for (i, source) in cx.tables.sources.iter().enumerate() {
         let sizes = |list: &[u64]| list.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        let ranges = |list: &[std::ops::Range<u64>]| {
+        let ranges = |list: &[Range<u64>]| {
             list.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
         };
         let _ = writeln!(
@@ -197,15 +228,29 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
     out.push('\n');
 }
 
-/// The enumerator and the axis of a transfer.
-fn kind_of<'c>(cx: &'c Context<'_>, transfer: &Transfer) -> (&'static str, &'c str) {
+/// Parts of a type that have travelled, behind the other initializers; nothing where all are at home.
+fn moves(cx: &Context<'_>, ty: &TensorType) -> String {
+    let one = |m: &Move| {
+        let (first, last) = m.only.unwrap_or((0, cx.schedule.space.mesh.size(m.axis)));
+        format!("{{{}, {}, {first}, {last}}}", cx.axis(m.axis), m.by)
+    };
+    let moves: Vec<String> = ty.layout.moved.iter().map(one).collect();
+    if moves.is_empty() { String::new() } else { format!(", {{{}}}", moves.join(", ")) }
+}
+
+/// The enumerator of a transfer, and the dimension that is fetched behind the other initializers.
+fn kind_of(cx: &Context<'_>, transfer: &Transfer) -> (&'static str, String) {
+    let fetched = |dim: DimId| format!(", {}", cx.dim(dim));
     match &transfer.op {
-        Op::AllToAll { axis, .. } => ("AllToAll", cx.axis(*axis)),
-        Op::AllGather { axis, .. } => ("AllGather", cx.axis(*axis)),
-        Op::ReduceScatter { axis, .. } => ("ReduceScatter", cx.axis(*axis)),
-        Op::AllReduce { axis } => ("AllReduce", cx.axis(*axis)),
-        // Frames refuse transfers of other operations before they reach the table.
-        _ => ("Permute", "-1"),
+        Op::AllToAll { .. } => ("AllToAll", String::new()),
+        Op::AllGather { .. } => ("AllGather", String::new()),
+        Op::ReduceScatter { .. } => ("ReduceScatter", String::new()),
+        Op::AllReduce { .. } => ("AllReduce", String::new()),
+        Op::Permute if transfer.from.layout.split == transfer.to.layout.split => ("Travel", String::new()),
+        Op::Fetch { to } => ("Fetch", fetched(*to)),
+        Op::FetchSum { from } => ("FetchSum", fetched(*from)),
+        // Frames refuse transfers of operations that do not communicate before they reach the table.
+        _ => ("Permute", String::new()),
     }
 }
 
@@ -227,6 +272,9 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
         let _ = writeln!(out, "            {{{}}},", values.join(", "));
     }
     out.push_str("        },\n");
+    let sequence = |&(ty, dim): &(usize, usize)| format!("{{T{ty}, {dim}}}");
+    let sequences: Vec<String> = cx.tables.sequences.iter().map(sequence).collect();
+    let _ = writeln!(out, "        {{{}}},", sequences.join(", "));
     let _ = writeln!(out, "        {{{}}},", list("X", cx.tables.transfers.len()));
     let _ = writeln!(out, "        {{{}}},", outputs.join(", "));
     let _ = writeln!(out, "        {}, run,", id_bound(schedule));

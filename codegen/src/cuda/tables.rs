@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use ithaca_ir::mask::Bound;
-use ithaca_ir::ops::{Binding, Rotary};
+use ithaca_ir::ops::{Binding, RelativeBias, Rotary, Sides};
 use ithaca_ir::schedule::Transfer;
-use ithaca_ir::{DType, Mask, TensorType};
+use ithaca_ir::{DType, Dim, Mask, TensorType};
 
 /// A weight or input of the program, for all frames that read it.
 pub(super) struct Source {
@@ -29,8 +29,10 @@ pub(super) struct Tables {
     pub(super) types: Vec<TensorType>,
     pub(super) transfers: Vec<Transfer>,
     pub(super) sources: Vec<Source>,
-    /// Constants that kernels read: frequencies of rotary embeddings, strips of masks.
+    /// Constants that kernels read: frequencies of rotary embeddings, strips of masks, buckets of biases.
     pub(super) constants: Vec<Vec<f64>>,
+    /// Dimensions of tensors whose positions kernels ask for: the number of the type, and the dimension's place in it.
+    pub(super) sequences: Vec<(usize, usize)>,
 }
 
 impl Tables {
@@ -49,6 +51,35 @@ impl Tables {
     /// The number of a rotary embedding's frequencies.
     pub(super) fn frequencies(&mut self, rotary: &Rotary) -> usize {
         intern(&mut self.constants, &rotary.frequencies())
+    }
+
+    /// The number of the positions of a dimension of a type.
+    pub(super) fn sequence(&mut self, ty: &TensorType, place: usize) -> usize {
+        let ty = self.ty(ty);
+        intern(&mut self.sequences, &(ty, place))
+    }
+
+    /// The number of the distances at which the buckets of one side of a bias start, and how many these are.
+    ///
+    /// A bucket that no distance reaches starts behind all positions.
+    pub(super) fn buckets(&mut self, bias: &RelativeBias, buckets: u64) -> (usize, u64) {
+        let per_side = match bias.sides {
+            Sides::Both => buckets / 2,
+            Sides::Before => buckets,
+        };
+        let bucket = |distance: i64| bias.bucket(buckets, -distance);
+        let end = i64::try_from(Dim::MAX_SIZE).expect("positions are below 2^41");
+        let start = |i: u64| {
+            // Buckets do not descend with the distance.
+            let (mut low, mut high) = (0, end);
+            while low < high {
+                let middle = (low + high) / 2;
+                if bucket(middle) >= i { high = middle } else { low = middle + 1 }
+            }
+            low as f64
+        };
+        let bounds: Vec<f64> = (0..per_side).map(start).collect();
+        (intern(&mut self.constants, &bounds), per_side)
     }
 
     /// The number of the strips of a mask over `n_queries` and `n_keys` positions.

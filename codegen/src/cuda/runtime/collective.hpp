@@ -79,14 +79,73 @@ inline void move_blocks(const Device& device, Queue queue, DType dtype, const Re
     }
 }
 
+// The regions of blocks that are one region each, or none.
+inline std::vector<Region> regions_of(const std::vector<Block>& blocks) {
+    std::vector<Region> out;
+    for (const Block& block : blocks) out.insert(out.end(), block.begin(), block.end());
+    return out;
+}
+
+// Extents around dimension `at` of a box.
+inline kernel::PiecesShape pieces_shape(const Region& box, size_t at) {
+    kernel::PiecesShape s{1, box[at].size(), 1};
+    for (size_t d = 0; d < box.size(); ++d) {
+        if (d < at) s.outer *= box[d].size();
+        if (d > at) s.inner *= box[d].size();
+    }
+    return s;
+}
+
+// Copies the pieces of a fetch between a tensor and a wire, in one kernel however many they are.
+inline void move_pieces(const Device& device, Queue queue, DType dtype, const kernel::Pieces& pieces, const Region& box,
+                        size_t at, Direction direction, char* tensor, char* wire, int64_t n) {
+    const kernel::PiecesShape s = pieces_shape(box, at);
+    with_bits(dtype, [&](auto t) {
+        using T = decltype(t);
+        if (direction == Direction::ToWire)
+            launch(kernel::gather_pieces<T>, n, device.stream(queue), as<T>(tensor), as<T>(wire), pieces, s, n);
+        else
+            launch(kernel::scatter_pieces<T>, n, device.stream(queue), as<T>(wire), as<T>(tensor), pieces, s, n);
+    });
+}
+
+inline int64_t elements_of(const std::vector<Block>& blocks) {
+    int64_t n = 0;
+    for (const Block& block : blocks) n += elements(block);
+    return n;
+}
+
 inline void pack(const Device& device, Queue queue, size_t transfer, char* tensor, char* wire) {
     const Exchange& e = device.exchange(transfer);
-    move_blocks(device, queue, device.transfer(transfer).from.dtype, e.mine, e.send, Direction::ToWire, tensor, wire);
+    const Transfer& x = device.transfer(transfer);
+    if (x.is_fetch()) {
+        const kernel::Pieces pieces = device.pieces(transfer, kSent);
+        move_pieces(device, queue, x.from.dtype, pieces, e.mine, device.fetched_at(transfer), Direction::ToWire, tensor, wire,
+                    elements_of(e.send));
+        return;
+    }
+    move_blocks(device, queue, x.from.dtype, e.mine, regions_of(e.send), Direction::ToWire, tensor, wire);
 }
 
 inline void unpack(const Device& device, Queue queue, size_t transfer, char* wire, char* tensor) {
     const Exchange& e = device.exchange(transfer);
-    move_blocks(device, queue, device.transfer(transfer).to.dtype, e.wanted, e.recv, Direction::FromWire, tensor, wire);
+    const Transfer& x = device.transfer(transfer);
+    const DType dtype = x.to.dtype;
+    if (!x.is_fetch()) {
+        move_blocks(device, queue, dtype, e.wanted, regions_of(e.recv), Direction::FromWire, tensor, wire);
+        return;
+    }
+    const kernel::Pieces pieces = device.pieces(transfer, kReceived);
+    const size_t at = device.fetched_at(transfer);
+    if (!x.sums()) {
+        move_pieces(device, queue, dtype, pieces, e.wanted, at, Direction::FromWire, tensor, wire, elements_of(e.recv));
+        return;
+    }
+    const int64_t n = elements(e.wanted);
+    with_any(dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::sum_pieces<T>, n, device.stream(queue), as<T>(wire), as<T>(tensor), pieces, pieces_shape(e.wanted, at), n);
+    });
 }
 
 // Keeps this rank's part; nothing is sent.
@@ -96,14 +155,30 @@ inline void slice(const Device& device, Queue queue, View x, View z) {
     move_blocks(device, queue, x.type.dtype, from, {to}, Direction::ToWire, x.data, z.data);
 }
 
-inline bool all_equal(const std::vector<Region>& blocks) {
-    for (const Region& block : blocks)
+inline bool all_equal(const std::vector<Block>& blocks) {
+    for (const Block& block : blocks)
         if (elements(block) != elements(blocks.front())) return false;
     return true;
 }
 
-// Sends blocks that lie one after another and receives others so; the own block is copied.
-inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, ncclComm_t comm,
+// A communicator with the numbers that the members of a group have in it.
+struct Peers {
+    ncclComm_t comm;
+    std::vector<int> numbers;
+};
+
+// Along one axis its communicator, else the world.
+inline Peers peers_of(const Device& device, const Transfer& x, const Exchange& e) {
+    const Communicators& comms = device.communicators();
+    Peers peers{x.axes.size() == 1 ? comms.axes[x.axes[0]] : comms.world, {}};
+    for (size_t i = 0; i < e.group.size(); ++i)
+        peers.numbers.push_back(static_cast<int>(x.axes.size() == 1 ? static_cast<int64_t>(i) : e.group[i]));
+    return peers;
+}
+
+// Sends blocks that lie one after another and receives others so; the own block is copied. Ranks that exchange nothing
+// issue nothing.
+inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, const Peers& peers,
                             char* from, char* to) {
     const int64_t width = bytes_of(dtype);
     const ncclDataType_t type = nccl_type(dtype);
@@ -112,15 +187,15 @@ inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e
     int64_t own = 0;
     ITHACA_NCCL(ncclGroupStart());
     for (size_t i = 0; i < e.group.size(); ++i) {
-        const int peer = static_cast<int>(i);
+        const int peer = peers.numbers[i];
         const int64_t n_send = elements(e.send[i]), n_recv = elements(e.recv[i]);
         if (e.group[i] == device.rank()) {
             own_from = from;
             own_to = to;
             own = n_send;
         } else {
-            if (n_send > 0) ITHACA_NCCL(ncclSend(from, static_cast<size_t>(n_send), type, peer, comm, stream));
-            if (n_recv > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n_recv), type, peer, comm, stream));
+            if (n_send > 0) ITHACA_NCCL(ncclSend(from, static_cast<size_t>(n_send), type, peer, peers.comm, stream));
+            if (n_recv > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n_recv), type, peer, peers.comm, stream));
         }
         from += n_send * width;
         to += n_recv * width;
@@ -131,22 +206,22 @@ inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e
 }
 
 // Sends its one block to every member that wants it, and receives the blocks in order.
-inline void gather_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, ncclComm_t comm, char* from,
+inline void gather_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, const Peers& peers, char* from,
                           char* to) {
     const cudaStream_t stream = device.stream(queue);
     const ncclDataType_t type = nccl_type(dtype);
     const int64_t own = elements(e.mine), width = bytes_of(dtype);
     ITHACA_NCCL(ncclGroupStart());
     for (size_t i = 0; i < e.group.size(); ++i) {
-        const int peer = static_cast<int>(i);
+        const int peer = peers.numbers[i];
         const int64_t n = elements(e.recv[i]);
         if (e.group[i] == device.rank()) {
             if (n > 0)
                 ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(n * width), cudaMemcpyDeviceToDevice, stream));
         } else {
             if (own > 0 && elements(e.send[i]) > 0)
-                ITHACA_NCCL(ncclSend(from, static_cast<size_t>(own), type, peer, comm, stream));
-            if (n > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n), type, peer, comm, stream));
+                ITHACA_NCCL(ncclSend(from, static_cast<size_t>(own), type, peer, peers.comm, stream));
+            if (n > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n), type, peer, peers.comm, stream));
         }
         to += n * width;
     }
@@ -157,17 +232,20 @@ inline void gather_blocks(const Device& device, Queue queue, const Exchange& e, 
 inline void exchange(const Device& device, Queue queue, size_t transfer, char* from, char* to) {
     const Transfer& x = device.transfer(transfer);
     const Exchange& e = device.exchange(transfer);
-    const Communicators& comms = device.communicators();
-    const ncclComm_t comm = x.axis < 0 ? comms.world : comms.axes[x.axis];
+    const Peers peers = peers_of(device, x, e);
+    const ncclComm_t comm = peers.comm;
     const DType dtype = x.from.dtype;
     const cudaStream_t stream = device.stream(queue);
     switch (x.kind) {
         case Collective::AllToAll:
-            return exchange_blocks(device, queue, e, dtype, comm, from, to);
+        case Collective::Fetch:
+        case Collective::FetchSum:
+            return exchange_blocks(device, queue, e, dtype, peers, from, to);
+        case Collective::Travel:
         case Collective::Permute:
-            return gather_blocks(device, queue, e, dtype, comm, from, to);
+            return gather_blocks(device, queue, e, dtype, peers, from, to);
         case Collective::AllGather:
-            if (!all_equal(e.recv)) return gather_blocks(device, queue, e, dtype, comm, from, to);
+            if (!all_equal(e.recv)) return gather_blocks(device, queue, e, dtype, peers, from, to);
             ITHACA_NCCL(ncclAllGather(from, to, static_cast<size_t>(elements(e.mine)), nccl_type(dtype), comm, stream));
             return;
         case Collective::ReduceScatter:

@@ -1,13 +1,15 @@
 // One rank's device: memory, streams, events, communicators.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
+#include "boxes.hpp"
 #include "check.hpp"
+#include "kernels/copy.cuh"
 #include "rendezvous.hpp"
 #include "source.hpp"
-#include "space.hpp"
 
 namespace ithaca {
 
@@ -22,6 +24,15 @@ struct OutputOf {
     int64_t offset;  // from the start of the frame of main, bytes
 };
 
+// A dimension of a tensor whose positions kernels ask for.
+struct SequenceOf {
+    const Type& type;
+    size_t dim;  // counted in the type
+};
+
+// An end of a collective.
+enum Side { kSent = 0, kReceived = 1 };
+
 class Device;
 
 // A schedule, as the generated source states it.
@@ -31,6 +42,7 @@ struct Program {
     int n_events;
     std::vector<const Source*> sources;
     std::vector<std::vector<double>> tables;  // constants that kernels read: rotary frequencies, masks
+    std::vector<SequenceOf> sequences;
     std::vector<const Transfer*> transfers;
     std::vector<OutputOf> outputs;
     int64_t id_bound;  // token ids lie below
@@ -54,7 +66,7 @@ struct Communicators {
         for (size_t a = 0; a < space.axes.size(); ++a) {
             const int axis = static_cast<int>(a);
             const int key = static_cast<int>(space.coordinate(self.rank, axis));
-            const int color = static_cast<int>(space.group(self.rank, axis).front());
+            const int color = static_cast<int>(space.group(self.rank, {axis}).front());
             axes.push_back(nullptr);
             ITHACA_NCCL(ncclCommSplit(world, color, key, &axes.back(), nullptr));
         }
@@ -78,6 +90,8 @@ class Device {
         for (const Transfer* transfer : program.transfers) {
             exchanges_.push_back(exchange_of(program.space, *transfer, rank));
         }
+        list_runs();
+        list_pieces();
         allocate();
         load(tensors);
         ITHACA_CUDA(cudaDeviceSynchronize());
@@ -115,6 +129,17 @@ class Device {
     }
     const double* table(size_t i) const { return reinterpret_cast<const double*>(memory_ + tables_[i]); }
 
+    // The positions of the tokens that this rank holds.
+    kernel::Sequence sequence(size_t i) const {
+        return {integers(sequences_[i]), static_cast<int64_t>(lists_[sequences_[i]].size()) / 3};
+    }
+    // The pieces of a fetch or its adjoint, and the dimension of its tensors that they cut.
+    kernel::Pieces pieces(size_t transfer, Side side) const {
+        const size_t list = pieces_[transfer][side];
+        return {integers(list), static_cast<int64_t>(lists_[list].size()) / 3};
+    }
+    size_t fetched_at(size_t transfer) const { return fetched_at_[transfer]; }
+
     void wait(Queue queue, int event) const { ITHACA_CUDA(cudaStreamWaitEvent(streams_[queue], events_[event], 0)); }
     void record(Queue queue, int event) const { ITHACA_CUDA(cudaEventRecord(events_[event], streams_[queue])); }
 
@@ -137,6 +162,38 @@ class Device {
     }
 
   private:
+    void list_runs() {
+        for (const SequenceOf& of : program_.sequences) {
+            const Range held = space().local_box(of.type, rank_)[of.dim];
+            std::vector<int64_t> list;
+            for (const Run& run : space().position_runs(of.type.dims[of.dim], held))
+                list.insert(list.end(), {run.index - held.start, run.position, run.len});
+            sequences_.push_back(lists_.size());
+            lists_.push_back(list);
+        }
+    }
+
+    void list_pieces() {
+        for (size_t i = 0; i < exchanges_.size(); ++i) {
+            const Transfer& x = *program_.transfers[i];
+            pieces_.push_back({0, 0});
+            fetched_at_.push_back(0);
+            if (!x.is_fetch()) continue;
+            const std::vector<int>& dims = x.sums() ? x.from.dims : x.to.dims;
+            fetched_at_[i] = static_cast<size_t>(std::find(dims.begin(), dims.end(), x.fetched) - dims.begin());
+            for (Side side : {kSent, kReceived}) {
+                const Exchange& e = exchanges_[i];
+                pieces_[i][side] = lists_.size();
+                lists_.push_back(side == kSent ? pieces_of(e.send, e.mine, fetched_at_[i])
+                                               : pieces_of(e.recv, e.wanted, fetched_at_[i]));
+            }
+        }
+    }
+
+    const int64_t* integers(size_t list) const {
+        return reinterpret_cast<const int64_t*>(memory_ + offsets_of_lists_[list]);
+    }
+
     // One allocation: the arena, then weights and inputs, then tables.
     void allocate() {
         bytes_ = aligned(program_.arena_bytes);
@@ -154,6 +211,10 @@ class Device {
         for (const auto& table : program_.tables) {
             tables_.push_back(bytes_);
             bytes_ += aligned(static_cast<int64_t>(table.size() * sizeof(double)));
+        }
+        for (const auto& list : lists_) {
+            offsets_of_lists_.push_back(bytes_);
+            bytes_ += aligned(static_cast<int64_t>(list.size() * sizeof(int64_t)));
         }
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
     }
@@ -174,6 +235,9 @@ class Device {
             ITHACA_CUDA(cudaMemcpy(memory_ + tables_[i], table.data(), table.size() * sizeof(double),
                                    cudaMemcpyHostToDevice));
         }
+        for (size_t i = 0; i < lists_.size(); ++i)
+            ITHACA_CUDA(cudaMemcpy(memory_ + offsets_of_lists_[i], lists_[i].data(), lists_[i].size() * sizeof(int64_t),
+                                   cudaMemcpyHostToDevice));
     }
 
     const Program& program_;
@@ -185,6 +249,11 @@ class Device {
     std::vector<Exchange> exchanges_;
     std::vector<std::vector<int64_t>> offsets_;
     std::vector<int64_t> tables_;
+    // Lists of integers that depend on the rank, where they lie, and who they are for.
+    std::vector<std::vector<int64_t>> lists_;
+    std::vector<int64_t> offsets_of_lists_;
+    std::vector<size_t> sequences_, fetched_at_;
+    std::vector<std::array<size_t, 2>> pieces_;
     char* memory_ = nullptr;
     int64_t bytes_ = 0;
 };

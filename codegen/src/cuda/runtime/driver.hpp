@@ -64,8 +64,8 @@ inline Options parse(int argc, char** argv) {
     return options;
 }
 
-// Outputs, whole, on rank 0: each distinct part is sent once and put where it belongs; pending sums are taken, padding
-// is cut off. Not part of what is timed.
+// Outputs, whole, on rank 0: each distinct part is sent once and put where it belongs, by position; pending sums are
+// taken, padding is cut off. Not part of what is timed.
 inline std::vector<HostTensor> gather_outputs(const Program& program, const Device& device, int64_t n_ranks) {
     const Space& space = program.space;
     const ncclComm_t comm = device.communicators().world;
@@ -109,17 +109,19 @@ inline std::vector<HostTensor> gather_outputs(const Program& program, const Devi
             std::vector<char> host(count);
             ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
             if (rank != 0) ITHACA_CUDA(cudaFree(from));
-            std::vector<int64_t> index;
-            for (const Range& r : box) index.push_back(r.start);
+            std::vector<std::vector<int64_t>> places;
+            for (size_t d = 0; d < box.size(); ++d) places.push_back(space.own_positions(type.dims[d], box[d]));
+            std::vector<size_t> index(box.size(), 0);
             for (int64_t i = 0; i < size; ++i) {
                 int64_t at = 0;
                 bool padding = false;
                 for (size_t d = 0; d < box.size(); ++d) {
-                    padding = padding || index[d] >= shape[d];
-                    at += index[d] * strides[d];
+                    const int64_t place = places[d][index[d]];
+                    padding = padding || place >= shape[d];
+                    at += place * strides[d];
                 }
                 if (!padding) whole.values[static_cast<size_t>(at)] += load_element(type.dtype, host.data() + i * width);
-                for (size_t d = box.size(); d-- > 0 && ++index[d] == box[d].end;) index[d] = box[d].start;
+                for (size_t d = box.size(); d-- > 0 && ++index[d] == places[d].size();) index[d] = 0;
             }
         }
         out.push_back(std::move(whole));

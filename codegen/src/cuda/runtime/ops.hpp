@@ -1,7 +1,6 @@
 // Operations on local tensors: shapes and strides from types and the rank, then a kernel.
 #pragma once
 
-#include "kernels/attention.cuh"
 #include "kernels/copy.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/norm.cuh"
@@ -133,52 +132,6 @@ inline void rotary(const Device& device, Queue queue, int over, int64_t width, d
     });
 }
 
-// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]. Scaled scores are bounded by `softcap`
-// unless it is zero.
-inline void attention(const Device& device, Queue queue, const kernel::Mask& mask, double factor, double softcap, View q,
-                      View k, View v, View o) {
-    const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
-    const size_t n_dims = q.type.dims.size();
-    kernel::AttentionShape s{};
-    s.front = 1;
-    for (size_t d = 0; d + 3 < n_dims; ++d) s.front *= lq.extents[d];
-    s.queries = lq.extents[n_dims - 3];
-    s.heads = lq.extents[n_dims - 2];
-    s.width = lq.extents[n_dims - 1];
-    s.keys = lk.extents[n_dims - 3];
-    s.kv_heads = lk.extents[n_dims - 2];
-    s.value_width = lv.extents[n_dims - 1];
-    s.query_start = lq.box[n_dims - 3].start;
-    s.key_start = lk.box[n_dims - 3].start;
-    s.valid_keys = device.space().dims[k.type.dims[n_dims - 3]].valid;
-    s.mask = mask;
-    s.scale = factor;
-    s.softcap = softcap;
-    if (s.kv_heads == 0) return;
-    auto tiled = [&](auto t, auto tiled_kernel, int64_t tile) {
-        using T = decltype(t);
-        const int64_t n = s.front * s.queries * s.heads * ((s.value_width + tile - 1) / tile);
-        launch(tiled_kernel, n, device.stream(queue), as<T>(q.data), as<T>(k.data), as<T>(v.data), as<T>(o.data), s, n);
-    };
-    with_float(q.type.dtype, [&](auto t) {
-        using T = decltype(t);
-        if (s.value_width <= 64) return tiled(t, kernel::attention<T, 64>, 64);
-        tiled(t, kernel::attention<T, 128>, 128);
-    });
-}
-
-// The mask keeps keys from `left` positions before the query to `right` behind it; negative is unbounded.
-inline void attention(const Device& device, Queue queue, int64_t left, int64_t right, double factor, double softcap,
-                      View q, View k, View v, View o) {
-    attention(device, queue, kernel::Mask{left, right, nullptr}, factor, softcap, q, k, v, o);
-}
-
-// The mask is a table of strips.
-inline void attention(const Device& device, Queue queue, const double* strips, double factor, double softcap, View q,
-                      View k, View v, View o) {
-    attention(device, queue, kernel::Mask{-1, -1, strips}, factor, softcap, q, k, v, o);
-}
-
 // The table's first dimension is looked up.
 inline void embed(const Device& device, Queue queue, View table, View ids, View z) {
     const Local lt(device, table.type), lz(device, z.type);
@@ -190,10 +143,11 @@ inline void embed(const Device& device, Queue queue, View table, View ids, View 
     });
 }
 
-inline void positions(const Device& device, Queue queue, View z) {
+inline void positions(const Device& device, Queue queue, const kernel::Sequence& sequence, View z) {
     const Local lz(device, z.type);
-    launch(kernel::positions<int32_t>, lz.size, device.stream(queue), as<int32_t>(z.data), lz.size, lz.box[0].start,
-           device.space().dims[z.type.dims[0]].valid);
+    const Space& space = device.space();
+    launch(kernel::positions<int32_t>, lz.size, device.stream(queue), as<int32_t>(z.data), lz.size, sequence,
+           space.dims[space.sequence(z.type.dims[0])].valid);
 }
 
 // Repeats each element of dimension `from`; the result has dimension `to` in its place.

@@ -158,21 +158,33 @@ inline std::vector<char> load_source(const Space& space, const Source& source, i
         throw Error("tensor `" + name + "` is not in the file of " + (source.file == File::Inputs ? "inputs" : "weights"));
     }
 
+    // Where the stored tensor has each index that the rank holds: by position, a copy where its original is.
     const Region box = space.local_box(type, rank);
+    std::vector<std::vector<int64_t>> places;
+    for (size_t d = 0; d < n_dims; ++d) {
+        const int dim = type.dims[d], of = space.dims[dim].copies;
+        if (of < 0) {
+            places.push_back(space.own_positions(dim, box[d]));
+            continue;
+        }
+        const std::vector<int64_t> originals = space.own_positions(of, {0, space.dims[of].size});
+        places.push_back({});
+        for (int64_t i = box[d].start; i < box[d].end; ++i)
+            places.back().push_back(originals[static_cast<size_t>(i / copies[d])]);
+    }
     const int64_t n = elements(box), width = bytes_of(type.dtype);
     std::vector<char> out(static_cast<size_t>(n * width), 0);
-    std::vector<int64_t> index;
-    for (const Range& r : box) index.push_back(r.start);
+    std::vector<size_t> index(n_dims, 0);
     for (int64_t i = 0; i < n; ++i) {
         int64_t at = 0;
         bool padding = false;
         for (size_t d = 0; d < n_dims; ++d) {
-            const int64_t j = copies[d] == 1 ? index[d] : index[d] / copies[d];
-            padding = padding || j >= held[d];
-            at += j * held_strides[d];
+            const int64_t place = places[d][index[d]];
+            padding = padding || place >= held[d];
+            at += place * held_strides[d];
         }
         if (!padding) store_element(type.dtype, out.data() + i * width, element(stored_index(at)));
-        for (size_t d = n_dims; d-- > 0 && ++index[d] == box[d].end;) index[d] = box[d].start;
+        for (size_t d = n_dims; d-- > 0 && ++index[d] == places[d].size();) index[d] = 0;
     }
     return out;
 }

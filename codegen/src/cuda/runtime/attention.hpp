@@ -1,0 +1,223 @@
+// Attention, forward and backward, and what joins its parts: shapes from types and the rank, then a kernel.
+#pragma once
+
+#include "kernels/attention.cuh"
+#include "kernels/attention_backward.cuh"
+#include "kernels/partial.cuh"
+#include "ops.hpp"
+
+namespace ithaca {
+
+using Views = std::vector<View>;
+using kernel::Dropout;
+
+// A mask that keeps keys from `left` positions before the query to `right` behind it; negative is unbounded.
+inline kernel::Mask band(int64_t left, int64_t right) { return {left, right, nullptr}; }
+// A mask that is a table of strips.
+inline kernel::Mask strips(const double* table) { return {-1, -1, table}; }
+
+// Buckets of a bias: the distances at which they start.
+struct Buckets {
+    const double* bounds = nullptr;  // none: no bias
+    int64_t per_side = 0;
+    bool both_sides = false;
+};
+
+// What the program says of an attention: its roles, the positions held, and how scores are made.
+struct Attention {
+    int heads, kv_heads, keys;  // dimensions
+    kernel::Sequence query_positions, key_positions;
+    kernel::Mask mask;
+    double scale;
+    double softcap;  // zero: none
+    Buckets buckets = {};
+    Dropout dropout = {};
+};
+
+inline Reals reals(View x) {
+    switch (x.type.dtype) {
+        case DType::F64: return {x.data, Storage::F64};
+        case DType::F16: return {x.data, Storage::F16};
+        case DType::BF16: return {x.data, Storage::BF16};
+        case DType::F32: case DType::I32: return {x.data, Storage::F32};
+    }
+    return {x.data, Storage::F32};
+}
+
+// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]; the bias, if there is one, behind.
+inline kernel::AttentionShape shape_of(const Device& device, const Attention& a, View q, View k, View v, const View* bias) {
+    const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
+    const Space& space = device.space();
+    const size_t n = q.type.dims.size();
+    kernel::AttentionShape s{};
+    s.front = 1;
+    std::vector<int64_t> whole;
+    for (size_t d = 0; d + 3 < n; ++d) whole.push_back(space.dims[q.type.dims[d]].size);
+    const std::vector<int64_t> steps = row_major(whole);
+    for (size_t d = 0; d + 3 < n; ++d) {
+        s.front *= lq.extents[d];
+        s.sequences.extent[d] = lq.extents[d];
+        s.sequences.stride[0][d] = steps[d];
+        s.first_sequence += lq.box[d].start * steps[d];
+    }
+    s.sequences.n = static_cast<int>(n) - 3;
+    s.queries = lq.extents[n - 3];
+    s.heads = lq.extents[n - 2];
+    s.width = lq.extents[n - 1];
+    s.keys = lk.extents[n - 3];
+    s.kv_heads = lk.extents[n - 2];
+    s.value_width = lv.extents[n - 1];
+    s.first_head = lq.box[n - 2].start;
+    s.first_kv_head = lk.box[n - 2].start;
+    s.group = space.dims[a.heads].size / space.dims[a.kv_heads].size;
+    s.query_positions = a.query_positions;
+    s.key_positions = a.key_positions;
+    s.valid_keys = space.dims[space.sequence(a.keys)].valid;
+    s.mask = a.mask;
+    s.scale = a.scale;
+    s.softcap = a.softcap;
+    if (bias != nullptr) s.bias = {a.buckets.bounds, a.buckets.per_side, a.buckets.both_sides, reals(*bias)};
+    s.dropout = a.dropout;
+    return s;
+}
+
+// Calls `body` with a value of the operands' element type and one of the results', which is the same or f32.
+template <typename Body>
+void with_result(DType from, DType to, const Body& body) {
+    with_float(from, [&](auto t) {
+        if (to == from) return body(t, t);
+        body(t, float{});
+    });
+}
+
+// From q, k, v and maybe a bias to o and maybe lse.
+inline void attention(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
+    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], x.size() > 3 ? &x[3] : nullptr);
+    float* const lse = z.size() > 1 ? as<float>(z[1].data) : nullptr;
+    auto tiled = [&](auto t, auto u, auto tiled_kernel, int64_t tile) {
+        using T = decltype(t);
+        using O = decltype(u);
+        const int64_t n = s.front * s.queries * s.heads * ((s.value_width + tile - 1) / tile);
+        launch(tiled_kernel, n, device.stream(queue), as<T>(x[0].data), as<T>(x[1].data), as<T>(x[2].data),
+               as<O>(z[0].data), lse, s, n);
+    };
+    with_result(x[0].type.dtype, z[0].type.dtype, [&](auto t, auto u) {
+        using T = decltype(t);
+        using O = decltype(u);
+        if (s.value_width <= 64) return tiled(t, u, kernel::attention<T, O, 64>, 64);
+        tiled(t, u, kernel::attention<T, O, 128>, 128);
+    });
+}
+
+// From q, k, v, d_o, lse, delta and maybe a bias to dq, dk and dv.
+inline void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
+    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], x.size() > 6 ? &x[6] : nullptr);
+    const kernel::Gradient g{reals(x[3]), reals(x[4]), reals(x[5])};
+    constexpr int64_t kTile = 64;
+    with_result(x[0].type.dtype, z[0].type.dtype, [&](auto t, auto u) {
+        using T = decltype(t);
+        using O = decltype(u);
+        const T *q = as<T>(x[0].data), *k = as<T>(x[1].data), *v = as<T>(x[2].data);
+        const int64_t rows = s.front * s.queries * s.heads * ((s.width + kTile - 1) / kTile);
+        launch(kernel::attention_backward_queries<T, O, kTile>, rows, device.stream(queue), q, k, v, g, as<O>(z[0].data), s, rows);
+        const int64_t widest = std::max(s.width, s.value_width);
+        const int64_t columns = s.front * s.keys * s.kv_heads * ((widest + kTile - 1) / kTile);
+        launch(kernel::attention_backward_keys<T, O, kTile>, columns, device.stream(queue), q, k, v, g, as<O>(z[1].data),
+               as<O>(z[2].data), s, columns);
+    });
+}
+
+// Explicit rows: the scores of the keys held.
+inline void scores(const Device& device, Queue queue, const Attention& a, View q, View k, View z) {
+    const kernel::AttentionShape s = shape_of(device, a, q, k, k, nullptr);
+    const int64_t n = s.front * s.queries * s.heads;
+    with_float(q.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::scores<T>, n, device.stream(queue), as<T>(q.data), as<T>(k.data), as<float>(z.data), s,
+               Local(device, z.type).extents.back(), n);
+    });
+}
+
+// The values of the keys held, weighed by explicit rows. The rows stand for q in the shape, their columns for its width.
+inline void weigh(const Device& device, Queue queue, const Attention& a, View rows, View lse, View v, View z) {
+    const kernel::AttentionShape s = shape_of(device, a, rows, v, v, nullptr);
+    const int64_t n = Local(device, z.type).size;
+    with_float(v.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::weigh<T>, n, device.stream(queue), reals(rows), reals(lse), as<T>(v.data), as<float>(z.data), s, s.width, n);
+    });
+}
+
+// Calls `body` with values of the element types of o and lse.
+template <typename Body>
+void with_part(View o, View lse, const Body& body) {
+    with_float(o.type.dtype, [&](auto t) { with_float(lse.type.dtype, [&](auto l) { body(t, l); }); });
+}
+
+// A rank that holds nothing of the second part keeps the first.
+inline void merge(const Device& device, Queue queue, View o, View lse, View more_o, View more_lse, View z, View z_lse) {
+    const int64_t n = Local(device, o.type).size, rows = Local(device, lse.type).size;
+    if (Local(device, more_o.type).size == 0) {
+        copy(device, queue, n * bytes_of(o.type.dtype), o.data, z.data);
+        copy(device, queue, rows * bytes_of(lse.type.dtype), lse.data, z_lse.data);
+        return;
+    }
+    with_part(o, lse, [&](auto t, auto l) {
+        using T = decltype(t);
+        using L = decltype(l);
+        launch(kernel::merge<T, L>, n, device.stream(queue), as<T>(o.data), as<L>(lse.data), as<T>(more_o.data),
+               as<L>(more_lse.data), as<T>(z.data), as<L>(z_lse.data), n / rows, n);
+    });
+}
+
+inline void merge_parts(const Device& device, Queue queue, View o, View lse, View z, View z_lse) {
+    const int64_t n = Local(device, z.type).size, rows = Local(device, z_lse.type).size;
+    if (n == 0) return;
+    with_part(o, lse, [&](auto t, auto l) {
+        using T = decltype(t);
+        using L = decltype(l);
+        launch(kernel::merge_parts<T, L>, n, device.stream(queue), as<T>(o.data), as<L>(lse.data), as<T>(z.data),
+               as<L>(z_lse.data), Local(device, o.type).extents.front(), n / rows, n);
+    });
+}
+
+inline void sink(const Device& device, Queue queue, View o, View lse, View logits, View z, View z_lse) {
+    const Local rows(device, lse.type), heads(device, logits.type);
+    const int64_t n = Local(device, o.type).size;
+    if (n == 0) return;
+    Walk<1> walk;
+    for (size_t d = 0; d < lse.type.dims.size(); ++d) {
+        walk.extent[walk.n] = rows.extents[d];
+        walk.stride[0][walk.n++] = stride_of(logits.type, heads, lse.type.dims[d]);
+    }
+    with_part(o, lse, [&](auto t, auto l) {
+        using T = decltype(t);
+        using L = decltype(l);
+        launch(kernel::sink<T, L>, n, device.stream(queue), as<T>(o.data), as<L>(lse.data), reals(logits), as<T>(z.data),
+               as<L>(z_lse.data), walk, n / rows.size, n);
+    });
+}
+
+// A rank that holds nothing of y keeps x.
+inline void accumulate(const Device& device, Queue queue, View x, View y, View z) {
+    if (Local(device, y.type).size > 0) return binary(device, queue, Binary::Add, x, y, z);
+    copy(device, queue, Local(device, x.type).size * bytes_of(x.type.dtype), x.data, z.data);
+}
+
+inline void row_lse(const Device& device, Queue queue, int over, View x, View z) {
+    const Local lx(device, x.type);
+    Walk<1> lines;
+    for (size_t d = 0; d < x.type.dims.size(); ++d) {
+        if (x.type.dims[d] == over) continue;
+        lines.extent[lines.n] = lx.extents[d];
+        lines.stride[0][lines.n++] = lx.strides[d];
+    }
+    const int64_t n = lines.size();
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::row_lse<T>, n, device.stream(queue), as<T>(x.data), as<T>(z.data), lines,
+               extent_along(device, x.type, over), stride_along(device, x.type, over), n);
+    });
+}
+
+}  // namespace ithaca

@@ -1,0 +1,89 @@
+// Gradients of attention, by the weights that the forward's lse gives back (FlashAttention-2, arXiv 2307.08691, algorithm
+// 2): p = exp(score - lse), dv = sum p' d_o, ds = p (kept d_o.v - delta), dq = scale sum ds slope k, and dk likewise.
+//
+// Two kernels, so that no two threads add to one element: one for queries, one for keys. Each computes scores again.
+#pragma once
+
+#include "score.cuh"
+
+namespace ithaca::kernel {
+
+// What the backward pass gets beside q, k and v, row by row as queries are.
+struct Gradient {
+    Reals d_o, lse, delta;
+};
+
+// The weight of a query and a key, and the gradient of scale q.k.
+template <typename A>
+struct Pair {
+    A weight, gradient;
+};
+
+template <typename T>
+__device__ inline Pair<Acc<T>> pair_of(const AttentionShape& s, const T* q, const T* k, const T* v, const Gradient& g,
+                                       int64_t front, int64_t head, int64_t row, int64_t kv, int64_t at_query, int64_t at_key) {
+    using A = Acc<T>;
+    const A lse = static_cast<A>(g.lse[row]);
+    if (lse == nothing<A>()) return {A(0), A(0)};
+    const Score<A> x = score(s, q + row * s.width, k + kv * s.width, head, at_query, at_key);
+    const A p = exponential(x.value - lse), kept = static_cast<A>(s.kept(front, head, at_query, at_key));
+    A product = 0;
+    for (int64_t c = 0; c < s.value_width; ++c)
+        product += static_cast<A>(g.d_o[row * s.value_width + c]) * widen(v[kv * s.value_width + c]);
+    return {p * kept, static_cast<A>(s.scale) * x.slope * p * (kept * product - static_cast<A>(g.delta[row]))};
+}
+
+template <typename T, typename O, int kTile>
+__global__ void attention_backward_queries(const T* q, const T* k, const T* v, Gradient g, O* dq, AttentionShape s, int64_t n) {
+    using A = Acc<T>;
+    const int64_t tiles = (s.width + kTile - 1) / kTile;
+    ITHACA_FOR(i, n) {
+        const int64_t head = i % s.heads, column = i / s.heads % tiles * kTile;
+        const int64_t query = i / s.heads / tiles % s.queries, front = i / s.heads / tiles / s.queries;
+        const int64_t position = position_of(s.query_positions, query);
+        const int64_t row = s.query_row(front, query, head), kv_head = s.served_by(head);
+        const int columns = static_cast<int>(s.width - column < kTile ? s.width - column : kTile);
+        A sum[kTile];
+        for (int c = 0; c < kTile; ++c) sum[c] = 0;
+        for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
+            const int64_t kv = s.key_row(front, t, kv_head);
+            const A gradient = pair_of(s, q, k, v, g, front, head, row, kv, position, at_key).gradient;
+            const T* key = k + kv * s.width + column;
+            for (int c = 0; c < columns; ++c) sum[c] += gradient * widen(key[c]);
+        });
+        for (int c = 0; c < columns; ++c) dq[row * s.width + column + c] = narrow<O>(sum[c]);
+    }
+}
+
+// A thread takes one key, one key/value head and `kTile` columns of both gradients.
+template <typename T, typename O, int kTile>
+__global__ void attention_backward_keys(const T* q, const T* k, const T* v, Gradient g, O* dk, O* dv, AttentionShape s,
+                                        int64_t n) {
+    using A = Acc<T>;
+    const int64_t widest = s.width > s.value_width ? s.width : s.value_width, tiles = (widest + kTile - 1) / kTile;
+    ITHACA_FOR(i, n) {
+        const int64_t kv_head = i % s.kv_heads, column = i / s.kv_heads % tiles * kTile;
+        const int64_t t = i / s.kv_heads / tiles % s.keys, front = i / s.kv_heads / tiles / s.keys;
+        const int64_t at_key = position_of(s.key_positions, t), kv = s.key_row(front, t, kv_head);
+        A sum_k[kTile], sum_v[kTile];
+        for (int c = 0; c < kTile; ++c) sum_k[c] = sum_v[c] = 0;
+        for (int64_t query = 0; query < s.queries && at_key < s.valid_keys; ++query) {
+            const int64_t position = position_of(s.query_positions, query);
+            if (!sees(s.mask, position, at_key)) continue;
+            for (int64_t head = 0; head < s.heads; ++head) {
+                if (s.served_by(head) != kv_head) continue;
+                const int64_t row = s.query_row(front, query, head);
+                const Pair<A> x = pair_of(s, q, k, v, g, front, head, row, kv, position, at_key);
+                for (int c = 0; c < kTile && column + c < s.width; ++c)
+                    sum_k[c] += x.gradient * widen(q[row * s.width + column + c]);
+                for (int c = 0; c < kTile && column + c < s.value_width; ++c)
+                    sum_v[c] += x.weight * static_cast<A>(g.d_o[row * s.value_width + column + c]);
+            }
+        }
+        for (int c = 0; c < kTile && column + c < s.width; ++c) dk[kv * s.width + column + c] = narrow<O>(sum_k[c]);
+        for (int c = 0; c < kTile && column + c < s.value_width; ++c)
+            dv[kv * s.value_width + column + c] = narrow<O>(sum_v[c]);
+    }
+}
+
+}  // namespace ithaca::kernel

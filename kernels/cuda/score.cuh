@@ -1,0 +1,107 @@
+// What a query and a key of an attention give: their score, its slope, and whether dropout keeps the weight.
+#pragma once
+
+#include "sequence.cuh"
+
+namespace ithaca::kernel {
+
+// A bias learned by relative position (T5: Raffel et al., arXiv 1910.10683, section 2.1): a table [buckets, heads]. The
+// bucket of a distance is the number of bounds at or below it, less one; keys after the query have buckets of their own
+// where there are two sides, and else no distance.
+struct Bias {
+    const double* bounds;  // or none: no bias
+    int64_t per_side;
+    bool both_sides;
+    Reals table;
+
+    __device__ double at(int64_t query, int64_t key, int64_t head, int64_t heads) const {
+        int64_t distance = query - key, side = 0;
+        if (distance < 0) {
+            side = both_sides ? per_side : 0;
+            distance = both_sides ? -distance : 0;
+        }
+        int64_t low = 0, high = per_side - 1;  // the last bound at or below the distance
+        while (low < high) {
+            const int64_t middle = (low + high + 1) / 2;
+            if (bounds[middle] <= static_cast<double>(distance)) low = middle;
+            else high = middle - 1;
+        }
+        return table[(side + low) * heads + head];
+    }
+};
+
+// Dropout of weights, by sequence, head and positions: every layout drops the same.
+struct Dropout {
+    double rate = 0;  // zero: none
+    uint64_t seed = 0;
+
+    // Zero, or one over the share that is kept.
+    __device__ double factor(int64_t sequence, int64_t head, int64_t query, int64_t key) const {
+        if (!(rate > 0)) return 1;
+        uint64_t x = seed;
+        const int64_t words[4] = {sequence, head, query, key};
+        for (int64_t word : words) {
+            // splitmix64 (Steele, Lea and Flood, 2014) over each word in turn.
+            x = (x ^ static_cast<uint64_t>(word)) + 0x9E3779B97F4A7C15u;
+            x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+            x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+            x ^= x >> 31;
+        }
+        return static_cast<double>(x >> 11) < rate * 9007199254740992.0 ? 0.0 : 1.0 / (1.0 - rate);
+    }
+};
+
+// What a rank holds of q [front, queries, heads, width], k [front, keys, kv_heads, width], v [front, keys, kv_heads,
+// value_width], and how they score.
+struct AttentionShape {
+    int64_t front, queries, heads, keys, kv_heads, width, value_width;  // local extents
+    int64_t first_head, first_kv_head, group;                           // among all ranks' heads; heads that share a key
+    Walk<1> sequences;                                                  // from front to the number of the sequence
+    int64_t first_sequence;
+    Sequence query_positions, key_positions;
+    int64_t valid_keys;  // keys at positions from here on are padding
+    Mask mask;
+    double scale;
+    double softcap;  // bound of the scaled scores; zero: none
+    Bias bias;
+    Dropout dropout;
+
+    __device__ int64_t query_row(int64_t front_, int64_t query, int64_t head) const {
+        return (front_ * queries + query) * heads + head;
+    }
+    // The local key/value head that serves a local head.
+    __device__ int64_t served_by(int64_t head) const { return (first_head + head) / group - first_kv_head; }
+    __device__ int64_t key_row(int64_t front_, int64_t key, int64_t kv_head) const {
+        return (front_ * keys + key) * kv_heads + kv_head;
+    }
+    __device__ double kept(int64_t front_, int64_t head, int64_t query, int64_t key) const {
+        if (!(dropout.rate > 0)) return 1;
+        int64_t sequence[1];
+        sequences.at(front_, sequence);
+        return dropout.factor(first_sequence + sequence[0], first_head + head, query, key);
+    }
+};
+
+// cap(scale q.k) + bias, and its derivative by scale q.k.
+template <typename A>
+struct Score {
+    A value, slope;
+};
+
+template <typename T>
+__device__ inline Score<Acc<T>> score(const AttentionShape& s, const T* query, const T* key, int64_t head, int64_t at_query,
+                                      int64_t at_key) {
+    using A = Acc<T>;
+    A product = 0;
+    for (int64_t d = 0; d < s.width; ++d) product += widen(query[d]) * widen(key[d]);
+    product *= static_cast<A>(s.scale);
+    Score<A> out{product, A(1)};
+    if (s.softcap > 0) {
+        const A bend = hyperbolic_tangent(product / static_cast<A>(s.softcap));
+        out = {static_cast<A>(s.softcap) * bend, A(1) - bend * bend};
+    }
+    if (s.bias.bounds != nullptr) out.value += static_cast<A>(s.bias.at(at_query, at_key, head, s.heads));
+    return out;
+}
+
+}  // namespace ithaca::kernel
