@@ -171,7 +171,7 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
     let cluster = Cluster::named(args.layout.cluster.as_deref().unwrap_or("dgx-h100")).unwrap();
     let (mesh, gpus) = ithaca::subject::mesh(&args.layout).unwrap();
     let mut flags = ShardOptions::default();
-    ithaca::subject::set_flags(&mut flags, &args.layout);
+    ithaca::subject::set_flags(&mut flags, &args.layout).unwrap();
     let request = Request {
         gpus: gpus.unwrap(),
         batch: 1,

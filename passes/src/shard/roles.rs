@@ -35,8 +35,15 @@ impl Roles {
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
             }
+            let mut weights = BTreeSet::new();
             for node in &function.nodes {
                 match &node.op {
+                    Op::Param(_) => {
+                        weights.insert(node.result());
+                    }
+                    Op::Cast { .. } | Op::Scale { .. } if weights.contains(&node.operands[0]) => {
+                        weights.insert(node.result());
+                    }
                     Op::Attention(a) | Op::AttentionBackward(a) => {
                         roles.heads.insert((a.heads, a.kv_heads));
                         roles.sequences.extend([a.queries, a.keys]);
@@ -63,8 +70,8 @@ impl Roles {
                         roles.batches.extend(ty.dims.iter().copied());
                         residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
                     }
-                    // A sum of squares multiplies by no weight.
-                    Op::Einsum if node.operands[0] != node.operands[1] => {
+                    // Sums of squares, and of outputs times their gradients, multiply by no weight.
+                    Op::Einsum if weights.contains(&node.operands[1]) => {
                         let weight = function.ty(node.operands[1]);
                         products.extend(weight.dims.iter().copied());
                     }

@@ -47,13 +47,16 @@ pub(super) fn case(seed: u64) -> Case {
     let mut case = attention(choices, name, &mesh);
     case.strategy = names.join("+");
     case.mesh = mesh;
-    case.options = options(choices);
+    case.options = options(choices, name);
     case
 }
 
-fn options(choices: &mut Choices) -> Vec<&'static str> {
-    let order =
-        choices.one_of(&[None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")]);
+fn options(choices: &mut Choices, strategy: &str) -> Vec<&'static str> {
+    let orders = [None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")];
+    // Some take tokens in a row only, and one has too few queries for anything else.
+    let in_a_row = ["dist-flash", "window-halo", "streaming", "decode-reduce"].contains(&strategy);
+    let suits = in_a_row && !choices.once_in(8);
+    let order = choices.one_of(if suits { &orders[..3] } else { &orders });
     let heads = choices.once_in(3).then_some("heads=uneven");
     let sequence = choices.once_in(6).then_some("sequence=pad");
     [order, heads, sequence].into_iter().flatten().collect()
@@ -68,12 +71,14 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
         true => choices.one_of(&[1, 2, 3, 5]),
         false => length(choices, tokens),
     };
-    let keys = match decodes || choices.once_in(3) {
+    let crosses = choices.once_in(if strategy == "dist-flash" { 8 } else { 3 });
+    let keys = match decodes || crosses {
         true => Some(length(choices, tokens)),
         false => None,
     };
-    let degree = axis("ulysses") * axis("tp");
-    let heads: Vec<u64> = [degree, 1, 2, 3, degree / 2, 4, 2 * degree, 5]
+    let inside = if strategy == "megatron-cp-a2a" { axis("cp") } else { axis("ulysses") };
+    let degree = inside * axis("tp");
+    let heads: Vec<u64> = [degree, degree, 2 * degree, degree / 2, 1, 2, 3, degree, 4, 5]
         .into_iter()
         .filter(|n| (1..=16).contains(n))
         .collect();

@@ -18,13 +18,13 @@ use super::case::Case;
 use super::{dense, draw};
 
 /// Cases of the suite, shared by its tests.
-const CASES: u64 = 4000;
+const CASES: u64 = 6000;
 
 /// Tests that share them, for as many cores.
 const SHARES: u64 = 4;
 
 /// Every so many accepted cases one runs as a schedule too.
-const AS_SCHEDULE: u64 = 5;
+const AS_SCHEDULE: u64 = 3;
 
 /// What double precision leaves of the order of summation, relative to the largest element.
 const EXACT: f64 = 1e-9;
