@@ -223,16 +223,6 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The flag that sets the length of a sequence: the decoder's has its own, where there is an encoder too.
-    fn length_flag(&self, dim: DimId) -> &'static str {
-        let mut nodes = self.module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
-        let is_target = nodes.any(|(f, node)| match &node.op {
-            Op::Input(binding) => binding.name == "decoder_input_ids" && f.ty(node.result()).has(dim),
-            _ => false,
-        });
-        if is_target { "--target-seq" } else { "--seq" }
-    }
-
     /// Whether heads come from weights alone and nothing flows back to them.
     fn only_loaded(&self, kv_heads: DimId) -> bool {
         self.module.functions.values().all(|f| {
@@ -242,6 +232,16 @@ impl Check<'_> {
                 _ => true,
             })
         })
+    }
+
+    /// The flag that sets the length of a sequence: the decoder's has its own, where there is an encoder too.
+    fn length_flag(&self, dim: DimId) -> &'static str {
+        let mut nodes = self.module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let is_target = nodes.any(|(f, node)| match &node.op {
+            Op::Input(binding) => binding.name == "decoder_input_ids" && f.ty(node.result()).has(dim),
+            _ => false,
+        });
+        if is_target { "--target-seq" } else { "--seq" }
     }
 
     fn sequence(
