@@ -197,12 +197,15 @@ impl Check<'_> {
         if hkv % total == 0 {
             return Ok(());
         }
-        // Heads that come in or go out are the model's own; only those that weights make can be loaded as copies.
-        let own = is_interface(self.module, kv_heads);
-        if own && hkv % tensor != 0 {
-            decisions.whole.push(kv_heads);
-        }
-        let loaded = if hkv % tensor == 0 || own { hkv } else { lcm(hkv, tensor) };
+        let loaded = match hkv % tensor == 0 {
+            true => hkv,
+            false if self.only_loaded(kv_heads) => lcm(hkv, tensor),
+            // What is handed in or gets a gradient keeps its heads; copies are made, and summed, at the attention.
+            false => {
+                decisions.whole.push(kv_heads);
+                hkv
+            }
+        };
         if hq % loaded != 0 {
             let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
             return Err(Diagnostic::new("P21", message));
@@ -218,6 +221,17 @@ impl Check<'_> {
             total / hkv
         ));
         Ok(())
+    }
+
+    /// Whether heads come from weights alone and nothing flows back to them.
+    fn only_loaded(&self, kv_heads: DimId) -> bool {
+        self.module.functions.values().all(|f| {
+            f.nodes.iter().all(|node| match &node.op {
+                Op::Input(_) => !f.ty(node.result()).has(kv_heads),
+                Op::AttentionBackward(a) => a.kv_heads != kv_heads,
+                _ => true,
+            })
+        })
     }
 
     fn sequence(
@@ -273,15 +287,6 @@ impl Check<'_> {
         ));
         Ok(())
     }
-}
-
-/// Whether an input or an output of the program has the dimension.
-fn is_interface(module: &Module, dim: DimId) -> bool {
-    let inputs = module.functions.values().any(|f| {
-        f.nodes.iter().any(|n| matches!(n.op, Op::Input(_)) && f.ty(n.result()).has(dim))
-    });
-    let main = module.main().map(|id| &module.functions[id]);
-    inputs || main.is_some_and(|f| f.outputs.iter().any(|o| f.ty(o.value).has(dim)))
 }
 
 /// `size` and the degrees up to it that are legal.
