@@ -173,6 +173,7 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         | Op::Accumulate
         | Op::Sink
         | Op::Repeat { .. }
+        | Op::SumCopies { .. }
         | Op::Reshard => op.name().to_owned(),
     }
 }
