@@ -71,6 +71,9 @@ pub struct WorkloadArgs {
     /// Tokens per sequence.
     #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
     pub seq: Option<u64>,
+    /// Tokens per sequence of the decoder, for a model with an encoder and a decoder; those of --seq when left out.
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
+    pub target_seq: Option<u64>,
     /// Sequences.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub batch: Option<u64>,
@@ -120,6 +123,16 @@ pub struct LayoutArgs {
     /// Pad a sequence that does not divide.
     #[arg(long)]
     pub pad_sequence: bool,
+    /// The order of tokens over the ranks that split a sequence inside attention: contiguous, zigzag, striped or
+    /// striped:BLOCK; the best-balanced legal one when left out.
+    #[arg(long, value_name = "ORDER")]
+    pub order: Option<String>,
+    /// Refuse a strategy that moves blocks which the mask leaves empty.
+    #[arg(long)]
+    pub prune: bool,
+    /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
+    #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
+    pub layer_strategies: Vec<String>,
 }
 
 /// Arguments of `plan`.

@@ -9,8 +9,9 @@ use ithaca_passes::compile::{Compiled, compile};
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Program};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
-use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
+use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
@@ -75,11 +76,22 @@ pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
     cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))
 }
 
-/// The workload that arguments describe; lengths that they leave open come from `fallback` (batch, sequence).
+/// Lengths of inputs at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each.
+    pub sequence: u64,
+    /// Tokens of each of the decoder, where there are such inputs.
+    pub target: Option<u64>,
+}
+
+/// The workload that arguments describe; lengths that they leave open come from `fallback`.
 ///
 /// # Errors
 /// `C00` when there is no length or the element type is unknown.
-pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Workload> {
+pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Workload> {
     let dtype =
         match &args.dtype {
             None => None,
@@ -87,7 +99,9 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
                 Failure::usage(format!("`--dtype {name}` is not one of f64, f32, f16, bf16"))
             })?),
         };
-    let (batch, sequence) = (args.batch.or(fallback.map(|f| f.0)), args.seq.or(fallback.map(|f| f.1)));
+    let batch = args.batch.or(fallback.map(|f| f.batch));
+    let sequence = args.seq.or(fallback.map(|f| f.sequence));
+    let target_sequence = args.target_seq.or(fallback.and_then(|f| f.target));
     let sequence = sequence.ok_or_else(|| {
         Failure::from(
             Diagnostic::new("C00", "the length of the sequence is missing").help("as in `--seq 8192`"),
@@ -98,7 +112,14 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<(u64, u64)>) -> Result<Wor
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
-    Ok(Workload { batch: batch.unwrap_or(1), sequence, dtype, mode, ignore: args.ignore_fields.clone() })
+    Ok(Workload {
+        batch: batch.unwrap_or(1),
+        sequence,
+        target_sequence,
+        dtype,
+        mode,
+        ignore: args.ignore_fields.clone(),
+    })
 }
 
 /// The mesh that arguments name, and the number of GPUs; they must agree.
@@ -171,11 +192,11 @@ impl Job {
 
 /// The program and the layout that arguments describe.
 ///
-/// `lengths` are batch and sequence of the inputs at hand, for a model whose lengths are not given.
+/// `lengths` are those of the inputs at hand, for a model whose lengths are not given.
 ///
 /// # Errors
 /// Whatever the plan, the model, the program or the layout is refused for.
-pub fn job(args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Result<Job> {
+pub fn job(args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let path = &args.subject;
     let extension = path.extension().and_then(|e| e.to_str());
     let mut job = match extension {
@@ -218,10 +239,13 @@ fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
     Ok(Job { title: program.name.clone(), program, options, cluster, weights: None })
 }
 
-fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<(u64, u64)>) -> Result<Job> {
+fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let model = model(path)?;
     let (options, cluster) = layout(&args.layout)?;
-    let fallback = if args.shrink { Some((1, SHRUNK_TOKENS)) } else { lengths };
+    let fallback = match args.shrink {
+        true => Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }),
+        false => lengths,
+    };
     let workload = workload(&args.workload, fallback)?;
     let config = match args.shrink {
         true => shrunk(&model.config, &workload, &options)?,
@@ -252,10 +276,21 @@ fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
 
 /// A flag that asks for what a plan has decided already, if there is one.
 fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
-    let WorkloadArgs { seq, batch, dtype, mode, ignore_fields } = &args.workload;
-    let LayoutArgs { cluster, gpus, strategy, mesh, uneven_heads, pad_sequence } = &args.layout;
+    let WorkloadArgs { seq, target_seq, batch, dtype, mode, ignore_fields } = &args.workload;
+    let LayoutArgs {
+        cluster,
+        gpus,
+        strategy,
+        mesh,
+        uneven_heads,
+        pad_sequence,
+        order,
+        prune,
+        layer_strategies,
+    } = &args.layout;
     let given = [
         ("--seq", seq.is_some()),
+        ("--target-seq", target_seq.is_some()),
         ("--batch", batch.is_some()),
         ("--dtype", dtype.is_some()),
         ("--mode", mode.is_some()),
@@ -266,6 +301,9 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--mesh", mesh.is_some()),
         ("--uneven-heads", *uneven_heads),
         ("--pad-sequence", *pad_sequence),
+        ("--order", order.is_some()),
+        ("--prune", *prune),
+        ("--layer-strategy", !layer_strategies.is_empty()),
     ];
     given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
 }
@@ -294,11 +332,13 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let ranks = options.mesh.ranks();
     let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(ranks);
     // A length that does not divide stays one that does not, by as many tokens.
-    let small_sequence = (tokens + workload.sequence % ranks).min(workload.sequence);
+    let small = |n: u64| (tokens + n % ranks).min(n);
+    let small_sequence = small(workload.sequence);
+    let target_sequence = workload.target_sequence.map(small);
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let batch = shrunk_batch(workload.batch, options);
-    Ok((config, Workload { batch, sequence: small_sequence, ..workload.clone() }))
+    Ok((config, Workload { batch, sequence: small_sequence, target_sequence, ..workload.clone() }))
 }
 
 /// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.
@@ -330,23 +370,39 @@ fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
         }
     };
     let mut options = ShardOptions::new(strategy, mesh);
-    set_flags(&mut options, args);
+    set_flags(&mut options, args)?;
     Ok((options, cluster))
 }
 
 /// Sets the options that flags stand for.
-pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) {
+///
+/// # Errors
+/// `P02` for a token order that is none, usage for a layer's strategy without a layer.
+pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.uneven_heads {
         options.heads = HeadSplit::Uneven;
     }
     if args.pad_sequence {
         options.sequence = SequenceFit::Pad;
     }
+    if let Some(order) = args.order.as_deref().filter(|&order| order != "auto") {
+        options.order = Some(OrderChoice::parse(order)?);
+    }
+    if args.prune {
+        options.prune = Prune::Required;
+    }
+    for item in &args.layer_strategies {
+        let Some((layer, strategy)) = item.split_once('=') else {
+            return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
+        };
+        options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
+    }
+    Ok(())
 }
 
 /// The mesh of a strategy with one axis.
 fn only_mesh(strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
-    let strategies = ithaca_passes::shard::strategy::product(strategy)?;
+    let strategies = ithaca_passes::shard::strategy::product(&Registry::default(), strategy)?;
     let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     match (axes.as_slice(), gpus) {
         ([], _) => Ok(Mesh::single()),

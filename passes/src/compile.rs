@@ -23,11 +23,7 @@ pub struct Compiled {
 
 /// The passes of [`compile`].
 pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
-    vec![
-        Box::new(Shard::new(options.clone())),
-        Box::new(LowerMovements::default()),
-        Box::new(LowerReshards),
-    ]
+    vec![Box::new(Shard::new(options.clone())), Box::new(LowerMovements::default()), Box::new(LowerReshards)]
 }
 
 /// Lays `module` out by `options`, chooses collectives by `prices`, and lowers to a verified schedule.

@@ -4,8 +4,12 @@
 //! bandwidth that streaming reaches (Williams et al., Roofline, CACM 2009). Collectives take what the cluster says.
 //! Nothing overlaps here; see [`crate::simulate`] for what a schedule hides.
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::entity::Entity;
-use ithaca_ir::{Module, Op, Space, TensorType};
+use ithaca_ir::mask::Positions;
+use ithaca_ir::ops::{Attention, Cost};
+use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, boxes};
 
 use crate::cluster::Cluster;
 
@@ -30,17 +34,37 @@ pub fn op_seconds(
     operands: &[&TensorType],
     results: &[&TensorType],
 ) -> f64 {
+    if op.is_communication() {
+        return cluster.collective_seconds(space, op, operands[0], results[0]);
+    }
+    match rate(cluster, op, operands) {
+        Some(rate) => roofline(cluster, rate, op.cost(space, operands, results)),
+        None => 0.0,
+    }
+}
+
+/// The longer of computing and streaming, and the launch.
+fn roofline(cluster: &Cluster, rate: f64, cost: Cost) -> f64 {
+    let seconds = (cost.flops as f64 / rate).max(stream_seconds(cluster, cost.bytes as f64));
+    cluster.accelerator.launch_seconds.value + seconds
+}
+
+/// FLOP per second that kernels of `op` reach; `None` for what is no kernel.
+fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
     let a = &cluster.accelerator;
     let peak = |ty: &TensorType| a.peak.of(ty.dtype);
-    let rate = match op {
+    Some(match op {
         Op::AllToAll { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
         | Op::Permute
         | Op::Fetch { .. }
-        | Op::FetchSum { .. } => return cluster.collective_seconds(space, op, operands[0], results[0]),
-        Op::Param(_) | Op::Input(_) | Op::Call { .. } | Op::Reshard => return 0.0,
+        | Op::FetchSum { .. }
+        | Op::Param(_)
+        | Op::Input(_)
+        | Op::Call { .. }
+        | Op::Reshard => return None,
         Op::Einsum => peak(operands[0]) * a.efficiency.matmul.value,
         Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
             peak(operands[0]) * a.efficiency.attention.value
@@ -64,9 +88,85 @@ pub fn op_seconds(
         | Op::Repeat { .. }
         | Op::SumCopies { .. }
         | Op::Slice { .. } => a.peak.f32.value,
-    };
-    let cost = op.cost(space, operands, results);
-    a.launch_seconds.value + (cost.flops as f64 / rate).max(stream_seconds(cluster, cost.bytes as f64))
+    })
+}
+
+/// What kernels take on one rank after another; what positions a rank has is worked out once.
+#[derive(Clone, Debug)]
+pub struct OnRank<'a> {
+    cluster: &'a Cluster,
+    space: &'a Space,
+    positions: BTreeMap<(DimId, u64, u64), Positions>,
+}
+
+impl<'a> OnRank<'a> {
+    /// Prices for this cluster and space.
+    pub fn new(cluster: &'a Cluster, space: &'a Space) -> Self {
+        Self { cluster, space, positions: BTreeMap::new() }
+    }
+
+    /// Seconds that a kernel of `op` takes on `rank`: none where the rank holds nothing of any result. Attention counts
+    /// the pairs of the rank's own queries and keys; where the mask leaves none it writes its results only.
+    pub fn op_seconds(
+        &mut self,
+        op: &Op,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+        rank: Rank,
+    ) -> f64 {
+        let Some(rate) = rate(self.cluster, op, operands) else { return 0.0 };
+        let space = self.space;
+        let elements = |ty: &TensorType| u128::from(boxes::elements(&space.local_box(ty, rank)));
+        let bytes = |types: &[&TensorType]| -> u128 {
+            types.iter().map(|ty| elements(ty) * u128::from(ty.dtype.bytes())).sum()
+        };
+        if results.iter().all(|ty| elements(ty) == 0) {
+            return 0.0;
+        }
+        let cost = match op {
+            Op::Attention(a) | Op::AttentionBackward(a) => {
+                let pairs = self.pairs(a, operands[0], operands[1], rank);
+                let read = if pairs > 0 { bytes(operands) } else { 0 };
+                let flops = match op {
+                    Op::Attention(_) => a.flops_of(pairs, space, operands),
+                    _ => a.flops_backward_of(pairs, space, operands),
+                };
+                Cost { flops, bytes: read + bytes(results) }
+            }
+            _ => {
+                let most = op.cost(space, operands, results);
+                let whole = |types: &[&TensorType]| -> u128 {
+                    types.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum()
+                };
+                // A rank with less than the busiest has as much less to do.
+                let part = |n: u128, of: u128, all: u128| n * of / all.max(1);
+                let moved = (bytes(operands) + bytes(results), whole(operands) + whole(results));
+                Cost {
+                    flops: part(most.flops, bytes(results), whole(results)),
+                    bytes: part(most.bytes, moved.0, moved.1),
+                }
+            }
+        };
+        roofline(self.cluster, rate, cost)
+    }
+
+    /// Pairs of a query and a key that `rank` computes for one head.
+    pub fn pairs(&mut self, a: &Attention, q: &TensorType, k: &TensorType, rank: Rank) -> u128 {
+        let [queries, keys] = [(q, a.queries), (k, a.keys)].map(|(ty, dim)| {
+            let i = ty.position(dim)?;
+            let held = self.space.local_box(ty, rank)[i].clone();
+            let key = (dim, held.start, held.end);
+            self.positions.entry(key).or_insert_with(|| {
+                let runs = self.space.position_runs(dim, held);
+                Positions::new(runs.iter().map(ithaca_ir::order::Run::positions))
+            });
+            Some(key)
+        });
+        match (queries, keys) {
+            (Some(q), Some(k)) => a.mask.pairs_between(&self.positions[&q], &self.positions[&k]),
+            _ => 0,
+        }
+    }
 }
 
 /// Seconds that a kernel needs to read and write `bytes` in all, its launch left out.
@@ -137,16 +237,8 @@ mod tests {
             ty.layout.split[1].push(axis);
             ty
         };
-        let attention = ithaca_ir::ops::Attention {
-            heads: h,
-            kv_heads: k,
-            queries: s,
-            keys: s,
-            width: d,
-            mask: ithaca_ir::Mask::Causal,
-            scale: 0.1,
-            softcap: None,
-        };
+        let dims = ithaca_ir::ops::AttentionDims { heads: h, kv_heads: k, queries: s, keys: s, width: d };
+        let attention = ithaca_ir::ops::Attention::new(dims, ithaca_ir::Mask::Causal, 0.1);
         let (q, kv) = (ty(h), ty(k));
         let seconds = op_seconds(&cluster, &space, &Op::Attention(attention), &[&q, &kv, &kv], &[&q]);
         assert!((seconds * 73.9 - 1.0).abs() < 0.02, "{seconds}");

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use ithaca_ir::ops::TABLE;
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::pipeline::PASSES;
-use ithaca_passes::shard::STRATEGIES;
+use ithaca_passes::registry::Registry;
+use ithaca_passes::shard::table;
 
 use super::Done;
 use crate::cli::{ListArgs, Listing};
@@ -27,14 +28,7 @@ pub(super) fn list(args: &ListArgs) -> Result<Done> {
             }
         }
         Listing::Strategies => {
-            for strategy in STRATEGIES {
-                let axes = match strategy.axes() {
-                    [] => "none".to_owned(),
-                    axes => axes.join(", "),
-                };
-                let _ = writeln!(out, "{:<15} {}", strategy.name(), strategy.summary());
-                let _ = writeln!(out, "{:<15} axes: {axes}; legal: {}", "", strategy.legality());
-            }
+            out.push_str(&table::strategies(&Registry::default()));
             out.push_str("Products are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
         }
         Listing::Models => {

@@ -24,7 +24,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     (session.progress)("importing");
     let module = import(&model.config, &model.name, &workload)?;
     let mut options = ShardOptions::default();
-    subject::set_flags(&mut options, &args.layout);
+    subject::set_flags(&mut options, &args.layout)?;
     let request = Request {
         gpus,
         batch: workload.batch,
@@ -32,6 +32,9 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         mesh,
         heads: options.heads,
         sequence: options.sequence,
+        order: options.order,
+        prune: options.prune,
+        layers: options.layers,
     };
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };
@@ -67,9 +70,10 @@ pub(super) fn summary(plan: &Plan) -> String {
 
 /// One line that says what was planned for what.
 pub(super) fn heading(plan: &Plan) -> String {
-    let plan::Workload { batch, sequence, dtype, mode, .. } = &plan.workload;
+    let plan::Workload { batch, sequence, target_sequence, dtype, mode, .. } = &plan.workload;
+    let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();
     format!(
-        "{}: {} of {batch} x {sequence} tokens in {dtype} on {} of {} ({})\n",
+        "{}: {} of {batch} x {sequence} tokens{target} in {dtype} on {} of {} ({})\n",
         plan.model.name,
         mode.name(),
         match plan.gpus {

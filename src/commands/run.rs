@@ -14,7 +14,7 @@ use ithaca_kernels::{Outputs, cpu, oracle};
 use super::{Done, Session};
 use crate::cli::RunArgs;
 use crate::error::{Failure, Result};
-use crate::subject::{self, Job};
+use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
@@ -105,7 +105,7 @@ impl Data {
 
     /// The weights; checkpoints of a bare model lack the prefix that one with a head has.
     pub(super) fn weights(&self) -> Renamed<'_> {
-        Renamed::new(self.weights.as_ref(), ["transformer.", "model.", "gpt_neox."])
+        Renamed::new(self.weights.as_ref(), ["transformer.", "model.", "gpt_neox.", "bert."])
     }
 
     pub(super) fn inputs(&self) -> &dyn TensorSource {
@@ -118,11 +118,15 @@ impl Data {
     }
 }
 
-/// Batch and sequence of `input_ids` in a file of inputs, if it has them.
-pub(super) fn lengths_of(path: &Path) -> Result<Option<(u64, u64)>> {
+/// Lengths of `input_ids`, and of `decoder_input_ids`, in a file of inputs, if it has them.
+pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
     let inputs = store::open(path)?;
+    let target = match inputs.shape("decoder_input_ids").as_deref() {
+        Some(&[_, target]) => Some(target),
+        _ => None,
+    };
     Ok(match inputs.shape("input_ids").as_deref() {
-        Some(&[batch, sequence]) => Some((batch, sequence)),
+        Some(&[batch, sequence]) => Some(Lengths { batch, sequence, target }),
         _ => None,
     })
 }

@@ -5,6 +5,8 @@
 Needs torch and transformers (made with versions 2.15 and 5.23, on a CPU). Each directory holds `config.json`,
 `model.safetensors` (weights by the library's names) and `io.safetensors`: `input_ids`, `labels`, `logits`, `loss`
 (the mean cross-entropy of `labels`, which are not shifted) and, for the models made with them, `grad.<parameter>`.
+T5 has `decoder_input_ids` too, and BERT `token_type_ids`; BERT without the head of a language model has
+`last_hidden_state` and `pooler_output` in place of `labels`, `logits` and `loss`.
 
 The scale of the random weights is raised above the library's default, so that attention is far from uniform and every
 detail of positions, windows and scales shows in the logits.
@@ -176,17 +178,57 @@ MODELS = {
     ),
 }
 
+T5 = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_heads=8, num_layers=2, dropout_rate=0.0)
+
+BERT = dict(vocab_size=64, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=8,
+            max_position_embeddings=48, type_vocab_size=3, layer_norm_eps=1e-3, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0)
+
+# name: (class, configuration, batch, sequence, sequence of the decoder)
+OTHERS = {
+    "t5": (
+        "T5ForConditionalGeneration",
+        dict(T5, relative_attention_num_buckets=10, relative_attention_max_distance=20),
+        2, 40, 24,
+    ),
+    "t5-gated-own-head": (
+        "T5ForConditionalGeneration",
+        dict(T5, vocab_size=64, d_model=48, d_kv=12, d_ff=40, num_heads=4, num_layers=1, num_decoder_layers=2,
+             feed_forward_proj="gated-gelu", tie_word_embeddings=False, layer_norm_epsilon=1e-3),
+        1, 160, 16,
+    ),
+    "bert": ("BertModel", BERT, 2, 40, None),
+    "bert-masked-lm": (
+        "BertForMaskedLM",
+        dict(BERT, hidden_size=48, num_attention_heads=4, hidden_act="gelu_new"),
+        1, 48, None,
+    ),
+    "bert-masked-lm-own-head": (
+        "BertForMaskedLM",
+        dict(BERT, hidden_act="relu", tie_word_embeddings=False, num_hidden_layers=1),
+        2, 24, None,
+    ),
+}
+
+# Sides, number of buckets, distance from which on all keys share the last.
+BUCKETS = [
+    (sides, buckets, distance)
+    for buckets, distance in [(32, 128), (32, 256), (32, 1000), (8, 20), (10, 20), (64, 128), (5, 9), (33, 2000)]
+    for sides in ("both", "before")
+]
+
 GRADIENTS = {"qwen3-head-dim", "phi3-fused", "gpt2-inner-gelu"}
 
 
-def make(name):
-    family, settings, batch, sequence = MODELS[name]
-    torch.manual_seed(sum(name.encode()))
+def model_of(family, model_class, settings):
+    """A model with random weights."""
     config = getattr(transformers, f"{family}Config")(**settings)
     # `eager` is the library's plain arithmetic.
     config._attn_implementation = "eager"
-    model_class = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, model_class)(config).float().eval()
+    if family == "T5" and not config.scale_decoder_outputs:
+        # Published models of version 1.1 have a table of their own; the library ties it in every model that it makes.
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -194,24 +236,82 @@ def make(name):
                 base = 0.0 if key.endswith("bias") or family == "Gemma2" else 1.0
                 parameter.copy_(base + 0.2 * torch.randn_like(parameter))
             else:
-                parameter.copy_(0.1 * torch.randn_like(parameter))
-    input_ids = torch.randint(0, config.vocab_size, (batch, sequence))
-    labels = torch.randint(0, config.vocab_size, (batch, sequence))
-    logits = model(input_ids=input_ids, use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    tensors = dict(input_ids=input_ids, labels=labels, logits=logits.detach(), loss=loss.detach().reshape(1))
-    if name in GRADIENTS:
-        loss.backward()
-        tensors.update({f"grad.{k}": p.grad.clone() for k, p in model.named_parameters()})
+                scale = 1.0 if "relative_attention_bias" in key else 0.1
+                parameter.copy_(scale * torch.randn_like(parameter))
+    return model
+
+
+def save(name, model, tensors):
     directory = HERE / name
     directory.mkdir(exist_ok=True)
     model.save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
     save_file({k: v.contiguous() for k, v in tensors.items()}, directory / "io.safetensors")
     sizes = [f.stat().st_size for f in directory.iterdir()]
-    print(f"{name}: {sum(sizes)} bytes, logits up to {logits.abs().max():.2f}, loss {loss.item():.4f}")
+    ranges = {k: f"{v.abs().max():.2f}" for k, v in tensors.items() if not k.startswith("grad.")}
+    print(f"{name}: {sum(sizes)} bytes, at most {ranges}")
+
+
+def make(name):
+    family, settings, batch, sequence = MODELS[name]
+    torch.manual_seed(sum(name.encode()))
+    model = model_of(family, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM", settings)
+    input_ids = torch.randint(0, model.config.vocab_size, (batch, sequence))
+    labels = torch.randint(0, model.config.vocab_size, (batch, sequence))
+    logits = model(input_ids=input_ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    tensors = dict(input_ids=input_ids, labels=labels, logits=logits.detach(), loss=loss.detach().reshape(1))
+    if name in GRADIENTS:
+        loss.backward()
+        tensors.update({f"grad.{k}": p.grad.clone() for k, p in model.named_parameters()})
+    save(name, model, tensors)
+
+
+def make_other(name):
+    model_class, settings, batch, sequence, target = OTHERS[name]
+    torch.manual_seed(sum(name.encode()))
+    model = model_of("T5" if target else "Bert", model_class, settings)
+    config = model.config
+    inputs = dict(input_ids=torch.randint(0, config.vocab_size, (batch, sequence)))
+    if target:
+        inputs["decoder_input_ids"] = torch.randint(0, config.vocab_size, (batch, target))
+    else:
+        inputs["token_type_ids"] = torch.randint(0, config.type_vocab_size, (batch, sequence))
+    with torch.no_grad():
+        outputs = model(**inputs)
+    if model_class == "BertModel":
+        expected = dict(last_hidden_state=outputs.last_hidden_state, pooler_output=outputs.pooler_output)
+    else:
+        labels = torch.randint(0, config.vocab_size, outputs.logits.shape[:2])
+        loss = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+        expected = dict(labels=labels, logits=outputs.logits, loss=loss.reshape(1))
+    save(name, model, dict(inputs, **expected))
+
+
+def make_buckets():
+    """The bucket of every relative position, by the library, for some settings."""
+    bucket = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket
+    offsets = torch.arange(-2000, 2001)
+    tables = []
+    for sides, buckets, distance in BUCKETS:
+        found = bucket(offsets, bidirectional=sides == "both", num_buckets=buckets, max_distance=distance)
+        first, last = offsets[0].item(), found[0].item()
+        starts = [[first, last]]
+        for offset, value in zip(offsets.tolist(), found.tolist()):
+            if value != last:
+                starts.append([offset, value])
+                last = value
+        tables.append(dict(sides=sides, buckets=buckets, max_distance=distance, end=2001, starts=starts))
+    text = ",\n".join(json.dumps(table) for table in tables)
+    (HERE / "t5-buckets.json").write_text(f"[\n{text}\n]\n")
+    print(f"t5-buckets: {len(tables)} tables")
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or MODELS:
-        make(name)
+    for name in sys.argv[1:] or [*MODELS, *OTHERS, "t5-buckets"]:
+        if name == "t5-buckets":
+            make_buckets()
+        elif name in OTHERS:
+            make_other(name)
+        else:
+            make(name)

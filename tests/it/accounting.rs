@@ -76,6 +76,12 @@ impl Case {
     }
 }
 
+/// One layer with heads 128 wide, over 65 536 tokens in bf16: the model of the table of published sizes.
+pub(crate) fn published(heads: u64, kv_heads: u64) -> Module {
+    let case = Case { heads, kv_heads, head_dim: 128, tokens: 65_536, layers: 1, dtype: "bfloat16" };
+    case.module(WHOLE_VOCABULARY)
+}
+
 /// The row of a kind, or none sent.
 fn row(rows: &[Traffic], kind: &str) -> (u64, u64) {
     let of_kind: Vec<&Traffic> = rows.iter().filter(|r| r.kind == kind).collect();
@@ -83,7 +89,8 @@ fn row(rows: &[Traffic], kind: &str) -> (u64, u64) {
     of_kind.first().map_or((0, 0), |r| (r.count, r.bytes_sent_per_rank))
 }
 
-fn sent(module: &Module, strategy: &str, mesh: &str, prices: &dyn Prices) -> Vec<Traffic> {
+/// What a strategy sends for a module.
+pub(crate) fn sent(module: &Module, strategy: &str, mesh: &str, prices: &dyn Prices) -> Vec<Traffic> {
     let options = ShardOptions::new(strategy, parse_mesh(mesh).unwrap());
     let compiled = compile(module, &options, prices).unwrap_or_else(|d| panic!("{strategy} {mesh}: {d:?}"));
     traffic::of_module(&compiled.per_rank)
@@ -126,8 +133,7 @@ fn ulysses_sends_what_the_table_of_published_sizes_says() {
         (128, 8, [1088, 816, 476, 270, 155]),
         (32, 1, [272, 216, 140, 90, 62]),
     ] {
-        let case = Case { heads, kv_heads, head_dim: 128, tokens: 65_536, layers: 1, dtype: "bfloat16" };
-        let module = case.module(WHOLE_VOCABULARY);
+        let module = published(heads, kv_heads);
         for (degree, expected) in [2, 4, 8, 16, 32].into_iter().zip(mebibytes) {
             let (_, bytes) =
                 row(&sent(&module, "ulysses", &format!("ulysses={degree}"), volume), "all_to_all");

@@ -4,7 +4,7 @@
 //! so proptest shrinks a failing program by shrinking the list.
 
 use ithaca_ir::mesh::Mesh;
-use ithaca_ir::ops::{Attention, Binary, Binding, Rotary, Scaling, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
     Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
@@ -39,18 +39,20 @@ impl Choices {
         Choices { numbers: (0..600).map(|_| number()).collect(), at: 0 }
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         let number = self.numbers.get(self.at).copied().unwrap_or(0);
         self.at += 1;
         number as usize % n
     }
 
-    fn one_of<T: Clone>(&mut self, items: &[T]) -> T {
+    /// One of the items.
+    pub(crate) fn one_of<T: Clone>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())].clone()
     }
 
     /// True once in `n`, and never when choices are used up.
-    fn once_in(&mut self, n: usize) -> bool {
+    pub(crate) fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == n - 1
     }
 }
@@ -294,8 +296,9 @@ impl Body<'_> {
             Mask::Any(vec![Mask::Global(1), Mask::Blocks { size: 2, rows: vec![vec![], vec![1]] }]),
         ]);
         let softcap = choices.one_of(&[None, Some(0.5)]);
-        let roles =
-            Attention { heads: h, kv_heads: k, queries: s, keys: s, width: d, mask, scale: 0.7, softcap };
+        let mut roles =
+            Attention::new(AttentionDims { heads: h, kv_heads: k, queries: s, keys: s, width: d }, mask, 0.7);
+        roles.softcap = softcap;
         let o = self.builder.push(Op::Attention(roles), &[q, key, value]).unwrap();
         let weight = self.weight(choices, TensorType::new(dtype, [m, h, d]));
         self.builder.einsum(o, weight, &[b, s, m]).unwrap()
@@ -490,17 +493,6 @@ fn factor_axes(
         operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)).collect();
     for axis in space.mesh.axes.ids() {
         let factor = choices.below(rule.factors.len() + 1);
-        // The interpreter has one box for each dimension of an operation, so queries that are keys too stay whole.
-        let twofold = tensors.iter().any(|(ty, factors)| {
-            let is_factor = |d: DimId| {
-                let others = tensors.iter().flat_map(|(ty, factors)| ty.dims.iter().zip(factors.iter()));
-                others.filter(|&(&other, _)| other == d).any(|(_, &f)| f != factor)
-            };
-            ty.dims.iter().zip(factors.iter()).any(|(&d, &f)| f == factor && is_factor(d))
-        });
-        if twofold {
-            continue;
-        }
         let Some(FactorKind::Parallel | FactorKind::Sum) = rule.factors.get(factor) else { continue };
         let mut more = axes[factor].clone();
         more.push(axis);

@@ -1,6 +1,8 @@
 //! The integration tests, one binary.
 
 mod accounting;
+mod accounting_movements;
+mod attention;
 mod cli;
 mod cuda;
 mod equivalence;

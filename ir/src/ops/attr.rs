@@ -295,7 +295,9 @@ impl Op {
             }
             Op::Fetch { to } => vec![("to", dim(*to))],
             Op::FetchSum { from } => vec![("from", dim(*from))],
-            Op::Repeat { from, to } | Op::SumCopies { from, to } => vec![("from", dim(*from)), ("to", dim(*to))],
+            Op::Repeat { from, to } | Op::SumCopies { from, to } => {
+                vec![("from", dim(*from)), ("to", dim(*to))]
+            }
             Op::Call { callee, layers } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
                 vec![

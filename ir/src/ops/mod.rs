@@ -356,7 +356,8 @@ impl Op {
                 return attention::infer_backward(attention, cx.space, operands);
             }
             Op::SumCopies { from, to } => {
-                return repeat::infer_sum(cx.space, *from, *to, operands[0]).map(|ty| smallvec::smallvec![ty]);
+                return repeat::infer_sum(cx.space, *from, *to, operands[0])
+                    .map(|ty| smallvec::smallvec![ty]);
             }
             Op::Merge
             | Op::MergeParts { .. }

@@ -38,12 +38,18 @@ pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
 
 /// The sum over the copies of each element: split as the copies are as far as the originals divide; over the other axes
 /// every rank has a summand.
-pub(super) fn infer_sum(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Result<TensorType, OpError> {
+pub(super) fn infer_sum(
+    space: &Space,
+    from: DimId,
+    to: DimId,
+    x: &TensorType,
+) -> Result<TensorType, OpError> {
     let Some(i) = x.position(from).filter(|_| !x.has(to)) else {
         return Err(OpError::new("V05", format!("`sum_copies` needs `{}` in x", space.dims[from].name)));
     };
     let (source, target) = (&space.dims[from], &space.dims[to]);
-    let siblings = source.copies.is_some() && source.copies == target.copies && source.size % target.size == 0;
+    let siblings =
+        source.copies.is_some() && source.copies == target.copies && source.size % target.size == 0;
     if source.copies != Some(to) && !siblings {
         return Err(OpError::new(
             "V05",
@@ -51,7 +57,10 @@ pub(super) fn infer_sum(space: &Space, from: DimId, to: DimId, x: &TensorType) -
         ));
     }
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
-        return Err(OpError::new("V11", "`sum_copies` takes parts that are at home and no sum still to be taken"));
+        return Err(OpError::new(
+            "V11",
+            "`sum_copies` takes parts that are at home and no sum still to be taken",
+        ));
     }
     let mut ty = x.clone();
     ty.dims[i] = to;

@@ -156,6 +156,9 @@ fn one<T: Real>(
         Op::RowLse { over } => real(partial::row_lse(&operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
+        Op::SumCopies { from, to } => {
+            real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
+        }
         Op::Slice { .. } => {
             let held = &operands[0].region;
             Ok(match operands[0].elements {

@@ -121,3 +121,37 @@ pub(super) fn repeat<T: Real>(
     }
     Ok(out)
 }
+
+/// The adjoint of [`repeat`]: each element of `to` is the sum of those of its copies that the rank holds.
+pub(super) fn sum_copies<T: Real>(
+    space: &Space,
+    from: DimId,
+    to: DimId,
+    x: &Operand<'_, T>,
+    ty: &TensorType,
+    region: &Region,
+) -> Result<Vec<T>, RunError> {
+    let data = x.real()?;
+    let (Some(i), Some(j)) = (x.ty.position(from), ty.position(to)) else {
+        return Err(RunError::invalid("`sum_copies` lacks its dimension"));
+    };
+    let times = (space.size(from) / space.size(to).max(1)).max(1);
+    let shape = extents(region);
+    let after: usize = shape[j + 1..].iter().product();
+    let mut out = vec![T::ZERO; shape.iter().product()];
+    let (held, kept) = (x.shape()[i], shape[j]);
+    for (row, block) in data.chunks_exact(after.max(1)).enumerate() {
+        let original = (x.region[i].start + (row % held.max(1)) as u64) / times;
+        if !region[j].contains(&original) {
+            return Err(RunError::invalid(format!(
+                "`sum_copies` has copies of element {original} of `{}`, which the rank is not to hold",
+                space.dims[to].name
+            )));
+        }
+        let at = (row / held.max(1)) * kept + index(original - region[j].start);
+        for (sum, &x) in out[at * after..][..after].iter_mut().zip(block) {
+            *sum += x;
+        }
+    }
+    Ok(out)
+}

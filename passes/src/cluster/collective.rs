@@ -15,6 +15,7 @@
 use ithaca_ir::boxes;
 use ithaca_ir::{AxisId, Op, Rank, Space, TensorType};
 
+use crate::cluster::between::Between;
 use crate::cluster::{Cluster, Level};
 
 /// The time of one collective, seconds.
@@ -35,7 +36,7 @@ impl CollectiveTime {
 
 /// How a collective uses links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pattern {
+pub(super) enum Pattern {
     /// Around a ring, this many times.
     Ring { rounds: u32 },
     /// From each rank to each other.
@@ -65,10 +66,11 @@ impl Cluster {
             }
             Op::AllReduce { axis } => self.along(space, axis, Pattern::Ring { rounds: 2 }, bytes()),
             Op::Permute if from.layout == to.layout => CollectiveTime::default(),
-            Op::Permute => self.point_to_point(space.mesh.ranks(), bytes()),
-            Op::Fetch { .. } | Op::FetchSum { .. } => {
-                let axes = boxes::axes(space, op, from, to).unwrap_or_default();
-                self.point_to_point(space.mesh.degree(&axes), bytes())
+            Op::Permute if from.layout.split != to.layout.split => {
+                self.point_to_point(space.mesh.ranks(), bytes())
+            }
+            Op::Permute | Op::Fetch { .. } | Op::FetchSum { .. } => {
+                Between { cluster: self, space, op, from, to }.longest()
             }
             Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
             Op::Param(_)
@@ -143,13 +145,18 @@ fn join(a: CollectiveTime, b: CollectiveTime) -> CollectiveTime {
     CollectiveTime { latency: a.latency + b.latency, transfer: a.transfer.max(b.transfer) }
 }
 
-/// Bytes per second of one device over a level.
+/// Bytes per second of one device over a level that all devices cross at once.
 fn rate(level: &Level, pattern: Pattern) -> f64 {
+    link_rate(level, pattern) / level.contention.value
+}
+
+/// Bytes per second of a link of a level, whoever shares it.
+pub(super) fn link_rate(level: &Level, pattern: Pattern) -> f64 {
     let efficiency = match pattern {
         Pattern::Ring { .. } => level.ring_efficiency.value,
         Pattern::Exchange => level.exchange_efficiency.value,
     };
-    level.bandwidth.value * efficiency / level.contention.value
+    level.bandwidth.value * efficiency
 }
 
 fn level_time(

@@ -5,6 +5,7 @@
 //! Devices are numbered as ranks are: rank `r` is device `r`, so neighbouring ranks share the innermost level.
 //! Profiles of common machines are built in; what a collective costs on them is in `collective`.
 
+mod between;
 mod check;
 mod collective;
 mod profiles;
@@ -13,6 +14,7 @@ use ithaca_ir::{DType, Diagnostic};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use between::RankExchange;
 pub use collective::CollectiveTime;
 pub use profiles::{builtin, names};
 

@@ -127,6 +127,32 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A share from zero to below one: `default` when absent, zero when null or ignored.
+    pub(super) fn share(&mut self, name: &str, default: f64) -> Result<f64, Diagnostic> {
+        self.neutral.insert(name.to_owned());
+        let value = match self.map.get(name) {
+            None => return Ok(default),
+            Some(value) if value.is_null() || self.ignores(name) => return Ok(0.0),
+            Some(value) => value,
+        };
+        match value.as_f64() {
+            Some(x) if (0.0..1.0).contains(&x) => Ok(x),
+            Some(x) => Err(Diagnostic::new(
+                "M04",
+                format!("`{}` is {x}; it must be from 0 to below 1", self.path(name)),
+            )),
+            None => Err(self.wrong(name, value, "a number")),
+        }
+    }
+
+    /// A flag, `None` when absent or null.
+    pub(super) fn flag_or_null(&mut self, name: &str) -> Result<Option<bool>, Diagnostic> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(value) => value.as_bool().map(Some).ok_or_else(|| self.wrong(name, value, "true or false")),
+        }
+    }
+
     /// A flag; `default` when absent.
     pub(super) fn flag(&mut self, name: &str, default: bool) -> Result<bool, Diagnostic> {
         match self.raw(name) {

@@ -1,7 +1,6 @@
 //! Import: a model description of the HuggingFace library (`config.json`) becomes a program, without weights.
 //!
-//! Guarantees: what comes out computes what the library computes for a causal language model without padding, or
-//! nothing comes out. Every field of the description is understood, known to have no influence on the logits, or
+//! Guarantees: what comes out computes what the library computes for sequences without padding, or nothing comes out. Every field of the description is understood, known to have no influence on the logits, or
 //! refused by name; no field is passed over in silence. Parameters are bound by the library's names and stored shapes,
 //! so a checkpoint can be read as it is; no weight is ever transposed.
 //!
@@ -20,7 +19,7 @@
 //! | `M08` | the sequence is longer than the learned positions |
 //! | `M09` | the mode is not supported yet |
 //! | `M10` | the workload is out of range |
-//! | `M11` | the checkpoint has another head than a language model's |
+//! | `M11` | the checkpoint has another head than those that are imported |
 //! | `M12` | a field that is understood was asked to be ignored |
 
 mod build;
@@ -75,8 +74,10 @@ impl Mode {
 pub struct Workload {
     /// Sequences.
     pub batch: u64,
-    /// Tokens of each sequence.
+    /// Tokens of each sequence; of the encoder's, where there is one beside the decoder.
     pub sequence: u64,
+    /// Tokens of each sequence of the decoder, for models with an encoder and a decoder; `sequence` when `None`.
+    pub target_sequence: Option<u64>,
     /// Element type of weights and activations; that of the description (`dtype`, else f32) when `None`.
     pub dtype: Option<DType>,
     /// What the program is run for.
@@ -89,23 +90,26 @@ pub struct Workload {
 impl Workload {
     /// Prefill in the description's element type.
     pub fn prefill(batch: u64, sequence: u64) -> Self {
-        Self { batch, sequence, dtype: None, mode: Mode::Prefill, ignore: Vec::new() }
+        Self { batch, sequence, target_sequence: None, dtype: None, mode: Mode::Prefill, ignore: Vec::new() }
     }
 }
 
 /// The program of the model that `config` describes, called `name`.
 ///
-/// Input `input_ids` is `i32[b s]`, output `logits` is `[b s v]`. Functions are `@embed`, one per kind of block,
-/// `@head` and `@main`. A sequence beyond `max_position_embeddings` is accepted for rotary positions, as the library
+/// Of a decoder, input `input_ids` is `i32[b s]`, output `logits` is `[b s v]`, and functions are `@embed`, one per kind
+/// of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not shifted,
+/// and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; the library takes zeros for types
+/// that are not given, so zeros are what to give. It returns `logits`, or `last_hidden_state` `[b s m]` and
+/// `pooler_output` `[b n]`. There is no mask of padding among the inputs: every token counts. A sequence beyond `max_position_embeddings` is accepted for rotary positions, as the library
 /// computes it too; for learned positions it is refused.
 ///
 /// # Errors
 /// An `M` diagnostic, see the module's table.
 pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
     check_workload(workload)?;
-    let spec = family::read(config, &workload.ignore)?;
-    spec.check(workload)?;
-    build::module(&spec, name, workload)
+    let model = family::read(config, &workload.ignore)?;
+    model.check(workload)?;
+    build::module(&model, name, workload)
 }
 
 fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
@@ -118,9 +122,13 @@ fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
         }
     }
     // Positions are 32-bit integers.
-    for (what, n, max) in
-        [("sequences", workload.batch, 1 << 31), ("tokens", workload.sequence, (1u64 << 31) - 1)]
-    {
+    const MAX_TOKENS: u64 = (1 << 31) - 1;
+    let lengths = [
+        ("sequences", workload.batch, 1 << 31),
+        ("tokens", workload.sequence, MAX_TOKENS),
+        ("tokens of the target", workload.target_sequence.unwrap_or(1), MAX_TOKENS),
+    ];
+    for (what, n, max) in lengths {
         if n == 0 || n > max {
             return Err(Diagnostic::new("M10", format!("a workload of {n} {what}; it needs 1 to {max}")));
         }

@@ -7,7 +7,7 @@ use ithaca_ir::{Diagnostic, Mask};
 use serde_json::{Map, Value, json};
 
 use super::family::{self, Family};
-use super::spec::Spec;
+use super::spec::{Bert, Spec, Structure, T5};
 
 /// How small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub struct Shrink {
 /// A description of a small model of the structure that `config` describes.
 ///
 /// Head counts stay. A head becomes 8 wide (16 where it is partly rotated), the MLP and the vocabulary become the
-/// smallest sizes from 48 and 96 on with the same common divisor with `multiple`. Two layers remain, or one of each
-/// kind; windows shrink with the sequence, and learned positions cover the small one. `ignore` is as in
-/// [`Workload`](super::Workload).
+/// smallest sizes from 48 and 96 on with the same common divisor with `multiple`. Two layers remain, of each of two
+/// stacks, or one of each kind; windows shrink with the sequence, and learned positions cover the small one. Buckets of
+/// relative positions and types of token stay. `ignore` is as in [`Workload`](super::Workload).
 ///
 /// # Errors
 /// Those of [`import`](super::import) on the description; `M10` for a sequence or `multiple` of zero.
@@ -38,36 +38,71 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
             format!("cannot shrink {sequence} tokens to {small_sequence} on {multiple} ranks"),
         ));
     }
-    let spec = family::read(config, ignore)?;
-    let head_dim = small_head_dim(&spec);
+    let model = family::read(config, ignore)?;
+    let mut small = config.as_object().cloned().unwrap_or_default();
+    match &model.structure {
+        Structure::Decoder(spec) => shrink_decoder(spec, shrink, &mut small),
+        Structure::T5(t5) => shrink_t5(t5, multiple, &mut small),
+        Structure::Bert(bert) => shrink_bert(bert, shrink, &mut small),
+    }
+    let small = Value::Object(small);
+    family::read(&small, ignore)?;
+    Ok(small)
+}
+
+fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) {
+    let Shrink { sequence, small_sequence, multiple } = *shrink;
+    let head_dim = small_head_dim(spec);
     let sizes = Small {
         hidden: spec.heads.saturating_mul(head_dim),
         head_dim,
         ffn: alike(spec.ffn, multiple, 48),
         vocab: alike(spec.vocab, multiple, 96),
-        kinds: small_layers(&spec),
-        window: window_of(&spec).map(|w| scaled(w, small_sequence, sequence)),
+        kinds: small_layers(spec),
+        window: window_of(spec).map(|w| scaled(w, small_sequence, sequence)),
         positions: spec.learned.map(|n| scaled(n, small_sequence, sequence).max(small_sequence)),
     };
-    let mut small = config.as_object().cloned().unwrap_or_default();
     match spec.family {
-        Family::Gpt2 => sizes.write_gpt2(&mut small),
+        Family::Gpt2 => sizes.write_gpt2(small),
         Family::GptNeox => {
-            sizes.write_common(&mut small);
+            sizes.write_common(small);
             // The width of a head is a quotient, and there is no other way to state it.
             small.remove("head_dim");
         }
         Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Starcoder2 => {
-            sizes.write_common(&mut small);
+            sizes.write_common(small);
         }
         Family::Qwen2 | Family::Qwen3 | Family::Gemma2 => {
-            sizes.write_common(&mut small);
-            sizes.write_layer_types(&spec, &mut small);
+            sizes.write_common(small);
+            sizes.write_layer_types(spec, small);
         }
     }
-    let small = Value::Object(small);
-    family::read(&small, ignore)?;
-    Ok(small)
+}
+
+fn shrink_t5(t5: &T5, multiple: u64, small: &mut Map<String, Value>) {
+    for alias in ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"] {
+        small.remove(alias);
+    }
+    let head_dim = t5.head_dim.min(8);
+    let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
+    // Heads together may be wider than the stream, and stay so.
+    set("d_model", scaled(t5.hidden, head_dim, t5.head_dim));
+    set("d_kv", head_dim);
+    set("num_heads", t5.heads);
+    set("d_ff", alike(t5.ffn, multiple, 48));
+    set("vocab_size", alike(t5.vocab, multiple, 96));
+    set("num_layers", t5.encoder_layers.min(2));
+    set("num_decoder_layers", t5.decoder_layers.min(2));
+}
+
+fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
+    let Shrink { sequence, small_sequence, multiple } = *shrink;
+    let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
+    set("hidden_size", bert.heads.saturating_mul(bert.head_dim().min(8)));
+    set("intermediate_size", alike(bert.ffn, multiple, 48));
+    set("vocab_size", alike(bert.vocab, multiple, 96));
+    set("num_hidden_layers", bert.layers.min(2));
+    set("max_position_embeddings", scaled(bert.positions, small_sequence, sequence).max(small_sequence));
 }
 
 struct Small {

@@ -49,7 +49,8 @@ impl Movement for Balance {
     fn visits(&self, site: &Site<'_>) -> Visits {
         let n = site.blocks();
         let Some(&axis) = site.axes.first() else { return Visits::Steps(vec![Step::default()]) };
-        let seat = |by: u64, only: (u64, u64)| Seat::from_slice(&[Move { axis, by: by % n, only: Some(only) }]);
+        let seat =
+            |by: u64, only: (u64, u64)| Seat::from_slice(&[Move { axis, by: by % n, only: Some(only) }]);
         let mut steps = vec![Step::default()];
         for t in 1..=n / 2 {
             // Ranks from t on meet the keys of the rank t before them.

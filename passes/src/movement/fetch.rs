@@ -54,8 +54,11 @@ impl Movement for Halo {
         }
         match site.attention.mask.offsets() {
             Some((Some(_), Some(_))) => Ok(()),
-            _ => Err(Diagnostic::new("P44", "movement `halo` needs a mask inside a sliding window, bounded on both sides")
-                .help("strategy `sparse-fetch` takes any mask, `streaming` a window with sinks")),
+            _ => Err(Diagnostic::new(
+                "P44",
+                "movement `halo` needs a mask inside a sliding window, bounded on both sides",
+            )
+            .help("strategy `sparse-fetch` takes any mask, `streaming` a window with sinks")),
         }
     }
     fn visits(&self, _site: &Site<'_>) -> Visits {
@@ -89,8 +92,11 @@ impl Movement for Streaming {
         }
         match has_sinks(&site.attention.mask) && has_window(&site.attention.mask) {
             true => Ok(()),
-            false => Err(Diagnostic::new("P44", "movement `streaming` needs a mask of sinks and a sliding window")
-                .help("as `causal & (window(left=1023) | sinks(4))`; strategy `sparse-fetch` takes any mask")),
+            false => Err(Diagnostic::new(
+                "P44",
+                "movement `streaming` needs a mask of sinks and a sliding window",
+            )
+            .help("as `causal & (window(left=1023) | sinks(4))`; strategy `sparse-fetch` takes any mask")),
         }
     }
     fn visits(&self, _site: &Site<'_>) -> Visits {

@@ -139,7 +139,9 @@ impl Site<'_> {
     /// The order of the queries, where it is not contiguous.
     pub fn reordered(&self) -> Option<&Order> {
         let order = |dim| &self.space.dims[dim].order;
-        [order(self.attention.queries), order(self.attention.keys)].into_iter().find(|&o| *o != Order::Contiguous)
+        [order(self.attention.queries), order(self.attention.keys)]
+            .into_iter()
+            .find(|&o| *o != Order::Contiguous)
     }
 
     /// The axes as they are written: `outer=2 × ring=4`.
@@ -152,9 +154,8 @@ impl Site<'_> {
 }
 
 fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
-    let tile = |q: &Run| -> u128 {
-        keys.iter().map(|k| attention.mask.pairs(q.positions(), k.positions())).sum()
-    };
+    let tile =
+        |q: &Run| -> u128 { keys.iter().map(|k| attention.mask.pairs(q.positions(), k.positions())).sum() };
     queries.iter().map(tile).sum()
 }
 

@@ -25,9 +25,11 @@ impl Movement for Reduce {
             false => Ok(()),
             true => {
                 let name = &site.space.dims[site.attention.keys].name;
-                let message =
-                    format!("movement `reduce` needs a cache of keys, but `{name}` is the sequence of the queries too");
-                Err(Diagnostic::new("P45", message).help("strategies `ring` and `megatron-cp-allgather` split both"))
+                let message = format!(
+                    "movement `reduce` needs a cache of keys, but `{name}` is the sequence of the queries too"
+                );
+                Err(Diagnostic::new("P45", message)
+                    .help("strategies `ring` and `megatron-cp-allgather` split both"))
             }
         }
     }

@@ -22,7 +22,8 @@ impl Movement for TwoPass {
         match found {
             None => Ok(()),
             Some(what) => {
-                let message = format!("movement `two-pass` keeps plain rows of scores, and this attention has {what}");
+                let message =
+                    format!("movement `two-pass` keeps plain rows of scores, and this attention has {what}");
                 Err(ithaca_ir::Diagnostic::new("P46", message).help("strategy `ring` computes it"))
             }
         }

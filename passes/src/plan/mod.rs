@@ -89,8 +89,11 @@ pub struct Workload {
     pub mode: Mode,
     /// Sequences.
     pub batch: u64,
-    /// Tokens of each sequence.
+    /// Tokens of each sequence; of the encoder's, where there is one beside the decoder.
     pub sequence: u64,
+    /// Tokens of each sequence of the decoder, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_sequence: Option<u64>,
     /// Element type of weights and activations.
     pub dtype: String,
     /// Fields of the description that were declared to have no influence.
@@ -102,7 +105,7 @@ impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
     /// description is that of the module's outputs.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
-        let import::Workload { batch, sequence, dtype, mode, ignore } = workload;
+        let import::Workload { batch, sequence, target_sequence, dtype, mode, ignore } = workload;
         let of_outputs = || {
             let main = &module.functions[module.main()?];
             Some(main.ty(main.outputs.first()?.value).dtype)
@@ -112,6 +115,7 @@ impl Workload {
             mode: *mode,
             batch: *batch,
             sequence: *sequence,
+            target_sequence: *target_sequence,
             dtype: dtype.name().to_owned(),
             ignore: ignore.clone(),
         }
@@ -122,12 +126,13 @@ impl Workload {
     /// # Errors
     /// `M33` for an element type that there is not.
     pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self { mode, batch, sequence, dtype, ignore } = self;
+        let Self { mode, batch, sequence, target_sequence, dtype, ignore } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
         Ok(import::Workload {
             batch: *batch,
             sequence: *sequence,
+            target_sequence: *target_sequence,
             dtype: Some(dtype),
             mode: *mode,
             ignore: ignore.clone(),

@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
-use crate::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, self};
+use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::candidates;

@@ -41,7 +41,8 @@ pub(super) fn splits<'a>(
             if roles.caches.contains(&attention.keys) {
                 axes.extend(placement.cache.iter().copied());
             }
-            let spread = !axes.is_empty() || !placement.attention_heads().is_empty() || !placement.batch.is_empty();
+            let spread =
+                !axes.is_empty() || !placement.attention_heads().is_empty() || !placement.batch.is_empty();
             if spread && attention.dropout.is_some_and(|d| d.keyed == Keyed::Stream) {
                 let message = format!(
                     "attention of function `{}` drops weights by a generator that is keyed by the order of computation; \
@@ -83,7 +84,12 @@ pub(super) fn orders(
 ///
 /// # Errors
 /// What the movement refuses; `P49` where it must leave out what the mask leaves empty and cannot.
-pub(super) fn check(space: &Space, mesh: &Mesh, inside: &[Inside<'_>], prune: Prune) -> Result<(), Diagnostic> {
+pub(super) fn check(
+    space: &Space,
+    mesh: &Mesh,
+    inside: &[Inside<'_>],
+    prune: Prune,
+) -> Result<(), Diagnostic> {
     for Inside { attention, axes, movement } in inside {
         if mesh.degree(axes) == 1 && !axes.is_empty() {
             continue;

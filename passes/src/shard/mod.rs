@@ -25,6 +25,7 @@ mod respace;
 mod rewrite;
 mod roles;
 pub mod strategy;
+pub mod table;
 
 pub use layouts::demand;
 pub use legality::Decisions;

@@ -31,7 +31,8 @@ pub(super) fn decide(
     asked: Option<OrderChoice>,
 ) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
     let mut orders = BTreeMap::new();
-    let mut sequences: Vec<DimId> = splits.iter().flat_map(|s| [s.attention.queries, s.attention.keys]).collect();
+    let mut sequences: Vec<DimId> =
+        splits.iter().flat_map(|s| [s.attention.queries, s.attention.keys]).collect();
     sequences.sort_unstable();
     sequences.dedup();
     for dim in sequences {
@@ -48,7 +49,12 @@ pub(super) fn decide(
     Ok(orders)
 }
 
-fn asked_for(space: &Space, dim: DimId, here: &[&Split<'_>], choice: OrderChoice) -> Result<Order, Diagnostic> {
+fn asked_for(
+    space: &Space,
+    dim: DimId,
+    here: &[&Split<'_>],
+    choice: OrderChoice,
+) -> Result<Order, Diagnostic> {
     let degrees: Vec<u64> = here.iter().map(|s| space.mesh.degree(s.axes)).collect();
     let parts = degrees.first().copied().unwrap_or(1);
     let order = choice.over(parts);

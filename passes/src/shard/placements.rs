@@ -23,7 +23,11 @@ impl Placements {
     /// # Errors
     /// `P10`–`P12` for strategies and the mesh; `P13` for a function that is not there or has no attention, and for a
     /// strategy that differs outside attention.
-    pub(super) fn of(registry: &Registry, module: &Module, options: &ShardOptions) -> Result<Self, Diagnostic> {
+    pub(super) fn of(
+        registry: &Registry,
+        module: &Module,
+        options: &ShardOptions,
+    ) -> Result<Self, Diagnostic> {
         let base = placement(registry, &options.strategy, &options.mesh)?;
         let mut layers = BTreeMap::new();
         for (name, text) in &options.layers {
@@ -34,7 +38,8 @@ impl Placements {
                 .map(|f| f.name.as_str())
                 .collect();
             if !known.contains(&name.as_str()) {
-                let message = format!("there is no function `{name}` with attention to have a strategy of its own");
+                let message =
+                    format!("there is no function `{name}` with attention to have a strategy of its own");
                 return Err(Diagnostic::new("P13", message)
                     .help(format!("functions with attention: {}", known.join(", "))));
             }

@@ -10,8 +10,8 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
 
 use super::layouts::{Found, demand};
 use super::legality::Decisions;
-use super::roles::Roles;
 use super::placements::Placements;
+use super::roles::Roles;
 use super::strategy::Placement;
 
 /// What the rewriting goes by.

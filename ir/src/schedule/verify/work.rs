@@ -1,6 +1,5 @@
 //! Whether the buffers of each task are what its work needs: `S03`, `S09` to `S12`.
 
-
 use super::{in_task, name};
 use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
@@ -123,7 +122,8 @@ impl<'s> Checker<'s> {
         let inferred =
             op.infer(cx, operands, &declared).map_err(|error| OpError::new("S03", error.message))?;
         if inferred.len() != stated.len() {
-            let message = format!("`{}` has {} results, and {} are written", op.name(), inferred.len(), stated.len());
+            let message =
+                format!("`{}` has {} results, and {} are written", op.name(), inferred.len(), stated.len());
             return Err(OpError::new("S03", message));
         }
         let space = &self.schedule.space;

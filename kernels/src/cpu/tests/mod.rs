@@ -1,5 +1,7 @@
 //! Schedules against the oracle, and failures that must not hang.
 
+mod distributed;
+
 use std::time::Duration;
 
 use ithaca_ir::boxes::{self, Side};
@@ -329,7 +331,7 @@ fn attention_in_blocks_agrees_with_plain_loops() {
     let window = |left, right| Mask::Window { left, right };
     let masks = [
         Mask::Full,
-        Mask::Causal,
+        window(None, Some(0)),
         window(Some(9), Some(0)),
         window(None, Some(3)),
         window(Some(5), Some(70)),
@@ -339,10 +341,13 @@ fn attention_in_blocks_agrees_with_plain_loops() {
             Mask::Global(2),
             Mask::Blocks { size: 16, rows: vec![vec![1, 2, 8], vec![], vec![4]] },
         ]),
-        Mask::All(vec![Mask::Causal, Mask::Blocks { size: 48, rows: vec![vec![0], vec![], vec![0, 2]] }]),
+        Mask::All(vec![
+            window(None, Some(0)),
+            Mask::Blocks { size: 48, rows: vec![vec![0], vec![], vec![0, 2]] },
+        ]),
     ];
     let plain = masks.iter().map(|mask| attention_op(&space, "g", "t", mask.clone()));
-    let Op::Attention(causal) = attention_op(&space, "g", "t", Mask::Causal) else { unreachable!() };
+    let Op::Attention(causal) = attention_op(&space, "g", "t", window(None, Some(0))) else { unreachable!() };
     let capped = Op::Attention(Attention { softcap: Some(0.8), ..causal });
     for op in plain.chain([capped]) {
         let module = |dtype| {

@@ -66,7 +66,7 @@ pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Bui
         Some(name) => cx.rms_norm(f, x, &format!("{LAYER}.{name}.weight"), m),
         None => Ok(x),
     };
-    let x = f.param(cx.ty(&[b, s, m]), Some("x"));
+    let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
 
     let normed = norm(&mut f, x, norms.before_attention)?;
     let out = attend(cx, kind, &mut f, normed)?;
@@ -89,10 +89,10 @@ pub(super) fn attend(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: V
     let mixed = cx.attention(f, kind, qkv)?;
     f.name(mixed, Some("mixed"));
     let name = format!("{LAYER}.self_attn.o_proj");
-    let weight = cx.weight(f, &format!("{name}.weight"), &[m, h, d])?;
+    let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, h, d])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
     match cx.spec.bias.out {
-        true => biased(cx, f, out, &name, &[m]),
+        true => cx.tensors.biased(f, out, &name, &[m]),
         false => Ok(out),
     }
 }
@@ -106,7 +106,7 @@ fn projections(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId
         let y = f.einsum(x, weight, &[b, s, heads, d])?;
         let name = format!("{LAYER}.self_attn.{part}_proj");
         out[i] = match cx.spec.bias.qkv {
-            true => biased(cx, f, y, &name, &[heads, d])?,
+            true => cx.tensors.biased(f, y, &name, &[heads, d])?,
             false => y,
         };
     }
@@ -136,8 +136,8 @@ fn projection_norm(
     heads: DimId,
 ) -> Built<ValueId> {
     let Dims { b, s, d, .. } = cx.dims;
-    let weight = cx.weight(f, name, &[heads, d])?;
-    let wide = match cx.dtype {
+    let weight = cx.tensors.weight(f, name, &[heads, d])?;
+    let wide = match cx.tensors.dtype {
         DType::F64 | DType::F32 => x,
         DType::BF16 | DType::F16 | DType::I32 => f.push(Op::Cast { to: DType::F32 }, &[x])?,
     };
@@ -159,7 +159,7 @@ fn projection_weight(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, part: &str, heads
             };
             let name = format!("{LAYER}.self_attn.qkv_proj.weight");
             let stored = vec![q + 2 * kv, cx.spec.hidden];
-            cx.window(f, &name, stored, vec![rows, 0..cx.spec.hidden], &dims)
+            cx.tensors.window(f, &name, stored, vec![rows, 0..cx.spec.hidden], &dims)
         }
         Family::Llama
         | Family::Mistral
@@ -169,7 +169,7 @@ fn projection_weight(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, part: &str, heads
         | Family::Olmo2
         | Family::Starcoder2
         | Family::GptNeox
-        | Family::Gpt2 => cx.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims),
+        | Family::Gpt2 => cx.tensors.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims),
     }
 }
 
@@ -185,7 +185,7 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
                 let start = rows * i as u64;
                 let window = vec![start..start + rows, 0..columns];
                 let name = format!("{LAYER}.mlp.gate_up_proj.weight");
-                cx.window(f, &name, vec![2 * rows, columns], window, &[ffn, m])?
+                cx.tensors.window(f, &name, vec![2 * rows, columns], window, &[ffn, m])?
             }
             Family::Llama
             | Family::Mistral
@@ -195,11 +195,11 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
             | Family::Olmo2
             | Family::Starcoder2
             | Family::GptNeox
-            | Family::Gpt2 => cx.weight(f, &format!("{name}.weight"), &[ffn, m])?,
+            | Family::Gpt2 => cx.tensors.weight(f, &format!("{name}.weight"), &[ffn, m])?,
         };
         let y = f.einsum(x, weight, &[b, s, ffn])?;
         parts[i] = match cx.spec.bias.mlp {
-            true => biased(cx, f, y, &name, &[ffn])?,
+            true => cx.tensors.biased(f, y, &name, &[ffn])?,
             false => y,
         };
     }
@@ -207,22 +207,10 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
     let gate = f.push(Op::Unary(cx.activation()), &[gate])?;
     let inner = f.push(Op::Binary(Binary::Mul), &[gate, up])?;
     let name = format!("{LAYER}.mlp.down_proj");
-    let weight = cx.weight(f, &format!("{name}.weight"), &[m, ffn])?;
+    let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, ffn])?;
     let out = f.einsum(inner, weight, &[b, s, m])?;
     match cx.spec.bias.mlp {
-        true => biased(cx, f, out, &name, &[m]),
+        true => cx.tensors.biased(f, out, &name, &[m]),
         false => Ok(out),
     }
-}
-
-/// `x` plus the bias of `name`.
-pub(super) fn biased(
-    cx: &Cx<'_>,
-    f: &mut FunctionBuilder<'_>,
-    x: ValueId,
-    name: &str,
-    dims: &[DimId],
-) -> Built<ValueId> {
-    let bias = cx.weight(f, &format!("{name}.bias"), dims)?;
-    f.add(x, bias)
 }

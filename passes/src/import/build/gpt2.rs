@@ -15,28 +15,28 @@ const LAYER: &str = "transformer.h.{layer}";
 
 pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Built<Function> {
     let Dims { b, s, m, h, d, f: ffn, .. } = cx.dims;
-    let x = f.param(cx.ty(&[b, s, m]), Some("x"));
+    let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
 
     let normed = cx.layer_norm(&mut f, x, &format!("{LAYER}.ln_1"))?;
     let qkv = projections(cx, &mut f, normed)?;
     let mixed = cx.attention(&mut f, kind, qkv)?;
     f.name(mixed, Some("mixed"));
-    let weight = cx.weight(&mut f, &format!("{LAYER}.attn.c_proj.weight"), &[h, d, m])?;
+    let weight = cx.tensors.weight(&mut f, &format!("{LAYER}.attn.c_proj.weight"), &[h, d, m])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
-    let bias = cx.weight(&mut f, &format!("{LAYER}.attn.c_proj.bias"), &[m])?;
+    let bias = cx.tensors.weight(&mut f, &format!("{LAYER}.attn.c_proj.bias"), &[m])?;
     let out = f.add(out, bias)?;
     let x = f.add(x, out)?;
     f.name(x, Some("attended"));
 
     let normed = cx.layer_norm(&mut f, x, &format!("{LAYER}.ln_2"))?;
-    let weight = cx.weight(&mut f, &format!("{LAYER}.mlp.c_fc.weight"), &[m, ffn])?;
+    let weight = cx.tensors.weight(&mut f, &format!("{LAYER}.mlp.c_fc.weight"), &[m, ffn])?;
     let inner = f.einsum(normed, weight, &[b, s, ffn])?;
-    let bias = cx.weight(&mut f, &format!("{LAYER}.mlp.c_fc.bias"), &[ffn])?;
+    let bias = cx.tensors.weight(&mut f, &format!("{LAYER}.mlp.c_fc.bias"), &[ffn])?;
     let inner = f.add(inner, bias)?;
     let inner = f.push(Op::Unary(cx.activation()), &[inner])?;
-    let weight = cx.weight(&mut f, &format!("{LAYER}.mlp.c_proj.weight"), &[ffn, m])?;
+    let weight = cx.tensors.weight(&mut f, &format!("{LAYER}.mlp.c_proj.weight"), &[ffn, m])?;
     let out = f.einsum(inner, weight, &[b, s, m])?;
-    let bias = cx.weight(&mut f, &format!("{LAYER}.mlp.c_proj.bias"), &[m])?;
+    let bias = cx.tensors.weight(&mut f, &format!("{LAYER}.mlp.c_proj.bias"), &[m])?;
     let out = f.add(out, bias)?;
     let x = f.add(x, out)?;
     f.name(x, Some("y"));
@@ -52,9 +52,9 @@ fn projections(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<[V
         let columns = n * i as u64..n * (i as u64 + 1);
         let name = format!("{LAYER}.attn.c_attn");
         let window = vec![0..n, columns.clone()];
-        let weight = cx.window(f, &format!("{name}.weight"), vec![n, 3 * n], window, &[m, h, d])?;
+        let weight = cx.tensors.window(f, &format!("{name}.weight"), vec![n, 3 * n], window, &[m, h, d])?;
         let y = f.einsum(x, weight, &[b, s, h, d])?;
-        let bias = cx.window(f, &format!("{name}.bias"), vec![3 * n], vec![columns], &[h, d])?;
+        let bias = cx.tensors.window(f, &format!("{name}.bias"), vec![3 * n], vec![columns], &[h, d])?;
         out[i] = f.add(y, bias)?;
         f.name(out[i], Some(part));
     }

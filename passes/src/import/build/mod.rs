@@ -1,40 +1,63 @@
 //! From what was understood of a model to its program.
 //!
 //! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads where they are fewer,
-//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions. Query heads that share a key/value head are a
+//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5 and BERT have more. Query heads that share a key/value head are a
 //! granule of `h`, so no pass can tear a group.
 
+mod bert;
 mod gated;
 mod gpt2;
 mod plain;
-
-use std::ops::Range;
+mod t5;
+mod tensors;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, Rotary, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, Keyed, OpError, Rotary, Unary};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
 };
 
-use super::Workload;
 use super::family::Family;
-use super::spec::{Kind, Spec};
+use super::spec::{Kind, Model, Spec, Structure};
+use super::{Mode, Workload};
+use tensors::Tensors;
 
 /// The program of a model.
 ///
 /// # Errors
 /// The invariant of the language that it would break; a description that was checked breaks none.
-pub(super) fn module(spec: &Spec, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
-    build(spec, name, workload).map_err(|e| Diagnostic::new(e.code, e.message))
+pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
+    let dropout = dropout(model, workload.mode);
+    let built = match &model.structure {
+        Structure::Decoder(spec) => decoder(spec, name, workload, dropout),
+        Structure::T5(spec) => t5::module(spec, name, workload, dropout),
+        Structure::Bert(spec) => bert::module(spec, name, workload, dropout),
+    };
+    built.map_err(|e| Diagnostic::new(e.code, e.message))
 }
 
-fn build(spec: &Spec, name: &str, workload: &Workload) -> Result<Module, OpError> {
+/// What attention drops: something in training only, and the same weights in every layout.
+fn dropout(model: &Model, mode: Mode) -> Option<Dropout> {
+    let rate = model.dropout.attention;
+    match mode {
+        Mode::Train if rate > 0.0 => Some(Dropout { rate, seed: 0, keyed: Keyed::Position }),
+        Mode::Train | Mode::Prefill | Mode::Decode => None,
+    }
+}
+
+fn decoder(
+    spec: &Spec,
+    name: &str,
+    workload: &Workload,
+    dropout: Option<Dropout>,
+) -> Result<Module, OpError> {
     let mut space = Space::default();
     let dims = Dims::declare(&mut space, spec, workload);
     let dtype = workload.dtype.unwrap_or(spec.dtype);
-    let cx = Cx { spec, dims, dtype };
+    let tensors = Tensors { dtype, heads: [dims.h, dims.k], width: dims.d };
+    let cx = Cx { spec, dims, tensors, dropout };
     let mut functions: Arena<FuncId, Function> = Arena::new();
 
     let embed = functions.push(cx.embed(&space)?);
@@ -101,77 +124,16 @@ impl Dims {
 struct Cx<'a> {
     spec: &'a Spec,
     dims: Dims,
-    dtype: DType,
+    tensors: Tensors,
+    dropout: Option<Dropout>,
 }
 
 /// Shorthand of the families' files.
 type Built<T> = Result<T, OpError>;
 
 impl Cx<'_> {
-    fn ty(&self, dims: &[DimId]) -> TensorType {
-        TensorType::new(self.dtype, dims.iter().copied())
-    }
-
-    /// A weight that is stored as its dimensions say, heads and their width being one stored dimension.
-    fn weight(&self, f: &mut FunctionBuilder<'_>, name: &str, dims: &[DimId]) -> Built<ValueId> {
-        let stored = self.stored(f.space(), dims);
-        self.window(f, name, stored, Vec::new(), dims)
-    }
-
-    /// A weight that is a window of a stored tensor.
-    fn window(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        name: &str,
-        stored: Vec<u64>,
-        window: Vec<Range<u64>>,
-        dims: &[DimId],
-    ) -> Built<ValueId> {
-        self.view(f, name, stored, Vec::new(), window, dims)
-    }
-
-    /// A weight that is a window of a stored tensor seen in another shape.
-    fn view(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        name: &str,
-        stored: Vec<u64>,
-        view: Vec<u64>,
-        window: Vec<Range<u64>>,
-        dims: &[DimId],
-    ) -> Built<ValueId> {
-        let ty = self.ty(dims);
-        // A binding without shape is that of the type.
-        let stored = match stored == f.space().shape(&ty) {
-            true => Vec::new(),
-            false => stored,
-        };
-        f.weight(Binding { name: name.to_owned(), stored, view, window }, ty)
-    }
-
-    /// The shape in which the library stores a tensor of these dimensions.
-    fn stored(&self, space: &Space, dims: &[DimId]) -> Vec<u64> {
-        let Dims { h, k, d, .. } = self.dims;
-        let mut shape: Vec<u64> = Vec::new();
-        let mut heads = None;
-        for &dim in dims {
-            let size = space.size(dim);
-            match heads.take() {
-                Some(n) if dim == d => {
-                    shape.pop();
-                    shape.push(n * size);
-                }
-                _ => shape.push(size),
-            }
-            if dim == h || dim == k {
-                heads = Some(size);
-            }
-        }
-        shape
-    }
-
     fn rms_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
-        let weight = self.weight(f, name, &[over])?;
+        let weight = self.tensors.weight(f, name, &[over])?;
         let offset = match self.spec.family {
             Family::Gemma2 => 1.0,
             Family::Llama
@@ -189,8 +151,8 @@ impl Cx<'_> {
 
     fn layer_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str) -> Built<ValueId> {
         let over = self.dims.m;
-        let weight = self.weight(f, &format!("{name}.weight"), &[over])?;
-        let bias = self.weight(f, &format!("{name}.bias"), &[over])?;
+        let weight = self.tensors.weight(f, &format!("{name}.weight"), &[over])?;
+        let bias = self.tensors.weight(f, &format!("{name}.bias"), &[over])?;
         f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
     }
 
@@ -200,6 +162,7 @@ impl Cx<'_> {
         let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
         let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
         attention.softcap = kind.softcap;
+        attention.dropout = self.dropout;
         f.push(Op::Attention(attention), &[q, k, v])
     }
 
@@ -239,18 +202,18 @@ impl Cx<'_> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new("embed", space, &none);
         let ids = f.param(TensorType::new(DType::I32, [b, s]), Some("input_ids"));
-        let table = self.weight(&mut f, self.embedding(), &[v, m])?;
+        let table = self.tensors.weight(&mut f, self.embedding(), &[v, m])?;
         let mut x = f.push(Op::Embed { over: v }, &[table, ids])?;
         if let Some(p) = p {
             let positions = self.positions(&mut f)?;
-            let table = self.weight(&mut f, "transformer.wpe.weight", &[p, m])?;
+            let table = self.tensors.weight(&mut f, "transformer.wpe.weight", &[p, m])?;
             let embedded = f.push(Op::Embed { over: p }, &[table, positions])?;
             x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
         }
         if self.spec.family == Family::Gemma2 {
             // The library keeps the factor in the table's element type, made from single precision.
             let factor = rounded((self.spec.hidden as f64).sqrt(), DType::F32);
-            let factor = rounded(factor, self.dtype);
+            let factor = rounded(factor, self.tensors.dtype);
             x = f.push(Op::Scale { factor }, &[x])?;
         }
         f.name(x, Some("x"));
@@ -262,7 +225,7 @@ impl Cx<'_> {
         let Dims { b, s, m, v, .. } = self.dims;
         let none = Arena::new();
         let mut f = FunctionBuilder::new("head", space, &none);
-        let x = f.param(self.ty(&[b, s, m]), Some("x"));
+        let x = f.param(self.tensors.ty(&[b, s, m]), Some("x"));
         let normed = match self.spec.family {
             Family::Llama
             | Family::Mistral
@@ -288,7 +251,7 @@ impl Cx<'_> {
             | Family::Starcoder2
             | Family::Gpt2 => "lm_head.weight",
         };
-        let weight = self.weight(&mut f, name, &[v, m])?;
+        let weight = self.tensors.weight(&mut f, name, &[v, m])?;
         let mut logits = f.einsum(normed, weight, &[b, s, v])?;
         if let Some(cap) = self.spec.logit_cap {
             logits = f.push(Op::Scale { factor: 1.0 / cap }, &[logits])?;

@@ -44,7 +44,7 @@ pub(super) fn block(
 ) -> Built<Function> {
     let Dims { b, s, m, .. } = cx.dims;
     let layer = layout.layer;
-    let x = f.param(cx.ty(&[b, s, m]), Some("x"));
+    let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
 
     let normed = cx.layer_norm(&mut f, x, &format!("{layer}.input_layernorm"))?;
     let out = match layout.projections {
@@ -81,12 +81,12 @@ fn attend_interleaved(
         let window = vec![0..heads, i..i + 1, 0..width, 0..n];
         let weight = format!("{name}.weight");
         let stored = vec![3 * heads * width, n];
-        let weight = cx.view(f, &weight, stored, vec![heads, 3, width, n], window, &[h, d, m])?;
+        let weight = cx.tensors.view(f, &weight, stored, vec![heads, 3, width, n], window, &[h, d, m])?;
         *part = f.einsum(x, weight, &[b, s, h, d])?;
         if cx.spec.bias.qkv {
             let window = vec![0..heads, i..i + 1, 0..width];
             let (bias, stored) = (format!("{name}.bias"), vec![3 * heads * width]);
-            let bias = cx.view(f, &bias, stored, vec![heads, 3, width], window, &[h, d])?;
+            let bias = cx.tensors.view(f, &bias, stored, vec![heads, 3, width], window, &[h, d])?;
             *part = f.add(*part, bias)?;
         }
     }
@@ -94,10 +94,10 @@ fn attend_interleaved(
     let mixed = cx.attention(f, kind, qkv)?;
     f.name(mixed, Some("mixed"));
     let name = format!("{layer}.attention.dense");
-    let weight = cx.weight(f, &format!("{name}.weight"), &[m, h, d])?;
+    let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, h, d])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
     match cx.spec.bias.out {
-        true => gated::biased(cx, f, out, &name, &[m]),
+        true => cx.tensors.biased(f, out, &name, &[m]),
         false => Ok(out),
     }
 }
@@ -111,10 +111,10 @@ fn mlp(cx: &Cx<'_>, layout: &Layout, f: &mut FunctionBuilder<'_>, x: ValueId) ->
             y = f.push(Op::Unary(cx.activation()), &[y])?;
         }
         let name = format!("{}.{part}", layout.layer);
-        let weight = cx.weight(f, &format!("{name}.weight"), &[to, from])?;
+        let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[to, from])?;
         y = f.einsum(y, weight, &[b, s, to])?;
         if cx.spec.bias.mlp {
-            y = gated::biased(cx, f, y, &name, &[to])?;
+            y = cx.tensors.biased(f, y, &name, &[to])?;
         }
     }
     Ok(y)

@@ -2,6 +2,7 @@
 //!
 //! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
 
+mod bert;
 mod gemma2;
 mod gpt2;
 mod gpt_neox;
@@ -12,6 +13,7 @@ mod olmo2;
 mod phi3;
 mod qwen;
 mod starcoder2;
+mod t5;
 
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
@@ -19,10 +21,10 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::rope::{Rope, RopeContext};
-use super::spec::{Biases, Kind, QkNorm, Residual, Spec, check_layers, runs};
+use super::spec::{Biases, Dropouts, Kind, Model, QkNorm, Residual, Spec, Structure, check_layers, runs};
 
 /// The families that can be imported: `model_type` and what it covers.
-pub const FAMILIES: [(&str, &str); 10] = [
+pub const FAMILIES: [(&str, &str); 12] = [
     ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
     ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
     ("qwen2", "biased queries, keys and values; sliding windows by layer; rotary as llama"),
@@ -33,9 +35,19 @@ pub const FAMILIES: [(&str, &str); 10] = [
     ("starcoder2", "layer norms, plain MLP, biases by a flag, one sliding window; rotary as llama"),
     ("gpt_neox", "fused projections, partly rotated heads, parallel or serial residual, layer norms"),
     ("gpt2", "learned positions, layer norms, biases everywhere"),
+    ("t5", "encoder and decoder, biases by relative position, plain or gated MLP, head tied or not"),
+    ("bert", "encoder: learned positions, types of token, norms after; pooler or masked language model"),
 ];
 
-/// A family of models.
+/// A `model_type` that can be imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ModelType {
+    Decoder(Family),
+    T5,
+    Bert,
+}
+
+/// A family of decoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Llama,
@@ -81,18 +93,76 @@ impl Family {
     }
 
     /// The library's class with a language model's head.
-    fn architecture(self) -> &'static str {
+    fn architectures(self) -> &'static [&'static str] {
         match self {
-            Family::Llama => "LlamaForCausalLM",
-            Family::Mistral => "MistralForCausalLM",
-            Family::Qwen2 => "Qwen2ForCausalLM",
-            Family::Qwen3 => "Qwen3ForCausalLM",
-            Family::Phi3 => "Phi3ForCausalLM",
-            Family::Gemma2 => "Gemma2ForCausalLM",
-            Family::Olmo2 => "Olmo2ForCausalLM",
-            Family::Starcoder2 => "Starcoder2ForCausalLM",
-            Family::GptNeox => "GPTNeoXForCausalLM",
-            Family::Gpt2 => "GPT2LMHeadModel",
+            Family::Llama => &["LlamaForCausalLM"],
+            Family::Mistral => &["MistralForCausalLM"],
+            Family::Qwen2 => &["Qwen2ForCausalLM"],
+            Family::Qwen3 => &["Qwen3ForCausalLM"],
+            Family::Phi3 => &["Phi3ForCausalLM"],
+            Family::Gemma2 => &["Gemma2ForCausalLM"],
+            Family::Olmo2 => &["Olmo2ForCausalLM"],
+            Family::Starcoder2 => &["Starcoder2ForCausalLM"],
+            Family::GptNeox => &["GPTNeoXForCausalLM"],
+            Family::Gpt2 => &["GPT2LMHeadModel"],
+        }
+    }
+}
+
+impl ModelType {
+    /// The spelling of the description.
+    fn name(self) -> &'static str {
+        match self {
+            ModelType::Decoder(family) => family.name(),
+            ModelType::T5 => "t5",
+            ModelType::Bert => "bert",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        let decoders = Family::ALL.into_iter().map(ModelType::Decoder);
+        decoders.chain([ModelType::T5, ModelType::Bert]).find(|t| t.name() == name)
+    }
+
+    /// The library's classes that are imported, the first where the description names none.
+    fn architectures(self) -> &'static [&'static str] {
+        match self {
+            ModelType::Decoder(family) => family.architectures(),
+            // The second is the name that the first had.
+            ModelType::T5 => &["T5ForConditionalGeneration", "T5WithLMHeadModel"],
+            ModelType::Bert => &["BertModel", bert::MASKED_LM],
+        }
+    }
+
+    /// Fields that this type reads, and others must leave neutral.
+    fn own(self) -> &'static [&'static str] {
+        match self {
+            ModelType::Decoder(Family::Gemma2) => gemma2::OWN,
+            ModelType::T5 => t5::OWN,
+            ModelType::Decoder(_) | ModelType::Bert => &[],
+        }
+    }
+
+    /// The field of attention's dropout and those of other dropout, with their values where absent.
+    fn dropouts(self) -> ((&'static str, f64), &'static [(&'static str, f64)]) {
+        match self {
+            ModelType::Decoder(family) => match family {
+                Family::Llama
+                | Family::Mistral
+                | Family::Qwen2
+                | Family::Qwen3
+                | Family::Gemma2
+                | Family::Olmo2 => (("attention_dropout", 0.0), &[]),
+                Family::Phi3 => (("attention_dropout", 0.0), &[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)]),
+                Family::Starcoder2 => {
+                    (("attention_dropout", 0.0), &[("residual_dropout", 0.0), ("embedding_dropout", 0.0)])
+                }
+                Family::GptNeox => (("attention_dropout", 0.0), &[("hidden_dropout", 0.0)]),
+                Family::Gpt2 => (("attn_pdrop", 0.1), &[("resid_pdrop", 0.1), ("embd_pdrop", 0.1)]),
+            },
+            // One field for all.
+            ModelType::T5 => (("dropout_rate", 0.1), &[("dropout_rate", 0.1)]),
+            ModelType::Bert => (("attention_probs_dropout_prob", 0.1), &[("hidden_dropout_prob", 0.1)]),
         }
     }
 }
@@ -101,32 +171,60 @@ impl Family {
 ///
 /// # Errors
 /// `M01` to `M07`, `M11`, `M12`.
-pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Spec, Diagnostic> {
+pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnostic> {
     let map = config.as_object().ok_or_else(|| {
         Diagnostic::new("M01", format!("a model is described by a JSON object, not by {}", kind_of(config)))
     })?;
     let mut fields = Fields::new(map, "", ignore);
-    let family = read_family(&mut fields)?;
-    check_architecture(&mut fields, family)?;
+    let model_type = read_model_type(&mut fields)?;
+    let architecture = read_architecture(&mut fields, model_type)?;
     let dtype = read_dtype(&mut fields)?;
-    let own: &[&str] = if family == Family::Gemma2 { gemma2::OWN } else { &[] };
+    let own = model_type.own();
     for (name, neutral) in must_be_neutral().into_iter().filter(|(name, _)| !own.contains(name)) {
         fields.neutral(name, &neutral)?;
     }
-    let spec = match family {
-        Family::Llama => llama::read(&mut fields, dtype, ignore),
-        Family::Mistral => mistral::read(&mut fields, dtype, ignore),
-        Family::Qwen2 => qwen::read_qwen2(&mut fields, dtype, ignore),
-        Family::Qwen3 => qwen::read_qwen3(&mut fields, dtype, ignore),
-        Family::Phi3 => phi3::read(&mut fields, dtype, ignore),
-        Family::Gemma2 => gemma2::read(&mut fields, dtype, ignore),
-        Family::Olmo2 => olmo2::read(&mut fields, dtype, ignore),
-        Family::Starcoder2 => starcoder2::read(&mut fields, dtype, ignore),
-        Family::GptNeox => gpt_neox::read(&mut fields, dtype, ignore),
-        Family::Gpt2 => gpt2::read(&mut fields, dtype),
-    }?;
+    let structure = match model_type {
+        ModelType::Decoder(family) => Structure::Decoder(read_decoder(family, &mut fields, dtype, ignore)?),
+        ModelType::T5 => Structure::T5(t5::read(&mut fields, dtype)?),
+        ModelType::Bert => Structure::Bert(bert::read(&mut fields, dtype, architecture)?),
+    };
+    let dropout = read_dropout(&mut fields, model_type)?;
     fields.finish(&[INERT, GENERATION])?;
-    Ok(spec)
+    Ok(Model { structure, dropout })
+}
+
+fn read_decoder<'a>(
+    family: Family,
+    fields: &mut Fields<'a>,
+    dtype: DType,
+    ignore: &'a [String],
+) -> Result<Spec, Diagnostic> {
+    match family {
+        Family::Llama => llama::read(fields, dtype, ignore),
+        Family::Mistral => mistral::read(fields, dtype, ignore),
+        Family::Qwen2 => qwen::read_qwen2(fields, dtype, ignore),
+        Family::Qwen3 => qwen::read_qwen3(fields, dtype, ignore),
+        Family::Phi3 => phi3::read(fields, dtype, ignore),
+        Family::Gemma2 => gemma2::read(fields, dtype, ignore),
+        Family::Olmo2 => olmo2::read(fields, dtype, ignore),
+        Family::Starcoder2 => starcoder2::read(fields, dtype, ignore),
+        Family::GptNeox => gpt_neox::read(fields, dtype, ignore),
+        Family::Gpt2 => gpt2::read(fields, dtype),
+    }
+}
+
+/// What is dropped in training.
+fn read_dropout(fields: &mut Fields<'_>, model_type: ModelType) -> Result<Dropouts, Diagnostic> {
+    let ((attention, default), others) = model_type.dropouts();
+    let attention = fields.share(attention, default)?;
+    let mut elsewhere = Vec::new();
+    for &(name, default) in others {
+        let share = fields.share(name, default)?;
+        if share > 0.0 {
+            elsewhere.push((name.to_owned(), share));
+        }
+    }
+    Ok(Dropouts { attention, elsewhere })
 }
 
 /// Fields that do not reach the logits of a prefill.
@@ -256,12 +354,12 @@ fn must_be_neutral() -> Vec<(&'static str, Vec<Value>)> {
     ]
 }
 
-fn read_family(fields: &mut Fields<'_>) -> Result<Family, Diagnostic> {
+fn read_model_type(fields: &mut Fields<'_>) -> Result<ModelType, Diagnostic> {
     let supported = format!("supported: {}", FAMILIES.map(|(name, _)| name).join(", "));
     let Some(name) = fields.word("model_type")? else {
         return Err(Diagnostic::new("M02", "the description has no `model_type`").help(supported));
     };
-    Family::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
+    ModelType::named(name).ok_or_else(|| {
         let refusal =
             Diagnostic::new("M02", format!("`model_type` \"{name}\" is not supported")).help(supported);
         let lower = name.to_lowercase();
@@ -272,15 +370,28 @@ fn read_family(fields: &mut Fields<'_>) -> Result<Family, Diagnostic> {
     })
 }
 
-fn check_architecture(fields: &mut Fields<'_>, family: Family) -> Result<(), Diagnostic> {
-    let expected = family.architecture();
+/// The library's class that is imported.
+fn read_architecture(fields: &mut Fields<'_>, model_type: ModelType) -> Result<&'static str, Diagnostic> {
+    let known = model_type.architectures();
     match fields.words("architectures")? {
-        Some(names) if !names.is_empty() && !names.contains(&expected) => Err(Diagnostic::new(
-            "M11",
-            format!("`architectures` is [{}], whose head is not a language model's", names.join(", ")),
-        )
-        .help(format!("a {} is imported as {expected}", family.name()))),
-        _ => Ok(()),
+        Some(names) if !names.is_empty() => {
+            known.iter().find(|k| names.contains(k)).copied().ok_or_else(|| {
+                let what = match model_type {
+                    ModelType::Decoder(_) | ModelType::T5 => "a language model's",
+                    ModelType::Bert => "a pooler or a masked language model's",
+                };
+                Diagnostic::new(
+                    "M11",
+                    format!("`architectures` is [{}], whose head is not {what}", names.join(", ")),
+                )
+                .help(format!(
+                    "a {} is imported as {}",
+                    model_type.name(),
+                    known.join(" or ")
+                ))
+            })
+        }
+        _ => Ok(known[0]),
     }
 }
 
@@ -298,7 +409,16 @@ fn read_dtype(fields: &mut Fields<'_>) -> Result<DType, Diagnostic> {
 /// The function of the MLP, by the library's name.
 fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result<Unary, Diagnostic> {
     let word = fields.word(name)?.unwrap_or(default);
-    Ok(match word {
+    activation(word).ok_or_else(|| {
+        fields
+            .unsupported(name, &json!(word))
+            .help("supported: silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, tanh")
+    })
+}
+
+/// The function that the library calls `name`.
+fn activation(name: &str) -> Option<Unary> {
+    Some(match name {
         "silu" | "swish" => Unary::Silu,
         "gelu" | "gelu_python" => Unary::Gelu,
         // All of these are the tanh approximation, written in different ways.
@@ -308,11 +428,7 @@ fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result
         "quick_gelu" => Unary::QuickGelu,
         "relu" => Unary::Relu,
         "tanh" => Unary::Tanh,
-        other => {
-            return Err(fields.unsupported(name, &json!(other)).help(
-                "supported: silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, tanh",
-            ));
-        }
+        _ => return None,
     })
 }
 

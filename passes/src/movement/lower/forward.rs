@@ -128,7 +128,12 @@ fn two_pass(
 
 /// Partial results with `parts` whole and, so that the merge is shared, heads or else sequences of the batch split by
 /// the axes that told the parts apart.
-fn by_rows(b: &mut FunctionBuilder<'_>, a: &Attention, parts: DimId, value: ValueId) -> Result<ValueId, OpError> {
+fn by_rows(
+    b: &mut FunctionBuilder<'_>,
+    a: &Attention,
+    parts: DimId,
+    value: ValueId,
+) -> Result<ValueId, OpError> {
     let ty: TensorType = b.ty(value).clone();
     let axes = ty.axes_of(parts).to_vec();
     let mut layout: Layout = ty.layout.clone();

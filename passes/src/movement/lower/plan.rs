@@ -105,7 +105,8 @@ fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<
 fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Result<Vec<Step>, Diagnostic> {
     let wrong = |what: String| {
         let message = format!("movement `{}` on {}: {what}", movement.name(), site.axes_text());
-        Err(Diagnostic::new("P48", message).help("every block of keys must meet every block of queries that sees it, once"))
+        Err(Diagnostic::new("P48", message)
+            .help("every block of keys must meet every block of queries that sees it, once"))
     };
     if steps.first() != Some(&Step::default()) {
         return wrong("the first step is not at home".to_owned());
@@ -148,13 +149,18 @@ impl<'a> Meetings<'a> {
     }
 
     fn sees(&self, q: usize, k: usize) -> bool {
-        self.queries[q].iter().any(|q| {
-            self.keys[k].iter().any(|k| self.attention.mask.pairs(q.positions(), k.positions()) > 0)
-        })
+        self.queries[q]
+            .iter()
+            .any(|q| self.keys[k].iter().any(|k| self.attention.mask.pairs(q.positions(), k.positions()) > 0))
     }
 
     /// The blocks of queries and keys that each rank has in `step`.
-    fn met<'s>(&'s self, mesh: &'s Mesh, axes: &'s [AxisId], step: &'s Step) -> impl Iterator<Item = (usize, usize)> + 's {
+    fn met<'s>(
+        &'s self,
+        mesh: &'s Mesh,
+        axes: &'s [AxisId],
+        step: &'s Step,
+    ) -> impl Iterator<Item = (usize, usize)> + 's {
         // Late ranks have the most to do, so they are looked at first.
         self.ranks.iter().rev().filter_map(move |&rank| {
             let held = |seat: &Seat| {
@@ -209,4 +215,3 @@ pub(super) fn home_of(mesh: &Mesh, seat: &Seat) -> Option<Seat> {
 pub(super) fn is_full(seat: &Seat) -> bool {
     seat.iter().all(|m| m.only.is_none())
 }
-

@@ -18,7 +18,11 @@ impl Travellers {
     }
 
     /// The values at `seat`: from where they have been along the fewest axes from there, the latest such place.
-    pub(super) fn bring(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<Vec<ValueId>, OpError> {
+    pub(super) fn bring(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        seat: &Seat,
+    ) -> Result<Vec<ValueId>, OpError> {
         if let Some((_, values)) = self.been.iter().find(|(at, _)| at == seat) {
             return Ok(values.clone());
         }
@@ -68,7 +72,12 @@ impl Sums {
     }
 
     /// Takes in `values` that were made at `seat`.
-    pub(super) fn add(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat, values: &[ValueId]) -> Result<(), OpError> {
+    pub(super) fn add(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        seat: &Seat,
+        values: &[ValueId],
+    ) -> Result<(), OpError> {
         if self.values.is_empty() {
             self.at.clone_from(seat);
             self.values = values.to_vec();
@@ -81,7 +90,10 @@ impl Sums {
         }
         self.travel(b, &Seat::new())?;
         let Some(home) = home_of(&b.space().mesh, seat) else {
-            return Err(OpError::new("V28", "blocks of ranks that wrap around the end of a ring cannot go home together"));
+            return Err(OpError::new(
+                "V28",
+                "blocks of ranks that wrap around the end of a ring cannot go home together",
+            ));
         };
         let homed = values.iter().map(|&v| go(b, v, &home)).collect::<Result<Vec<_>, _>>()?;
         self.values = (self.join)(b, &self.values, &homed)?;
@@ -104,7 +116,11 @@ impl Sums {
 }
 
 /// Merges `o, lse` pairs by online softmax.
-pub(super) fn merge(b: &mut FunctionBuilder<'_>, sum: &[ValueId], more: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+pub(super) fn merge(
+    b: &mut FunctionBuilder<'_>,
+    sum: &[ValueId],
+    more: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
     let operands: Vec<ValueId> = sum.iter().chain(more).copied().collect();
     Ok(b.node(Op::Merge, &operands, &[])?.to_vec())
 }

@@ -156,7 +156,8 @@ pub fn placement(strategies: &[&dyn Strategy], mesh: &MeshType) -> Result<Placem
     }
     if let (Some(first), Some(second)) = (&placement.movement, placement.contested.first()) {
         let message = format!("strategies {} bring two movements, `{first}` and `{second}`", names());
-        return Err(Diagnostic::new("P10", message).help("one movement serves an attention; name one strategy that has one"));
+        return Err(Diagnostic::new("P10", message)
+            .help("one movement serves an attention; name one strategy that has one"));
     }
     Ok(placement)
 }

@@ -1,0 +1,268 @@
+//! What the importer understands of a model: one form for all families of decoders, and one each for T5 and BERT.
+
+mod bert;
+mod t5;
+
+use std::ops::Range;
+
+use ithaca_ir::ops::structure::MAX_LAYERS;
+use ithaca_ir::ops::{Scaling, Unary};
+use ithaca_ir::{DType, Diagnostic, Dim, Mask};
+
+use super::family::Family;
+use super::{Mode, Workload};
+
+pub(super) use bert::{Bert, BertHead};
+pub(super) use t5::T5;
+
+/// A model, without its weights.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    /// What it computes.
+    pub(super) structure: Structure,
+    /// What it drops in training.
+    pub(super) dropout: Dropouts,
+}
+
+/// What a model computes.
+#[derive(Clone, Debug)]
+pub(super) enum Structure {
+    /// A decoder alone.
+    Decoder(Spec),
+    /// An encoder and a decoder that attends to it, as T5 has them.
+    T5(T5),
+    /// An encoder alone, as BERT is one.
+    Bert(Bert),
+}
+
+/// What a model drops in training; nothing is dropped in a prefill.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Dropouts {
+    /// The share of attention weights.
+    pub(super) attention: f64,
+    /// Fields that ask for other dropout, with their shares above zero.
+    pub(super) elsewhere: Vec<(String, f64)>,
+}
+
+impl Model {
+    /// Checks that heads, widths and sizes fit each other and the workload.
+    pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        if let (Mode::Train, Some((field, share))) = (workload.mode, self.dropout.elsewhere.first()) {
+            return Err(Diagnostic::new(
+                "M05",
+                format!("`{field}` is {share}: in training, only weights of attention can be dropped"),
+            )
+            .help(format!("to train without it, say so: --ignore-field {field}")));
+        }
+        match &self.structure {
+            Structure::Decoder(spec) => spec.check(workload),
+            Structure::T5(t5) => t5.check(workload),
+            Structure::Bert(bert) => bert.check(workload),
+        }
+    }
+}
+
+/// A decoder, without its weights.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    /// Whose names and structure it has.
+    pub(super) family: Family,
+    /// The element type that the description states.
+    pub(super) dtype: DType,
+    /// Width of the residual stream.
+    pub(super) hidden: u64,
+    /// Query heads.
+    pub(super) heads: u64,
+    /// Key/value heads, a divisor of `heads`.
+    pub(super) kv_heads: u64,
+    /// Width of a head.
+    pub(super) head_dim: u64,
+    /// Width of the MLP.
+    pub(super) ffn: u64,
+    /// Tokens of the vocabulary.
+    pub(super) vocab: u64,
+    /// Added under the root of every norm.
+    pub(super) eps: f64,
+    /// The function of the MLP.
+    pub(super) activation: Unary,
+    /// Kinds of block, in order of first appearance.
+    pub(super) kinds: Vec<Kind>,
+    /// Runs of layers of one kind, an index of `kinds`, in order.
+    pub(super) runs: Vec<(usize, Range<u64>)>,
+    /// Which projections have a bias.
+    pub(super) bias: Biases,
+    /// How queries and keys are normalised before rotary.
+    pub(super) qk_norm: QkNorm,
+    /// Whether attention and MLP both read what comes into the block.
+    pub(super) residual: Residual,
+    /// Bound of the logits, by `cap · tanh(logit / cap)`.
+    pub(super) logit_cap: Option<f64>,
+    /// Whether the head reads the embedding's table.
+    pub(super) tied: bool,
+    /// Rows of the table of learned positions.
+    pub(super) learned: Option<u64>,
+}
+
+/// What tells blocks of one model apart.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Kind {
+    /// The end of the function's name, where the model has several kinds.
+    pub(super) label: String,
+    /// Which keys a query sees.
+    pub(super) mask: Mask,
+    /// Factor of the scores.
+    pub(super) scale: f64,
+    /// Bound of the scaled scores, by `cap · tanh(score / cap)`.
+    pub(super) softcap: Option<f64>,
+    /// Rotary positions.
+    pub(super) rotary: Option<RotarySpec>,
+}
+
+/// Rotary positions.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RotarySpec {
+    /// Elements of a head that are rotated.
+    pub(super) width: u64,
+    /// Base of the frequencies.
+    pub(super) theta: f64,
+    /// Stretching of the frequencies.
+    pub(super) scaling: Scaling,
+}
+
+/// How queries and keys are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QkNorm {
+    /// Not at all.
+    None,
+    /// Each head by itself.
+    Head,
+    /// All heads of a token together.
+    Projection,
+}
+
+/// What the MLP of a block reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Residual {
+    /// The stream after attention was added.
+    Serial,
+    /// The stream as it came into the block, as attention does.
+    Parallel,
+}
+
+/// Which projections have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Biases {
+    /// Queries, keys and values.
+    pub(super) qkv: bool,
+    /// The output of attention.
+    pub(super) out: bool,
+    /// The MLP.
+    pub(super) mlp: bool,
+}
+
+/// The mask of a sliding window of `width` keys, the query's own included.
+pub(super) fn window(width: u64) -> Mask {
+    Mask::Window { left: Some(width - 1), right: Some(0) }
+}
+
+/// Runs of equal kind, from the kind of each layer.
+pub(super) fn runs(layers: impl IntoIterator<Item = usize>) -> Vec<(usize, Range<u64>)> {
+    let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
+    for (i, kind) in (0..).zip(layers) {
+        match runs.last_mut() {
+            Some((last, range)) if *last == kind => range.end = i + 1,
+            _ => runs.push((kind, i..i + 1)),
+        }
+    }
+    runs
+}
+
+impl Spec {
+    /// Number of layers.
+    pub(super) fn n_layers(&self) -> u64 {
+        self.runs.last().map_or(0, |(_, range)| range.end)
+    }
+
+    fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        check_no_target(self.family.name(), workload)?;
+        let wide = check_heads(self.heads, self.head_dim)?;
+        let widest = self.hidden.max(wide).max(self.ffn).max(self.vocab);
+        check_elements(&[
+            ("the attention's projections", wide.into(), self.hidden),
+            ("the MLP's projections", self.ffn.into(), self.hidden),
+            ("the embedding", self.vocab.into(), self.hidden),
+            ("the positions", self.learned.unwrap_or(1).into(), self.hidden),
+            ("the activations", tokens(workload.batch, workload.sequence), widest),
+        ])?;
+        match self.learned {
+            Some(n) => check_positions("n_positions", n, workload),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Elements of all heads together.
+fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
+    let wide = heads.saturating_mul(head_dim);
+    match wide > Dim::MAX_SIZE {
+        true => Err(Diagnostic::new(
+            "M04",
+            format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE),
+        )),
+        false => Ok(wide),
+    }
+}
+
+fn tokens(batch: u64, sequence: u64) -> u128 {
+    u128::from(batch) * u128::from(sequence)
+}
+
+/// Bounds tensors (what they are, rows, columns), so that counts of elements, bytes and FLOPs stay far from overflow.
+fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagnostic> {
+    const MAX_ELEMENTS: u128 = 1 << 48;
+    for &(what, rows, columns) in tensors {
+        if rows * u128::from(columns) > MAX_ELEMENTS {
+            return Err(Diagnostic::new(
+                "M04",
+                format!("{what} are {rows} × {columns} elements, more than {MAX_ELEMENTS}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a sequence beyond the learned positions, of which `field` says that there are `n`.
+fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagnostic> {
+    if workload.sequence <= n {
+        return Ok(());
+    }
+    Err(Diagnostic::new(
+        "M08",
+        format!(
+            "a sequence of {} tokens, but `{field}` is {n}: positions beyond have no embedding",
+            workload.sequence
+        ),
+    )
+    .help(format!("ask for at most {n} tokens"))
+    .repairs([format!("--seq {n}")]))
+}
+
+/// Refuses a length of targets for a model that has one sequence only.
+fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnostic> {
+    match workload.target_sequence {
+        None => Ok(()),
+        Some(n) => Err(Diagnostic::new(
+            "M10",
+            format!("a target sequence of {n} tokens, but a {model_type} has one sequence"),
+        )
+        .help("only models with an encoder and a decoder have a target sequence, as t5 has")),
+    }
+}
+
+/// The number of layers, checked.
+pub(super) fn check_layers(field: &str, n: u64) -> Result<u64, Diagnostic> {
+    match n {
+        1..=MAX_LAYERS => Ok(n),
+        _ => Err(Diagnostic::new("M04", format!("`{field}` is {n}; expected 1 to {MAX_LAYERS} layers"))),
+    }
+}

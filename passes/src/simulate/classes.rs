@@ -1,0 +1,135 @@
+//! The ranks that are simulated: one for each combination of coordinates that may make a difference.
+//!
+//! Along most axes all ranks do the same at the same time. They differ along axes that split a sequence which a masked
+//! attention reads, along which parts travel or tokens are fetched, and that split something unevenly. Ranks that differ
+//! along other axes only are taken to be alike; their hops may cross other levels where groups fit no node.
+
+use ithaca_ir::schedule::{Content, Schedule, Work};
+use ithaca_ir::{AxisId, Mask, Mesh, Op, Rank, Space, TensorType};
+
+/// Ranks that stand for all.
+#[derive(Clone, Debug)]
+pub(super) struct Classes {
+    mesh: Mesh,
+    /// The axes along which ranks differ, major to minor.
+    axes: Vec<AxisId>,
+    ranks: Vec<Rank>,
+    /// Every how many of them is simulated; one when the simulation is exact.
+    step: usize,
+    /// Number of all combinations.
+    all: usize,
+}
+
+/// Ranks that are simulated at most, but for the last one of a sample.
+const RANKS: usize = 64;
+
+impl Classes {
+    pub(super) fn of(schedule: &Schedule) -> Self {
+        let space = &schedule.space;
+        let mut axes = Vec::new();
+        for frame in schedule.frames.values() {
+            for buffer in frame.buffers.values() {
+                if let Content::Tensor(ty) = &buffer.content {
+                    axes.extend(uneven_axes(space, ty));
+                }
+            }
+            for task in &frame.tasks {
+                let operand = |i: usize| match task.reads.get(i).map(|&b| &frame.buffers[b].content) {
+                    Some(Content::Tensor(ty)) => Some(ty),
+                    Some(Content::Wire { .. }) | None => None,
+                };
+                match &task.work {
+                    Work::Compute(Op::Attention(a) | Op::AttentionBackward(a)) if a.mask != Mask::Full => {
+                        axes.extend(operand(0).into_iter().flat_map(|q| q.axes_of(a.queries)));
+                        axes.extend(operand(1).into_iter().flat_map(|k| k.axes_of(a.keys)));
+                    }
+                    Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                        axes.extend([&t.from, &t.to].iter().flat_map(|ty| uneven_axes(space, ty)));
+                    }
+                    Work::Compute(_) | Work::Copy | Work::Call { .. } => {}
+                }
+            }
+        }
+        axes.retain(|&a| space.mesh.size(a) > 1);
+        axes.sort_unstable();
+        axes.dedup();
+        Self::along(&space.mesh, axes)
+    }
+
+    fn along(mesh: &Mesh, axes: Vec<AxisId>) -> Self {
+        let all = usize::try_from(mesh.degree(&axes)).unwrap_or(usize::MAX);
+        let step = all.div_ceil(RANKS).max(1);
+        let group = mesh.group_along(Rank(0), &axes);
+        let ranks = (0..all).step_by(step).chain(((all - 1) % step != 0).then_some(all - 1));
+        let ranks = ranks.map(|i| group[i]).collect();
+        Self { mesh: mesh.clone(), axes, ranks, step, all }
+    }
+
+    /// The ranks, ascending.
+    pub(super) fn ranks(&self) -> &[Rank] {
+        &self.ranks
+    }
+
+    /// Whether every combination is simulated.
+    pub(super) fn is_exact(&self) -> bool {
+        self.step == 1
+    }
+
+    /// The simulated rank that stands for `rank`; in a sample the next one beyond, seen from the `from`-th.
+    pub(super) fn standing_for(&self, rank: Rank, from: usize) -> usize {
+        let i = usize::try_from(self.mesh.coordinate_along(rank, &self.axes)).unwrap_or(self.all - 1);
+        match i > from * self.step {
+            true => i.div_ceil(self.step).min(self.ranks.len() - 1),
+            false => i / self.step,
+        }
+    }
+
+    /// The simulated ranks in the group of the `c`-th along `axes`, itself left out.
+    pub(super) fn group(&self, c: usize, axes: &[AxisId]) -> Vec<usize> {
+        let fixed: Vec<AxisId> = self.axes.iter().copied().filter(|a| !axes.contains(a)).collect();
+        let place = |c: usize| self.mesh.coordinate_along(self.ranks[c], &fixed);
+        (0..self.ranks.len()).filter(|&other| other != c && place(other) == place(c)).collect()
+    }
+}
+
+/// Axes along which ranks hold different amounts of a type, or parts of others.
+fn uneven_axes(space: &Space, ty: &TensorType) -> Vec<AxisId> {
+    let moved = ty.layout.moved.iter().map(|m| m.axis);
+    let ragged = ty.dims.iter().zip(&ty.layout.split).filter(|&(&d, axes)| {
+        !axes.is_empty()
+            && (space.dims[d].fetched.is_some() || !space.dims[d].divides_evenly(space.mesh.degree(axes)))
+    });
+    moved.chain(ragged.flat_map(|(_, axes)| axes.iter().copied())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_has_the_first_and_the_last_rank() {
+        let mesh = Mesh::new([("ring", 100), ("u", 2)]);
+        let axes = vec![mesh.axis("ring").unwrap()];
+        let classes = Classes::along(&mesh, axes);
+        assert!(!classes.is_exact());
+        assert_eq!((classes.ranks()[0], *classes.ranks().last().unwrap()), (Rank(0), Rank(198)));
+        // Every second one is simulated; neighbours are those beyond.
+        assert_eq!(classes.ranks()[5], Rank(20));
+        assert_eq!(classes.standing_for(Rank(22), 5), 6);
+        assert_eq!(classes.standing_for(Rank(18), 5), 4);
+        assert_eq!(classes.standing_for(Rank(0), 50), 0);
+    }
+
+    #[test]
+    fn groups_are_along_axes() {
+        let mesh = Mesh::new([("o", 2), ("r", 3), ("u", 2)]);
+        let [o, r] = ["o", "r"].map(|a| mesh.axis(a).unwrap());
+        let classes = Classes::along(&mesh, vec![o, r]);
+        assert!(classes.is_exact());
+        assert_eq!(classes.ranks(), [0, 2, 4, 6, 8, 10].map(Rank));
+        assert_eq!(classes.group(1, &[r]), [0, 2]);
+        assert_eq!(classes.group(1, &[o]), [4]);
+        assert!(classes.group(1, &[mesh.axis("u").unwrap()]).is_empty());
+        assert_eq!(classes.standing_for(Rank(7), 0), 3);
+    }
+}

@@ -1,0 +1,148 @@
+//! What each task of a frame takes on each rank that is simulated, and for whom the rank waits.
+
+use ithaca_ir::schedule::{Buffer, Content, Frame, Schedule, Task, Transfer, Work};
+use ithaca_ir::{Space, TensorType, boxes, traffic};
+
+use super::classes::Classes;
+use crate::cluster::Cluster;
+use crate::cost::{self, OnRank};
+
+/// The tasks of a frame.
+#[derive(Clone, Debug)]
+pub(super) struct Steps {
+    /// Kinds and axes of communication.
+    pub(super) keys: Vec<(&'static str, String)>,
+    /// For each task.
+    pub(super) steps: Vec<Step>,
+}
+
+/// A task.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// The row of its communication.
+    pub(super) key: usize,
+    /// The part of each rank; one where all do the same.
+    pub(super) parts: Vec<Part>,
+}
+
+/// A rank's part in a task.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Part {
+    /// Seconds, once everyone is ready.
+    pub(super) seconds: f64,
+    /// The ranks that it waits for.
+    pub(super) with: Vec<usize>,
+}
+
+impl Steps {
+    /// The steps of every frame.
+    pub(super) fn of(cluster: &Cluster, schedule: &Schedule, classes: &Classes) -> Vec<Steps> {
+        let mut pricing = Pricing {
+            cluster,
+            space: &schedule.space,
+            classes,
+            on_rank: OnRank::new(cluster, &schedule.space),
+        };
+        schedule.frames.values().map(|frame| pricing.frame(frame)).collect()
+    }
+}
+
+struct Pricing<'a> {
+    cluster: &'a Cluster,
+    space: &'a Space,
+    classes: &'a Classes,
+    on_rank: OnRank<'a>,
+}
+
+impl Pricing<'_> {
+    fn frame(&mut self, frame: &Frame) -> Steps {
+        let mut keys: Vec<(&'static str, String)> = Vec::new();
+        let mut steps = Vec::with_capacity(frame.tasks.len());
+        for task in &frame.tasks {
+            let found = key(self.space, task);
+            let key = keys.iter().position(|k| *k == found).unwrap_or_else(|| {
+                keys.push(found);
+                keys.len() - 1
+            });
+            steps.push(Step { key, parts: self.parts(frame, task) });
+        }
+        Steps { keys, steps }
+    }
+
+    fn parts(&mut self, frame: &Frame, task: &Task) -> Vec<Part> {
+        let a = &self.cluster.accelerator;
+        let copied = |bytes: u64| {
+            let seconds = a.launch_seconds.value + cost::stream_seconds(self.cluster, 2.0 * bytes as f64);
+            vec![Part { seconds, with: Vec::new() }]
+        };
+        let bytes = |buffers: &[_]| buffers.iter().map(|&b| frame.buffers[b].bytes(self.space)).sum();
+        match &task.work {
+            Work::Compute(op) => {
+                let types = |buffers: &[_]| -> Option<Vec<&TensorType>> {
+                    buffers.iter().map(|&b| tensor(&frame.buffers[b])).collect()
+                };
+                let (reads, writes) = (types(&task.reads), types(&task.writes));
+                let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
+                let ranks = self.classes.ranks().iter();
+                let seconds = ranks.map(|&r| self.on_rank.op_seconds(op, &reads, &writes, r));
+                seconds.map(|seconds| Part { seconds, with: Vec::new() }).collect()
+            }
+            // Blocks are gathered and dealt out as wires have them.
+            Work::Pack(_) => copied(bytes(&task.writes)),
+            Work::Unpack(_) => copied(bytes(&task.reads)),
+            Work::Copy => copied(bytes(&task.writes)),
+            Work::Exchange(transfer) => self.exchange(transfer),
+            Work::Call { .. } => vec![Part::default()],
+        }
+    }
+
+    fn exchange(&self, Transfer { op, from, to }: &Transfer) -> Vec<Part> {
+        let (cluster, space, classes) = (self.cluster, self.space, self.classes);
+        // A sample may miss the hop that leaves the node, so all of it take what the longest takes.
+        let alike = !classes.is_exact() || classes.ranks().is_empty();
+        let on = |c: usize| cluster.exchange_on(space, op, from, to, classes.ranks()[c]);
+        let longest = match alike || on(0).is_none() {
+            true => cluster.collective_seconds(space, op, from, to),
+            false => 0.0,
+        };
+        let axes = boxes::axes(space, op, from, to);
+        let part = |c: usize| match on(c) {
+            Some(mine) => {
+                let mut with: Vec<usize> =
+                    mine.peers.iter().map(|&peer| classes.standing_for(peer, c)).collect();
+                with.sort_unstable();
+                with.dedup();
+                let seconds = match alike && !mine.peers.is_empty() {
+                    true => longest,
+                    false => mine.time.seconds(),
+                };
+                Part { seconds, with }
+            }
+            None => {
+                let everyone = || (0..classes.ranks().len()).filter(|&other| other != c).collect();
+                let with = axes.as_ref().map_or_else(everyone, |axes| classes.group(c, axes));
+                Part { seconds: longest, with }
+            }
+        };
+        (0..classes.ranks().len()).map(part).collect()
+    }
+}
+
+fn key(space: &Space, task: &Task) -> (&'static str, String) {
+    match &task.work {
+        Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+            let key = traffic::key(space, &t.op, &t.from, &t.to);
+            key.map_or((t.op.name(), "mesh".to_owned()), |(name, axis, _)| (name, axis))
+        }
+        Work::Compute(op) => (op.name(), String::new()),
+        Work::Copy => ("copy", String::new()),
+        Work::Call { .. } => ("call", String::new()),
+    }
+}
+
+fn tensor(buffer: &Buffer) -> Option<&TensorType> {
+    match &buffer.content {
+        Content::Tensor(ty) => Some(ty),
+        Content::Wire { .. } => None,
+    }
+}

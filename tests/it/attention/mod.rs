@@ -1,0 +1,10 @@
+//! Distributed attention against the whole: random cases of every strategy, precision, and one file for each row of the
+//! table of strategies.
+
+pub(crate) mod case;
+mod check;
+mod dense;
+mod draw;
+mod precision;
+mod property;
+mod table;

@@ -1,0 +1,138 @@
+//! Random attentions under random strategies: the ranks together compute what one device does, in double precision, forward
+//! and backward; and some of them run as schedules that send what the program says.
+//!
+//! `ITHACA_SEED=17` replays one case, `ITHACA_SEED=1000..9000` runs many.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ithaca_ir::{Diagnostics, text, verify};
+use ithaca_kernels::oracle;
+use ithaca_kernels::store::RandomTensors;
+use ithaca_passes::shard::STRATEGIES;
+
+use super::case::Case;
+use super::{check, dense, draw};
+
+/// Cases of the suite, shared by its tests.
+const CASES: u64 = 6000;
+
+/// Tests that share them, for as many cores.
+const SHARES: u64 = 4;
+
+/// Every so many accepted cases one runs as a schedule too.
+const AS_SCHEDULE: u64 = 3;
+
+/// What became of the cases of one strategy.
+#[derive(Default)]
+struct Tally {
+    accepted: u64,
+    refused: BTreeMap<String, u64>,
+}
+
+/// A refusal by the rules, by its code; anything else that is wrong, in words.
+fn refusal(diagnostics: &Diagnostics) -> Result<String, String> {
+    let first = &diagnostics[0];
+    let internal = ["P01", "P02", "P03", "P04"].contains(&first.code);
+    match first.code.starts_with('P') && !internal {
+        true => Ok(first.code.to_owned()),
+        false => Err(format!("{}: {}", first.code, first.message)),
+    }
+}
+
+/// Runs a case; the code of its refusal where it is refused.
+fn run(seed: u64, case: &Case) -> Result<Option<String>, String> {
+    let whole = case.whole();
+    if let Err(d) = verify::verify(&whole) {
+        return Err(format!("the drawn program is wrong: {d:?}"));
+    }
+    let tensors = RandomTensors::of_module(&whole, seed);
+    let expected = oracle::run::<f64>(&whole, &tensors, &tensors).map_err(|e| e.to_string())?;
+    check::exact(&expected, &dense::run(case, &tensors)).map_err(|e| format!("the oracle itself: {e}"))?;
+
+    let per_rank = match case.per_rank(&whole) {
+        Ok(module) => module,
+        Err(diagnostics) => return refusal(&diagnostics).map(Some),
+    };
+    check::on_ranks(&per_rank, &tensors, &expected)?;
+    if seed / STRATEGIES.len() as u64 % AS_SCHEDULE == 0 {
+        check::as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
+    }
+    Ok(None)
+}
+
+fn run_caught(seed: u64, case: &Case) -> Result<Option<String>, String> {
+    catch_unwind(AssertUnwindSafe(|| run(seed, case))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("panicked: {}", text.unwrap_or("without a message")))
+    })
+}
+
+/// The seeds that the environment asks for.
+fn asked() -> Option<Range<u64>> {
+    let text = std::env::var("ITHACA_SEED").ok()?;
+    let number =
+        |text: &str| text.trim().parse::<u64>().expect("ITHACA_SEED is a number or a range of numbers");
+    Some(match text.split_once("..") {
+        Some((from, to)) => number(from)..number(to),
+        None => number(&text)..number(&text) + 1,
+    })
+}
+
+/// The share's cases: every strategy is drawn as often as any other.
+fn check_share(share: u64) {
+    let asked = asked();
+    let seeds = asked.clone().unwrap_or(0..CASES);
+    let whole_suite = asked.is_none();
+    let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
+    let mut failures: Vec<(u64, Case, String)> = Vec::new();
+    let period = STRATEGIES.len() as u64;
+    for seed in seeds.filter(|seed| seed / period % SHARES == share) {
+        let case = draw::case(seed);
+        let tally = tallies.entry(STRATEGIES[(seed % period) as usize].name()).or_default();
+        match run_caught(seed, &case) {
+            Ok(None) => tally.accepted += 1,
+            Ok(Some(code)) => *tally.refused.entry(code).or_default() += 1,
+            Err(what) => failures.push((seed, case, what)),
+        }
+    }
+    let mut report = String::new();
+    for (strategy, Tally { accepted, refused }) in &tallies {
+        writeln!(report, "{strategy}: {accepted} accepted, refused {refused:?}").unwrap();
+    }
+    for (seed, case, what) in &failures {
+        writeln!(report, "ITHACA_SEED={seed} {} {:?}: {what}", case.pipeline(), case.mask).unwrap();
+    }
+    if let [(_, case, _)] = failures.as_slice() {
+        writeln!(report, "{case:#?}\n{}", text::print(&case.whole())).unwrap();
+    }
+    eprintln!("{report}");
+    assert!(failures.is_empty(), "{} cases failed\n{report}", failures.len());
+    for (strategy, Tally { accepted, refused }) in tallies.iter().filter(|_| whole_suite) {
+        let refused: u64 = refused.values().sum();
+        assert!(2 * accepted >= refused, "{strategy} refuses nearly everything\n{report}");
+    }
+}
+
+#[test]
+fn distributed_attention_is_the_whole_one_1() {
+    check_share(0);
+}
+
+#[test]
+fn distributed_attention_is_the_whole_one_2() {
+    check_share(1);
+}
+
+#[test]
+fn distributed_attention_is_the_whole_one_3() {
+    check_share(2);
+}
+
+#[test]
+fn distributed_attention_is_the_whole_one_4() {
+    check_share(3);
+}
