@@ -252,7 +252,6 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::SumCopies { .. }
             | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
     }
