@@ -46,7 +46,10 @@ fn sources() -> Vec<(String, String)> {
 
 /// Whether a file holds tests only.
 fn is_test(path: &str) -> bool {
-    path.starts_with("tests/") || path.starts_with("benches/") || path.ends_with("tests.rs") || path.contains("/tests/")
+    path.starts_with("tests/")
+        || path.starts_with("benches/")
+        || path.ends_with("tests.rs")
+        || path.contains("/tests/")
 }
 
 /// The part of a source before its tests.
