@@ -18,7 +18,7 @@ pub const MODEL: &[Code] = &[
     code("M08", "the sequence is not longer than the learned positions"),
     code("M09", "the mode is one that is supported"),
     code("M10", "the workload is in range"),
-    code("M11", "the checkpoint has the head of a language model"),
+    code("M11", "the checkpoint has a head that is imported"),
     code("M12", "only fields that are not understood are ignored"),
     code("M20", "a cluster is TOML with every key, none unknown, and a source for each number"),
     code("M21", "the figures of a cluster are possible"),

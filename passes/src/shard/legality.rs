@@ -234,6 +234,16 @@ impl Check<'_> {
         })
     }
 
+    /// The flag that sets the length of a sequence: the decoder's has its own, where there is an encoder too.
+    fn length_flag(&self, dim: DimId) -> &'static str {
+        let mut nodes = self.module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let is_target = nodes.any(|(f, node)| match &node.op {
+            Op::Input(binding) => binding.name == "decoder_input_ids" && f.ty(node.result()).has(dim),
+            _ => false,
+        });
+        if is_target { "--target-seq" } else { "--seq" }
+    }
+
     fn sequence(
         &self,
         dim: DimId,
@@ -255,8 +265,9 @@ impl Check<'_> {
             let message =
                 format!("sequence {name} = {size} tokens does not divide by the degree {degree} ({axes})");
             return Err(Diagnostic::new("P23", message).help(format!(
-                "pad it with `--pad-sequence` to {}, or use --seq {} or {}",
+                "pad it with `--pad-sequence` to {}, or use {} {} or {}",
                 size.next_multiple_of(degree),
+                self.length_flag(dim),
                 (size / degree * degree).max(degree),
                 size.next_multiple_of(degree)
             )));

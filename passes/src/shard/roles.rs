@@ -79,6 +79,10 @@ impl Roles {
                 }
             }
         }
+        // Types of token are looked up as tokens are, by a table that is too small to split.
+        let rows = |d: &DimId| module.space.size(*d);
+        let most = roles.vocabularies.iter().map(rows).max();
+        roles.vocabularies.retain(|d| Some(rows(d)) == most);
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));
@@ -98,5 +102,39 @@ impl Roles {
         self.heads.iter().any(|&(h, k)| h == dim || k == dim)
             || self.hidden.contains(&dim)
             || self.vocabularies.contains(&dim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::import::{Workload, import};
+
+    fn names<'a>(module: &Module, dims: impl IntoIterator<Item = &'a DimId>) -> Vec<String> {
+        dims.into_iter().map(|&d| module.space.dims[d].name.clone()).collect()
+    }
+
+    #[test]
+    fn types_of_token_are_no_vocabulary() {
+        let config = json!({"model_type": "bert", "architectures": ["BertModel"]});
+        let module = import(&config, "m", &Workload::prefill(2, 64)).unwrap();
+        let roles = Roles::of(&module);
+        assert_eq!(names(&module, &roles.vocabularies), ["v"]);
+        assert_eq!(names(&module, &roles.hidden), ["f", "n"]);
+        assert_eq!(names(&module, &roles.sequences), ["s"]);
+        assert_eq!(names(&module, &roles.batches), ["b"]);
+    }
+
+    #[test]
+    fn both_sequences_of_an_encoder_and_a_decoder_are_sequences() {
+        let module = import(&json!({"model_type": "t5"}), "m", &Workload::prefill(2, 64)).unwrap();
+        let roles = Roles::of(&module);
+        assert_eq!(names(&module, &roles.sequences), ["s", "t"]);
+        assert_eq!(names(&module, &roles.hidden), ["f"]);
+        assert_eq!(names(&module, &roles.vocabularies), ["v"]);
+        assert_eq!(names(&module, &roles.batches), ["b"]);
+        assert!(roles.caches.is_empty());
     }
 }

@@ -2,6 +2,9 @@
 //! table of strategies.
 
 pub(crate) mod case;
+mod check;
 mod dense;
 mod draw;
+mod precision;
 mod property;
+mod table;

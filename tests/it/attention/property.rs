@@ -8,14 +8,13 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ithaca_ir::{Diagnostics, Module, schedule, text, traffic, verify};
+use ithaca_ir::{Diagnostics, text, verify};
+use ithaca_kernels::oracle;
 use ithaca_kernels::store::RandomTensors;
-use ithaca_kernels::{Outputs, Real, cpu, oracle};
-use ithaca_passes::lower::lower;
 use ithaca_passes::shard::STRATEGIES;
 
 use super::case::Case;
-use super::{dense, draw};
+use super::{check, dense, draw};
 
 /// Cases of the suite, shared by its tests.
 const CASES: u64 = 6000;
@@ -26,46 +25,11 @@ const SHARES: u64 = 4;
 /// Every so many accepted cases one runs as a schedule too.
 const AS_SCHEDULE: u64 = 3;
 
-/// What double precision leaves of the order of summation, relative to the largest element.
-const EXACT: f64 = 1e-9;
-
-/// What single precision leaves of scores of some size, relative to the largest element.
-const SINGLE: f64 = 2e-3;
-
 /// What became of the cases of one strategy.
 #[derive(Default)]
 struct Tally {
     accepted: u64,
     refused: BTreeMap<String, u64>,
-}
-
-/// The furthest element of `found`, relative to the largest of what was expected; infinities must stand where they are
-/// expected.
-fn distance<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> Result<(), String> {
-    distance_within(found, expected, EXACT)
-}
-
-fn distance_within<A: Real, B: Real>(
-    found: &Outputs<A>,
-    expected: &Outputs<B>,
-    tolerance: f64,
-) -> Result<(), String> {
-    for (name, expected) in expected {
-        let Some(found) = found.get(name) else { return Err(format!("output `{name}` is missing")) };
-        if found.shape != expected.shape {
-            return Err(format!("`{name}` has shape {:?}, not {:?}", found.shape, expected.shape));
-        }
-        let finite = expected.data.iter().map(|x| x.to_f64().abs()).filter(|x| x.is_finite());
-        let size = finite.fold(1e-2, f64::max);
-        for (i, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
-            let (a, b) = (a.to_f64(), b.to_f64());
-            let near = if b.is_finite() { (a - b).abs() <= tolerance * size } else { a == b };
-            if !near {
-                return Err(format!("`{name}` has {a} at {i} of {:?}, not {b}", found.shape));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A refusal by the rules, by its code; anything else that is wrong, in words.
@@ -86,39 +50,17 @@ fn run(seed: u64, case: &Case) -> Result<Option<String>, String> {
     }
     let tensors = RandomTensors::of_module(&whole, seed);
     let expected = oracle::run::<f64>(&whole, &tensors, &tensors).map_err(|e| e.to_string())?;
-    distance(&expected, &dense::run(case, &tensors)).map_err(|e| format!("the oracle itself: {e}"))?;
+    check::exact(&expected, &dense::run(case, &tensors)).map_err(|e| format!("the oracle itself: {e}"))?;
 
     let per_rank = match case.per_rank(&whole) {
         Ok(module) => module,
         Err(diagnostics) => return refusal(&diagnostics).map(Some),
     };
-    let found = oracle::run_ranks::<f64>(&per_rank, &tensors, &tensors).map_err(|e| e.to_string())?;
-    distance(&found, &expected)?;
+    check::on_ranks(&per_rank, &tensors, &expected)?;
     if seed / STRATEGIES.len() as u64 % AS_SCHEDULE == 0 {
-        as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
+        check::as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
     }
     Ok(None)
-}
-
-/// Runs the per-rank program on the runtime.
-fn as_schedule(per_rank: &Module, tensors: &RandomTensors, expected: &Outputs<f64>) -> Result<(), String> {
-    let said = |d: Diagnostics| format!("{}: {}", d[0].code, d[0].message);
-    let lowered = lower(verify::verify(per_rank).map_err(said)?).map_err(said)?;
-    schedule::verify(&lowered).map_err(said)?;
-    let printed = schedule::print(&lowered);
-    match schedule::parse(&printed) {
-        Ok(parsed) if parsed == lowered => {}
-        Ok(_) => return Err("reads otherwise than it was printed".to_owned()),
-        Err(d) => return Err(said(d)),
-    }
-    let run =
-        cpu::execute(&lowered, tensors, tensors, &cpu::Options::default()).map_err(|e| e.to_string())?;
-    distance_within(&run.outputs, expected, SINGLE)?;
-    let promised = traffic::of_module(per_rank);
-    match run.traffic == promised {
-        true => Ok(()),
-        false => Err(format!("sent {:?}, promised {promised:?}", run.traffic)),
-    }
 }
 
 fn run_caught(seed: u64, case: &Case) -> Result<Option<String>, String> {

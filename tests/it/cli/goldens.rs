@@ -90,6 +90,30 @@ fn a_corrupted_expectation_fails() {
 }
 
 #[test]
+fn the_decoder_is_as_long_as_its_flag_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let model = repository("examples/flan-t5-xl");
+    let model = model.display();
+    let lengths = "--seq 512 --target-seq 128";
+    let out = said(at, &format!("plan {model} --gpus 8 {lengths} --strategy ulysses -o plan.json"));
+    assert!(out.contains("512 tokens and 128 of the target"), "{out}");
+    let plan: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(at.join("plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["workload"]["target_sequence"], 128);
+    assert!(said(at, "run plan.json --shrink").contains("passed"));
+    assert!(said(at, "verify plan.json --shrink").contains("passed"));
+    let uneven = line(at, &format!("plan {model} --gpus 8 --seq 512 --target-seq 100 --strategy ulysses"));
+    assert!(
+        uneven.err.contains("t = 100 tokens") && uneven.err.contains("--target-seq 96 or 104"),
+        "{uneven:#?}"
+    );
+    let llama = repository("examples/llama-3-8b");
+    let llama = line(at, &format!("plan {} --gpus 8 {lengths}", llama.display()));
+    assert!(llama.code == 2 && llama.err.contains("a llama has one sequence"), "{llama:#?}");
+}
+
+#[test]
 fn a_plan_finds_the_weights_beside_the_model_it_was_made_from() {
     let goldens = repository("tests/goldens");
     let folder = tempfile::tempdir().unwrap();
