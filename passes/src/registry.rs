@@ -57,6 +57,11 @@ impl Registry {
         self.movements.iter().copied()
     }
 
+    /// The strategy called `name`, if there is one. Products are read by [`product`](crate::shard::strategy::product).
+    pub fn strategy(&self, name: &str) -> Option<&'static dyn Strategy> {
+        self.strategies().find(|s| s.name() == name)
+    }
+
     /// The movement called `name`.
     ///
     /// # Errors

@@ -7,14 +7,14 @@ use ithaca_ir::{Diagnostic, Module, text};
 use ithaca_passes::pass::{Context, Instrument, Pass, run_passes};
 use ithaca_passes::pipeline;
 
-use super::Done;
+use super::{Done, Session};
 use crate::cli::OptArgs;
 use crate::error::{Failure, Result};
 use crate::{files, subject};
 
-pub(super) fn opt(args: &OptArgs) -> Result<Done> {
+pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     let cluster = subject::cluster(&args.cluster)?;
-    let passes = pipeline::parse(&args.pipeline)?;
+    let passes = pipeline::parse_with(session.registry, &args.pipeline)?;
     let source = files::read_text(&args.file)?;
     let name = args.file.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);

@@ -277,9 +277,10 @@ impl Check<'_> {
 
 /// Whether an input or an output of the program has the dimension.
 fn is_interface(module: &Module, dim: DimId) -> bool {
-    let inputs = module.functions.values().any(|f| {
-        f.nodes.iter().any(|n| matches!(n.op, Op::Input(_)) && f.ty(n.result()).has(dim))
-    });
+    let inputs = module
+        .functions
+        .values()
+        .any(|f| f.nodes.iter().any(|n| matches!(n.op, Op::Input(_)) && f.ty(n.result()).has(dim)));
     let main = module.main().map(|id| &module.functions[id]);
     inputs || main.is_some_and(|f| f.outputs.iter().any(|o| f.ty(o.value).has(dim)))
 }
