@@ -1,5 +1,6 @@
 //! What travels: blocks that visit ranks, and sums that are added up on the way and come home.
 
+use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::OpError;
 use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
 
@@ -8,46 +9,70 @@ use crate::movement::Seat;
 
 /// Values that travel together, and every seat where they have been.
 pub(super) struct Travellers {
-    been: Vec<(Seat, Vec<ValueId>)>,
+    been: Vec<Place>,
+}
+
+/// Where values have been.
+struct Place {
+    at: Seat,
+    /// Where they came from.
+    from: Seat,
+    values: Vec<ValueId>,
 }
 
 impl Travellers {
     /// Values that are at home.
     pub(super) fn new(values: &[ValueId]) -> Self {
-        Self { been: vec![(Seat::new(), values.to_vec())] }
+        Self { been: vec![Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() }] }
     }
 
-    /// The values at `seat`: from where they have been along the fewest axes from there, of these the nearest place, and
-    /// of those as near the latest.
+    /// The values at `seat`: from where they have been along the fewest axes from there, of these the nearest place. Of
+    /// those as near they come straight on rather than back, so that each block keeps to its way round; then from the
+    /// nearest to home along the axes that they go, then from the latest.
     pub(super) fn bring(
         &mut self,
         b: &mut FunctionBuilder<'_>,
         seat: &Seat,
     ) -> Result<Vec<ValueId>, OpError> {
-        if let Some((_, values)) = self.been.iter().find(|(at, _)| at == seat) {
-            return Ok(values.clone());
+        if let Some(place) = self.been.iter().find(|place| place.at == *seat) {
+            return Ok(place.values.clone());
         }
         let mesh = &b.space().mesh;
-        let sources = self.been.iter().rev().filter(|(at, _)| is_full(at));
-        let source = sources.min_by_key(|(at, _)| way(mesh, at, seat)).expect("everything has been at home");
-        let values = source.1.clone().into_iter().map(|v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
-        self.been.push((seat.clone(), values.clone()));
+        let sources = self.been.iter().rev().filter(|place| is_full(&place.at));
+        let preference = |place: &&Place| {
+            let next = hops(mesh, &place.at, seat);
+            let turns = hops(mesh, &place.from, &place.at) != next;
+            let along: Seat =
+                place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
+            (way(mesh, &place.at, seat), turns, way(mesh, &Seat::new(), &along).1)
+        };
+        let source = sources.min_by_key(preference).expect("everything has been at home");
+        let from = source.at.clone();
+        let values =
+            source.values.clone().into_iter().map(|v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
+        self.been.push(Place { at: seat.clone(), from, values: values.clone() });
         Ok(values)
     }
 }
 
-/// How far one seat is from another: along how many axes they differ, and the most hops along one, either way around.
-fn way(mesh: &Mesh, from: &Seat, to: &Seat) -> (usize, u64) {
+/// The axes along which two seats differ, with the hops from the first to the second, up the coordinates.
+fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> Vec<(AxisId, u64)> {
     let by = |seat: &Seat, axis| seat.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
-    let mut axes: Vec<_> = from.iter().chain(to).map(|m| m.axis).collect();
+    let mut axes: Vec<AxisId> = from.iter().chain(to).map(|m| m.axis).collect();
     axes.sort_unstable();
     axes.dedup();
     let hops = axes.into_iter().map(|axis| {
         let n = mesh.size(axis);
-        let forward = (by(to, axis) + n - by(from, axis)) % n;
-        forward.min(n - forward)
+        (axis, (by(to, axis) + n - by(from, axis)) % n)
     });
-    hops.filter(|&hops| hops > 0).fold((0, 0), |(axes, most), hops| (axes + 1, most.max(hops)))
+    hops.filter(|&(_, hops)| hops > 0).collect()
+}
+
+/// How far one seat is from another: along how many axes they differ, and the most hops along one, either way round.
+fn way(mesh: &Mesh, from: &Seat, to: &Seat) -> (usize, u64) {
+    let hops = hops(mesh, from, to);
+    let most = hops.iter().map(|&(axis, up)| up.min(mesh.size(axis) - up)).max();
+    (hops.len(), most.unwrap_or(0))
 }
 
 /// Moves `value` to `seat`.
