@@ -94,7 +94,7 @@ pub fn parse(text: &str) -> Result<Vec<Box<dyn Pass>>, Diagnostic> {
     parse_with(&Registry::default(), text)
 }
 
-/// As [`parse`], with the strategies and movements of `registry`.
+/// As [`parse`], with the strategies, movements and passes of `registry`.
 ///
 /// # Errors
 /// As [`parse`].
@@ -113,7 +113,11 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         }
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         other => {
-            let known: Vec<&str> = PASSES.iter().map(|p| p.name).collect();
+            if let Some(pass) = registry.passes().find(|p| p.name() == other) {
+                return without_options(&stage).map(|()| Box::new(pass) as _);
+            }
+            let known: Vec<&str> =
+                PASSES.iter().map(|p| p.name).chain(registry.passes().map(|p| p.name())).collect();
             Err(Diagnostic::new("P02", format!("there is no pass `{other}`"))
                 .help(format!("passes: {}", known.join(", "))))
         }
