@@ -101,6 +101,7 @@ fn rings_in_rings_and_two_passes_send_what_a_ring_does() {
 fn gathering_sends_as_much_as_a_ring_and_gradients_are_scattered_back() {
     for ranks in [2, 4, 8] {
         let forth = Case {
+            dtype: DType::BF16,
             extent: Extent::Forward,
             ..forward(
                 "megatron-cp-allgather",

@@ -4,7 +4,7 @@
 pub(crate) mod case;
 mod check;
 mod dense;
-pub(crate) mod draw;
+mod draw;
 mod models;
 mod precision;
 mod property;
