@@ -8,4 +8,5 @@ mod draw;
 mod models;
 mod precision;
 mod property;
+mod refusals;
 mod table;
