@@ -10,6 +10,7 @@ use ithaca_ir::{Diagnostics, Module, Op};
 use crate::lower::lower;
 use crate::movement::{LOCAL, LowerMovements};
 use crate::pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
+use crate::registry::Registry;
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
 
@@ -37,7 +38,16 @@ pub struct AttentionUse {
 
 /// The passes of [`compile`].
 pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
-    vec![Box::new(Shard::new(options.clone())), Box::new(LowerMovements::default()), Box::new(LowerReshards)]
+    passes_with(&Registry::default(), options)
+}
+
+/// The passes of [`compile_with`].
+pub fn passes_with(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>> {
+    vec![
+        Box::new(Shard::new(options.clone()).with_registry(registry.clone())),
+        Box::new(LowerMovements::new(registry.clone())),
+        Box::new(LowerReshards),
+    ]
 }
 
 /// Lays `module` out by `options`, chooses collectives by `prices`, and lowers to a verified schedule.
@@ -49,7 +59,20 @@ pub fn compile(
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
-    compile_watched(module, options, prices, &mut Unwatched)
+    compile_with(&Registry::default(), module, options, prices)
+}
+
+/// As [`compile`], with the strategies and movements of `registry`.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_with(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+) -> Result<Compiled, Diagnostics> {
+    compile_by(&passes_with(registry, options), module, prices, &mut Unwatched)
 }
 
 /// As [`compile`], with an instrument that sees every pass.
@@ -62,9 +85,23 @@ pub fn compile_watched(
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
+    compile_by(&passes(options), module, prices, instrument)
+}
+
+/// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes_with`], with passes of
+/// your own wherever they belong.
+///
+/// # Errors
+/// `P` diagnostics of the pass that refused, or of the verifier when a pass broke the module.
+pub fn compile_by(
+    passes: &[Box<dyn Pass>],
+    module: &Module,
+    prices: &dyn Prices,
+    instrument: &mut dyn Instrument,
+) -> Result<Compiled, Diagnostics> {
     let mut cx = Context::new(prices);
     let mut seen = Seen { attention: None, watched: instrument };
-    let per_rank = run_passes(module.clone(), &passes(options), &mut cx, &mut seen)?;
+    let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
     let schedule = lower(verify(&per_rank)?)?;
     ithaca_ir::schedule::verify(&schedule)?;

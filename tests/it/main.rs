@@ -18,5 +18,6 @@ mod random;
 mod readme;
 mod reference;
 mod regressions;
+mod rules;
 mod text;
 mod tidy;

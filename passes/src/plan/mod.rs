@@ -379,6 +379,14 @@ impl Plan {
     /// there are GPUs, the pipeline is another layout's or the cluster is impossible; `P10`, `P11` for a strategy or mesh
     /// that is none; and whatever the model or the layout is refused for.
     pub fn from_json(name: &str, text: &str) -> Result<Plan, Diagnostic> {
+        Self::from_json_with(&Registry::default(), name, text)
+    }
+
+    /// As [`from_json`](Self::from_json), with the strategies and movements of `registry`.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json).
+    pub fn from_json_with(registry: &Registry, name: &str, text: &str) -> Result<Plan, Diagnostic> {
         let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
             Diagnostic::new("M30", format!("`{name}` is not a plan: {e}"))
                 .help("make it anew with `ithaca plan … -o plan.json`")
@@ -401,11 +409,11 @@ impl Plan {
             };
             Diagnostic::new("M31", format!("`{name}`{place}: {}", e.inner()))
         })?;
-        plan.check(name)?;
+        plan.check(registry, name)?;
         Ok(plan)
     }
 
-    fn check(&self, name: &str) -> Result<(), Diagnostic> {
+    fn check(&self, registry: &Registry, name: &str) -> Result<(), Diagnostic> {
         let refuse = |what: String| Err(Diagnostic::new("M33", format!("`{name}`: {what}")));
         let found = digest(&self.model.config);
         if found != self.model.digest {
@@ -428,7 +436,7 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
-        let strategies = strategy::product(&Registry::default(), &self.strategy)?;
+        let strategies = strategy::product(registry, &self.strategy)?;
         strategy::placement(&strategies, &options.mesh)?;
         let expected = crate::pipeline::print(&crate::compile::passes(&options));
         if self.pipeline != expected {
@@ -436,7 +444,7 @@ impl Plan {
         }
         self.cluster.check()?;
         let module = import::import(&self.model.config, &self.model.name, &self.workload.to_import()?)?;
-        shard::check(&module, &options).map(|_| ())
+        shard::check_with(registry, &module, &options).map(|_| ())
     }
 
     /// Checks that a compiled program is the one that this plan is about: it has the same dimensions and sends what the

@@ -232,7 +232,8 @@ impl<'a> Reader<'a> {
 
     fn sum(&mut self, depth: usize) -> Parsed<Term> {
         let mut sum = self.product(depth)?;
-        while let Some(sign) = self.sign(&[Sign::Plus, Sign::Minus]) {
+        for n in 0.. {
+            let Some(sign) = self.sign(&[Sign::Plus, Sign::Minus], n)? else { break };
             sum = Term::Arithmetic(sign, Box::new(sum), Box::new(self.product(depth)?));
         }
         Ok(sum)
@@ -240,18 +241,23 @@ impl<'a> Reader<'a> {
 
     fn product(&mut self, depth: usize) -> Parsed<Term> {
         let mut product = self.plain(depth)?;
-        while let Some(sign) = self.sign(&[Sign::Times, Sign::Over]) {
+        for n in 0.. {
+            let Some(sign) = self.sign(&[Sign::Times, Sign::Over], n)? else { break };
             product = Term::Arithmetic(sign, Box::new(product), Box::new(self.plain(depth)?));
         }
         Ok(product)
     }
 
-    fn sign(&mut self, allowed: &[Sign]) -> Option<Sign> {
-        let Token::Sign(text) = self.peek() else { return None };
+    /// One of the signs, if it is next; `n` of them came before, which are as many levels.
+    fn sign(&mut self, allowed: &[Sign], n: usize) -> Parsed<Option<Sign>> {
+        let Token::Sign(text) = self.peek() else { return Ok(None) };
         let known = Sign::ALL.into_iter().find(|(_, c)| text.len() == 1 && text.starts_with(*c));
-        let (sign, _) = known.filter(|(sign, _)| allowed.contains(sign))?;
+        let Some((sign, _)) = known.filter(|(sign, _)| allowed.contains(sign)) else { return Ok(None) };
+        if n == MAX_DEPTH {
+            return Err(self.too_deep());
+        }
         self.next();
-        Some(sign)
+        Ok(Some(sign))
     }
 
     fn plain(&mut self, depth: usize) -> Parsed<Term> {

@@ -64,6 +64,8 @@ fn malformed_rules_are_refused_at_their_place() {
     assert!(refused(&deep).contains("deeper"));
     let deep = format!("rule a scale %x {{factor={}1{}}} => %x", "(".repeat(5000), ")".repeat(5000));
     assert!(refused(&deep).contains("deeper"));
+    let long = format!("rule a scale %x {{factor=?a}} => scale %x {{factor=1{}}}", "+1".repeat(100_000));
+    assert!(refused(&long).contains("deeper"));
     insta::assert_snapshot!("malformed", all);
 }
 

@@ -15,7 +15,7 @@ const MAX_RANKS: u64 = 16;
 const MAX_TOKENS: u64 = 48;
 
 /// The case that `seed` determines.
-pub(super) fn case(seed: u64) -> Case {
+pub(crate) fn case(seed: u64) -> Case {
     let choices = &mut Choices::from_seed(seed);
     // Every strategy in turn, so that none is left to chance.
     let first = STRATEGIES[seed as usize % STRATEGIES.len()];
