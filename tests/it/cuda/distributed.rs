@@ -199,3 +199,61 @@ fn rings_and_gathers_of_every_order() {
         check_strategy(&whole, &tensors, strategy, axes);
     }
 }
+
+#[test]
+fn fetches_of_what_masks_leave() {
+    if !can_run() {
+        return;
+    }
+    let tensors = tensors(TOKENS);
+    let window = program(&[kind("window(left=5, right=0)", "softcap=1.5, "), kind("window(left=3, right=0)", "")]);
+    check_strategy(&window, &tensors, "window-halo", &[("ring", "4")]);
+    let sinks = program(&[kind("window(left=3, right=0) | sinks(2)", "")]);
+    check_strategy(&sinks, &tensors, "streaming", &[("ring", "4")]);
+    check_strategy(&program(&KINDS), &tensors, "sparse-fetch", &[("ring", "4"), ("order", "zigzag")]);
+}
+
+#[test]
+fn rows_of_scores_and_helpers() {
+    if !can_run() {
+        return;
+    }
+    let tensors = tensors(TOKENS);
+    let rows = program(&[kind("causal", ""), kind("window(left=5, right=0) | sinks(2)", "softcap=1.5, ")]);
+    check_strategy(&rows, &tensors, "rsa", &[("ring", "4")]);
+    let causal = program(&[
+        kind("causal", "dropout=uniform(rate=0.4, seed=7, keyed=position), "),
+        kind("causal", "softcap=2.0, bias=relative(buckets=u, max_distance=4, sides=before), "),
+    ]);
+    check_strategy(&causal, &tensors, "dist-flash", &[("ring", "4")]);
+}
+
+#[test]
+fn heads_that_are_copied_and_sequences_that_are_padded() {
+    if !can_run() {
+        return;
+    }
+    let (whole, tensors) = (program(&KINDS), tensors(TOKENS));
+    check_strategy(&whole, &tensors, "usp", &[("ring", "2"), ("ulysses", "4"), ("order", "zigzag")]);
+    check_strategy(&whole, &tensors, "ring", &[("ring", "3"), ("sequence", "pad"), ("order", "zigzag")]);
+}
+
+#[test]
+fn a_cache_that_is_split() {
+    if !can_run() {
+        return;
+    }
+    let whole = module(&format!(
+        "ithaca 1 program\nmodel \"decode\"\ndim b = 2\ndim h = 4 granule 2\ndim k = 2\ndim d = 3\ndim e = 2\n\
+         dim u = 6\ndim s = {TOKENS}\ndim t = 24\n\nfunc @main() {{\n  %q = input {{name=\"q\"}} : f32[b s h d]\n  \
+         %k = input {{name=\"k\"}} : f32[b t k d]\n  %v = input {{name=\"v\"}} : f32[b t k e]\n  \
+         %bias = param {{name=\"bias\"}} : f32[u h]\n  \
+         %o = attention %q, %k, %v, %bias {{{}}} : f32[b s h e]\n  return o = %o\n}}\n",
+        kind(
+            "causal(queries=16, keys=24)",
+            "bias=relative(buckets=u, max_distance=6, sides=both), dropout=uniform(rate=0.3, seed=5, keyed=position), "
+        )
+        .attrs("t", "output")
+    ));
+    check_strategy(&whole, &tensors(24), "decode-reduce", &[("cp", "4")]);
+}
