@@ -70,7 +70,7 @@ fn illegal(module: &Module, options: &ShardOptions) -> bool {
     size("h") % heads != 0
         || (kv % heads != 0 && heads % kv != 0)
         || size("s") % sequence != 0
-        || module.space.dim("t").is_some_and(|d| module.space.size(d) % sequence != 0)
+        || module.space.dim("t").is_some_and(|d| !module.space.size(d).is_multiple_of(sequence))
         || size("f") % t != 0
         || size("b") % dp != 0
 }

@@ -23,8 +23,8 @@ pub(crate) fn case(seed: u64) -> Case {
     for _ in 0..choices.below(3) {
         let other = choices.one_of(&["data-parallel", "megatron-tp", "megatron-tp-sp", "ulysses"]);
         let other = STRATEGIES.iter().find(|s| s.name() == other).copied();
-        let free = |name: &&str| strategies.iter().all(|s| !s.axes().contains(name));
-        if let Some(other) = other.filter(|s| s.axes().iter().all(|axis| free(&axis))) {
+        let free = |axis: &&str| strategies.iter().all(|s| !s.axes().contains(axis));
+        if let Some(other) = other.filter(|s| s.axes().iter().all(free)) {
             strategies.push(other);
         }
     }

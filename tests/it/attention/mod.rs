@@ -8,4 +8,5 @@ pub(crate) mod draw;
 mod models;
 mod precision;
 mod property;
+mod refusals;
 mod table;

@@ -98,7 +98,7 @@ fn run(seed: u64, case: &Case) -> Result<Fate, String> {
         Err(diagnostics) => return refusal(&diagnostics).map(Fate::Refused),
     };
     check::on_ranks(&per_rank, &tensors, &expected)?;
-    if seed / STRATEGIES.len() as u64 % AS_SCHEDULE == 0 {
+    if (seed / STRATEGIES.len() as u64).is_multiple_of(AS_SCHEDULE) {
         check::as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
     }
     Ok(Fate::Accepted(per_rank.space.mesh.ranks(), features(case, &per_rank, &expected)))
@@ -123,7 +123,8 @@ fn asked() -> Option<Range<u64>> {
     })
 }
 
-/// The share's cases: every strategy is drawn as often as any other.
+/// The share's cases: every strategy is drawn as often as any other. What became of them is printed, for people.
+#[expect(clippy::print_stderr, reason = "shown with --nocapture")]
 fn check_share(share: u64) {
     let asked = asked();
     let seeds = asked.clone().unwrap_or(0..CASES);
@@ -155,7 +156,6 @@ fn check_share(share: u64) {
     if let [(_, case, _)] = failures.as_slice() {
         writeln!(report, "{case:#?}\n{}", text::print(&case.whole())).unwrap();
     }
-    eprintln!("{report}");
     assert!(failures.is_empty(), "{} cases failed\n{report}", failures.len());
     if whole_suite {
         assert_eq!(tallies.len(), STRATEGIES.len());
@@ -166,6 +166,7 @@ fn check_share(share: u64) {
         assert_eq!(featured.len(), FEATURES, "some features are never drawn\n{report}");
         assert!(featured.values().all(|&n| n >= 5), "some features are hardly drawn\n{report}");
     }
+    eprintln!("{report}");
 }
 
 #[test]

@@ -1,0 +1,259 @@
+//! Attention over ranks, forward and backward, in emitted programs on the host: every movement against the whole program
+//! in double precision.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::verify::verify;
+use ithaca_ir::{Module, text};
+use ithaca_kernels::oracle;
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
+use ithaca_kernels::tensor::Tensor;
+use ithaca_passes::compile::compile;
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
+
+use super::{compare, found, options, root, write_program};
+
+/// Tokens of a sequence; some of the last ones may be padding.
+const TOKENS: usize = 16;
+
+/// What an attention is like.
+#[derive(Clone, Copy)]
+struct Kind {
+    mask: &'static str,
+    /// More attributes.
+    extra: &'static str,
+}
+
+const fn kind(mask: &'static str, extra: &'static str) -> Kind {
+    Kind { mask, extra }
+}
+
+/// Masks that are bands and tables, caps, biases of both kinds, dropout; some queries see nothing.
+const KINDS: [Kind; 4] = [
+    kind("causal", ""),
+    kind("window(left=5, right=0) | sinks(2)", "softcap=1.5, "),
+    kind(
+        "causal & documents(0, 6, 16)",
+        "softcap=2.0, bias=relative(buckets=u, max_distance=4, sides=before), dropout=uniform(rate=0.4, seed=7, keyed=position), ",
+    ),
+    kind(
+        "documents(0, 7, 16) & blocks(size=8, rows=[[0, 1], [1]]) & window(left=9, right=1)",
+        "bias=relative(buckets=u, max_distance=6, sides=both), ",
+    ),
+];
+
+impl Kind {
+    fn attrs(&self, keys: &str, returns: &str) -> String {
+        let Kind { mask, extra } = self;
+        format!(
+            "heads=h, kv_heads=k, queries=s, keys={keys}, width=d, mask={mask}, {extra}scale=0.6, returns={returns}"
+        )
+    }
+
+    fn bias(&self) -> &'static str {
+        if self.extra.contains("bias") { ", %bias" } else { "" }
+    }
+}
+
+/// Self-attention of each kind with its gradients, of which the first has a learned sink.
+fn program(kinds: &[Kind]) -> Module {
+    let mut text = format!(
+        "ithaca 1 program\nmodel \"attention\"\ndim b = 2\ndim h = 4 granule 2\ndim k = 2\ndim d = 3\ndim e = 2\n\
+         dim u = 6\ndim s = {TOKENS}\n\nfunc @main() {{\n  %q = input {{name=\"q\"}} : f32[b s h d]\n  \
+         %k = input {{name=\"k\"}} : f32[b s k d]\n  %v = input {{name=\"v\"}} : f32[b s k e]\n  \
+         %g = input {{name=\"g\"}} : f32[b s h e]\n  %bias = param {{name=\"bias\"}} : f32[u h]\n  \
+         %sink = param {{name=\"sink\"}} : f32[h]\n"
+    );
+    let mut outputs = Vec::new();
+    for (i, kind) in kinds.iter().enumerate() {
+        let (bias, rows) = (kind.bias(), "f32[b s h e], f32[b s h]");
+        let (forward, backward) = (kind.attrs("s", "with_lse"), kind.attrs("s", "output"));
+        let mut add = |line: String| writeln!(text, "  {line}").unwrap();
+        add(format!("%a{i}, %c{i} = attention %q, %k, %v{bias} {{{forward}}} : {rows}"));
+        let (o, lse) = match i {
+            0 => {
+                add(format!("%o{i}, %l{i} = sink %a{i}, %c{i}, %sink : {rows}"));
+                (format!("%o{i}"), format!("%l{i}"))
+            }
+            _ => (format!("%a{i}"), format!("%c{i}")),
+        };
+        add(format!("%t{i} = einsum %g, {o} : f32[b s h]"));
+        add(format!(
+            "%x{i}, %y{i}, %z{i} = attention_backward %q, %k, %v, %g, {lse}, %t{i}{bias} {{{backward}}} \
+             : f32[b s h d], f32[b s k d], f32[b s k e]"
+        ));
+        outputs.push(format!("o{i} = {o}, lse{i} = {lse}, dq{i} = %x{i}, dk{i} = %y{i}, dv{i} = %z{i}"));
+    }
+    writeln!(text, "  return {}\n}}", outputs.join(", ")).unwrap();
+    module(&text)
+}
+
+fn module(text: &str) -> Module {
+    let module = text::parse(text).unwrap_or_else(|e| panic!("{}\n{text}", e[0].render(None)));
+    if let Err(errors) = verify(&module) {
+        panic!("{}\n{text}", errors[0].render(None));
+    }
+    module
+}
+
+/// Numbers between -1 and 1 that repeat nowhere soon.
+fn noise(shape: &[usize], seed: usize) -> Tensor<f64> {
+    let n: usize = shape.iter().product();
+    let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
+    // What is stored is single precision; the whole program must start from the same numbers.
+    Tensor::new(shape.to_vec(), (0..n).map(|i| f64::from(number(i) as f32)).collect())
+}
+
+fn tensors(keys: usize) -> Tensors {
+    [
+        ("q", noise(&[2, TOKENS, 4, 3], 1)),
+        ("k", noise(&[2, keys, 2, 3], 2)),
+        ("v", noise(&[2, keys, 2, 2], 3)),
+        ("g", noise(&[2, TOKENS, 4, 2], 4)),
+        ("bias", noise(&[6, 4], 5)),
+        ("sink", noise(&[4], 6)),
+    ]
+    .into_iter()
+    .collect()
+}
+
+/// Runs a schedule on the host and compares every output with the whole program in double precision; the emitted program
+/// compares itself with the whole program, too.
+fn check(name: &str, whole: &Module, schedule: &Schedule, tensors: &Tensors) {
+    let out = tempfile::tempdir().unwrap();
+    let reference = lower(verify(whole).unwrap()).unwrap();
+    write_program(schedule, Some(&reference), out.path());
+    let stored: Vec<(String, Tensor<f64>)> =
+        tensors.names().into_iter().map(|name| (name.clone(), tensors.read(&name).unwrap())).collect();
+    let stored: Vec<(&str, Stored, &Tensor<f64>)> =
+        stored.iter().map(|(name, t)| (name.as_str(), Stored::F32, t)).collect();
+    let file = out.path().join("in.safetensors");
+    store::write(&file, &stored).unwrap();
+    let ranks = schedule.space.mesh.ranks();
+    let outputs = run_on_host(name, out.path(), &file, ranks);
+    let expected = oracle::run::<f64>(whole, tensors, tensors).unwrap();
+    for (output, expected) in &expected {
+        let found = outputs.read(output).unwrap();
+        // Rows that see nothing have −∞ on both sides, and −∞ − −∞ is no number.
+        let hidden = |t: &Tensor<f64>| t.data.iter().map(|x| *x == f64::NEG_INFINITY).collect::<Vec<_>>();
+        assert_eq!(hidden(&found), hidden(expected), "{name}: {output}");
+        let finite = |t: &Tensor<f64>| {
+            let data = t.data.iter().map(|x| if *x == f64::NEG_INFINITY { 0.0 } else { *x });
+            Tensor::new(t.shape.clone(), data.collect())
+        };
+        let error = compare(&finite(&found), &finite(expected));
+        assert!(error < 2e-5, "{name}: error of {output} {error:.3e}");
+    }
+}
+
+fn run_on_host(name: &str, program: &Path, file: &Path, ranks: u64) -> SafeTensorsFile {
+    let run = Command::new("bash")
+        .arg(root().join("tests/cuda/host/run.sh"))
+        .arg(program)
+        .arg(ranks.to_string())
+        .args(["--weights".as_ref(), file.as_os_str(), "--inputs".as_ref(), file.as_os_str()])
+        .arg("--output")
+        .arg(program.join("out.safetensors"))
+        .arg("--self-check")
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{name}: {stdout}{stderr}");
+    SafeTensorsFile::open(program.join("out.safetensors")).unwrap()
+}
+
+/// Compiles the program under a strategy and checks it.
+fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&str, &str)]) {
+    let name = format!("{strategy} {axes:?}");
+    let compiled = compile(whole, &options(strategy, axes), &Volume)
+        .unwrap_or_else(|e| panic!("{name}: {}", e[0].render(None)));
+    check(&name, whole, &compiled.schedule, tensors);
+}
+
+#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
+fn can_run() -> bool {
+    let can = found("g++") && found("bash");
+    if !can {
+        eprintln!("skipped: g++ and bash are needed");
+    }
+    can
+}
+
+#[test]
+fn rings_and_gathers_of_every_order() {
+    if !can_run() {
+        return;
+    }
+    let (whole, tensors) = (program(&KINDS), tensors(TOKENS));
+    for (strategy, axes) in [
+        ("ring", &[("ring", "4"), ("order", "zigzag")][..]),
+        ("ring", &[("ring", "4"), ("order", "striped:2")]),
+        ("pass-q", &[("ring", "4"), ("order", "contiguous")]),
+        ("megatron-cp-allgather", &[("cp", "2"), ("order", "zigzag")]),
+        ("loongtrain", &[("outer", "2"), ("ring", "2"), ("ulysses", "2")]),
+    ] {
+        check_strategy(&whole, &tensors, strategy, axes);
+    }
+}
+
+#[test]
+fn fetches_of_what_masks_leave() {
+    if !can_run() {
+        return;
+    }
+    let tensors = tensors(TOKENS);
+    let window = program(&[kind("window(left=5, right=0)", "softcap=1.5, "), kind("window(left=3, right=0)", "")]);
+    check_strategy(&window, &tensors, "window-halo", &[("ring", "4")]);
+    let sinks = program(&[kind("window(left=3, right=0) | sinks(2)", "")]);
+    check_strategy(&sinks, &tensors, "streaming", &[("ring", "4")]);
+    check_strategy(&program(&KINDS), &tensors, "sparse-fetch", &[("ring", "4"), ("order", "zigzag")]);
+}
+
+#[test]
+fn rows_of_scores_and_helpers() {
+    if !can_run() {
+        return;
+    }
+    let tensors = tensors(TOKENS);
+    let rows = program(&[kind("causal", ""), kind("window(left=5, right=0) | sinks(2)", "softcap=1.5, ")]);
+    check_strategy(&rows, &tensors, "rsa", &[("ring", "4")]);
+    let causal = program(&[
+        kind("causal", "dropout=uniform(rate=0.4, seed=7, keyed=position), "),
+        kind("causal", "softcap=2.0, bias=relative(buckets=u, max_distance=4, sides=before), "),
+    ]);
+    check_strategy(&causal, &tensors, "dist-flash", &[("ring", "4")]);
+}
+
+#[test]
+fn heads_that_are_copied_and_sequences_that_are_padded() {
+    if !can_run() {
+        return;
+    }
+    let (whole, tensors) = (program(&KINDS), tensors(TOKENS));
+    check_strategy(&whole, &tensors, "usp", &[("ring", "2"), ("ulysses", "4"), ("order", "zigzag")]);
+    check_strategy(&whole, &tensors, "ring", &[("ring", "3"), ("sequence", "pad"), ("order", "zigzag")]);
+}
+
+#[test]
+fn a_cache_that_is_split() {
+    if !can_run() {
+        return;
+    }
+    let whole = module(&format!(
+        "ithaca 1 program\nmodel \"decode\"\ndim b = 2\ndim h = 4 granule 2\ndim k = 2\ndim d = 3\ndim e = 2\n\
+         dim u = 6\ndim s = {TOKENS}\ndim t = 24\n\nfunc @main() {{\n  %q = input {{name=\"q\"}} : f32[b s h d]\n  \
+         %k = input {{name=\"k\"}} : f32[b t k d]\n  %v = input {{name=\"v\"}} : f32[b t k e]\n  \
+         %bias = param {{name=\"bias\"}} : f32[u h]\n  \
+         %o = attention %q, %k, %v, %bias {{{}}} : f32[b s h e]\n  return o = %o\n}}\n",
+        kind(
+            "causal(queries=16, keys=24)",
+            "bias=relative(buckets=u, max_distance=6, sides=both), dropout=uniform(rate=0.3, seed=5, keyed=position), "
+        )
+        .attrs("t", "output")
+    ));
+    check_strategy(&whole, &tensors(24), "decode-reduce", &[("cp", "4")]);
+}
