@@ -154,7 +154,7 @@ fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
     if budget.applied[0] == 0 {
         return match other_types {
             Some(difference) => Trial::Differed { difference, before, after: None },
-            None => Trial::Missed(Reason::Replacement, String::new()),
+            None => Trial::Missed(Reason::Replacement, budget.illegal.remove(0).unwrap_or_default()),
         };
     }
     if let Err(message) = rewritten {
