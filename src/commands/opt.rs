@@ -8,15 +8,15 @@ use ithaca_passes::pass::{Context, Instrument, Pass, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::rules::{self, ApplyRules};
 
-use super::Done;
+use super::{Done, Session};
 use crate::cli::OptArgs;
 use crate::error::{Failure, Result};
 use crate::evaluate::Oracle;
 use crate::{files, subject};
 
-pub(super) fn opt(args: &OptArgs) -> Result<Done> {
+pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     let cluster = subject::cluster(&args.cluster)?;
-    let passes = passes(args)?;
+    let passes = passes(args, session)?;
     let source = files::read_text(&args.file)?;
     let name = args.file.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
@@ -52,12 +52,12 @@ pub(super) fn opt(args: &OptArgs) -> Result<Done> {
 }
 
 /// The passes of the pipeline, with the rules of `--rules` where `rules` stands in it, or behind it.
-fn passes(args: &OptArgs) -> Result<Vec<Box<dyn Pass>>> {
+fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
     let stages = pipeline::parse_stages(&args.pipeline)?;
     let Some(path) = &args.rules else {
         return match stages.iter().any(is_place_of_rules) {
             true => Err(Failure::usage("`rules` stands in the pipeline, and `--rules` names no file")),
-            false => Ok(pipeline::parse(&args.pipeline)?),
+            false => Ok(pipeline::parse_with(session.registry, &args.pipeline)?),
         };
     };
     let source = files::read_text(path)?;
@@ -73,7 +73,8 @@ fn passes(args: &OptArgs) -> Result<Vec<Box<dyn Pass>>> {
             passes.push(Box::new(ApplyRules::new(rules.clone())));
         } else {
             let options: Vec<String> = stage.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
-            passes.extend(pipeline::parse(&format!("{}{{{}}}", stage.name, options.join(",")))?);
+            let text = format!("{}{{{}}}", stage.name, options.join(","));
+            passes.extend(pipeline::parse_with(session.registry, &text)?);
         }
     }
     if !placed {

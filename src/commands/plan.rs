@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ithaca_ir::Diagnostic;
 use ithaca_passes::import::import;
 use ithaca_passes::plan::{self, Plan};
-use ithaca_passes::planner::{self, Program, Request};
+use ithaca_passes::planner::{self, Extended, Program, Request};
 use ithaca_passes::shard::ShardOptions;
 
 use super::{Done, Session};
@@ -38,6 +38,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };
+    let program = Extended { program, registry: session.registry };
     let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
         context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),
         ..Failure::from(refusal.diagnostic)

@@ -40,7 +40,8 @@ pub(crate) struct Golden {
     pub(crate) io: Box<dyn TensorSource>,
 }
 
-fn goldens() -> Vec<Golden> {
+/// Every golden, in order of names.
+pub(crate) fn goldens() -> Vec<Golden> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
     let mut folders: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
     folders.retain(|f| f.join("config.json").exists());

@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::planner::Request;
 use crate::registry::Registry;
 use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, Search, product};
-use crate::shard::{STRATEGIES, ShardOptions, Strategy};
+use crate::shard::{ShardOptions, Strategy};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///
@@ -16,15 +16,26 @@ use crate::shard::{STRATEGIES, ShardOptions, Strategy};
 /// # Errors
 /// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
 pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptions>, Diagnostic> {
+    candidates_with(&Registry::default(), cluster, request)
+}
+
+/// As [`candidates`], of the strategies of `registry`.
+///
+/// # Errors
+/// As [`candidates`].
+pub fn candidates_with(
+    registry: &Registry,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<ShardOptions>, Diagnostic> {
     check_gpus(cluster, request)?;
     let names: Vec<String> = match &request.strategy {
         Some(name) => vec![name.clone()],
-        None => strategies(request),
+        None => strategies(registry, request),
     };
     let mut found = Vec::new();
-    let registry = Registry::default();
     for name in &names {
-        let axes: Vec<&str> = product(&registry, name)?.iter().flat_map(|s| s.axes()).copied().collect();
+        let axes: Vec<&str> = product(registry, name)?.iter().flat_map(|s| s.axes()).copied().collect();
         let meshes = match (&request.mesh, &request.strategy) {
             (Some(mesh), Some(_)) => vec![mesh.clone()],
             (Some(mesh), None) if same_axes(mesh, &axes) => vec![mesh.clone()],
@@ -78,10 +89,10 @@ fn no_candidate(request: &Request) -> Diagnostic {
 }
 
 /// Every strategy, then every product of strategies that share no axis, the smaller products first.
-fn strategies(request: &Request) -> Vec<String> {
+fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
     let mut products: Vec<Vec<&dyn Strategy>> = vec![Vec::new()];
     let mut found: Vec<Vec<&dyn Strategy>> = Vec::new();
-    for &strategy in STRATEGIES.iter().filter(|s| s.search() == Search::Candidate) {
+    for strategy in registry.strategies().filter(|s| s.search() == Search::Candidate) {
         let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
         if strategy.axes().is_empty() {
             found.push(vec![strategy]);

@@ -16,10 +16,11 @@ use crate::cluster::Cluster;
 use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
+use crate::registry::Registry;
 use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
 use crate::simulate::{Simulation, simulate};
 
-pub use candidates::candidates;
+pub use candidates::{candidates, candidates_with};
 pub use repair::repairs;
 pub use table::{gibibytes, seconds, table};
 
@@ -55,6 +56,11 @@ impl Request {
 
 /// What makes a schedule of a candidate. The planner itself knows no model.
 pub trait Compiler {
+    /// The strategies that are tried, and their movements.
+    fn registry(&self) -> Registry {
+        Registry::default()
+    }
+
     /// Whether the candidate is legal; cheap.
     ///
     /// # Errors
@@ -84,6 +90,29 @@ impl Compiler for Program<'_> {
 
     fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         compile::compile(self.module, options, self.cluster)
+    }
+}
+
+/// A whole program, compiled by the passes with strategies and movements beyond those that come with Ithaca.
+#[derive(Clone, Copy, Debug)]
+pub struct Extended<'a> {
+    /// The program.
+    pub program: Program<'a>,
+    /// The strategies and movements.
+    pub registry: &'a Registry,
+}
+
+impl Compiler for Extended<'_> {
+    fn registry(&self) -> Registry {
+        self.registry.clone()
+    }
+
+    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        shard::check_with(self.registry, self.program.module, options).map(|_| ())
+    }
+
+    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        compile::compile_with(self.registry, self.program.module, options, self.program.cluster)
     }
 }
 
@@ -148,6 +177,8 @@ impl Ranked {
             workload,
             gpus: options.mesh.ranks(),
             mesh: plan::mesh_axes(&options.mesh),
+            dimensions: plan::dimensions(&compiled.per_rank.space),
+            attention: plan::attention(&compiled.attention, &options),
             options: plan::LayoutOptions::of(&options),
             strategy: options.strategy,
             pipeline: plan::pipeline(&compiled.schedule),
@@ -185,7 +216,7 @@ impl Tried {
 
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
-    for options in candidates(cluster, request)? {
+    for options in candidates_with(&compiler.registry(), cluster, request)? {
         match price(compiler, cluster, options) {
             Ok(priced) => match priced.memory.over(cluster) {
                 None => tried.fits.push(priced),

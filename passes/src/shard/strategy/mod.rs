@@ -1,7 +1,8 @@
 //! Strategies: a name, the mesh axes it uses, and where it puts things.
 //!
 //! A strategy says only which axes split which role of dimension, outside attention and inside, and which movement brings
-//! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus: each strategy adds its axes to one [`Placement`].
+//! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus:
+//! each strategy adds its axes to one [`Placement`].
 
 mod recipes;
 
@@ -114,7 +115,7 @@ pub trait Strategy: Sync {
 pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
     let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
     for name in text.split('+').map(str::trim) {
-        let Some(strategy) = registry.strategies().find(|s| s.name() == name) else {
+        let Some(strategy) = registry.strategy(name) else {
             let known: Vec<&str> = registry.strategies().map(|s| s.name()).collect();
             return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
                 .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
