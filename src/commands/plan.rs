@@ -35,6 +35,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         order: options.order,
         prune: options.prune,
         layers: options.layers,
+        sparsity: planner::Sparsity::of(&module),
     };
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };

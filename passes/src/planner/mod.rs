@@ -10,7 +10,7 @@ mod reasons;
 mod repair;
 mod table;
 
-use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module};
+use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module, Op};
 
 use crate::cluster::Cluster;
 use crate::compile::{self, Compiled};
@@ -45,6 +45,45 @@ pub struct Request {
     pub prune: Prune,
     /// Functions with a strategy of their own inside attention.
     pub layers: Vec<(String, String)>,
+    /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
+    pub sparsity: Sparsity,
+}
+
+/// Which layers have masks that are more than causal and leave blocks empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Sparsity {
+    /// None.
+    #[default]
+    None,
+    /// These functions, and not others.
+    Some(Vec<String>),
+    /// All.
+    All,
+}
+
+impl Sparsity {
+    /// The sparsity of a program: a mask is sparse unless it is one band, unbounded on one side at least.
+    pub fn of(module: &Module) -> Self {
+        let mut sparse: Vec<String> = Vec::new();
+        let mut dense = false;
+        for function in module.functions.values() {
+            for node in &function.nodes {
+                let Op::Attention(a) = &node.op else { continue };
+                match a.mask.offsets() {
+                    Some((None, _) | (_, None)) => dense = true,
+                    Some((Some(_), Some(_))) | None if !sparse.contains(&function.name) => {
+                        sparse.push(function.name.clone());
+                    }
+                    Some((Some(_), Some(_))) | None => {}
+                }
+            }
+        }
+        match (sparse.is_empty(), dense) {
+            (true, _) => Self::None,
+            (false, true) => Self::Some(sparse),
+            (false, false) => Self::All,
+        }
+    }
 }
 
 impl Request {

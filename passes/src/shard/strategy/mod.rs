@@ -86,6 +86,8 @@ impl Placement {
 pub enum Search {
     /// It does.
     Candidate,
+    /// Where some mask is more than causal and leaves blocks empty.
+    Sparse,
     /// Only when the strategy is named: another has the same layouts and movement, or is never behind it.
     Named,
 }
@@ -224,6 +226,9 @@ pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) ->
 
 /// The mesh axes that split the tokens of a sequence.
 pub const CONTEXT_AXES: [&str; 4] = ["ulysses", "ring", "cp", "outer"];
+
+/// The mesh axis of tensor parallelism.
+pub const TENSOR_AXIS: &str = "tp";
 
 /// The mesh axis of data parallelism.
 pub const DATA_AXIS: &str = "dp";
