@@ -63,8 +63,8 @@ enum Trial {
     Agreed(u64),
     Differed {
         difference: String,
-        before: Module,
-        after: Option<Module>,
+        before: Box<Module>,
+        after: Option<Box<Module>>,
     },
     Missed(Reason, String),
 }
@@ -92,7 +92,7 @@ impl Reason {
 fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
     let about_layouts = rule.mentions(LAYOUT_OPS);
     let mut agreed = 0;
-    let mut differed: Vec<(u64, String, Module, Option<Module>)> = Vec::new();
+    let mut differed: Vec<(u64, String, Box<Module>, Option<Box<Module>>)> = Vec::new();
     let mut missed: BTreeMap<Reason, (u64, String)> = BTreeMap::new();
     for seed in 0..DRAWS {
         match trial(rule, seed, evaluator) {
@@ -116,7 +116,7 @@ fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
         (about_layouts && ranks == 1, ranks, elements(before), *seed)
     });
     if let Some((seed, difference, before, after)) = smallest {
-        return Some(unsound(rule, seed, &difference, &before, after.as_ref()));
+        return Some(unsound(rule, seed, &difference, &before, after.as_deref()));
     }
     if agreed >= PROGRAMS {
         return None;
@@ -143,7 +143,7 @@ fn elements(module: &Module) -> u64 {
 
 fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
     let before = match instance(rule, seed) {
-        Ok(module) => module,
+        Ok(module) => Box::new(module),
         Err(Miss::Types) => return Trial::Missed(Reason::Types, String::new()),
         Err(Miss::Conditions) => return Trial::Missed(Reason::Conditions, String::new()),
     };
@@ -154,7 +154,7 @@ fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
     if budget.applied[0] == 0 {
         return match other_types {
             Some(difference) => Trial::Differed { difference, before, after: None },
-            None => Trial::Missed(Reason::Replacement, String::new()),
+            None => Trial::Missed(Reason::Replacement, budget.illegal.remove(0).unwrap_or_default()),
         };
     }
     if let Err(message) = rewritten {
@@ -170,7 +170,7 @@ fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
     };
     match difference {
         None => Trial::Agreed(before.space.mesh.ranks()),
-        Some(difference) => Trial::Differed { difference, before, after: Some(after) },
+        Some(difference) => Trial::Differed { difference, before, after: Some(Box::new(after)) },
     }
 }
 

@@ -165,7 +165,8 @@ impl Draw {
         let mut parts = Vec::new();
         for i in 0..n {
             let before = self.dice.below(3) as u64;
-            parts.push(vec![(i * each).saturating_sub(before)..((i + 1) * each).min(size)]);
+            let needed = (i * each).saturating_sub(before)..((i + 1) * each).min(size);
+            parts.push(Vec::from([needed]));
         }
         let total = parts.iter().flatten().map(|r| r.end - r.start).sum();
         let plain = Dim::new(self.free_name(), total);
