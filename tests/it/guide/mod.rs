@@ -47,7 +47,8 @@ fn output(command: &str, folder: &Path) -> String {
     let place = |word: &str| match word {
         "plan.json" | "out/" => folder.join(word).display().to_string(),
         _ if word.starts_with("examples/") => root().join(word).display().to_string(),
-        _ => word.to_owned(),
+        // What a shell would leave of it.
+        _ => word.trim_matches('"').to_owned(),
     };
     let arguments = arguments.split_whitespace().map(place);
     let cli = Cli::try_parse_from(std::iter::once("ithaca".to_owned()).chain(arguments)).unwrap();
