@@ -8,6 +8,7 @@ pub mod cli;
 pub mod codes;
 pub mod commands;
 pub mod error;
+pub mod evaluate;
 pub mod files;
 pub mod shell;
 pub mod subject;

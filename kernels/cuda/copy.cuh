@@ -26,6 +26,21 @@ __global__ void repeat(const Bits* x, Bits* z, int64_t n, int64_t n_from, int64_
     }
 }
 
+// The adjoint: [outer, n_from, inner] to [outer, n_to, inner], where global elements g copies .. (g + 1) copies of the
+// operand, as far as they are held, add up to element g.
+template <typename T>
+__global__ void sum_copies(const T* x, T* z, int64_t n, int64_t n_from, int64_t n_to, int64_t inner, int64_t copies,
+                           int64_t from_start, int64_t to_start) {
+    ITHACA_FOR(i, n) {
+        const int64_t column = i % inner, row = i / inner;
+        const int64_t first = (to_start + row % n_to) * copies - from_start;
+        Acc<T> sum = 0;
+        for (int64_t j = first < 0 ? 0 : first; j < first + copies && j < n_from; ++j)
+            sum += widen(x[(row / n_to * n_from + j) * inner + column]);
+        z[i] = narrow<T>(sum);
+    }
+}
+
 // Rows of a table, of which this rank has `n_rows` from `first_row`; other rows contribute zeros.
 template <typename T>
 __global__ void embed(const T* table, const int32_t* ids, T* z, int64_t n, int64_t width, int64_t first_row,

@@ -18,7 +18,7 @@ pub const MODEL: &[Code] = &[
     code("M08", "the sequence is not longer than the learned positions"),
     code("M09", "the mode is one that is supported"),
     code("M10", "the workload is in range"),
-    code("M11", "the checkpoint has the head of a language model"),
+    code("M11", "the checkpoint has a head that is imported"),
     code("M12", "only fields that are not understood are ignored"),
     code("M20", "a cluster is TOML with every key, none unknown, and a source for each number"),
     code("M21", "the figures of a cluster are possible"),
@@ -60,6 +60,14 @@ pub const PASS: &[Code] = &[
     code("P47", "every movement is known"),
     code("P48", "every block of keys meets every block of queries that sees it, once"),
     code("P49", "a movement that is to leave out what the mask leaves empty can do so"),
+    code("P60", "a file of rules is `rule NAME pattern => replacement`, conditions behind `where`"),
+    code("P61", "every rule has a name of its own"),
+    code("P62", "operations and attributes of a rule are known, and have their operands"),
+    code("P63", "a rule makes no source and calls no function"),
+    code("P64", "what a rule uses is bound by its left side"),
+    code("P65", "a pattern binds each variable to one thing, and solves no equations"),
+    code("P66", "a rule can be tried on random programs"),
+    code("P67", "a rule computes what it replaces"),
 ];
 
 /// The sections of this crate's codes, with their titles.

@@ -1,11 +1,14 @@
 //! From a program to a checked schedule: the passes every plan runs.
 
+use std::time::Duration;
+
+use ithaca_ir::module::Level;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
-use ithaca_ir::{Diagnostics, Module};
+use ithaca_ir::{Diagnostics, Module, Op};
 
 use crate::lower::lower;
-use crate::movement::LowerMovements;
+use crate::movement::{LOCAL, LowerMovements};
 use crate::pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
 use crate::registry::Registry;
 use crate::reshard::LowerReshards;
@@ -18,8 +21,19 @@ pub struct Compiled {
     pub per_rank: Module,
     /// How it runs it.
     pub schedule: Schedule,
+    /// How each attention of the model was to be distributed, before its movement became steps.
+    pub attention: Vec<AttentionUse>,
     /// What the user should know: copied heads, padding, dimensions that stay whole.
     pub notes: Vec<String>,
+}
+
+/// The movement of attention in a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionUse {
+    /// The function.
+    pub function: String,
+    /// The movement with its options, `local` where keys are whole.
+    pub movement: String,
 }
 
 /// The passes of [`compile`].
@@ -86,8 +100,41 @@ pub fn compile_by(
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
     let mut cx = Context::new(prices);
-    let per_rank = run_passes(module.clone(), passes, &mut cx, instrument)?;
+    let mut seen = Seen { attention: None, watched: instrument };
+    let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
+    let attention = seen.attention.unwrap_or_default();
     let schedule = lower(verify(&per_rank)?)?;
     ithaca_ir::schedule::verify(&schedule)?;
-    Ok(Compiled { per_rank, schedule, notes: cx.notes().to_vec() })
+    Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
+}
+
+/// Keeps what the first module that is laid out says of attention.
+struct Seen<'a> {
+    attention: Option<Vec<AttentionUse>>,
+    watched: &'a mut dyn Instrument,
+}
+
+impl Instrument for Seen<'_> {
+    fn after(&mut self, pass: &dyn Pass, module: &Module, took: Duration) {
+        if module.level == Level::Sharded {
+            self.attention.get_or_insert_with(|| attention(module));
+        }
+        self.watched.after(pass, module, took);
+    }
+}
+
+/// Every function with attention and every movement that it has.
+fn attention(module: &Module) -> Vec<AttentionUse> {
+    let mut found = Vec::new();
+    for function in module.functions.values() {
+        for node in &function.nodes {
+            let (Op::Attention(a) | Op::AttentionBackward(a)) = &node.op else { continue };
+            let movement = a.movement.as_ref().map_or(LOCAL.to_owned(), ToString::to_string);
+            let one = AttentionUse { function: function.name.clone(), movement };
+            if !found.contains(&one) {
+                found.push(one);
+            }
+        }
+    }
+    found
 }

@@ -17,5 +17,6 @@ pub mod planner;
 pub mod rebuild;
 pub mod registry;
 pub mod reshard;
+pub mod rules;
 pub mod shard;
 pub mod simulate;

@@ -118,7 +118,7 @@ impl Data {
     }
 }
 
-/// Batch and sequence of `input_ids` in a file of inputs, if it has them.
+/// Lengths of `input_ids`, and of `decoder_input_ids`, in a file of inputs, if it has them.
 pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
     let inputs = store::open(path)?;
     let target = match inputs.shape("decoder_input_ids").as_deref() {

@@ -3,11 +3,14 @@
 //! Without a GPU the very same sources are compiled by a host compiler against the headers of `tests/cuda/host`, one
 //! process per rank. Where no compiler is found a test says so and does nothing.
 
+mod distributed;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ithaca_codegen::cuda;
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Mask, Module};
 use ithaca_kernels::oracle;
@@ -42,7 +45,12 @@ fn options(strategy: &str, axes: &[(&str, &str)]) -> ShardOptions {
 fn emit(module: &Module, options: &ShardOptions, out: &Path) {
     let compiled = compile(module, options, &Volume).unwrap();
     let whole = lower(verify(module).unwrap()).unwrap();
-    for file in cuda::emit(&compiled.schedule, Some(&whole), ithaca_kernels::cuda::SOURCES).unwrap() {
+    write_program(&compiled.schedule, Some(&whole), out);
+}
+
+/// Writes the program of a schedule into a directory.
+fn write_program(schedule: &Schedule, reference: Option<&Schedule>, out: &Path) {
+    for file in cuda::emit(schedule, reference, ithaca_kernels::cuda::SOURCES).unwrap() {
         let path = out.join(file.path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, file.contents).unwrap();

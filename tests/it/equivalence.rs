@@ -7,7 +7,7 @@ use ithaca_ir::{Module, traffic};
 use ithaca_kernels::store::{self, TensorSource};
 use ithaca_kernels::{compare, cpu, oracle};
 use ithaca_passes::compile::compile;
-use ithaca_passes::import::{Workload, import};
+use ithaca_passes::import::import;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
@@ -40,7 +40,8 @@ pub(crate) struct Golden {
     pub(crate) io: Box<dyn TensorSource>,
 }
 
-fn goldens() -> Vec<Golden> {
+/// Every golden, in order of names.
+pub(crate) fn goldens() -> Vec<Golden> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
     let mut folders: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
     folders.retain(|f| f.join("config.json").exists());
@@ -53,8 +54,7 @@ pub(crate) fn golden(folder: &std::path::Path) -> Golden {
     let name = folder.file_name().unwrap().to_string_lossy().into_owned();
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let io = store::open(folder.join("io.safetensors")).unwrap();
-    let shape = io.shape("input_ids").unwrap();
-    let workload = Workload::prefill(shape[0], shape[1]);
+    let workload = crate::goldens::workload(io.as_ref());
     let module = import(&serde_json::from_str(&config).unwrap(), &name, &workload).unwrap();
     Golden { name, module, weights: store::open(folder.join("model.safetensors")).unwrap(), io }
 }
@@ -70,6 +70,7 @@ fn illegal(module: &Module, options: &ShardOptions) -> bool {
     size("h") % heads != 0
         || (kv % heads != 0 && heads % kv != 0)
         || size("s") % sequence != 0
+        || module.space.dim("t").is_some_and(|d| module.space.size(d) % sequence != 0)
         || size("f") % t != 0
         || size("b") % dp != 0
 }

@@ -30,7 +30,7 @@ fn programs_verify_and_survive_the_text_form() {
         assert!(examples.iter().any(|(_, c)| c["model_type"] == family), "{family} has an example");
     }
     for (name, config) in examples {
-        let module = import(&config, &name, &Workload::prefill(1, 1024)).unwrap();
+        let module = import(&config, &name, &Workload::prefill(1, 512)).unwrap();
         verify(&module).unwrap_or_else(|e| panic!("{name}: {e:?}"));
         let text = print(&module);
         // Where layers of two kinds alternate, each run is a call.

@@ -493,17 +493,6 @@ fn factor_axes(
         operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)).collect();
     for axis in space.mesh.axes.ids() {
         let factor = choices.below(rule.factors.len() + 1);
-        // The interpreter has one box for each dimension of an operation, so queries that are keys too stay whole.
-        let twofold = tensors.iter().any(|(ty, factors)| {
-            let is_factor = |d: DimId| {
-                let others = tensors.iter().flat_map(|(ty, factors)| ty.dims.iter().zip(factors.iter()));
-                others.filter(|&(&other, _)| other == d).any(|(_, &f)| f != factor)
-            };
-            ty.dims.iter().zip(factors.iter()).any(|(&d, &f)| f == factor && is_factor(d))
-        });
-        if twofold {
-            continue;
-        }
         let Some(FactorKind::Parallel | FactorKind::Sum) = rule.factors.get(factor) else { continue };
         let mut more = axes[factor].clone();
         more.push(axis);

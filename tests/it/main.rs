@@ -19,5 +19,6 @@ mod random;
 mod readme;
 mod reference;
 mod regressions;
+mod rules;
 mod text;
 mod tidy;

@@ -171,7 +171,7 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
     let cluster = Cluster::named(args.layout.cluster.as_deref().unwrap_or("dgx-h100")).unwrap();
     let (mesh, gpus) = ithaca::subject::mesh(&args.layout).unwrap();
     let mut flags = ShardOptions::default();
-    ithaca::subject::set_flags(&mut flags, &args.layout);
+    ithaca::subject::set_flags(&mut flags, &args.layout).unwrap();
     let request = Request {
         gpus: gpus.unwrap(),
         batch: 1,
@@ -224,10 +224,19 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
+/// Tokens to ask a model for: as many as have a position, where positions are learned.
+fn longest(config: &Value) -> u64 {
+    match config["model_type"].as_str() {
+        Some("gpt2") => 1024,
+        Some("bert") => 512,
+        _ => 8192,
+    }
+}
+
 #[test]
 fn every_example_has_a_plan_or_repairs_that_work() {
     for (name, config) in examples() {
-        let tokens = if config["model_type"] == "gpt2" { 1024 } else { 8192 };
+        let tokens = longest(&config);
         let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
         for gpus in [2, 3, 4, 6, 8, 16, 64] {
             plan_or_repairs(&name, &module, &words(&format!("--gpus {gpus} --seq {tokens}")));
@@ -239,7 +248,7 @@ fn every_example_has_a_plan_or_repairs_that_work() {
 fn every_strategy_has_a_plan_or_repairs_that_work() {
     let mut refused = 0;
     for (name, config) in examples() {
-        let tokens = if config["model_type"] == "gpt2" { 1024 } else { 8192 };
+        let tokens = longest(&config);
         let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
         for strategy in ["ulysses", "megatron-tp", "megatron-tp-sp", "ulysses+megatron-tp-sp"] {
             for gpus in [3, 6, 8] {

@@ -12,7 +12,7 @@ use ithaca_passes::pipeline;
 use crate::filetests::files;
 
 fn program() -> Module {
-    let (_, source) = files("passes").remove(0);
+    let (_, source) = files("passes").into_iter().find(|(path, _)| path.ends_with("block.ith")).unwrap();
     text::parse(&source).unwrap()
 }
 

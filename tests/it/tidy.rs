@@ -46,7 +46,10 @@ fn sources() -> Vec<(String, String)> {
 
 /// Whether a file holds tests only.
 fn is_test(path: &str) -> bool {
-    path.starts_with("tests/") || path.starts_with("benches/") || path.ends_with("tests.rs")
+    path.starts_with("tests/")
+        || path.starts_with("benches/")
+        || path.ends_with("tests.rs")
+        || path.contains("/tests/")
 }
 
 /// The part of a source before its tests.
@@ -273,6 +276,11 @@ fn every_snapshot_belongs_to_a_test() {
         // `it__module__name` or `it__module__name-2`; a name may be put together from a part and a word.
         let own = stem.rsplit("__").next().unwrap();
         let own = own.rsplit_once('-').filter(|(_, n)| n.parse::<u32>().is_ok()).map_or(own, |(own, _)| own);
+        // A test of files names each snapshot after its file.
+        let stem_of = |path: &PathBuf| path.file_stem().map(|s| s.to_string_lossy().into_owned());
+        if files("tests/files").iter().filter_map(stem_of).any(|file| stem.ends_with(&format!("__{file}"))) {
+            continue;
+        }
         let parts = [Some(own), own.split_once('_').map(|(first, _)| first)];
         let is_named = parts.into_iter().flatten().any(|part| {
             test.contains(&format!("fn {part}()"))

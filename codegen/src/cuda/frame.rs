@@ -240,6 +240,7 @@ impl<'s> Emitter<'_, 's> {
             Op::Sink => call("sink", &[]),
             Op::RowLse { over } => call("row_lse", &[dim(*over)]),
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
+            Op::SumCopies { from, to } => call("sum_copies", &[dim(*from), dim(*to)]),
             Op::Slice { .. } => call("slice", &[]),
             Op::Param(_)
             | Op::Input(_)
@@ -251,7 +252,6 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::SumCopies { .. }
             | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
     }

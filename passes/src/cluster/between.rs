@@ -75,7 +75,16 @@ impl Between<'_> {
     pub(super) fn longest(&self) -> CollectiveTime {
         let n = self.space.mesh.ranks();
         let ranks: Vec<Rank> = match self.op {
-            Op::Permute => (0..n.min(Self::LOOKED_AT)).map(Rank).collect(),
+            // Parts are alike but for the levels that they cross, so one rank of each level is enough.
+            Op::Permute => {
+                let mut crossing = vec![None; self.cluster.levels.len()];
+                for rank in (0..n.min(Self::LOOKED_AT)).map(Rank) {
+                    if let Some(peer) = self.travels_to(rank, Way::Out) {
+                        crossing[self.level(rank, peer)].get_or_insert(rank);
+                    }
+                }
+                crossing.into_iter().flatten().collect()
+            }
             _ => {
                 let axes = boxes::axes(self.space, self.op, self.from, self.to).unwrap_or_default();
                 let group = self.space.mesh.group_along(Rank(0), &axes);
@@ -88,7 +97,8 @@ impl Between<'_> {
     }
 
     fn on(&self, rank: Rank) -> RankExchange {
-        let [sent, received] = [Way::Out, Way::In].map(|way| (way, self.messages(rank, way)));
+        let [sent, received] = self.messages(rank);
+        let (sent, received) = ((Way::Out, sent), (Way::In, received));
         let mut peers: Vec<Rank> = sent.1.iter().chain(&received.1).map(|m| m.0).collect();
         peers.sort_unstable();
         peers.dedup();
@@ -97,29 +107,34 @@ impl Between<'_> {
         RankExchange { peers, time }
     }
 
-    /// The other ranks and the bytes that go to them, or come from them.
-    fn messages(&self, rank: Rank, way: Way) -> Vec<(Rank, u64)> {
+    /// Where a permute sends the part that `rank` has, or whence it gets the one that it will have.
+    fn travels_to(&self, rank: Rank, way: Way) -> Option<Rank> {
+        let mesh = &self.space.mesh;
+        let (here, there) = match way {
+            Way::Out => (self.from, self.to),
+            Way::In => (self.to, self.from),
+        };
+        let owner = here.layout.owner(mesh, rank)?;
+        there.layout.holder(mesh, owner).filter(|&peer| peer != rank)
+    }
+
+    /// The other ranks and the bytes that go to them, and those that come from them.
+    fn messages(&self, rank: Rank) -> [Vec<(Rank, u64)>; 2] {
         let e = self.from.dtype.bytes();
         if let Op::Permute = self.op {
-            let mesh = &self.space.mesh;
-            let (here, there) = match way {
-                Way::Out => (self.from, self.to),
-                Way::In => (self.to, self.from),
-            };
-            let owner = here.layout.owner(mesh, rank);
-            let peer = owner.and_then(|owner| there.layout.holder(mesh, owner)).filter(|&p| p != rank);
-            let bytes = || e * boxes::elements(&self.space.local_box(here, rank));
-            return peer.map(|peer| (peer, bytes())).filter(|m| m.1 > 0).into_iter().collect();
+            return [(Way::Out, self.from), (Way::In, self.to)].map(|(way, ty)| {
+                let bytes = || e * boxes::elements(&self.space.local_box(ty, rank));
+                let message = self.travels_to(rank, way).map(|peer| (peer, bytes()));
+                message.filter(|m| m.1 > 0).into_iter().collect()
+            });
         }
         let boxes::Exchange { group, send, recv } =
             boxes::exchange(self.space, self.op, self.from, self.to, rank);
-        let blocks = match way {
-            Way::Out => send,
-            Way::In => recv,
-        };
-        let messages =
-            group.into_iter().zip(blocks).map(|(peer, block)| (peer, e * boxes::block_elements(&block)));
-        messages.filter(|&(peer, bytes)| peer != rank && bytes > 0).collect()
+        [send, recv].map(|blocks| {
+            let messages = group.iter().zip(&blocks);
+            let messages = messages.map(|(&peer, block)| (peer, e * boxes::block_elements(block)));
+            messages.filter(|&(peer, bytes)| peer != rank && bytes > 0).collect()
+        })
     }
 
     fn time(&self, rank: Rank, way: Way, messages: &[(Rank, u64)]) -> CollectiveTime {
@@ -162,8 +177,11 @@ impl Between<'_> {
         let n = of.contention.value.ceil() as u64;
         let first = rank.0 / n * n;
         let neighbours = (first..(first + n).min(self.space.mesh.ranks())).map(Rank);
-        let crosses =
-            |&r: &Rank| r == rank || self.messages(r, way).iter().any(|m| self.level(r, m.0) == level);
+        let crosses = |&r: &Rank| {
+            let [sent, received] = self.messages(r);
+            let messages = if way == Way::Out { sent } else { received };
+            r == rank || messages.iter().any(|m| self.level(r, m.0) == level)
+        };
         (neighbours.filter(crosses).count() as f64).min(of.contention.value)
     }
 }

@@ -16,6 +16,7 @@ mod two_pass;
 pub use lower::LowerMovements;
 
 use ithaca_ir::layout::Move;
+use ithaca_ir::mask::Positions;
 use ithaca_ir::mesh::{AxisId, Rank};
 use ithaca_ir::ops::Attention;
 use ithaca_ir::order::{Order, Run};
@@ -194,9 +195,8 @@ impl Site<'_> {
 }
 
 fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
-    let tile =
-        |q: &Run| -> u128 { keys.iter().map(|k| attention.mask.pairs(q.positions(), k.positions())).sum() };
-    queries.iter().map(tile).sum()
+    let [queries, keys] = [queries, keys].map(|runs| Positions::new(runs.iter().map(Run::positions)));
+    attention.mask.pairs_between(&queries, &keys)
 }
 
 /// Every movement, in the order of the documentation.

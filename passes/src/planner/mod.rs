@@ -177,6 +177,8 @@ impl Ranked {
             workload,
             gpus: options.mesh.ranks(),
             mesh: plan::mesh_axes(&options.mesh),
+            dimensions: plan::dimensions(&compiled.per_rank.space),
+            attention: plan::attention(&compiled.attention, &options),
             options: plan::LayoutOptions::of(&options),
             strategy: options.strategy,
             pipeline: plan::pipeline(&compiled.schedule),

@@ -98,7 +98,7 @@ impl Compiler for Fake {
             space: schedule.space.clone(),
             functions: Arena::new(),
         };
-        Ok(Compiled { per_rank, schedule, notes: Vec::new() })
+        Ok(Compiled { per_rank, schedule, attention: Vec::new(), notes: Vec::new() })
     }
 }
 
@@ -254,9 +254,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json("plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 1", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 1", "\"version\": \"one\"", "M32", "version"),
-        ("\"version\": 1,", "", "M31", "version"),
+        ("\"version\": 2", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 2", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 2,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),

@@ -29,7 +29,7 @@ pub struct Decisions {
     pub uneven: Vec<DimId>,
     /// Sequences that are padded: the new size.
     pub padded: BTreeMap<DimId, u64>,
-    /// Vocabularies that stay whole because they do not divide.
+    /// Vocabularies and key/value heads that stay whole in weights because they do not divide.
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
@@ -197,12 +197,15 @@ impl Check<'_> {
         if hkv % total == 0 {
             return Ok(());
         }
-        // Heads that come in or go out are the model's own; only those that weights make can be loaded as copies.
-        let own = is_interface(self.module, kv_heads);
-        if own && hkv % tensor != 0 {
-            decisions.whole.push(kv_heads);
-        }
-        let loaded = if hkv % tensor == 0 || own { hkv } else { lcm(hkv, tensor) };
+        let loaded = match hkv % tensor == 0 {
+            true => hkv,
+            false if self.only_loaded(kv_heads) => lcm(hkv, tensor),
+            // What is handed in or gets a gradient keeps its heads; copies are made, and summed, at the attention.
+            false => {
+                decisions.whole.push(kv_heads);
+                hkv
+            }
+        };
         if hq % loaded != 0 {
             let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
             return Err(Diagnostic::new("P21", message));
@@ -218,6 +221,27 @@ impl Check<'_> {
             total / hkv
         ));
         Ok(())
+    }
+
+    /// Whether heads come from weights alone and nothing flows back to them.
+    fn only_loaded(&self, kv_heads: DimId) -> bool {
+        self.module.functions.values().all(|f| {
+            f.nodes.iter().all(|node| match &node.op {
+                Op::Input(_) => !f.ty(node.result()).has(kv_heads),
+                Op::AttentionBackward(a) => a.kv_heads != kv_heads,
+                _ => true,
+            })
+        })
+    }
+
+    /// The flag that sets the length of a sequence: the decoder's has its own, where there is an encoder too.
+    fn length_flag(&self, dim: DimId) -> &'static str {
+        let mut nodes = self.module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let is_target = nodes.any(|(f, node)| match &node.op {
+            Op::Input(binding) => binding.name == "decoder_input_ids" && f.ty(node.result()).has(dim),
+            _ => false,
+        });
+        if is_target { "--target-seq" } else { "--seq" }
     }
 
     fn sequence(
@@ -241,8 +265,9 @@ impl Check<'_> {
             let message =
                 format!("sequence {name} = {size} tokens does not divide by the degree {degree} ({axes})");
             return Err(Diagnostic::new("P23", message).help(format!(
-                "pad it with `--pad-sequence` to {}, or use --seq {} or {}",
+                "pad it with `--pad-sequence` to {}, or use {} {} or {}",
                 size.next_multiple_of(degree),
+                self.length_flag(dim),
                 (size / degree * degree).max(degree),
                 size.next_multiple_of(degree)
             )));
@@ -273,16 +298,6 @@ impl Check<'_> {
         ));
         Ok(())
     }
-}
-
-/// Whether an input or an output of the program has the dimension.
-fn is_interface(module: &Module, dim: DimId) -> bool {
-    let inputs = module
-        .functions
-        .values()
-        .any(|f| f.nodes.iter().any(|n| matches!(n.op, Op::Input(_)) && f.ty(n.result()).has(dim)));
-    let main = module.main().map(|id| &module.functions[id]);
-    inputs || main.is_some_and(|f| f.outputs.iter().any(|o| f.ty(o.value).has(dim)))
 }
 
 /// `size` and the degrees up to it that are legal.

@@ -35,8 +35,15 @@ impl Roles {
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
             }
+            let mut weights = BTreeSet::new();
             for node in &function.nodes {
                 match &node.op {
+                    Op::Param(_) => {
+                        weights.insert(node.result());
+                    }
+                    Op::Cast { .. } | Op::Scale { .. } if weights.contains(&node.operands[0]) => {
+                        weights.insert(node.result());
+                    }
                     Op::Attention(a) | Op::AttentionBackward(a) => {
                         roles.heads.insert((a.heads, a.kv_heads));
                         roles.sequences.extend([a.queries, a.keys]);
@@ -63,8 +70,8 @@ impl Roles {
                         roles.batches.extend(ty.dims.iter().copied());
                         residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
                     }
-                    // A sum of squares multiplies by no weight.
-                    Op::Einsum if node.operands[0] != node.operands[1] => {
+                    // Sums of squares, and of outputs times their gradients, multiply by no weight.
+                    Op::Einsum if weights.contains(&node.operands[1]) => {
                         let weight = function.ty(node.operands[1]);
                         products.extend(weight.dims.iter().copied());
                     }
@@ -72,6 +79,10 @@ impl Roles {
                 }
             }
         }
+        // Types of token are looked up as tokens are, by a table that is too small to split.
+        let rows = |d: &DimId| module.space.size(*d);
+        let most = roles.vocabularies.iter().map(rows).max();
+        roles.vocabularies.retain(|d| Some(rows(d)) == most);
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));
@@ -91,5 +102,39 @@ impl Roles {
         self.heads.iter().any(|&(h, k)| h == dim || k == dim)
             || self.hidden.contains(&dim)
             || self.vocabularies.contains(&dim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::import::{Workload, import};
+
+    fn names<'a>(module: &Module, dims: impl IntoIterator<Item = &'a DimId>) -> Vec<String> {
+        dims.into_iter().map(|&d| module.space.dims[d].name.clone()).collect()
+    }
+
+    #[test]
+    fn types_of_token_are_no_vocabulary() {
+        let config = json!({"model_type": "bert", "architectures": ["BertModel"]});
+        let module = import(&config, "m", &Workload::prefill(2, 64)).unwrap();
+        let roles = Roles::of(&module);
+        assert_eq!(names(&module, &roles.vocabularies), ["v"]);
+        assert_eq!(names(&module, &roles.hidden), ["f", "n"]);
+        assert_eq!(names(&module, &roles.sequences), ["s"]);
+        assert_eq!(names(&module, &roles.batches), ["b"]);
+    }
+
+    #[test]
+    fn both_sequences_of_an_encoder_and_a_decoder_are_sequences() {
+        let module = import(&json!({"model_type": "t5"}), "m", &Workload::prefill(2, 64)).unwrap();
+        let roles = Roles::of(&module);
+        assert_eq!(names(&module, &roles.sequences), ["s", "t"]);
+        assert_eq!(names(&module, &roles.hidden), ["f"]);
+        assert_eq!(names(&module, &roles.vocabularies), ["v"]);
+        assert_eq!(names(&module, &roles.batches), ["b"]);
+        assert!(roles.caches.is_empty());
     }
 }

@@ -98,17 +98,24 @@ impl Pricing<'_> {
 
     fn exchange(&self, Transfer { op, from, to }: &Transfer) -> Vec<Part> {
         let (cluster, space, classes) = (self.cluster, self.space, self.classes);
-        let longest = cluster.collective_seconds(space, op, from, to);
+        // A sample may miss the hop that leaves the node, so all of it take what the longest takes.
+        let alike = !classes.is_exact() || classes.ranks().is_empty();
+        let on = |c: usize| cluster.exchange_on(space, op, from, to, classes.ranks()[c]);
+        let longest = match alike || on(0).is_none() {
+            true => cluster.collective_seconds(space, op, from, to),
+            false => 0.0,
+        };
         let axes = boxes::axes(space, op, from, to);
-        let part = |c: usize| match cluster.exchange_on(space, op, from, to, classes.ranks()[c]) {
+        let part = |c: usize| match on(c) {
             Some(mine) => {
                 let mut with: Vec<usize> =
                     mine.peers.iter().map(|&peer| classes.standing_for(peer, c)).collect();
                 with.sort_unstable();
                 with.dedup();
-                // A sample may miss the hop that leaves the node.
-                let takes_part = !mine.peers.is_empty();
-                let seconds = if takes_part && !classes.is_exact() { longest } else { mine.time.seconds() };
+                let seconds = match alike && !mine.peers.is_empty() {
+                    true => longest,
+                    false => mine.time.seconds(),
+                };
                 Part { seconds, with }
             }
             None => {

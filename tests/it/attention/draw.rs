@@ -15,7 +15,7 @@ const MAX_RANKS: u64 = 16;
 const MAX_TOKENS: u64 = 48;
 
 /// The case that `seed` determines.
-pub(super) fn case(seed: u64) -> Case {
+pub(crate) fn case(seed: u64) -> Case {
     let choices = &mut Choices::from_seed(seed);
     // Every strategy in turn, so that none is left to chance.
     let first = STRATEGIES[seed as usize % STRATEGIES.len()];
@@ -47,15 +47,18 @@ pub(super) fn case(seed: u64) -> Case {
     let mut case = attention(choices, name, &mesh);
     case.strategy = names.join("+");
     case.mesh = mesh;
-    case.options = options(choices);
+    case.options = options(choices, name);
     case
 }
 
-fn options(choices: &mut Choices) -> Vec<&'static str> {
-    let order =
-        choices.one_of(&[None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")]);
+fn options(choices: &mut Choices, strategy: &str) -> Vec<&'static str> {
+    let orders = [None, None, Some("order=contiguous"), Some("order=zigzag"), Some("order=striped")];
+    // Some take tokens in a row only, and one has too few queries for anything else.
+    let in_a_row = ["dist-flash", "window-halo", "streaming", "decode-reduce"].contains(&strategy);
+    let suits = in_a_row && !choices.once_in(8);
+    let order = choices.one_of(if suits { &orders[..3] } else { &orders });
     let heads = choices.once_in(3).then_some("heads=uneven");
-    let sequence = choices.once_in(6).then_some("sequence=pad");
+    let sequence = choices.once_in(4).then_some("sequence=pad");
     [order, heads, sequence].into_iter().flatten().collect()
 }
 
@@ -68,12 +71,14 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
         true => choices.one_of(&[1, 2, 3, 5]),
         false => length(choices, tokens),
     };
-    let keys = match decodes || choices.once_in(3) {
+    let crosses = choices.once_in(if strategy == "dist-flash" { 8 } else { 3 });
+    let keys = match decodes || crosses {
         true => Some(length(choices, tokens)),
         false => None,
     };
-    let degree = axis("ulysses") * axis("tp");
-    let heads: Vec<u64> = [degree, 1, 2, 3, degree / 2, 4, 2 * degree, 5]
+    let inside = if strategy == "megatron-cp-a2a" { axis("cp") } else { axis("ulysses") };
+    let degree = inside * axis("tp");
+    let heads: Vec<u64> = [degree, degree, 2 * degree, degree / 2, 1, 2, 3, degree, 4, 5]
         .into_iter()
         .filter(|n| (1..=16).contains(n))
         .collect();
@@ -82,9 +87,11 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
         [1, 2, degree / kv_heads, 3, 4].into_iter().filter(|n| (1..=16).contains(n)).collect();
     let group = choices.one_of(&groups);
     let n_keys = keys.unwrap_or(queries);
-    let mask = match choices.once_in(8) {
-        true => any_mask(choices, queries, n_keys, 2),
-        false => fitting_mask(choices, strategy, queries, n_keys),
+    let parts = axis("ring") * axis("cp") * axis("outer");
+    let mask = match choices.below(8) {
+        0 => any_mask(choices, queries, n_keys, 2),
+        1 | 2 if queries == n_keys => packed(choices, queries, 2 * parts),
+        _ => fitting_mask(choices, strategy, queries, n_keys),
     };
     let extra = choices.below(10);
     let extent = choices.one_of(&[
@@ -156,6 +163,15 @@ fn fitting_mask(choices: &mut Choices, strategy: &str, n_q: u64, n_k: u64) -> Ma
             _ => any_mask(choices, n_q, n_k, 2),
         },
     }
+}
+
+/// Causal documents, most often of lengths that zigzag inside each document divides.
+fn packed(choices: &mut Choices, n: u64, step: u64) -> Mask {
+    let inner = (1..n).filter(|i| i % step == 0 && !choices.once_in(3));
+    let mut bounds = vec![0];
+    bounds.extend(inner.collect::<Vec<_>>());
+    bounds.push(n);
+    Mask::All(vec![Mask::Documents(bounds), Mask::Causal])
 }
 
 /// A mask of `n_q` queries and `n_k` keys that nests joins at most `depth` deep.

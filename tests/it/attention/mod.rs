@@ -2,6 +2,10 @@
 //! table of strategies.
 
 pub(crate) mod case;
+mod check;
 mod dense;
-mod draw;
+pub(crate) mod draw;
+mod models;
+mod precision;
 mod property;
+mod table;

@@ -19,6 +19,9 @@ const LAYOUTS: &[&str] = &[
     "--strategy megatron-tp-sp --mesh tp=4",
     "--strategy ulysses+megatron-tp --mesh ulysses=2,tp=2",
     "--strategy ulysses+megatron-tp-sp --mesh ulysses=2,tp=2",
+    "--strategy ring --mesh ring=4",
+    "--strategy usp --mesh ring=2,ulysses=2",
+    "--strategy sparse-fetch --mesh ring=2",
 ];
 
 fn goldens() -> Vec<PathBuf> {
@@ -34,7 +37,9 @@ fn outcome(dir: &Path, command: &str, layout: &str) -> String {
     let ran = line(dir, &format!("{command} . --inputs {io} --expect {io} --tolerance 1e-5 {layout}"));
     match ran.code {
         0 => {
-            assert!(ran.out.contains("logits") && ran.out.contains("passed: tolerance 1e-5"), "{ran:#?}");
+            // Encoders have no logits.
+            let compared = ["logits", "last_hidden_state"].iter().any(|name| ran.out.contains(name));
+            assert!(compared && ran.out.contains("passed: tolerance 1e-5"), "{ran:#?}");
             "passed".to_owned()
         }
         2 => ran.err.lines().next().unwrap_or_default().to_owned(),
@@ -82,6 +87,30 @@ fn a_corrupted_expectation_fails() {
             assert!(ran.out.contains("FAILED") && ran.out.contains(word), "{ran:#?}");
         }
     }
+}
+
+#[test]
+fn the_decoder_is_as_long_as_its_flag_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let model = repository("examples/flan-t5-xl");
+    let model = model.display();
+    let lengths = "--seq 512 --target-seq 128";
+    let out = said(at, &format!("plan {model} --gpus 8 {lengths} --strategy ulysses -o plan.json"));
+    assert!(out.contains("512 tokens and 128 of the target"), "{out}");
+    let plan: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(at.join("plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["workload"]["target_sequence"], 128);
+    assert!(said(at, "run plan.json --shrink").contains("passed"));
+    assert!(said(at, "verify plan.json --shrink").contains("passed"));
+    let uneven = line(at, &format!("plan {model} --gpus 8 --seq 512 --target-seq 100 --strategy ulysses"));
+    assert!(
+        uneven.err.contains("t = 100 tokens") && uneven.err.contains("--target-seq 96 or 104"),
+        "{uneven:#?}"
+    );
+    let llama = repository("examples/llama-3-8b");
+    let llama = line(at, &format!("plan {} --gpus 8 {lengths}", llama.display()));
+    assert!(llama.code == 2 && llama.err.contains("a llama has one sequence"), "{llama:#?}");
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn layouts_that_are_none() {
         "--strategy ulysses+ --gpus 8",
         "--strategy + --gpus 8",
         "--strategy single --gpus 8",
-        "--mesh ring=8",
+        "--mesh rings=8",
         "--gpus 8 --cluster unheard-of",
         "--gpus 100000000",
         "--gpus 8 --dtype i32",

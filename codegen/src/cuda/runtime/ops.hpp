@@ -162,6 +162,18 @@ inline void repeat(const Device& device, Queue queue, int from, int to, View x, 
     });
 }
 
+// The adjoint: sums the copies that this rank holds of each element of dimension `to`.
+inline void sum_copies(const Device& device, Queue queue, int from, int to, View x, View z) {
+    const Local lx(device, x.type), lz(device, z.type);
+    const int d = position(x.type, from), e = position(z.type, to);
+    const std::vector<Dim>& dims = device.space().dims;
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::sum_copies<T>, lz.size, device.stream(queue), as<T>(x.data), as<T>(z.data), lz.size, lx.extents[d],
+               lz.extents[e], lz.strides[e], dims[from].size / dims[to].size, lx.box[d].start, lz.box[e].start);
+    });
+}
+
 inline void copy(const Device& device, Queue queue, int64_t bytes, const char* from, char* to) {
     if (bytes > 0 && from != to)
         ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, device.stream(queue)));

@@ -24,6 +24,7 @@ pub(super) fn backward(
     match plan {
         Plan::Gather => {
             let kv = [gathered(b, a.keys, k)?, gathered(b, a.keys, v)?];
+            a.returns = Returns::Part;
             gradients(b, &a, &rows, &kv, bias)
         }
         Plan::Fetch(to) => {

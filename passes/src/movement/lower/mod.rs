@@ -25,7 +25,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Level, Node, Output, ValueId};
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op};
+use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
 
 use crate::pass::{Context, Pass};
 use crate::rebuild::copy_node;
@@ -117,6 +117,11 @@ fn expand(
     for (&old, new) in node.results.iter().zip(results) {
         let ty = function.ty(old);
         let mut value = new;
+        if !b.ty(value).layout.partial.is_empty() {
+            // Sums are taken before they are rounded.
+            let wide = TensorType { dtype: b.ty(value).dtype, ..ty.clone() };
+            value = b.push_as(Op::Reshard, &[value], wide)?;
+        }
         if b.ty(value).dtype != ty.dtype {
             value = b.push(Op::Cast { to: ty.dtype }, &[value])?;
         }

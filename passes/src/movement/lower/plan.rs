@@ -115,7 +115,9 @@ fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Resul
     if meetings.n <= Meetings::CHECKED {
         if let Some((q, k, times)) = meetings.first_wrong(site, &steps) {
             let sees = if meetings.sees(q, k) { "see" } else { "do not see" };
-            return wrong(format!("queries of block {q} {sees} keys of block {k}, and meet them {times} times"));
+            return wrong(format!(
+                "queries of block {q} {sees} keys of block {k}, and meet them {times} times"
+            ));
         }
     }
     let mut steps = steps;

@@ -1,0 +1,276 @@
+//! Random spaces, types and attributes to try a rule on. Everything follows from a seed.
+
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::mesh::{Axis, AxisId};
+use ithaca_ir::ops::Attr;
+use ithaca_ir::{DType, Dim, DimId, Fetched, Layout, Mesh, Order, Space, TensorType};
+
+use super::syntax::{Rule, Term};
+
+/// Operations that are about layouts.
+pub(super) const LAYOUT_OPS: &[&str] = &[
+    "reshard",
+    "all_to_all",
+    "all_gather",
+    "slice",
+    "reduce_scatter",
+    "all_reduce",
+    "permute",
+    "fetch",
+    "fetch_sum",
+];
+
+/// Attributes that name dimensions.
+pub(super) const DIM_KEYS: &[&str] = &[
+    "over", "dim", "split", "concat", "heads", "kv_heads", "queries", "keys", "width", "columns", "from",
+    "parts",
+];
+
+/// Random numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+#[derive(Clone, Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let number = usize::try_from((z ^ (z >> 31)) >> 33).expect("31 bits fit");
+        number % n.max(1)
+    }
+
+    /// True once in `n`.
+    pub(super) fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(super) fn one_of<T: Clone>(&mut self, items: &[T]) -> Option<T> {
+        (!items.is_empty()).then(|| items[self.below(items.len())].clone())
+    }
+
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+}
+
+/// A space, and what is drawn in it.
+#[derive(Debug)]
+pub(super) struct Draw {
+    pub(super) dice: Dice,
+    pub(super) space: Space,
+    /// Whether values may be sums still to be taken, and parts may have moved.
+    layouts: Layouts,
+    made: usize,
+}
+
+/// What layouts a rule is tried in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layouts {
+    /// Dimensions split over axes.
+    Split,
+    /// Sums still to be taken as well.
+    Pending,
+    /// And parts that have moved.
+    Moved,
+}
+
+impl Draw {
+    /// A random space for a rule: some dimensions, and a mesh of up to 8 ranks, where the rule says so.
+    pub(super) fn new(rule: &Rule, seed: u64) -> Self {
+        let mut draw = Self {
+            dice: Dice::new(seed),
+            space: Space::default(),
+            layouts: match rule {
+                _ if rule.mentions(&["permute", "merge", "accumulate"]) => Layouts::Moved,
+                _ if rule.mentions(LAYOUT_OPS) => Layouts::Pending,
+                _ => Layouts::Split,
+            },
+            made: 0,
+        };
+        let (dims, axes) = literals(rule);
+        draw.mesh(&axes, rule.mentions(LAYOUT_OPS));
+        draw.dims(rule, &dims);
+        draw
+    }
+
+    fn mesh(&mut self, named: &[String], needed: bool) {
+        let mut names: Vec<String> = named.to_vec();
+        let more = match (needed || !named.is_empty(), self.dice.below(4)) {
+            (false, 0 | 1) => 0,
+            (true, 0..3) | (false, 2) => 1,
+            (true | false, _) => 2,
+        };
+        let spare = ["ring", "ulysses", "tp"].iter().filter(|n| !named.iter().any(|m| m == *n)).copied();
+        names.extend(spare.take(more).map(str::to_owned));
+        let mut ranks = 1;
+        for name in names {
+            let sizes: Vec<u64> = [2, 2, 3, 4, 8, 1].into_iter().filter(|n| ranks * n <= 8).collect();
+            let size = self.dice.one_of(&sizes).unwrap_or(1);
+            ranks *= size;
+            self.space.mesh.axes.push(Axis { name, size });
+        }
+        if self.space.mesh.ranks() == 1 && named.is_empty() && !needed {
+            self.space.mesh = Mesh::single();
+        }
+    }
+
+    fn dims(&mut self, rule: &Rule, named: &[String]) {
+        let names = ["b", "s", "h", "d", "m", "f"].map(str::to_owned);
+        let names = names.iter().filter(|n| !named.contains(n)).chain(named);
+        for name in names.cloned().collect::<Vec<_>>() {
+            let sizes = [2, 3, 4, 4, 6, 8, 8, 12];
+            let size = self.dice.one_of(&sizes).unwrap_or(4);
+            let uneven = self.dice.once_in(5);
+            let orders = [Order::Zigzag { parts: 2 }, Order::Striped { parts: 2, block: 1 }];
+            let order = match self.dice.once_in(6).then(|| self.dice.one_of(&orders)).flatten() {
+                Some(order) if order.check(size).is_ok() => order,
+                _ => Order::Contiguous,
+            };
+            self.space.dims.push(Dim { uneven, order, ..Dim::new(name, size) });
+        }
+        if rule.mentions(&["repeat", "sum_copies"]) {
+            let of = self.dice.one_of(&self.space.dims.ids().collect::<Vec<_>>());
+            let of = of.filter(|&d| self.space.dims[d].order == Order::Contiguous);
+            let times = self.dice.one_of(&[2, 3]).unwrap_or(2);
+            if let Some(of) = of {
+                let Dim { size, uneven, .. } = self.space.dims[of];
+                let granule = if uneven { times } else { 1 };
+                let plain = Dim::new(self.free_name(), size * times);
+                self.space.dims.push(Dim { copies: Some(of), granule, uneven, ..plain });
+            }
+        }
+        if rule.mentions(&["fetch", "fetch_sum"]) {
+            self.fetched();
+        }
+    }
+
+    /// A dimension that fetches from another along the first axis: each rank its own tokens, and some more.
+    fn fetched(&mut self) {
+        let Some(axis) = self.space.mesh.axes.ids().next() else { return };
+        let n = self.space.mesh.size(axis);
+        let ids: Vec<DimId> = self.space.dims.ids().collect();
+        let fits = |&d: &DimId| {
+            let dim = &self.space.dims[d];
+            n > 1 && dim.divides_evenly(n) && dim.copies.is_none()
+        };
+        let candidates: Vec<DimId> = ids.into_iter().filter(fits).collect();
+        let Some(of) = self.dice.one_of(&candidates) else { return };
+        let (size, each) = (self.space.size(of), self.space.size(of) / n);
+        let mut parts = Vec::new();
+        for i in 0..n {
+            let before = self.dice.below(3) as u64;
+            parts.push(vec![(i * each).saturating_sub(before)..((i + 1) * each).min(size)]);
+        }
+        let total = parts.iter().flatten().map(|r| r.end - r.start).sum();
+        let plain = Dim::new(self.free_name(), total);
+        self.space.dims.push(Dim { fetched: Some(Fetched { of, parts }), ..plain });
+    }
+
+    /// A dimension that nothing has yet.
+    pub(super) fn fresh_dim(&mut self, sizes: &[u64]) -> DimId {
+        let size = self.dice.one_of(sizes).unwrap_or(4);
+        let name = self.free_name();
+        self.space.dims.push(Dim::new(name, size))
+    }
+
+    /// `x0`, `x1`, …, as far as the rule does not name them.
+    fn free_name(&mut self) -> String {
+        loop {
+            let name = format!("x{}", self.made);
+            self.made += 1;
+            if self.space.dim(&name).is_none() {
+                return name;
+            }
+        }
+    }
+
+    /// The type of what a rule replaces.
+    pub(super) fn ty(&mut self) -> TensorType {
+        let mut dims: Vec<DimId> = self.space.dims.ids().collect();
+        self.dice.shuffle(&mut dims);
+        dims.truncate(1 + self.dice.below(4));
+        let types = [DType::F32, DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16];
+        let dtype = match self.dice.once_in(12) {
+            true => DType::I32,
+            false => self.dice.one_of(&types).unwrap_or(DType::F32),
+        };
+        let ty = TensorType::new(dtype, dims);
+        let pending = self.layouts != Layouts::Split && dtype.is_float();
+        let layout = self.layout(&ty, pending);
+        let mut ty = ty.with_layout(layout);
+        let splits: Vec<AxisId> = ty.layout.split.iter().flatten().copied().collect();
+        if self.layouts == Layouts::Moved && ty.layout.partial.is_empty() && self.dice.once_in(3) {
+            ty.layout = self.moved(&ty.layout, &splits);
+        }
+        ty
+    }
+
+    /// The layout with the parts along one of `axes` moved by some ranks.
+    pub(super) fn moved(&mut self, layout: &Layout, axes: &[AxisId]) -> Layout {
+        let Some(axis) = self.dice.one_of(axes) else { return layout.clone() };
+        let n = self.space.mesh.size(axis);
+        let by = self.dice.below(usize::try_from(n).unwrap_or(1)) as u64;
+        layout.clone().moved(axis, by, n, None)
+    }
+
+    /// A random layout, with sums still to be taken where that is allowed.
+    pub(super) fn layout(&mut self, ty: &TensorType, pending: bool) -> Layout {
+        let mut layout = Layout::whole(ty.dims.len());
+        let mut axes: Vec<AxisId> = self.space.mesh.axes.ids().collect();
+        self.dice.shuffle(&mut axes);
+        for axis in axes {
+            match self.dice.below(6) {
+                0 => {}
+                1 if pending => layout = layout.with_partial(axis),
+                _ => {
+                    let i = self.dice.below(ty.dims.len());
+                    let mut split: AxisList = layout.split[i].clone();
+                    split.push(axis);
+                    if self.space.can_split(ty.dims[i], &split) {
+                        layout.split[i] = split;
+                    }
+                }
+            }
+        }
+        layout
+    }
+
+    /// Axes that the layout does not use.
+    pub(super) fn free_axes(&self, layout: &Layout) -> Vec<AxisId> {
+        self.space.mesh.axes.ids().filter(|&a| !layout.axes().any(|b| a == b)).collect()
+    }
+}
+
+/// Words of a rule that must be names of dimensions, and those that must be names of axes.
+fn literals(rule: &Rule) -> (Vec<String>, Vec<String>) {
+    let (mut dims, mut axes) = (Vec::new(), Vec::new());
+    let add = |names: &mut Vec<String>, term: &Term| {
+        if let Term::Literal(Attr::Word(word)) = term
+            && !names.contains(word)
+        {
+            names.push(word.clone());
+        }
+    };
+    rule.each_app(&mut |app, _| {
+        for (key, term) in &app.attrs {
+            let is_dim = DIM_KEYS.contains(&key.text.as_str()) || (key.text == "to" && app.op != "cast");
+            match key.text.as_str() {
+                "axis" => add(&mut axes, term),
+                _ if is_dim => match term {
+                    Term::List(terms) => terms.iter().for_each(|term| add(&mut dims, term)),
+                    term => add(&mut dims, term),
+                },
+                _ => {}
+            }
+        }
+    });
+    dims.retain(|d| !axes.contains(d) && ithaca_ir::text::is_identifier(d));
+    axes.truncate(3);
+    (dims, axes)
+}

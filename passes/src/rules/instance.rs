@@ -1,0 +1,244 @@
+//! Random programs in which the left side of a rule occurs.
+//!
+//! The result's type is drawn first, then attributes and operand types of each operation that give it, down to the
+//! values, which become inputs in the layouts that were drawn for them.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Attrs, Binding, Context, OpError};
+use ithaca_ir::{
+    Arena, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, Space, TensorType, ValueId,
+};
+
+use super::draw::Draw;
+use super::matching::{Bindings, bind_attrs, holds, same, value};
+use super::operands::{Asked, Drawn, Fixed, operands};
+use super::syntax::{App, Comparison, Condition, Pattern, Rule, Term};
+
+/// The most elements of an input.
+const MAX_ELEMENTS: u64 = 2048;
+
+/// Why no program was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Miss {
+    /// No operands were found for the types that were drawn.
+    Types,
+    /// The conditions do not hold.
+    Conditions,
+}
+
+/// A program whose outputs are the results of the rule's left side.
+pub(super) fn instance(rule: &Rule, seed: u64) -> Result<Module, Miss> {
+    let draw = Draw::new(rule, seed);
+    let mut grower = Grower {
+        rule,
+        draw,
+        bindings: Bindings::default(),
+        leaves: Vec::new(),
+        nodes: Vec::new(),
+        made: BTreeMap::new(),
+    };
+    grower.settle();
+    let want = grower.draw.ty();
+    let root = grower.app(&rule.left, &want).ok_or(Miss::Types)?;
+    let Grower { draw, bindings, leaves, nodes, .. } = grower;
+    let ty = |name: &str| leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
+    if !rule.conditions.iter().all(|c| holds(c, &bindings, &draw.space, &ty)) {
+        return Err(Miss::Conditions);
+    }
+    let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= MAX_ELEMENTS;
+    if !leaves.iter().all(|(_, ty)| small(ty)) {
+        return Err(Miss::Types);
+    }
+    assemble(rule, draw, &leaves, &nodes, root).ok_or(Miss::Types)
+}
+
+/// An operand of a node that was drawn.
+#[derive(Clone, Copy)]
+enum Source {
+    Leaf(usize),
+    Node(usize, usize),
+}
+
+struct Grown {
+    op: Op,
+    operands: Vec<Source>,
+    types: Vec<TensorType>,
+}
+
+struct Grower<'r> {
+    rule: &'r Rule,
+    draw: Draw,
+    bindings: Bindings,
+    /// Values of the pattern by name, in order of their first use.
+    leaves: Vec<(String, TensorType)>,
+    nodes: Vec<Grown>,
+    made: BTreeMap<String, usize>,
+}
+
+fn names<'a>(space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Names<'a> {
+    Names { space, functions }
+}
+
+impl Grower<'_> {
+    /// Binds variables that a condition equates with what is known.
+    fn settle(&mut self) {
+        for condition in &self.rule.conditions {
+            let Condition::Compare(a, Comparison::Equal, b) = condition else { continue };
+            for (variable, term) in [(a, b), (b, a)] {
+                if let (Term::Variable(name), Some(known)) = (variable, value(term, &self.bindings)) {
+                    self.bindings.attrs.entry(name.text.clone()).or_insert(known);
+                }
+            }
+        }
+    }
+
+    fn app(&mut self, app: &App, want: &TensorType) -> Option<usize> {
+        let key = app.key();
+        if let Some(&node) = self.made.get(&key) {
+            return (self.nodes[node].types.get(app.result) == Some(want)).then_some(node);
+        }
+        let mut fixed = Fixed::new();
+        for (key, term) in &app.attrs {
+            if let Some(attr) = value(term, &self.bindings) {
+                fixed.insert(key.text.clone(), attr);
+            }
+        }
+        let asked = Asked {
+            op: &app.op,
+            n_operands: app.operands.len(),
+            fixed: &fixed,
+            named: app.attrs.iter().map(|(key, _)| key.text.as_str()).collect(),
+            rest: &app.rest,
+            result: app.result,
+        };
+        let Drawn { attrs, operands } = operands(&mut self.draw, &asked, want)?;
+        let agrees = attrs.iter().all(|(key, attr)| fixed.get(key).is_none_or(|fixed| same(fixed, attr)));
+        if !agrees || operands.len() != app.operands.len() {
+            return None;
+        }
+        let functions = Arena::new();
+        let attrs = Attrs::new(app.op.as_str(), attrs);
+        let op = Op::from_attrs(&app.op, attrs, names(&self.draw.space, &functions))?.ok()?;
+        let refs: Vec<&TensorType> = operands.iter().collect();
+        let cx = Context { space: &self.draw.space, functions: &functions };
+        let types = op.infer(cx, &refs, std::slice::from_ref(want)).ok()?.into_vec();
+        if types.get(app.result) != Some(want) {
+            return None;
+        }
+        let found = op.attrs(names(&self.draw.space, &functions));
+        if !bind_attrs(app, &found, &mut self.bindings) {
+            return None;
+        }
+        self.settle();
+        let mut sources = Vec::new();
+        for (pattern, ty) in app.operands.iter().zip(&operands) {
+            sources.push(match pattern {
+                Pattern::Value(name) => self.leaf(&name.text, ty)?,
+                Pattern::App(inner) => Source::Node(self.app(inner, ty)?, inner.result),
+            });
+        }
+        self.nodes.push(Grown { op, operands: sources, types });
+        self.made.insert(key, self.nodes.len() - 1);
+        Some(self.nodes.len() - 1)
+    }
+
+    fn leaf(&mut self, name: &str, ty: &TensorType) -> Option<Source> {
+        match self.leaves.iter().position(|(known, _)| known == name) {
+            Some(i) => (self.leaves[i].1 == *ty).then_some(Source::Leaf(i)),
+            None => {
+                self.leaves.push((name.to_owned(), ty.clone()));
+                Some(Source::Leaf(self.leaves.len() - 1))
+            }
+        }
+    }
+}
+
+fn assemble(
+    rule: &Rule,
+    mut draw: Draw,
+    leaves: &[(String, TensorType)],
+    nodes: &[Grown],
+    root: usize,
+) -> Option<Module> {
+    // A sum still to be taken is made by a product over a dimension that is split.
+    let mut sums = Vec::new();
+    for (_, ty) in leaves {
+        let axes = ty.layout.partial.clone();
+        let degree = draw.space.mesh.degree(&axes);
+        sums.push((!axes.is_empty()).then(|| (draw.fresh_dim(&[degree, 2 * degree]), axes)));
+    }
+    let level = match rule.mentions(&["reshard"]) {
+        true => Level::Sharded,
+        false if draw.space.mesh.axes.is_empty() && !rule.mentions(super::draw::LAYOUT_OPS) => Level::Program,
+        false => Level::PerRank,
+    };
+    let mut functions = Arena::new();
+    let main = main_function(&draw.space, &functions, (leaves, &sums), nodes, root).ok()?;
+    functions.push(main);
+    let name = format!("rule {}", rule.name);
+    let module = Module { level, name, pipeline: Vec::new(), space: draw.space, functions };
+    ithaca_ir::verify::verify(&module).is_ok().then_some(module)
+}
+
+type Sum = Option<(ithaca_ir::DimId, AxisList)>;
+
+fn main_function(
+    space: &Space,
+    functions: &Arena<FuncId, Function>,
+    (leaves, sums): (&[(String, TensorType)], &[Sum]),
+    nodes: &[Grown],
+    root: usize,
+) -> Result<Function, OpError> {
+    let mut b = FunctionBuilder::new("main", space, functions);
+    let mut values: Vec<ValueId> = Vec::new();
+    for ((name, ty), sum) in leaves.iter().zip(sums) {
+        let value = match sum {
+            None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
+            Some((dim, axes)) => summands(&mut b, name, ty, *dim, axes)?,
+        };
+        b.name(value, Some(name));
+        values.push(value);
+    }
+    let mut results: Vec<Vec<ValueId>> = Vec::new();
+    for node in nodes {
+        let operands: Vec<ValueId> = node
+            .operands
+            .iter()
+            .map(|&source| match source {
+                Source::Leaf(i) => values[i],
+                Source::Node(node, i) => results[node][i],
+            })
+            .collect();
+        results.push(b.node(node.op.clone(), &operands, &node.types)?.into_vec());
+    }
+    let mut outputs = Vec::new();
+    for (i, &result) in results[root].iter().enumerate() {
+        let mut value = result;
+        for axis in b.ty(result).layout.partial.clone() {
+            value = b.push(Op::AllReduce { axis }, &[value])?;
+        }
+        outputs.push(Output { name: Some(format!("y{i}")), value });
+    }
+    Ok(b.finish(outputs))
+}
+
+/// A sum over `axes` that is still to be taken, other summands on each rank.
+fn summands(
+    b: &mut FunctionBuilder<'_>,
+    name: &str,
+    ty: &TensorType,
+    dim: ithaca_ir::DimId,
+    axes: &AxisList,
+) -> Result<ValueId, OpError> {
+    let mut terms = ty.clone();
+    terms.layout.partial.clear();
+    terms.dims.push(dim);
+    terms.layout.split.push(axes.clone());
+    let weights = TensorType::new(ty.dtype, [dim]).split(dim, axes.clone());
+    let terms = b.push_as(Op::Input(Binding::named(format!("{name}.terms"))), &[], terms)?;
+    let weights = b.push_as(Op::Input(Binding::named(format!("{name}.weights"))), &[], weights)?;
+    b.push_as(Op::Einsum, &[terms, weights], ty.clone())
+}

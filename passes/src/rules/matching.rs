@@ -1,0 +1,218 @@
+//! Where a pattern occurs: operations against patterns, attributes against terms, and whether conditions hold.
+//!
+//! Operands are matched in their order, so a match is found in one walk and there is one at most.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Attr, Op};
+use ithaca_ir::{DType, Function, Space, TensorType, ValueId};
+
+use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
+
+/// What variables stand for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bindings {
+    pub(super) values: BTreeMap<String, ValueId>,
+    pub(super) attrs: BTreeMap<String, Attr>,
+    pub(super) rests: BTreeMap<String, Vec<(String, Attr)>>,
+}
+
+/// A function under construction, and which of its nodes defines each value.
+#[derive(Clone, Copy)]
+pub(super) struct Graph<'a> {
+    pub(super) names: Names<'a>,
+    pub(super) function: &'a Function,
+    /// For each value its node and which result of it; nothing for parameters.
+    pub(super) defined: &'a [Option<(usize, usize)>],
+}
+
+impl Graph<'_> {
+    /// What the rule's variables stand for where `op` on `operands` is its left side and its conditions hold.
+    pub(super) fn find(&self, rule: &Rule, op: &Op, operands: &[ValueId]) -> Option<Bindings> {
+        let mut bindings = Bindings::default();
+        let found = self.matches(&rule.left, op, operands, &mut bindings);
+        let held = |c| {
+            holds(c, &bindings, self.names.space, &|name| {
+                bindings.values.get(name).map(|&v| self.function.ty(v))
+            })
+        };
+        (found && rule.conditions.iter().all(held)).then_some(bindings)
+    }
+
+    fn matches(&self, app: &App, op: &Op, operands: &[ValueId], bindings: &mut Bindings) -> bool {
+        if app.op != op.name() || app.operands.len() != operands.len() {
+            return false;
+        }
+        if !bind_attrs(app, &op.attrs(self.names), bindings) {
+            return false;
+        }
+        app.operands.iter().zip(operands).all(|(pattern, &value)| match pattern {
+            Pattern::Value(name) => *bindings.values.entry(name.text.clone()).or_insert(value) == value,
+            Pattern::App(app) => match self.defined[ithaca_ir::entity::Entity::index(value)] {
+                Some((node, result)) if result == app.result => {
+                    let node = &self.function.nodes[node];
+                    self.matches(app, &node.op, &node.operands, bindings)
+                }
+                Some(_) | None => false,
+            },
+        })
+    }
+}
+
+/// Whether attributes are those that the pattern names, and what its variables stand for then.
+pub(super) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
+    let mut left: Vec<&(&'static str, Attr)> = attrs.iter().collect();
+    for (key, term) in &app.attrs {
+        let Some(i) = left.iter().position(|(known, _)| *known == key.text) else { return false };
+        if !bind_term(term, &left.remove(i).1, bindings) {
+            return false;
+        }
+    }
+    match &app.rest {
+        Rest::Absent => left.is_empty(),
+        Rest::Ignored => true,
+        Rest::Bound(name) => {
+            let rest = left.into_iter().map(|(key, attr)| ((*key).to_owned(), attr.clone())).collect();
+            bindings.rests.insert(name.text.clone(), rest);
+            true
+        }
+    }
+}
+
+fn bind_term(term: &Term, attr: &Attr, bindings: &mut Bindings) -> bool {
+    let mut all = |terms: &[Term], items: &[Attr]| {
+        terms.len() == items.len() && terms.iter().zip(items).all(|(t, a)| bind_term(t, a, bindings))
+    };
+    match (term, attr) {
+        (Term::Variable(name), _) => match bindings.attrs.get(&name.text) {
+            Some(bound) => same(bound, attr),
+            None => {
+                bindings.attrs.insert(name.text.clone(), attr.clone());
+                true
+            }
+        },
+        (Term::Literal(literal), _) => same(literal, attr),
+        (Term::List(terms), Attr::List(items))
+        | (Term::All(terms), Attr::All(items))
+        | (Term::Any(terms), Attr::Any(items)) => all(terms, items),
+        (Term::Call(name, terms), Attr::Call(found, args)) => {
+            name == found
+                && terms.len() == args.len()
+                && terms.iter().zip(args).all(|((k, t), (l, a))| k == l && bind_term(t, a, bindings))
+        }
+        // Arithmetic is refused on the left when rules are read.
+        (Term::List(_) | Term::All(_) | Term::Any(_) | Term::Call(..) | Term::Arithmetic(..), _) => false,
+    }
+}
+
+/// Whether two attributes mean the same: `2` is `2.0`.
+pub(super) fn same(a: &Attr, b: &Attr) -> bool {
+    match (number(a), number(b)) {
+        (Some(a), Some(b)) => a == b,
+        (None, None) => a == b,
+        (Some(_), None) | (None, Some(_)) => false,
+    }
+}
+
+fn number(attr: &Attr) -> Option<f64> {
+    match attr {
+        Attr::Int(n) => Some(*n as f64),
+        Attr::Float(x) => Some(*x),
+        Attr::Text(_)
+        | Attr::Word(_)
+        | Attr::Func(_)
+        | Attr::Range(..)
+        | Attr::List(_)
+        | Attr::Call(..)
+        | Attr::Numbers(..)
+        | Attr::All(_)
+        | Attr::Any(_) => None,
+    }
+}
+
+/// What a term comes to; nothing where it computes with what is no number, or leaves the real numbers.
+pub(super) fn value(term: &Term, bindings: &Bindings) -> Option<Attr> {
+    let each = |terms: &[Term]| terms.iter().map(|t| value(t, bindings)).collect::<Option<Vec<_>>>();
+    match term {
+        Term::Variable(name) => bindings.attrs.get(&name.text).cloned(),
+        Term::Literal(attr) => Some(attr.clone()),
+        Term::List(terms) => each(terms).map(Attr::List),
+        Term::All(terms) => each(terms).map(Attr::All),
+        Term::Any(terms) => each(terms).map(Attr::Any),
+        Term::Call(name, args) => {
+            let args = args.iter().map(|(k, t)| value(t, bindings).map(|a| (k.clone(), a)));
+            Some(Attr::Call(name.clone(), args.collect::<Option<Vec<_>>>()?))
+        }
+        Term::Arithmetic(sign, a, b) => compute(*sign, &value(a, bindings)?, &value(b, bindings)?),
+    }
+}
+
+/// Whole numbers stay whole as long as the result is one.
+fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
+    if let (Attr::Int(a), Attr::Int(b)) = (a, b) {
+        let whole = match sign {
+            Sign::Plus => a.checked_add(*b),
+            Sign::Minus => a.checked_sub(*b),
+            Sign::Times => a.checked_mul(*b),
+            Sign::Over => a.checked_div(*b).filter(|q| q * b == *a),
+        };
+        if let Some(n) = whole {
+            return Some(Attr::Int(n));
+        }
+    }
+    let (a, b) = (number(a)?, number(b)?);
+    let x = match sign {
+        Sign::Plus => a + b,
+        Sign::Minus => a - b,
+        Sign::Times => a * b,
+        Sign::Over => a / b,
+    };
+    x.is_finite().then_some(Attr::Float(x))
+}
+
+/// Whether a condition holds; one that makes no sense for what is bound does not.
+pub(super) fn holds<'t>(
+    condition: &Condition,
+    bindings: &Bindings,
+    space: &Space,
+    ty: &dyn Fn(&str) -> Option<&'t TensorType>,
+) -> bool {
+    let word = |term: &Term| match value(term, bindings) {
+        Some(Attr::Word(word)) => Some(word),
+        _ => None,
+    };
+    let dim = |term: &Term| word(term).and_then(|w| space.dim(&w));
+    let about = |x: &Name, d: &Term, ask: &dyn Fn(&TensorType, ithaca_ir::DimId) -> bool| matches!((ty(&x.text), dim(d)), (Some(ty), Some(d)) if ask(ty, d));
+    match condition {
+        Condition::Compare(a, comparison, b) => {
+            let (Some(a), Some(b)) = (value(a, bindings), value(b, bindings)) else { return false };
+            let numbers = || Some((number(&a)?, number(&b)?));
+            match comparison {
+                Comparison::Equal => same(&a, &b),
+                Comparison::Unequal => !same(&a, &b),
+                Comparison::Less => numbers().is_some_and(|(a, b)| a < b),
+                Comparison::AtMost => numbers().is_some_and(|(a, b)| a <= b),
+            }
+        }
+        Condition::Float(t) => word(t).and_then(|w| DType::parse(&w)).is_some_and(DType::is_float),
+        Condition::Divides(a, b) => {
+            let degree = match value(a, bindings) {
+                Some(Attr::Int(n)) => Some(n),
+                Some(Attr::Word(w)) => space.mesh.axis(&w).map(|axis| space.mesh.size(axis)),
+                _ => None,
+            };
+            match (degree, value(b, bindings)) {
+                (Some(degree), Some(Attr::Int(n))) => degree != 0 && n.is_multiple_of(degree),
+                (Some(degree), Some(Attr::Word(w))) => {
+                    space.dim(&w).is_some_and(|d| space.dims[d].divides_evenly(degree))
+                }
+                _ => false,
+            }
+        }
+        Condition::Has(x, d) => about(x, d, &|ty, d| ty.has(d)),
+        Condition::Lacks(x, d) => about(x, d, &|ty, d| !ty.has(d)),
+        Condition::Whole(x, d) => about(x, d, &|ty, d| ty.has(d) && ty.axes_of(d).is_empty()),
+        Condition::Alike(x, y) => matches!((ty(&x.text), ty(&y.text)), (Some(a), Some(b)) if a == b),
+    }
+}

@@ -1,0 +1,610 @@
+//! For each operation, random attributes and operand types that give a result of a stated type.
+//!
+//! A rule is tried from its result back to its values: an operand of the pattern is asked for in the type that was drawn
+//! for it here. What is drawn is allowed to be wrong, for every operation infers its results afterwards, and a draw that
+//! gives others is thrown away.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::mesh::AxisId;
+use ithaca_ir::ops::Attr;
+use ithaca_ir::{DType, DimId, Layout, Order, TensorType};
+
+use super::draw::Draw;
+use super::syntax::Rest;
+
+/// Attributes that are settled, by literals or by variables that are bound.
+pub(super) type Fixed = BTreeMap<String, Attr>;
+
+/// An operation to draw for.
+pub(super) struct Asked<'a> {
+    /// Its name.
+    pub(super) op: &'a str,
+    /// How many operands it has.
+    pub(super) n_operands: usize,
+    /// Attributes that are settled.
+    pub(super) fixed: &'a Fixed,
+    /// Every attribute that the pattern names.
+    pub(super) named: Vec<&'a str>,
+    /// What may be there beside them.
+    pub(super) rest: &'a Rest,
+    /// The result that is meant.
+    pub(super) result: usize,
+}
+
+/// Attributes and operand types.
+pub(super) struct Drawn {
+    pub(super) attrs: Vec<(String, Attr)>,
+    pub(super) operands: Vec<TensorType>,
+}
+
+impl Asked<'_> {
+    /// Whether an attribute that may be absent is to be there.
+    fn wants(&self, draw: &mut Draw, key: &str) -> bool {
+        self.named.contains(&key) || (*self.rest != Rest::Absent && draw.dice.once_in(3))
+    }
+}
+
+/// `None` when no operand can give `want`, or the draw had no luck.
+pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) -> Option<Drawn> {
+    let mut d = Drawer { draw, asked, attrs: Vec::new() };
+    let operands = match asked.op {
+        "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "tanh" => vec![want.clone()],
+        "scale" => {
+            d.number("factor", &[0.5, 2.0, -1.5, 3.0, 0.25, 1.0]);
+            vec![want.clone()]
+        }
+        "cast" => {
+            d.attr("to", Attr::Word(want.dtype.name().to_owned()));
+            vec![TensorType { dtype: d.draw.dice.one_of(&DType::ALL)?, ..want.clone() }]
+        }
+        "add" | "sub" | "mul" | "log_add_exp" => vec![want.clone(), d.part_of(want)],
+        "accumulate" => vec![want.clone(), want.clone()],
+        "einsum" => d.einsum(want)?,
+        "embed" => d.embed(want)?,
+        "rms_norm" | "layer_norm" => d.norm(want)?,
+        "rms_scale" => d.rms_scale(want)?,
+        "rotary" => d.rotary(want)?,
+        "attention" => d.attention(want)?,
+        "attention_backward" => d.attention_backward(want)?,
+        "merge" => {
+            let (o, lse) = d.rows(want);
+            vec![o.clone(), lse.clone(), o, lse]
+        }
+        "merge_parts" => {
+            let (o, lse) = d.rows(want);
+            let over = d.own_dim("over", &[2, 3])?;
+            vec![with_first(over, &o), with_first(over, &lse)]
+        }
+        "sink" => {
+            let (o, lse) = d.rows(want);
+            let heads = d.draw.dice.one_of(&lse.dims)?;
+            let logits = TensorType::new(DType::F32, [heads]).split(heads, lse.axes_of(heads).to_vec());
+            vec![o, lse, logits]
+        }
+        "scores" => d.scores(want)?,
+        "weigh" => d.weigh(want)?,
+        "row_lse" => {
+            let over = d.own_dim("over", &[2, 3, 4])?;
+            vec![with_last(want, over)]
+        }
+        "repeat" => {
+            let copies = want.dims.iter().copied().filter(|&c| d.draw.space.dims[c].copies.is_some());
+            let to = d.one_dim("to", &copies.collect::<Vec<_>>())?;
+            let from = d.draw.space.dims[to].copies?;
+            d.dim("from", from);
+            vec![renamed(want, to, from)?]
+        }
+        "sum_copies" => {
+            let has_copies = |&o: &DimId| d.draw.space.dims.values().any(|c| c.copies == Some(o));
+            let to: Vec<DimId> = want.dims.iter().copied().filter(has_copies).collect();
+            let to = d.one_dim("to", &to)?;
+            let from = d.draw.space.dims.iter().find(|(_, c)| c.copies == Some(to))?.0;
+            d.dim("from", from);
+            vec![renamed(want, to, from)?]
+        }
+        "fetch" => {
+            let fetched = want.dims.iter().copied().filter(|&f| d.draw.space.dims[f].fetched.is_some());
+            let to = d.one_dim("to", &fetched.collect::<Vec<_>>())?;
+            let of = d.draw.space.dims[to].fetched.as_ref()?.of;
+            vec![renamed(want, to, of)?]
+        }
+        "fetch_sum" => {
+            let from = d.draw.space.dims.iter().find(|(_, f)| f.fetched.is_some())?;
+            let (from, of) = (from.0, from.1.fetched.as_ref()?.of);
+            d.dim("from", from);
+            vec![renamed(want, of, from)?]
+        }
+        "reshard" => {
+            let mut ty = want.with_layout(Layout::whole(want.dims.len()));
+            ty.layout = d.draw.layout(&ty, want.dtype.is_float());
+            for &axis in &want.layout.partial {
+                ty.layout.split.iter_mut().for_each(|axes| axes.retain(|a| *a != axis));
+                ty.layout = ty.layout.clone().without_partial(axis).with_partial(axis);
+            }
+            vec![ty]
+        }
+        "permute" => d.permute(want),
+        "all_to_all" | "all_gather" | "slice" | "reduce_scatter" | "all_reduce" => d.collective(want)?,
+        _ => return None,
+    };
+    Some(Drawn { attrs: d.attrs, operands })
+}
+
+struct Drawer<'a> {
+    draw: &'a mut Draw,
+    asked: &'a Asked<'a>,
+    attrs: Vec<(String, Attr)>,
+}
+
+impl Drawer<'_> {
+    /// States an attribute, as it is settled or as it was drawn.
+    fn attr(&mut self, key: &str, drawn: Attr) {
+        let attr = self.asked.fixed.get(key).cloned().unwrap_or(drawn);
+        self.attrs.push((key.to_owned(), attr));
+    }
+
+    fn number(&mut self, key: &str, from: &[f64]) {
+        let x = self.draw.dice.one_of(from).unwrap_or(1.0);
+        self.attr(key, Attr::Float(x));
+    }
+
+    fn dim(&mut self, key: &str, dim: DimId) {
+        let name = self.draw.space.dims[dim].name.clone();
+        self.attrs.push((key.to_owned(), Attr::Word(name)));
+    }
+
+    /// The dimension that is settled, if one is.
+    fn fixed_dim(&self, key: &str) -> Option<DimId> {
+        match self.asked.fixed.get(key) {
+            Some(Attr::Word(word)) => self.draw.space.dim(word),
+            _ => None,
+        }
+    }
+
+    /// One of `candidates`, or the settled one if it is among them.
+    fn one_dim(&mut self, key: &str, candidates: &[DimId]) -> Option<DimId> {
+        let dim = match self.asked.fixed.contains_key(key) {
+            true => self.fixed_dim(key).filter(|d| candidates.contains(d))?,
+            false => self.draw.dice.one_of(candidates)?,
+        };
+        self.dim(key, dim);
+        Some(dim)
+    }
+
+    /// A dimension of the operation's own, new unless it is settled.
+    fn own_dim(&mut self, key: &str, sizes: &[u64]) -> Option<DimId> {
+        let dim = match self.asked.fixed.contains_key(key) {
+            true => self.fixed_dim(key)?,
+            false => self.draw.fresh_dim(sizes),
+        };
+        self.dim(key, dim);
+        Some(dim)
+    }
+
+    fn one_axis(&mut self, candidates: &[AxisId]) -> Option<AxisId> {
+        let axis = match self.asked.fixed.get("axis") {
+            Some(Attr::Word(word)) => self.draw.space.mesh.axis(word).filter(|a| candidates.contains(a))?,
+            Some(_) => return None,
+            None => self.draw.dice.one_of(candidates)?,
+        };
+        let name = self.draw.space.mesh.axes[axis].name.clone();
+        self.attrs.push(("axis".to_owned(), Attr::Word(name)));
+        Some(axis)
+    }
+
+    /// A second operand: the whole type, or some of its dimensions.
+    fn part_of(&mut self, want: &TensorType) -> TensorType {
+        let all = self.draw.dice.once_in(2);
+        let mut dims: Vec<DimId> =
+            want.dims.iter().copied().filter(|_| all || self.draw.dice.once_in(2)).collect();
+        if self.draw.dice.once_in(5) {
+            self.draw.dice.shuffle(&mut dims);
+        }
+        lying_as(want, want.dtype, dims)
+    }
+
+    fn einsum(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let mut parts: [Vec<(DimId, AxisList)>; 2] = Default::default();
+        let home =
+            TensorType { layout: Layout { partial: AxisList::new(), ..want.layout.clone() }, ..want.clone() };
+        for &d in &want.dims {
+            let axes: AxisList = home.axes_of(d).into();
+            let side = self.draw.dice.below(4);
+            if side != 1 {
+                parts[0].push((d, axes.clone()));
+            }
+            if side != 0 && side != 2 {
+                parts[1].push((d, axes));
+            }
+        }
+        let pending = want.layout.partial.clone();
+        let n_sums = self.draw.dice.below(2) + usize::from(!pending.is_empty());
+        for i in 0..n_sums {
+            let axes = if i == 0 { pending.clone() } else { AxisList::new() };
+            let degree = self.draw.space.mesh.degree(&axes);
+            let unused: Vec<DimId> = self.draw.space.dims.ids().filter(|&d| !want.has(d)).collect();
+            let known = unused.into_iter().filter(|&d| {
+                self.draw.space.can_split(d, &axes) && parts.iter().flatten().all(|(e, _)| *e != d)
+            });
+            let known: Vec<DimId> = known.collect();
+            let sum = match self.draw.dice.once_in(2).then(|| self.draw.dice.one_of(&known)).flatten() {
+                Some(dim) => dim,
+                None => self.draw.fresh_dim(&[degree, 2 * degree, 3 * degree]),
+            };
+            let side = self.draw.dice.below(5);
+            for (s, part) in parts.iter_mut().enumerate() {
+                if side > 1 || side == s {
+                    let at = self.draw.dice.below(part.len() + 1);
+                    part.insert(at, (sum, axes.clone()));
+                }
+            }
+        }
+        Some(parts.map(|part| from_parts(want.dtype, part)).into())
+    }
+
+    fn embed(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let n_ids = self.draw.dice.below(want.dims.len() + 1);
+        let degree = self.draw.space.mesh.degree(&want.layout.partial);
+        let over = self.own_dim("over", &[2 * degree, 3 * degree])?;
+        let ids = lying_as(want, DType::I32, want.dims[..n_ids].to_vec());
+        let mut table = with_first(over, &lying_as(want, want.dtype, want.dims[n_ids..].to_vec()));
+        table.layout.split[0] = want.layout.partial.clone();
+        Some(vec![table, ids])
+    }
+
+    fn norm(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let over = self.one_dim("over", &whole_dims(want))?;
+        self.number("eps", &[1e-6, 1e-2]);
+        if self.asked.op == "rms_norm" && self.asked.wants(self.draw, "offset") {
+            self.number("offset", &[1.0, 0.5]);
+        }
+        let mut operands = vec![want.clone()];
+        for _ in 1..self.asked.n_operands {
+            let dims =
+                want.dims.iter().copied().filter(|&d| d == over || self.draw.dice.once_in(4)).collect();
+            operands.push(lying_as(want, want.dtype, dims));
+        }
+        Some(operands)
+    }
+
+    fn rms_scale(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let over: Vec<DimId> = match self.asked.fixed.get("over") {
+            Some(Attr::List(items)) => {
+                let name = |attr: &Attr| match attr {
+                    Attr::Word(word) => self.draw.space.dim(word),
+                    _ => None,
+                };
+                items.iter().map(name).collect::<Option<Vec<_>>>()?
+            }
+            _ => {
+                let mut dims = want.dims.to_vec();
+                self.draw.dice.shuffle(&mut dims);
+                dims.truncate(1 + self.draw.dice.below(2));
+                dims
+            }
+        };
+        let names = over.iter().map(|&d| Attr::Word(self.draw.space.dims[d].name.clone())).collect();
+        self.attr("over", Attr::List(names));
+        self.number("eps", &[1e-6, 1e-2]);
+        let sum = if want.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let rest = want.dims.iter().copied().filter(|d| !over.contains(d)).collect();
+        Some(vec![want.clone(), lying_as(want, sum, rest), self.part_of(want)])
+    }
+
+    fn rotary(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let over = self.one_dim("over", &whole_dims(want))?;
+        let width = self.draw.space.size(over) / 2 * 2;
+        let width = self.draw.dice.one_of(&[width, 2])?;
+        self.attr("width", Attr::Int(width));
+        self.number("theta", &[100.0, 10_000.0]);
+        let linear = Attr::Call("linear".to_owned(), vec![("factor".to_owned(), Attr::Float(2.0))]);
+        let scaling = self.draw.dice.one_of(&[Attr::Word("none".to_owned()), linear])?;
+        self.attr("scaling", scaling);
+        let others: Vec<DimId> = want.dims.iter().copied().filter(|&d| d != over).collect();
+        let tokens = self.draw.dice.one_of(&others)?;
+        Some(vec![want.clone(), lying_as(want, DType::I32, vec![tokens])])
+    }
+
+    /// The output and lse of an attention of which one is `want`.
+    fn rows(&mut self, want: &TensorType) -> (TensorType, TensorType) {
+        if self.asked.result == 1 {
+            let width = self.draw.fresh_dim(&[2, 3]);
+            let o = with_last(want, width);
+            let dtype = self.draw.dice.one_of(&[DType::F32, DType::BF16]).unwrap_or(DType::F32);
+            return (TensorType { dtype, ..o }, want.clone());
+        }
+        let dims = want.dims[..want.dims.len() - 1].to_vec();
+        let mut lse = lying_as(want, DType::F32, dims);
+        lse.layout.moved.clone_from(&want.layout.moved);
+        (want.clone(), lse)
+    }
+
+    /// `q`, `k` and `v` of an attention whose queries and heads lie as in `rows`, `[… queries heads]`.
+    ///
+    /// `width` is that of queries and keys, `e` that of values; either is drawn where it is not stated.
+    fn sides(
+        &mut self,
+        rows: &TensorType,
+        dtype: DType,
+        width: Option<DimId>,
+        e: Option<DimId>,
+    ) -> Option<[TensorType; 3]> {
+        let n = rows.dims.len();
+        if n < 2 {
+            return None;
+        }
+        let (queries, heads) = (rows.dims[n - 2], rows.dims[n - 1]);
+        let allowed = |key: &str, d: DimId| self.fixed_dim(key).is_none_or(|fixed| fixed == d);
+        if !allowed("queries", queries) || !allowed("heads", heads) {
+            return None;
+        }
+        let kv_heads = self.kv_heads(rows, heads)?;
+        let keys = match self.fixed_dim("keys") {
+            Some(keys) => keys,
+            None if rows.axes_of(queries).is_empty() && self.draw.dice.once_in(2) => queries,
+            None => self.draw.fresh_dim(&[2, 3, 4, 8]),
+        };
+        let width = match (self.fixed_dim("width"), width, e) {
+            (Some(fixed), Some(width), _) if fixed != width => return None,
+            (Some(width), _, _) | (None, Some(width), _) => width,
+            (None, None, Some(e)) if self.draw.dice.once_in(2) => e,
+            (None, None, _) => self.draw.fresh_dim(&[2, 3]),
+        };
+        let e = match e {
+            Some(e) => e,
+            None if self.draw.dice.once_in(2) => width,
+            None => self.draw.fresh_dim(&[2, 3]),
+        };
+        self.dim("queries", queries);
+        self.dim("heads", heads);
+        self.dim("kv_heads", kv_heads);
+        self.dim("keys", keys);
+        self.dim("width", width);
+        self.scores_attrs(queries, keys);
+        let q = TensorType { dtype, ..with_last(rows, width) };
+        let front: Vec<(DimId, AxisList)> =
+            rows.dims[..n - 2].iter().map(|&d| (d, rows.axes_of(d).into())).collect();
+        let side = |last: DimId| {
+            let mut parts = front.clone();
+            parts.push((keys, AxisList::new()));
+            parts.push((kv_heads, rows.axes_of(heads).into()));
+            parts.push((last, AxisList::new()));
+            from_parts(dtype, parts)
+        };
+        Some([q, side(width), side(e)])
+    }
+
+    /// Key/value heads for these heads: themselves, or fewer, each serving a group.
+    fn kv_heads(&mut self, rows: &TensorType, heads: DimId) -> Option<DimId> {
+        if let Some(fixed) = self.fixed_dim("kv_heads") {
+            return Some(fixed);
+        }
+        let dim = self.draw.space.dims[heads].clone();
+        if dim.granule != 1
+            || dim.copies.is_some()
+            || dim.order != Order::Contiguous
+            || self.draw.dice.once_in(3)
+        {
+            return (dim.granule == 1).then_some(heads);
+        }
+        let degree = self.draw.space.mesh.degree(rows.axes_of(heads));
+        let groups: Vec<u64> = [1, 2, 3, 4]
+            .into_iter()
+            .filter(|g| dim.size.is_multiple_of(*g) && (dim.size / g).is_multiple_of(degree))
+            .collect();
+        let group = self.draw.dice.one_of(&groups)?;
+        let kv_heads = self.draw.fresh_dim(&[dim.size / group]);
+        self.draw.space.dims[heads].granule = group;
+        self.draw.space.dims[kv_heads].uneven = dim.uneven;
+        Some(kv_heads)
+    }
+
+    fn scores_attrs(&mut self, queries: DimId, keys: DimId) {
+        let (n_queries, n_keys) = (self.draw.space.size(queries), self.draw.space.size(keys));
+        let word = |w: &str| Attr::Word(w.to_owned());
+        let mut masks = vec![word("full"), Attr::Numbers("prefix".to_owned(), vec![1])];
+        if n_queries == n_keys {
+            let sides = [("left", 1), ("right", 0)].map(|(k, n)| (k.to_owned(), Attr::Int(n)));
+            let window = Attr::Call("window".to_owned(), sides.to_vec());
+            masks.extend([word("causal"), window.clone(), Attr::All(vec![word("causal"), window])]);
+        }
+        let mask = self.draw.dice.one_of(&masks).unwrap_or(word("full"));
+        self.attr("mask", mask);
+        self.number("scale", &[0.5, 1.0, 2.0, 4.0]);
+        if self.asked.wants(self.draw, "softcap") {
+            self.number("softcap", &[0.5, 2.0]);
+        }
+    }
+
+    fn attention(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let choices = match self.asked.result {
+            0 => ["output", "with_lse", "part"].as_slice(),
+            _ => ["with_lse", "part"].as_slice(),
+        };
+        let mut returns = "output".to_owned();
+        if self.asked.wants(self.draw, "returns") || self.asked.result > 0 {
+            returns = self.draw.dice.one_of(choices)?.to_owned();
+            if let Some(Attr::Word(fixed)) = self.asked.fixed.get("returns") {
+                returns.clone_from(fixed);
+            }
+        }
+        if returns != "output" || self.asked.named.contains(&"returns") {
+            self.attr("returns", Attr::Word(returns.clone()));
+        }
+        let last = want.dims.len() - 1;
+        let (rows, e) = match self.asked.result {
+            0 => (lying_as(want, want.dtype, want.dims[..last].to_vec()), Some(want.dims[last])),
+            _ => (want.clone(), None),
+        };
+        let dtype = match (self.asked.result, returns.as_str()) {
+            (0, "output" | "with_lse") => want.dtype,
+            _ => self.draw.dice.one_of(&[DType::F32, DType::BF16])?,
+        };
+        let mut operands: Vec<TensorType> = self.sides(&rows, dtype, None, e)?.into();
+        self.bias(3, &rows, &mut operands)?;
+        Some(operands)
+    }
+
+    /// The learned bias, where the pattern has an operand for it.
+    fn bias(&mut self, n_others: usize, rows: &TensorType, operands: &mut Vec<TensorType>) -> Option<()> {
+        if self.asked.n_operands > n_others {
+            let buckets = self.draw.fresh_dim(&[4, 8]);
+            let name = self.draw.space.dims[buckets].name.clone();
+            let sides = self.draw.dice.one_of(&["both", "before"])?;
+            let args = [
+                ("buckets", Attr::Word(name)),
+                ("max_distance", Attr::Int(16)),
+                ("sides", Attr::Word(sides.to_owned())),
+            ];
+            let args = args.into_iter().map(|(k, a)| (k.to_owned(), a)).collect();
+            self.attr("bias", Attr::Call("relative".to_owned(), args));
+            let heads = *rows.dims.last()?;
+            let axes = rows.axes_of(heads).to_vec();
+            operands.push(TensorType::new(DType::F32, [buckets, heads]).split(heads, axes));
+        }
+        Some(())
+    }
+
+    fn attention_backward(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        if self.asked.result > 0 {
+            return None;
+        }
+        let last = want.dims.len() - 1;
+        let (rows, width) = (lying_as(want, want.dtype, want.dims[..last].to_vec()), want.dims[last]);
+        let [q, k, v] = self.sides(&rows, want.dtype, Some(width), None)?;
+        let d_o = TensorType { dtype: want.dtype, ..with_last(&rows, *v.dims.last()?) };
+        let lse = TensorType { dtype: DType::F32, ..rows.clone() };
+        let mut operands = vec![q, k, v, d_o, lse.clone(), lse];
+        self.bias(6, &rows, &mut operands)?;
+        Some(operands)
+    }
+
+    fn scores(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let last = want.dims.len() - 1;
+        let columns = self.one_dim("columns", &[want.dims[last]])?;
+        let rows = lying_as(want, want.dtype, want.dims[..last].to_vec());
+        let dtype = self.draw.dice.one_of(&[DType::F32, DType::BF16])?;
+        let [q, k, _] = self.sides(&rows, dtype, None, None)?;
+        let k = self.with_columns(k, columns)?;
+        Some(vec![q, k])
+    }
+
+    fn weigh(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let last = want.dims.len() - 1;
+        let rows = lying_as(want, DType::F32, want.dims[..last].to_vec());
+        let [_, _, v] = self.sides(&rows, DType::F32, None, Some(want.dims[last]))?;
+        let columns = self.own_dim("columns", &[2, 3, 4])?;
+        let v = self.with_columns(v, columns)?;
+        Some(vec![with_last(&rows, columns), rows, v])
+    }
+
+    /// The side of keys, with as many keys as there are columns.
+    fn with_columns(&mut self, side: TensorType, columns: DimId) -> Option<TensorType> {
+        let keys = side.dims[side.dims.len() - 3];
+        let n = self.draw.space.size(columns);
+        if self.draw.space.size(keys) == n {
+            return Some(side);
+        }
+        let new = self.draw.fresh_dim(&[n]);
+        self.attrs.retain(|(key, _)| key != "keys");
+        self.dim("keys", new);
+        renamed(&side, keys, new)
+    }
+
+    fn permute(&mut self, want: &TensorType) -> Vec<TensorType> {
+        let splits: Vec<AxisId> = want.layout.split.iter().flatten().copied().collect();
+        if self.draw.dice.once_in(2) {
+            let layout = self.draw.moved(&want.layout, &splits);
+            return vec![want.with_layout(layout)];
+        }
+        let mut layout = Layout::whole(want.dims.len());
+        let mut axes = splits;
+        self.draw.dice.shuffle(&mut axes);
+        for axis in axes {
+            layout.split[self.draw.dice.below(want.dims.len())].push(axis);
+        }
+        vec![want.with_layout(layout)]
+    }
+
+    fn collective(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
+        let mut ty = want.clone();
+        let free = self.draw.free_axes(&want.layout);
+        let innermost = |axis: AxisId| {
+            (0..want.dims.len()).find(|&i| want.layout.split[i].last() == Some(&axis)).map(|i| want.dims[i])
+        };
+        let split: Vec<AxisId> =
+            self.draw.space.mesh.axes.ids().filter(|&axis| innermost(axis).is_some()).collect();
+        let at = |d: DimId| want.position(d);
+        match self.asked.op {
+            "all_gather" => {
+                let axis = self.one_axis(&free)?;
+                let dim = self.one_dim("dim", &want.dims)?;
+                ty.layout.split[at(dim)?].push(axis);
+            }
+            "all_reduce" => {
+                let axis = self.one_axis(&free)?;
+                ty.layout = ty.layout.with_partial(axis);
+            }
+            "slice" | "reduce_scatter" => {
+                let axis = self.one_axis(&split)?;
+                let dim = self.one_dim("dim", &[innermost(axis)?])?;
+                ty.layout.split[at(dim)?].pop();
+                if self.asked.op == "reduce_scatter" {
+                    ty.layout = ty.layout.with_partial(axis);
+                }
+            }
+            _ => {
+                let axis = self.one_axis(&split)?;
+                let dim = self.one_dim("split", &[innermost(axis)?])?;
+                let others: Vec<DimId> = want.dims.iter().copied().filter(|&d| d != dim).collect();
+                let concat = self.one_dim("concat", &others)?;
+                ty.layout.split[at(dim)?].pop();
+                ty.layout.split[at(concat)?].push(axis);
+            }
+        }
+        Some(vec![ty])
+    }
+}
+
+fn whole_dims(ty: &TensorType) -> Vec<DimId> {
+    ty.dims.iter().copied().filter(|&d| ty.axes_of(d).is_empty()).collect()
+}
+
+/// A tensor of some dimensions of `ty`, lying as they do there.
+fn lying_as(ty: &TensorType, dtype: DType, dims: Vec<DimId>) -> TensorType {
+    from_parts(dtype, dims.into_iter().map(|d| (d, ty.axes_of(d).into())).collect())
+}
+
+fn from_parts(dtype: DType, parts: Vec<(DimId, AxisList)>) -> TensorType {
+    let mut ty = TensorType::new(dtype, parts.iter().map(|(d, _)| *d));
+    for (split, (_, axes)) in ty.layout.split.iter_mut().zip(parts) {
+        *split = axes;
+    }
+    ty
+}
+
+/// The type with `dim`, whole, as its last dimension.
+fn with_last(ty: &TensorType, dim: DimId) -> TensorType {
+    let mut ty = ty.clone();
+    ty.dims.push(dim);
+    ty.layout.split.push(AxisList::new());
+    ty
+}
+
+/// The type with `dim`, whole, as its first dimension.
+fn with_first(dim: DimId, ty: &TensorType) -> TensorType {
+    let mut ty = ty.clone();
+    ty.dims.insert(0, dim);
+    ty.layout.split.insert(0, AxisList::new());
+    ty
+}
+
+/// The type with dimension `to` in place of `from`, split alike.
+fn renamed(ty: &TensorType, from: DimId, to: DimId) -> Option<TensorType> {
+    let i = ty.position(from)?;
+    let mut ty = ty.clone();
+    ty.dims[i] = to;
+    Some(ty)
+}

@@ -1,0 +1,412 @@
+//! Reads a file of rules.
+//!
+//! ```text
+//! file      = { rule }
+//! rule      = "rule" name app "=>" ( value | app ) [ "where" condition { "," condition } ]
+//! app       = operation { operand } [ "{" [ item { "," item } ] "}" ]
+//! operand   = value | "(" app ")" [ "#" number ]                               the result that is meant, counted from 0
+//! item      = name "=" term | ".." | ".." variable
+//! term      = an attribute of the text form, with variables in any place; + - * / on the right
+//! condition = term ( "=" | "!=" | "<" | "<=" ) term | predicate "(" … ")"
+//! ```
+
+use ithaca_ir::ops::Attr;
+use ithaca_ir::{Diagnostic, Diagnostics, Span};
+
+use super::lexer::{Token, tokens};
+use super::resolve::resolve;
+use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
+
+/// How deep patterns and terms may nest.
+const MAX_DEPTH: usize = 32;
+
+/// The most rules of a file.
+const MAX_RULES: usize = 1024;
+
+type Parsed<T> = Result<T, Box<Diagnostic>>;
+
+/// Reads rules.
+///
+/// # Errors
+/// `P60` for text that is no rule, `P61`–`P65` for rules that cannot mean anything; each points at its place.
+pub fn parse(text: &str) -> Result<Vec<Rule>, Diagnostics> {
+    if u32::try_from(text.len()).is_err() {
+        return Err(vec![Diagnostic::new("P60", format!("a file of {} bytes is too long", text.len()))]);
+    }
+    let mut reader = Reader { tokens: tokens(text), at: 0, rule: None };
+    let rules = reader.rules().map_err(|diagnostic| vec![*diagnostic])?;
+    let found = resolve(&rules);
+    if found.is_empty() { Ok(rules) } else { Err(found) }
+}
+
+struct Reader<'a> {
+    tokens: Vec<(Token<'a>, Span)>,
+    at: usize,
+    /// The rule that is being read, for messages.
+    rule: Option<&'a str>,
+}
+
+impl<'a> Reader<'a> {
+    fn peek(&self) -> Token<'a> {
+        self.tokens[self.at].0
+    }
+
+    fn span(&self) -> Span {
+        match self.peek() {
+            // The end has no byte of its own; the last token stands for it.
+            Token::End => self.tokens[self.at.saturating_sub(1)].1,
+            _ => self.tokens[self.at].1,
+        }
+    }
+
+    fn next(&mut self) -> (Token<'a>, Span) {
+        let taken = self.tokens[self.at];
+        if taken.0 != Token::End {
+            self.at += 1;
+        }
+        taken
+    }
+
+    fn eat(&mut self, sign: &'static str) -> bool {
+        let found = self.peek() == Token::Sign(sign);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    fn expect(&mut self, sign: &'static str) -> Parsed<()> {
+        if self.eat(sign) { Ok(()) } else { Err(self.unexpected(&format!("`{sign}`"))) }
+    }
+
+    fn unexpected(&self, expected: &str) -> Box<Diagnostic> {
+        let place = self.rule.map(|name| format!("rule `{name}`: ")).unwrap_or_default();
+        let message = format!("{place}expected {expected}, found {}", self.peek());
+        Box::new(Diagnostic::new("P60", message).at(self.span()).label(format!("{expected} must stand here")))
+    }
+
+    fn too_deep(&self) -> Box<Diagnostic> {
+        let message = format!("rules nest deeper than {MAX_DEPTH} levels");
+        Box::new(Diagnostic::new("P60", message).at(self.span()).label("the first that is too deep"))
+    }
+
+    fn word(&mut self, what: &str) -> Parsed<Name> {
+        match self.peek() {
+            Token::Word(text) => Ok(Name { text: text.to_owned(), span: self.next().1 }),
+            _ => Err(self.unexpected(what)),
+        }
+    }
+
+    fn value(&mut self) -> Parsed<Name> {
+        match self.peek() {
+            Token::Value(text) => Ok(Name { text: text.to_owned(), span: self.next().1 }),
+            _ => Err(self.unexpected("a value, `%name`")),
+        }
+    }
+
+    fn rules(&mut self) -> Parsed<Vec<Rule>> {
+        let mut rules = Vec::new();
+        while self.peek() != Token::End {
+            self.rule = None;
+            if self.peek() != Token::Word("rule") {
+                return Err(self.unexpected("`rule`"));
+            }
+            if rules.len() == MAX_RULES {
+                let message = format!("more than {MAX_RULES} rules");
+                return Err(Box::new(Diagnostic::new("P60", message).at(self.span()).label("one too many")));
+            }
+            self.next();
+            rules.push(self.rule()?);
+        }
+        if rules.is_empty() {
+            let diagnostic = Diagnostic::new("P60", "the file has no rules");
+            return Err(Box::new(diagnostic.help("write `rule NAME pattern => replacement`")));
+        }
+        Ok(rules)
+    }
+
+    fn rule(&mut self) -> Parsed<Rule> {
+        let name = self.word("the name of the rule")?;
+        if let Token::Word(text) = self.tokens[self.at - 1].0 {
+            self.rule = Some(text);
+        }
+        let left = self.app(0)?;
+        self.expect("=>")?;
+        let right = match self.peek() {
+            Token::Value(_) => Pattern::Value(self.value()?),
+            Token::Sign("(") => self.operand(0)?,
+            _ => Pattern::App(self.app(0)?),
+        };
+        let mut conditions = Vec::new();
+        if self.peek() == Token::Word("where") {
+            self.next();
+            conditions.push(self.condition()?);
+            while self.eat(",") {
+                conditions.push(self.condition()?);
+            }
+        }
+        Ok(Rule { name: name.text, span: name.span, left, right, conditions })
+    }
+
+    fn app(&mut self, depth: usize) -> Parsed<App> {
+        if depth == MAX_DEPTH {
+            return Err(self.too_deep());
+        }
+        let op = self.word("an operation")?;
+        let mut operands = Vec::new();
+        loop {
+            let comma = !operands.is_empty() && self.eat(",");
+            match self.peek() {
+                Token::Value(_) | Token::Sign("(") => operands.push(self.operand(depth + 1)?),
+                _ if comma => return Err(self.unexpected("a value or an operation in parentheses")),
+                _ => break,
+            }
+        }
+        let (mut attrs, mut rest) = (Vec::new(), Rest::Absent);
+        if self.eat("{") {
+            while !self.eat("}") {
+                if !attrs.is_empty() {
+                    self.expect(",")?;
+                }
+                if self.eat("..") {
+                    rest = match self.peek() {
+                        Token::Variable(text) => {
+                            Rest::Bound(Name { text: text.to_owned(), span: self.next().1 })
+                        }
+                        _ => Rest::Ignored,
+                    };
+                    self.expect("}")?;
+                    break;
+                }
+                let key = self.word("the name of an attribute, or `..`")?;
+                self.expect("=")?;
+                attrs.push((key, self.term(depth + 1)?));
+            }
+        }
+        Ok(App { op: op.text, span: op.span, operands, attrs, rest, result: 0 })
+    }
+
+    fn operand(&mut self, depth: usize) -> Parsed<Pattern> {
+        if !self.eat("(") {
+            return self.value().map(Pattern::Value);
+        }
+        let mut app = self.app(depth)?;
+        self.expect(")")?;
+        if self.eat("#") {
+            app.result = match self.peek() {
+                Token::Int(digits) if digits.len() == 1 => {
+                    self.next();
+                    usize::from(digits.as_bytes()[0] - b'0')
+                }
+                _ => return Err(self.unexpected("the number of a result")),
+            };
+        }
+        Ok(Pattern::App(app))
+    }
+
+    /// `a | b`, `a & b`, `a + b`, `a * b`, each binding more tightly than those before.
+    fn term(&mut self, depth: usize) -> Parsed<Term> {
+        if depth >= MAX_DEPTH {
+            return Err(self.too_deep());
+        }
+        let any = self.chain("|", &mut |r| r.chain("&", &mut |r| r.sum(depth), Term::All), Term::Any)?;
+        Ok(any)
+    }
+
+    fn chain(
+        &mut self,
+        sign: &'static str,
+        part: &mut dyn FnMut(&mut Self) -> Parsed<Term>,
+        make: fn(Vec<Term>) -> Term,
+    ) -> Parsed<Term> {
+        let first = part(self)?;
+        if self.peek() != Token::Sign(sign) {
+            return Ok(first);
+        }
+        let mut parts = vec![first];
+        while self.eat(sign) {
+            parts.push(part(self)?);
+        }
+        Ok(make(parts))
+    }
+
+    fn sum(&mut self, depth: usize) -> Parsed<Term> {
+        let mut sum = self.product(depth)?;
+        for n in 0.. {
+            let Some(sign) = self.sign(&[Sign::Plus, Sign::Minus], n)? else { break };
+            sum = Term::Arithmetic(sign, Box::new(sum), Box::new(self.product(depth)?));
+        }
+        Ok(sum)
+    }
+
+    fn product(&mut self, depth: usize) -> Parsed<Term> {
+        let mut product = self.plain(depth)?;
+        for n in 0.. {
+            let Some(sign) = self.sign(&[Sign::Times, Sign::Over], n)? else { break };
+            product = Term::Arithmetic(sign, Box::new(product), Box::new(self.plain(depth)?));
+        }
+        Ok(product)
+    }
+
+    /// One of the signs, if it is next; `n` of them came before, which are as many levels.
+    fn sign(&mut self, allowed: &[Sign], n: usize) -> Parsed<Option<Sign>> {
+        let Token::Sign(text) = self.peek() else { return Ok(None) };
+        let known = Sign::ALL.into_iter().find(|(_, c)| text.len() == 1 && text.starts_with(*c));
+        let Some((sign, _)) = known.filter(|(sign, _)| allowed.contains(sign)) else { return Ok(None) };
+        if n == MAX_DEPTH {
+            return Err(self.too_deep());
+        }
+        self.next();
+        Ok(Some(sign))
+    }
+
+    fn plain(&mut self, depth: usize) -> Parsed<Term> {
+        Ok(match self.peek() {
+            Token::Variable(text) => Term::Variable(Name { text: text.to_owned(), span: self.next().1 }),
+            Token::Int(_) => {
+                let first = self.int()?;
+                match self.eat("..") {
+                    true => Term::Literal(Attr::Range(first, self.int()?)),
+                    false => Term::Literal(Attr::Int(first)),
+                }
+            }
+            Token::Float(digits) => {
+                self.next();
+                self.float(digits, 1.0)?
+            }
+            Token::Sign("-") => {
+                self.next();
+                match self.peek() {
+                    Token::Int(digits) | Token::Float(digits) => {
+                        self.next();
+                        self.float(digits, -1.0)?
+                    }
+                    _ => return Err(self.unexpected("a number")),
+                }
+            }
+            Token::Text(text) => {
+                self.next();
+                Term::Literal(Attr::Text(text.to_owned()))
+            }
+            Token::Word(_) => self.named(depth)?,
+            Token::Sign("(") => {
+                self.next();
+                let inner = self.term(depth + 1)?;
+                self.expect(")")?;
+                inner
+            }
+            Token::Sign("[") => {
+                self.next();
+                let mut items = Vec::new();
+                while !self.eat("]") {
+                    if !items.is_empty() {
+                        self.expect(",")?;
+                    }
+                    items.push(self.term(depth + 1)?);
+                }
+                Term::List(items)
+            }
+            Token::Sign(_) | Token::Value(_) | Token::Bad | Token::End => {
+                return Err(self.unexpected("the value of an attribute"));
+            }
+        })
+    }
+
+    /// `word`, `word(1, 2)`, `word(key=term, …)`.
+    fn named(&mut self, depth: usize) -> Parsed<Term> {
+        let name = self.word("a word")?.text;
+        if !self.eat("(") {
+            return Ok(Term::Literal(Attr::Word(name)));
+        }
+        if let Token::Int(_) = self.peek() {
+            let mut numbers = vec![self.int()?];
+            while !self.eat(")") {
+                self.expect(",")?;
+                numbers.push(self.int()?);
+            }
+            return Ok(Term::Literal(Attr::Numbers(name, numbers)));
+        }
+        let mut args = Vec::new();
+        while !self.eat(")") {
+            if !args.is_empty() {
+                self.expect(",")?;
+            }
+            let key = self.word("the name of an argument")?.text;
+            self.expect("=")?;
+            args.push((key, self.term(depth + 1)?));
+        }
+        Ok(Term::Call(name, args))
+    }
+
+    fn int(&mut self) -> Parsed<u64> {
+        let Token::Int(digits) = self.peek() else { return Err(self.unexpected("a whole number")) };
+        match digits.parse() {
+            Ok(n) => {
+                self.next();
+                Ok(n)
+            }
+            Err(_) => Err(self.unexpected("a number below 2^64")),
+        }
+    }
+
+    fn float(&self, digits: &str, sign: f64) -> Parsed<Term> {
+        match digits.parse::<f64>() {
+            Ok(x) if x.is_finite() => Ok(Term::Literal(Attr::Float(sign * x))),
+            _ => Err(self.unexpected("a number that a 64-bit real can be before this")),
+        }
+    }
+
+    fn condition(&mut self) -> Parsed<Condition> {
+        let predicate = match (self.peek(), self.tokens.get(self.at + 1)) {
+            (Token::Word(name), Some((Token::Sign("("), _))) => Some(name),
+            _ => None,
+        };
+        let Some(name) = predicate else { return self.comparison() };
+        if !["float", "divides", "has", "lacks", "whole", "alike"].contains(&name) {
+            return self.comparison();
+        }
+        self.next();
+        self.expect("(")?;
+        let condition = match name {
+            "float" => Condition::Float(self.term(1)?),
+            "divides" => {
+                let first = self.term(1)?;
+                self.expect(",")?;
+                Condition::Divides(first, self.term(1)?)
+            }
+            "alike" => {
+                let first = self.value()?;
+                self.expect(",")?;
+                Condition::Alike(first, self.value()?)
+            }
+            _ => {
+                let value = self.value()?;
+                self.expect(",")?;
+                let dim = self.term(1)?;
+                match name {
+                    "has" => Condition::Has(value, dim),
+                    "lacks" => Condition::Lacks(value, dim),
+                    _ => Condition::Whole(value, dim),
+                }
+            }
+        };
+        self.expect(")")?;
+        Ok(condition)
+    }
+
+    fn comparison(&mut self) -> Parsed<Condition> {
+        let first = self.term(1)?;
+        let known = [
+            ("=", Comparison::Equal),
+            ("!=", Comparison::Unequal),
+            ("<=", Comparison::AtMost),
+            ("<", Comparison::Less),
+        ];
+        let Some((_, comparison)) = known.into_iter().find(|(sign, _)| self.eat(sign)) else {
+            let expected = "`=`, `!=`, `<` or `<=`; conditions are comparisons, float(?t), divides(?a, ?d), \
+                            has(%x, ?d), lacks(%x, ?d), whole(%x, ?d) and alike(%x, %y)";
+            return Err(self.unexpected(expected));
+        };
+        Ok(Condition::Compare(first, comparison, self.term(1)?))
+    }
+}
