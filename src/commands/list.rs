@@ -25,6 +25,9 @@ pub(super) fn list(args: &ListArgs, session: &Session<'_>) -> Result<Done> {
                 let _ =
                     writeln!(out, "{:<15} {}\n{:<15} options: {}", pass.name, pass.summary, "", pass.options);
             }
+            for pass in session.registry.passes() {
+                let _ = writeln!(out, "{:<15} a pass of this program's own", pass.name());
+            }
         }
         Listing::Strategies => {
             out.push_str(&table::strategies(session.registry));

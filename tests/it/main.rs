@@ -11,6 +11,7 @@ mod examples;
 mod filetests;
 mod generate;
 mod goldens;
+mod guide;
 mod masks;
 mod options;
 mod passes;

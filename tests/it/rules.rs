@@ -126,7 +126,9 @@ fn the_example_of_the_page_is_what_happens() {
 fn the_command_line_applies_rules_where_the_pipeline_says() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let copy = |from: &str, to: &str| drop(std::fs::copy(repository(from), at.join(to)).unwrap());
+    let copy = |from: &str, to: &str| {
+        std::fs::copy(repository(from), at.join(to)).unwrap();
+    };
     copy("tests/files/rules/program.ith", "program.ith");
     copy("tests/files/rules/unsound.rules", "unsound.rules");
     copy("examples/rules/algebra.rules", "algebra.rules");

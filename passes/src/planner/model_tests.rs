@@ -137,7 +137,9 @@ fn weights_that_do_not_fit_are_split_further() {
 #[test]
 fn many_gpus_are_refused_with_as_many_as_are_legal() {
     // A prime that divides neither heads nor tokens.
-    let Err(refusal) = ranked(&llama_405b(), 8192, &Request::new(1009)) else { panic!("1009 GPUs are legal") };
+    let Err(refusal) = ranked(&llama_405b(), 8192, &Request::new(1009)) else {
+        panic!("1009 GPUs are legal")
+    };
     assert_eq!(refusal.diagnostic.code, "P31");
     assert_eq!(refusal.diagnostic.repairs.len(), 2, "{}", refusal.diagnostic);
 }

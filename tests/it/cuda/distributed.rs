@@ -206,7 +206,8 @@ fn fetches_of_what_masks_leave() {
         return;
     }
     let tensors = tensors(TOKENS);
-    let window = program(&[kind("window(left=5, right=0)", "softcap=1.5, "), kind("window(left=3, right=0)", "")]);
+    let window =
+        program(&[kind("window(left=5, right=0)", "softcap=1.5, "), kind("window(left=3, right=0)", "")]);
     check_strategy(&window, &tensors, "window-halo", &[("ring", "4")]);
     let sinks = program(&[kind("window(left=3, right=0) | sinks(2)", "")]);
     check_strategy(&sinks, &tensors, "streaming", &[("ring", "4")]);

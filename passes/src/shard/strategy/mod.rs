@@ -15,6 +15,10 @@ use ithaca_ir::{Diagnostic, Mesh as MeshType};
 use crate::registry::Registry;
 
 /// Which axes split what.
+///
+/// A strategy adds to it, in [`Strategy::place`]; [`heads_inside`](Self::heads_inside) and
+/// [`sequence_inside`](Self::sequence_inside) are what sequence parallelism needs, the fields are there for the rest.
+/// Where the outside and the inside of attention lie otherwise, collectives follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Axes that split the sequences of the batch, everywhere.
@@ -92,15 +96,48 @@ pub enum Search {
     Named,
 }
 
-/// A way to distribute a transformer.
+/// A way to distribute a transformer: which axes of the mesh split what, and which movement serves attention.
+///
+/// Everything else follows from it: collectives between layouts, the backward pass, bytes, the price, the schedule. A
+/// strategy has no state, so one of your own is a unit struct in a `static` place:
+///
+/// ```
+/// use ithaca_ir::mesh::AxisId;
+/// use ithaca_passes::registry::Registry;
+/// use ithaca_passes::shard::{Placement, Strategy};
+///
+/// struct Gathered;
+///
+/// impl Strategy for Gathered {
+///     fn name(&self) -> &'static str {
+///         "gathered"
+///     }
+///     fn summary(&self) -> &'static str {
+///         "sequence split everywhere, keys and values gathered"
+///     }
+///     fn legality(&self) -> &'static str {
+///         "tokens % P = 0"
+///     }
+///     fn axes(&self) -> &'static [&'static str] {
+///         &["cp"]
+///     }
+///     fn place(&self, axes: &[AxisId], placement: &mut Placement) {
+///         placement.sequence_inside(axes, "gather");
+///     }
+/// }
+///
+/// let registry = Registry::default().with_strategy(&Gathered);
+/// assert!(registry.strategy("gathered").is_some());
+/// ```
 pub trait Strategy: Sync {
     /// The name, as `--strategy` takes it.
     fn name(&self) -> &'static str;
     /// One sentence, with its source.
     fn summary(&self) -> &'static str;
-    /// What must divide what.
+    /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;
-    /// The axes of the mesh that it uses.
+    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`. Strategies of a
+    /// product use different ones.
     fn axes(&self) -> &'static [&'static str];
     /// Whether a planner that is told no strategy tries it.
     fn search(&self) -> Search {
