@@ -91,7 +91,7 @@ impl FactorRule {
                 ty.layout.split.iter().flatten().any(|&a| a == m.axis) && !ty.layout.moved.contains(m)
             })
         };
-        if operands.iter().any(|ty| still(ty)) {
+        if operands.iter().any(still) {
             return Err(Misfit::Moved);
         }
         let mut axes: SmallVec<[Option<AxisList>; 8]> = self.factors.iter().map(|_| None).collect();

@@ -111,6 +111,7 @@ pub struct Buffer {
 
 /// What a buffer holds.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "nearly all buffers hold tensors")]
 pub enum Content {
     /// A rank's part of a tensor, dense, row-major.
     Tensor(TensorType),

@@ -171,7 +171,7 @@ fn read_order(cx: &mut Cursor<'_>) -> Parsed<Order> {
     let (name, span) = cx.word("a token order")?;
     let known = ["contiguous", "zigzag", "striped"];
     if !known.contains(&name) {
-        return Err(unknown("token order", name, span, known.into_iter()));
+        return Err(unknown("token order", name, span, known));
     }
     if name == "contiguous" {
         return Ok(Order::Contiguous);

@@ -89,10 +89,13 @@ impl Reason {
     }
 }
 
+/// The seed, what differs, and the program before and after the rule.
+type Counterexample = (u64, String, Box<Module>, Option<Box<Module>>);
+
 fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
     let about_layouts = rule.mentions(LAYOUT_OPS);
     let mut agreed = 0;
-    let mut differed: Vec<(u64, String, Box<Module>, Option<Box<Module>>)> = Vec::new();
+    let mut differed: Vec<Counterexample> = Vec::new();
     let mut missed: BTreeMap<Reason, (u64, String)> = BTreeMap::new();
     for seed in 0..DRAWS {
         match trial(rule, seed, evaluator) {
