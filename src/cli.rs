@@ -258,6 +258,9 @@ pub struct OptArgs {
     /// Passes to run.
     #[arg(long, value_name = "PIPELINE", default_value = "")]
     pub pipeline: String,
+    /// Rewrite rules to try and apply: where `rules` stands in the pipeline, else after it.
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
     /// Print the program after each run of this pass, or after `all`.
     #[arg(long, value_name = "PASS")]
     pub print_after: Option<String>,

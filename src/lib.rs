@@ -2,13 +2,15 @@
 //!
 //! A model description, a cluster and a workload go in; a checked parallel plan and an executable schedule come out.
 //! This package ties the others together: [`subject`] finds what a command is about, [`commands`] does what it asks.
-//! Only `main.rs` prints, exits or reads the environment.
+//! Only [`shell`] prints or reads the environment.
 
 pub mod cli;
 pub mod codes;
 pub mod commands;
 pub mod error;
+pub mod evaluate;
 pub mod files;
+pub mod shell;
 pub mod subject;
 
 pub use ithaca_codegen as codegen;

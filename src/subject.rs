@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use ithaca_ir::module::Level;
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
-use ithaca_passes::compile::{Compiled, compile};
+use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::import::{self, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
-use ithaca_passes::planner::{self, Program};
+use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
 use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_mesh};
@@ -50,9 +50,9 @@ pub fn model(path: &Path) -> Result<Model> {
 ///
 /// # Errors
 /// `C01` when the file is missing, and what [`Plan::from_json`] refuses.
-pub fn plan(path: &Path) -> Result<Plan> {
+pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
     let text = files::read_text(path)?;
-    Plan::from_json(&path.display().to_string(), &text).map_err(Failure::from)
+    Plan::from_json_with(registry, &path.display().to_string(), &text).map_err(Failure::from)
 }
 
 /// A cluster: a built-in profile's name, or the path of a file.
@@ -152,6 +152,8 @@ pub struct Job {
     pub cluster: Cluster,
     /// Where weights lie, if that is known.
     pub weights: Option<PathBuf>,
+    /// The strategies and movements that there are.
+    pub registry: Registry,
 }
 
 impl Job {
@@ -160,8 +162,9 @@ impl Job {
     /// # Errors
     /// Why the layout is not legal, with repairs that were checked.
     pub fn compile(&self) -> Result<Compiled> {
-        compile(&self.program, &self.options, &self.cluster).map_err(|mut refusal| {
-            let compiler = Program { module: &self.program, cluster: &self.cluster };
+        compile_with(&self.registry, &self.program, &self.options, &self.cluster).map_err(|mut refusal| {
+            let program = Program { module: &self.program, cluster: &self.cluster };
+            let compiler = Extended { program, registry: &self.registry };
             if let [only] = refusal.as_mut_slice()
                 && only.code.starts_with("P2")
             {
@@ -196,20 +199,20 @@ impl Job {
 ///
 /// # Errors
 /// Whatever the plan, the model, the program or the layout is refused for.
-pub fn job(args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
+pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let path = &args.subject;
     let extension = path.extension().and_then(|e| e.to_str());
     let mut job = match extension {
-        Some("ith") => text_job(path, args)?,
+        Some("ith") => text_job(registry, path, args)?,
         Some("json") if !path.is_dir() => {
             let text = files::read_text(path)?;
             let value = parse_json(path, &text)?;
             match value.get("model_type").is_some() && value.get("pipeline").is_none() {
-                true => model_job(path, args, lengths)?,
-                false => plan_job(path, args)?,
+                true => model_job(registry, path, args, lengths)?,
+                false => plan_job(registry, path, args)?,
             }
         }
-        _ => model_job(path, args, lengths)?,
+        _ => model_job(registry, path, args, lengths)?,
     };
     if let Some(weights) = &args.weights {
         job.weights = Some(weights.clone());
@@ -217,7 +220,7 @@ pub fn job(args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     Ok(job)
 }
 
-fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
+fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
     let source = files::read_text(path)?;
     let name = path.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
@@ -235,13 +238,20 @@ fn text_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
             "`--shrink` needs a model's configuration; a program in text form has its sizes",
         ));
     }
-    let (options, cluster) = layout(&args.layout)?;
-    Ok(Job { title: program.name.clone(), program, options, cluster, weights: None })
+    let (options, cluster) = layout(registry, &args.layout)?;
+    Ok(Job {
+        title: program.name.clone(),
+        program,
+        options,
+        cluster,
+        weights: None,
+        registry: registry.clone(),
+    })
 }
 
-fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
+fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let model = model(path)?;
-    let (options, cluster) = layout(&args.layout)?;
+    let (options, cluster) = layout(registry, &args.layout)?;
     let fallback = match args.shrink {
         true => Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }),
         false => lengths,
@@ -254,11 +264,11 @@ fn model_job(path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Resul
     let program = import::import(&config.0, &model.name, &config.1)?;
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
-    Ok(Job { title: model.name, program, options, cluster, weights })
+    Ok(Job { title: model.name, program, options, cluster, weights, registry: registry.clone() })
 }
 
-fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
-    let plan = plan(path)?;
+fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
+    let plan = plan(registry, path)?;
     if let Some(flag) = settled_by_plan(args) {
         let message = format!("`{flag}` is settled by the plan `{}`", path.display());
         return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
@@ -271,7 +281,14 @@ fn plan_job(path: &Path, args: &SubjectArgs) -> Result<Job> {
     };
     let program = import::import(&config, &plan.model.name, &workload)?;
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
-    Ok(Job { title: plan.model.name.clone(), program, options, cluster: plan.cluster.clone(), weights })
+    Ok(Job {
+        title: plan.model.name.clone(),
+        program,
+        options,
+        cluster: plan.cluster.clone(),
+        weights,
+        registry: registry.clone(),
+    })
 }
 
 /// A flag that asks for what a plan has decided already, if there is one.
@@ -350,7 +367,7 @@ fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
 }
 
 /// The layout that arguments name: strategy and mesh, or one device.
-fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
+fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
     let cluster = cluster_of(args)?;
     let (mesh, gpus) = mesh(args)?;
     let strategy = args.strategy.clone();
@@ -358,7 +375,7 @@ fn layout(args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
         (None, None, None | Some(1)) => ("single".to_owned(), Mesh::single()),
         (Some(strategy), Some(mesh), _) => (strategy, mesh),
         (Some(strategy), None, gpus) => {
-            let mesh = only_mesh(&strategy, gpus)?;
+            let mesh = only_mesh(registry, &strategy, gpus)?;
             (strategy, mesh)
         }
         (None, Some(_), _) => return Err(Failure::usage("`--mesh` needs `--strategy`")),
@@ -401,8 +418,8 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
 }
 
 /// The mesh of a strategy with one axis.
-fn only_mesh(strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
-    let strategies = ithaca_passes::shard::strategy::product(&Registry::default(), strategy)?;
+fn only_mesh(registry: &Registry, strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
+    let strategies = ithaca_passes::shard::strategy::product(registry, strategy)?;
     let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     match (axes.as_slice(), gpus) {
         ([], _) => Ok(Mesh::single()),

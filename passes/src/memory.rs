@@ -187,8 +187,8 @@ fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
 
 #[cfg(test)]
 mod tests {
-    use ithaca_ir::schedule::{Buffer, FrameOutput, Stream};
-    use ithaca_ir::{DType, Dim, Mesh, Op, Space};
+    use ithaca_ir::schedule::{Buffer, FrameOutput, Stream, Transfer};
+    use ithaca_ir::{DType, Dim, Mesh, Op, Space, boxes};
 
     use super::*;
 
@@ -246,6 +246,59 @@ mod tests {
         assert_eq!(memory.total(), 32 * local + 8192);
         assert_eq!(memory.largest[0], Held { name: "layers.{layer}.w".into(), count: 30, bytes: 30 * local });
         assert!(memory.largest.iter().any(|h| h.name == "@block.$hidden"), "{:?}", memory.largest);
+    }
+
+    #[test]
+    fn several_results_fetched_tokens_and_wires_are_alive_together() {
+        let (mut space, ty) = space();
+        let x = ty.dims[0];
+        // Rank 2 fetches twice its own tokens, the others theirs.
+        let own = |i: u64| i * 1024..(i + 1) * 1024;
+        let parts = vec![vec![own(0)], vec![own(1)], vec![1024..3 * 1024], vec![own(3)]];
+        let fetched = ithaca_ir::dim::Fetched { of: x, parts };
+        let f = space.dims.push(Dim { fetched: Some(fetched), ..Dim::new("f", 5 * 1024) });
+        let mut keys = ty.clone();
+        keys.dims[0] = f;
+        let op = Op::Fetch { to: f };
+        let transfer = Transfer { op, from: ty.clone(), to: keys.clone() };
+        let sent = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Sent);
+        let received = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Received);
+        assert_eq!((sent, received), (2 * 1024, 2 * 1024));
+        let wire = |name: &str, elements| Buffer {
+            name: name.into(),
+            content: Content::Wire { dtype: DType::BF16, elements },
+            place: Place::Frame(0),
+        };
+        let mut main = Frame { name: "main".into(), bytes: 1 << 20, ..Frame::default() };
+        main.buffers.push(buffer("x", &ty, Place::Frame(0)));
+        main.buffers.push(wire("send", sent));
+        main.buffers.push(wire("recv", received));
+        main.buffers.push(buffer("fetched", &keys, Place::Frame(0)));
+        main.buffers.push(buffer("o", &ty, Place::Frame(0)));
+        main.buffers.push(buffer("lse", &ty, Place::Frame(0)));
+        main.tasks.push(task(Work::Pack(transfer.clone()), &[0], &[1]));
+        main.tasks.push(task(Work::Exchange(transfer.clone()), &[1], &[2]));
+        main.tasks.push(task(Work::Unpack(transfer), &[2], &[3]));
+        main.tasks.push(task(add(), &[0, 3], &[4, 5]));
+        main.tasks.push(task(add(), &[4, 5], &[5]));
+        main.outputs.push(FrameOutput { name: Some("lse".into()), buffer: BufferId::new(5) });
+        let names = |lives: Vec<(BufferId, Range<usize>)>| -> Vec<Range<usize>> {
+            lives.into_iter().map(|(_, tasks)| tasks).collect()
+        };
+        assert_eq!(names(lives(&main)), [0..4, 0..2, 1..3, 2..4, 3..5, 3..5]);
+        let frames = [main].into_iter().collect();
+        let memory = of_schedule(&Schedule { name: "m".into(), pipeline: Vec::new(), space, frames });
+        // At the peak x, both wires or both results are held beside what was fetched, on the busiest rank.
+        let held = |name: &str, elements: u64| Held {
+            name: format!("@main.${name}"),
+            count: 1,
+            bytes: 2 * elements,
+        };
+        assert_eq!(
+            memory.largest,
+            [held("recv", 2048), held("send", 2048), held("x", 1024)],
+            "the first of equal peaks"
+        );
     }
 
     #[test]

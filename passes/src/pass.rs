@@ -82,6 +82,9 @@ impl<'a> Context<'a> {
 }
 
 /// A transformation of modules.
+///
+/// [`rebuild`](crate::rebuild::rebuild) does all of a rewrite but the rewriting. A pass of one's own is named in pipelines
+/// once it is in a [`Registry`](crate::registry::Registry); `docs/guide/your-first-sharding-pass.md` writes one.
 pub trait Pass {
     /// The name in a pipeline.
     fn name(&self) -> &'static str;
@@ -96,6 +99,20 @@ pub trait Pass {
     /// # Errors
     /// `P` diagnostics: why the pass cannot be applied, with its numbers.
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics>;
+}
+
+impl Pass for &(dyn Pass + Sync) {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        (**self).options()
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        (**self).run(module, cx)
+    }
 }
 
 impl std::fmt::Display for dyn Pass + '_ {

@@ -4,6 +4,7 @@ use ithaca_ir::Diagnostic;
 
 use crate::movement::LowerMovements;
 use crate::pass::Pass;
+use crate::registry::Registry;
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
 
@@ -90,16 +91,33 @@ pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
 /// # Errors
 /// `P01` for malformed text, `P02` for an unknown pass or option.
 pub fn parse(text: &str) -> Result<Vec<Box<dyn Pass>>, Diagnostic> {
-    parse_stages(text)?.into_iter().map(pass_of).collect()
+    parse_with(&Registry::default(), text)
 }
 
-fn pass_of(stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
+/// As [`parse`], with the strategies, movements and passes of `registry`.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with(registry: &Registry, text: &str) -> Result<Vec<Box<dyn Pass>>, Diagnostic> {
+    parse_stages(text)?.into_iter().map(|stage| pass_of(registry, stage)).collect()
+}
+
+fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
     match stage.name.as_str() {
-        "shard" => Ok(Box::new(Shard::new(ShardOptions::from_pipeline(&stage.options)?))),
-        "lower-movements" => without_options(&stage).map(|()| Box::new(LowerMovements::default()) as _),
+        "shard" => {
+            let options = ShardOptions::from_pipeline(&stage.options)?;
+            Ok(Box::new(Shard::new(options).with_registry(registry.clone())))
+        }
+        "lower-movements" => {
+            without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
+        }
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         other => {
-            let known: Vec<&str> = PASSES.iter().map(|p| p.name).collect();
+            if let Some(pass) = registry.passes().find(|p| p.name() == other) {
+                return without_options(&stage).map(|()| Box::new(pass) as _);
+            }
+            let known: Vec<&str> =
+                PASSES.iter().map(|p| p.name).chain(registry.passes().map(|p| p.name())).collect();
             Err(Diagnostic::new("P02", format!("there is no pass `{other}`"))
                 .help(format!("passes: {}", known.join(", "))))
         }

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
-use super::Done;
+use super::{Done, Session};
 use crate::cli::DiffArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn diff(args: &DiffArgs) -> Result<Done> {
-    let (before, after) = (subject::plan(&args.before)?, subject::plan(&args.after)?);
+pub(super) fn diff(args: &DiffArgs, session: &Session<'_>) -> Result<Done> {
+    let plan = |path| subject::plan(session.registry, path);
+    let (before, after) = (plan(&args.before)?, plan(&args.after)?);
     let changes = ithaca_passes::plan::diff(&before, &after);
     let mut text = String::new();
     for change in &changes {

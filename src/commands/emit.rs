@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json};
 use ithaca_ir::{Diagnostic, Mesh, schedule, text};
-use ithaca_passes::compile::compile;
+use ithaca_passes::compile::{compile, compile_with};
 use ithaca_passes::import::import;
 use ithaca_passes::shard::ShardOptions;
 
@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::{files, subject};
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
-    let plan = subject::plan(&args.plan)?;
+    let plan = subject::plan(session.registry, &args.plan)?;
     let program = import(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
     (session.progress)("compiling");
-    let compiled = compile(&program, &plan.shard_options(), &plan.cluster)?;
+    let compiled = compile_with(session.registry, &program, &plan.shard_options(), &plan.cluster)?;
     plan.check_program(&compiled.per_rank)?;
     let contents = match args.target {
         Target::Ir => text::print(&compiled.per_rank),

@@ -4,19 +4,20 @@ use std::fmt::Write;
 
 use ithaca_passes::plan::{Collective, Plan};
 use ithaca_passes::planner::{gibibytes, seconds, table};
-use ithaca_passes::shard::STRATEGIES;
+use ithaca_passes::registry::Registry;
 
-use super::Done;
 use super::plan::heading;
+use super::{Done, Session};
 use crate::cli::ExplainArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn explain(args: &ExplainArgs) -> Result<Done> {
-    Ok(Done::said(text(&subject::plan(&args.plan)?)))
+pub(super) fn explain(args: &ExplainArgs, session: &Session<'_>) -> Result<Done> {
+    let registry = session.registry;
+    Ok(Done::said(text(registry, &subject::plan(registry, &args.plan)?)))
 }
 
-fn text(plan: &Plan) -> String {
+fn text(registry: &Registry, plan: &Plan) -> String {
     let mut out = heading(plan);
     // Writing to a string cannot fail.
     let mesh: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
@@ -27,7 +28,7 @@ fn text(plan: &Plan) -> String {
         if mesh.is_empty() { "one device".to_owned() } else { mesh.join(",") }
     );
     for name in plan.strategy.split('+') {
-        if let Some(strategy) = STRATEGIES.iter().find(|s| s.name() == name) {
+        if let Some(strategy) = registry.strategy(name) {
             let _ = writeln!(out, "  {name}: {}\n  legal where: {}", strategy.summary(), strategy.legality());
         }
     }

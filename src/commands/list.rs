@@ -5,14 +5,13 @@ use std::fmt::Write;
 use ithaca_ir::ops::TABLE;
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::pipeline::PASSES;
-use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::table;
 
-use super::Done;
+use super::{Done, Session};
 use crate::cli::{ListArgs, Listing};
 use crate::error::Result;
 
-pub(super) fn list(args: &ListArgs) -> Result<Done> {
+pub(super) fn list(args: &ListArgs, session: &Session<'_>) -> Result<Done> {
     let mut out = String::new();
     // Writing to a string cannot fail.
     match args.what {
@@ -26,9 +25,12 @@ pub(super) fn list(args: &ListArgs) -> Result<Done> {
                 let _ =
                     writeln!(out, "{:<15} {}\n{:<15} options: {}", pass.name, pass.summary, "", pass.options);
             }
+            for pass in session.registry.passes() {
+                let _ = writeln!(out, "{:<15} a pass of this program's own", pass.name());
+            }
         }
         Listing::Strategies => {
-            out.push_str(&table::strategies(&Registry::default()));
+            out.push_str(&table::strategies(session.registry));
             out.push_str("Products are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
         }
         Listing::Models => {

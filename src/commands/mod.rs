@@ -10,11 +10,15 @@ mod plan;
 mod run;
 mod verify;
 
+use ithaca_passes::registry::Registry;
+
 use crate::cli::{Cli, Command};
 use crate::error::Result;
 
 /// What a command may use of the outside.
 pub struct Session<'a> {
+    /// The strategies and movements that there are.
+    pub registry: &'a Registry,
     /// Called with what is being done, for a person who waits.
     pub progress: &'a mut dyn FnMut(&str),
 }
@@ -45,10 +49,10 @@ pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::Emit(args) => emit::emit(&args, session),
         Command::Run(args) => run::run(&args, session),
         Command::Verify(args) => verify::verify(&args, session),
-        Command::Diff(args) => diff::diff(&args),
-        Command::Opt(args) => opt::opt(&args),
-        Command::Explain(args) => explain::explain(&args),
-        Command::List(args) => list::list(&args),
+        Command::Diff(args) => diff::diff(&args, session),
+        Command::Opt(args) => opt::opt(&args, session),
+        Command::Explain(args) => explain::explain(&args, session),
+        Command::List(args) => list::list(&args, session),
         Command::Completions(args) => completions::completions(&args),
     }
 }

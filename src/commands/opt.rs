@@ -6,15 +6,17 @@ use std::time::{Duration, Instant};
 use ithaca_ir::{Diagnostic, Module, text};
 use ithaca_passes::pass::{Context, Instrument, Pass, run_passes};
 use ithaca_passes::pipeline;
+use ithaca_passes::rules::{self, ApplyRules};
 
-use super::Done;
+use super::{Done, Session};
 use crate::cli::OptArgs;
 use crate::error::{Failure, Result};
+use crate::evaluate::Oracle;
 use crate::{files, subject};
 
-pub(super) fn opt(args: &OptArgs) -> Result<Done> {
+pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     let cluster = subject::cluster(&args.cluster)?;
-    let passes = pipeline::parse(&args.pipeline)?;
+    let passes = passes(args, session)?;
     let source = files::read_text(&args.file)?;
     let name = args.file.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
@@ -47,6 +49,42 @@ pub(super) fn opt(args: &OptArgs) -> Result<Done> {
         None => out.push_str(&printed),
     }
     Ok(Done::said(out))
+}
+
+/// The passes of the pipeline, with the rules of `--rules` where `rules` stands in it, or behind it.
+fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
+    let stages = pipeline::parse_stages(&args.pipeline)?;
+    let Some(path) = &args.rules else {
+        return match stages.iter().any(is_place_of_rules) {
+            true => Err(Failure::usage("`rules` stands in the pipeline, and `--rules` names no file")),
+            false => Ok(pipeline::parse_with(session.registry, &args.pipeline)?),
+        };
+    };
+    let source = files::read_text(path)?;
+    let name = path.display().to_string();
+    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
+    let rules = rules::parse(&source).map_err(in_file)?;
+    let rules = rules::check(rules, &Oracle).map_err(in_file)?;
+    let mut passes: Vec<Box<dyn Pass>> = Vec::new();
+    let mut placed = false;
+    for stage in &stages {
+        if is_place_of_rules(stage) {
+            placed = true;
+            passes.push(Box::new(ApplyRules::new(rules.clone())));
+        } else {
+            let options: Vec<String> = stage.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            let text = format!("{}{{{}}}", stage.name, options.join(","));
+            passes.extend(pipeline::parse_with(session.registry, &text)?);
+        }
+    }
+    if !placed {
+        passes.push(Box::new(ApplyRules::new(rules)));
+    }
+    Ok(passes)
+}
+
+fn is_place_of_rules(stage: &pipeline::Stage) -> bool {
+    stage.name == "rules" && stage.options.is_empty()
 }
 
 /// Collects what `--print-after`, `--verify-each` and `--timings` ask for.

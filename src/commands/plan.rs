@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ithaca_ir::Diagnostic;
 use ithaca_passes::import::import;
 use ithaca_passes::plan::{self, Plan};
-use ithaca_passes::planner::{self, Program, Request};
+use ithaca_passes::planner::{self, Extended, Program, Request};
 use ithaca_passes::shard::ShardOptions;
 
 use super::{Done, Session};
@@ -35,9 +35,11 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         order: options.order,
         prune: options.prune,
         layers: options.layers,
+        sparsity: planner::Sparsity::of(&module),
     };
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };
+    let program = Extended { program, registry: session.registry };
     let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
         context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),
         ..Failure::from(refusal.diagnostic)

@@ -18,7 +18,7 @@ use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
-    let job = subject::job(&args.subject, lengths)?;
+    let job = subject::job(session.registry, &args.subject, lengths)?;
     refuse_hours(&job, args)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;

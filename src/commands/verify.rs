@@ -15,13 +15,13 @@ const EXACT: f64 = 1e-9;
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
-    let mut job = subject::job(&args.subject, lengths)?;
+    let mut job = subject::job(session.registry, &args.subject, lengths)?;
     let mut shrunk = String::new();
     if let Some(reason) = too_large(&job).filter(|_| !args.subject.shrink) {
         // What is proven is the layout, which a small model of the same structure has too.
         let mut small = args.subject.clone();
         small.shrink = true;
-        job = subject::job(&small, lengths)?;
+        job = subject::job(session.registry, &small, lengths)?;
         let _ =
             writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
     }

@@ -228,6 +228,17 @@ fn plan_program_and_runtime_agree() {
                 ("megatron-tp-sp", "tp=8"),
                 ("ulysses+megatron-tp", "ulysses=2,tp=2"),
                 ("ulysses+megatron-tp-sp", "tp=2,ulysses=4"),
+                ("ring", "ring=4"),
+                ("ring+megatron-tp-sp", "ring=2,tp=2"),
+                ("megatron-cp-allgather", "cp=4"),
+                ("megatron-cp-a2a-p2p", "cp=2,ulysses=2"),
+                ("rsa", "ring=3"),
+                ("dist-flash", "ring=8"),
+                ("usp", "ulysses=2,ring=3"),
+                ("loongtrain", "outer=2,ring=2,ulysses=2"),
+                ("gspmd-2d", "cp=3,tp=2"),
+                ("sparse-fetch", "ring=4"),
+                ("pass-q", "ring=4"),
             ] {
                 let mesh = parse_mesh(mesh).unwrap();
                 let request = Request {

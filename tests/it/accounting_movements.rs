@@ -101,6 +101,7 @@ fn rings_in_rings_and_two_passes_send_what_a_ring_does() {
 fn gathering_sends_as_much_as_a_ring_and_gradients_are_scattered_back() {
     for ranks in [2, 4, 8] {
         let forth = Case {
+            dtype: DType::BF16,
             extent: Extent::Forward,
             ..forward(
                 "megatron-cp-allgather",
@@ -293,5 +294,39 @@ fn balanced_blocks_take_half_the_steps_of_a_ring() {
         let blocks = blocks(&case);
         assert_eq!(blocks.iter().max(), Some(&(ranks / 2 + 1)), "{ranks} ranks: {blocks:?}");
         assert_eq!(blocks.iter().sum::<u64>(), ranks * (ranks + 1) / 2, "{ranks} ranks: {blocks:?}");
+    }
+}
+
+#[test]
+fn queries_that_rotate_leave_keys_where_they_are() {
+    for ranks in [2, 4, 8] {
+        let case = Case {
+            dtype: DType::BF16,
+            kv_heads: 1,
+            group: 4,
+            ..forward("pass-q", &[(axis("pass-q"), ranks)], 4 * ranks, Mask::Full)
+        };
+        let rows = case.queries / ranks * 4;
+        // Queries go on once less than there are ranks; outputs and lse, in single precision, come home besides.
+        let queries = (ranks - 1) * rows * case.width * DType::BF16.bytes();
+        let partial = ranks * rows * (case.width + 1) * DType::F32.bytes();
+        let sent = sent(&case);
+        assert_eq!(total(&sent, "permute"), (ranks - 1 + 2 * ranks, queries + partial), "{sent:?}");
+        assert_eq!(sent.len(), 1, "{sent:?}");
+    }
+}
+
+#[test]
+fn decoding_sends_the_same_however_long_the_cache_is() {
+    for ranks in [2, 4] {
+        let with = |keys: u64| {
+            let mask = Mask::CausalAtEnd { queries: 2, keys };
+            let case = forward("decode-reduce", &[(axis("decode-reduce"), ranks)], 2, mask);
+            sent(&Case { keys: Some(keys), ..case })
+        };
+        let rows = with(16);
+        assert_eq!(rows, with(64));
+        assert!(rows.iter().all(|r| r.kind != "permute" && r.kind != "fetch"), "{rows:?}");
+        assert!(rows.iter().any(|r| r.bytes_sent_per_rank > 0), "{rows:?}");
     }
 }

@@ -46,7 +46,7 @@ fn shown(readme: &str) -> Vec<Shown> {
 }
 
 /// The text with measured errors (`1.669e-5`) masked: their digits depend on the processor's vector instructions.
-fn masked(text: &str) -> String {
+pub(crate) fn masked(text: &str) -> String {
     let mask = |word: &str| match word.trim().contains("e-") && word.trim().parse::<f64>().is_ok() {
         true => "#".to_owned(),
         false => word.to_owned(),

@@ -1,9 +1,9 @@
 //! Properties of the text form and of the verifier, on random programs.
 
-use ithaca_ir::{Mask, Module, text, verify};
+use ithaca_ir::{Module, text, verify};
 use proptest::prelude::*;
 
-use crate::attention::case::Case;
+use crate::attention::draw;
 use crate::generate::{Choices, Precision, distribute, mesh, program};
 
 fn survives_printing(module: &Module) {
@@ -41,27 +41,6 @@ proptest! {
     }
 }
 
-/// Attention that was distributed, forward and backward, a way for each kind of steps.
-fn attentions() -> Vec<Module> {
-    let ring = |strategy: &str| Case::new(strategy, &[("ring", 4)], 16);
-    let decode = Case { queries: 1, keys: Some(16), ..Case::new("decode-reduce", &[("cp", 4)], 1) };
-    let cases = [
-        Case { sink: true, ..ring("ring") },
-        ring("dist-flash"),
-        ring("rsa"),
-        ring("sparse-fetch"),
-        Case { mask: Mask::Full, ..decode },
-        // More ranks than key/value heads, so that these are copied.
-        Case::new("ulysses", &[("ulysses", 4)], 16),
-    ];
-    cases.iter().map(|case| case.per_rank(&case.whole()).unwrap()).collect()
-}
-
-#[test]
-fn distributed_attention_prints_as_it_parses() {
-    attentions().iter().for_each(survives_printing);
-}
-
 #[test]
 fn random_programs_use_every_operation() {
     let mut seen = std::collections::BTreeSet::new();
@@ -76,8 +55,13 @@ fn random_programs_use_every_operation() {
             pending += function.values.values().filter(|v| !v.ty.layout.partial.is_empty()).count();
         }
     }
-    for module in attentions() {
-        seen.extend(module.functions.values().flat_map(|f| &f.nodes).map(|n| n.op.name()));
+    // Parts of attention, and what carries them, come with movements.
+    for case in (0..300).map(draw::case) {
+        let program = case.whole();
+        let modules = [case.per_rank(&program).ok(), Some(program)];
+        for function in modules.iter().flatten().flat_map(|m| m.functions.values()) {
+            seen.extend(function.nodes.iter().map(|n| n.op.name()));
+        }
     }
     let unused: Vec<&str> =
         ithaca_ir::ops::TABLE.iter().map(|row| row.name).filter(|n| !seen.contains(n)).collect();

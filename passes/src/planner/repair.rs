@@ -4,7 +4,7 @@ use ithaca_ir::Diagnostic;
 
 use crate::cluster::Cluster;
 use crate::planner::table::gibibytes;
-use crate::planner::{Compiler, Request, Tried, candidates, price, try_all};
+use crate::planner::{Compiler, Request, Tried, candidates_with, price, try_all};
 use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 /// How many numbers of GPUs are tried on each side of the one asked for.
@@ -54,7 +54,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
             layers: layers.clone(),
             ..Request::new(gpus)
         };
-        let candidates = candidates(cluster, &of).unwrap_or_default();
+        let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();
         let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
         found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
     };
@@ -211,7 +211,7 @@ fn other_gpus(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tri
 
 /// Whether some candidate of the request is legal and fits.
 fn works(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool {
-    candidates(cluster, request).is_ok_and(|all| {
+    candidates_with(&compiler.registry(), cluster, request).is_ok_and(|all| {
         all.into_iter().any(|options| {
             compiler.check(&options).is_ok()
                 && price(compiler, cluster, options).is_ok_and(|p| p.memory.over(cluster).is_none())

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use ithaca_ir::{Diagnostic, Diagnostics, Module, text, verify};
 
+use super::draw::LAYOUT_OPS;
 use super::instance::{Miss, instance};
 use super::rewrite::{Allow, Budget, World, rewrite};
 use super::syntax::Rule;
@@ -58,8 +59,13 @@ impl Allow for Always {
 
 /// What one draw showed.
 enum Trial {
-    Agreed,
-    Differed { difference: String, before: Module, after: Option<Module> },
+    /// Both programs gave the same, on so many ranks.
+    Agreed(u64),
+    Differed {
+        difference: String,
+        before: Box<Module>,
+        after: Option<Box<Module>>,
+    },
     Missed(Reason, String),
 }
 
@@ -84,12 +90,15 @@ impl Reason {
 }
 
 fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
+    let about_layouts = rule.mentions(LAYOUT_OPS);
     let mut agreed = 0;
-    let mut differed: Vec<(u64, String, Module, Option<Module>)> = Vec::new();
+    let mut differed: Vec<(u64, String, Box<Module>, Option<Box<Module>>)> = Vec::new();
     let mut missed: BTreeMap<Reason, (u64, String)> = BTreeMap::new();
     for seed in 0..DRAWS {
         match trial(rule, seed, evaluator) {
-            Trial::Agreed => agreed += 1,
+            // On one rank every layout is the same, so it shows nothing of a rule about layouts.
+            Trial::Agreed(ranks) if ranks > 1 || !about_layouts => agreed += 1,
+            Trial::Agreed(_) => {}
             Trial::Differed { difference, before, after } => {
                 differed.push((seed, difference, before, after));
             }
@@ -103,17 +112,17 @@ fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
         }
     }
     let smallest = differed.into_iter().min_by_key(|(seed, _, before, _)| {
-        (before.space.mesh.ranks(), elements(before), text::print(before).len(), *seed)
+        let ranks = before.space.mesh.ranks();
+        (about_layouts && ranks == 1, ranks, elements(before), *seed)
     });
     if let Some((seed, difference, before, after)) = smallest {
-        return Some(unsound(rule, seed, &difference, &before, after.as_ref()));
+        return Some(unsound(rule, seed, &difference, &before, after.as_deref()));
     }
     if agreed >= PROGRAMS {
         return None;
     }
-    let draws: u64 = agreed as u64 + missed.values().map(|(n, _)| n).sum::<u64>();
     let message = format!(
-        "rule `{}` could not be tried: {agreed} of {draws} random programs came to a comparison, and {PROGRAMS} are needed",
+        "rule `{}` could not be tried: {agreed} of {DRAWS} random programs came to a comparison, and {PROGRAMS} are needed",
         rule.name
     );
     let reasons: Vec<String> = missed
@@ -134,7 +143,7 @@ fn elements(module: &Module) -> u64 {
 
 fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
     let before = match instance(rule, seed) {
-        Ok(module) => module,
+        Ok(module) => Box::new(module),
         Err(Miss::Types) => return Trial::Missed(Reason::Types, String::new()),
         Err(Miss::Conditions) => return Trial::Missed(Reason::Conditions, String::new()),
     };
@@ -145,7 +154,7 @@ fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
     if budget.applied[0] == 0 {
         return match other_types {
             Some(difference) => Trial::Differed { difference, before, after: None },
-            None => Trial::Missed(Reason::Replacement, String::new()),
+            None => Trial::Missed(Reason::Replacement, budget.illegal.remove(0).unwrap_or_default()),
         };
     }
     if let Err(message) = rewritten {
@@ -160,8 +169,8 @@ fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
         Err(message) => Some(format!("the rewritten program cannot be run: {message}")),
     };
     match difference {
-        None => Trial::Agreed,
-        Some(difference) => Trial::Differed { difference, before, after: Some(after) },
+        None => Trial::Agreed(before.space.mesh.ranks()),
+        Some(difference) => Trial::Differed { difference, before, after: Some(Box::new(after)) },
     }
 }
 

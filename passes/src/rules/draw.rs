@@ -139,12 +139,10 @@ impl Draw {
             let of = of.filter(|&d| self.space.dims[d].order == Order::Contiguous);
             let times = self.dice.one_of(&[2, 3]).unwrap_or(2);
             if let Some(of) = of {
-                let original = self.space.dims[of].clone();
-                let size = original.size * times;
-                let granule = if original.uneven { times } else { 1 };
-                let copy =
-                    Dim { copies: Some(of), granule, uneven: original.uneven, ..Dim::new("copies", size) };
-                self.space.dims.push(copy);
+                let Dim { size, uneven, .. } = self.space.dims[of];
+                let granule = if uneven { times } else { 1 };
+                let plain = Dim::new(self.free_name(), size * times);
+                self.space.dims.push(Dim { copies: Some(of), granule, uneven, ..plain });
             }
         }
         if rule.mentions(&["fetch", "fetch_sum"]) {
@@ -167,18 +165,30 @@ impl Draw {
         let mut parts = Vec::new();
         for i in 0..n {
             let before = self.dice.below(3) as u64;
-            parts.push(vec![(i * each).saturating_sub(before)..((i + 1) * each).min(size)]);
+            let needed = (i * each).saturating_sub(before)..((i + 1) * each).min(size);
+            parts.push(Vec::from([needed]));
         }
         let total = parts.iter().flatten().map(|r| r.end - r.start).sum();
-        self.space.dims.push(Dim { fetched: Some(Fetched { of, parts }), ..Dim::new("fetched", total) });
+        let plain = Dim::new(self.free_name(), total);
+        self.space.dims.push(Dim { fetched: Some(Fetched { of, parts }), ..plain });
     }
 
     /// A dimension that nothing has yet.
     pub(super) fn fresh_dim(&mut self, sizes: &[u64]) -> DimId {
         let size = self.dice.one_of(sizes).unwrap_or(4);
-        let name = format!("x{}", self.made);
-        self.made += 1;
+        let name = self.free_name();
         self.space.dims.push(Dim::new(name, size))
+    }
+
+    /// `x0`, `x1`, …, as far as the rule does not name them.
+    fn free_name(&mut self) -> String {
+        loop {
+            let name = format!("x{}", self.made);
+            self.made += 1;
+            if self.space.dim(&name).is_none() {
+                return name;
+            }
+        }
     }
 
     /// The type of what a rule replaces.

@@ -15,7 +15,7 @@ use ithaca_ir::{
 use super::draw::Draw;
 use super::matching::{Bindings, bind_attrs, holds, same, value};
 use super::operands::{Asked, Drawn, Fixed, operands};
-use super::syntax::{App, Comparison, Condition, Pattern, Rule, Term};
+use super::syntax::{App, Comparison, Condition, Pattern, Rest, Rule, Term};
 
 /// The most elements of an input.
 const MAX_ELEMENTS: u64 = 2048;
@@ -106,12 +106,24 @@ impl Grower<'_> {
                 fixed.insert(key.text.clone(), attr);
             }
         }
+        let mut named: Vec<String> = app.attrs.iter().map(|(key, _)| key.text.clone()).collect();
+        let mut rest = app.rest.clone();
+        if let Rest::Bound(name) = &app.rest
+            && let Some(bound) = self.bindings.rests.get(&name.text)
+        {
+            // What the others are was settled by an operation before.
+            rest = Rest::Absent;
+            for (key, attr) in bound {
+                named.push(key.clone());
+                fixed.insert(key.clone(), attr.clone());
+            }
+        }
         let asked = Asked {
             op: &app.op,
             n_operands: app.operands.len(),
             fixed: &fixed,
-            named: app.attrs.iter().map(|(key, _)| key.text.as_str()).collect(),
-            rest: &app.rest,
+            named: named.iter().map(String::as_str).collect(),
+            rest: &rest,
             result: app.result,
         };
         let Drawn { attrs, operands } = operands(&mut self.draw, &asked, want)?;

@@ -73,9 +73,9 @@ pub(super) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &m
         Rest::Absent => left.is_empty(),
         Rest::Ignored => true,
         Rest::Bound(name) => {
-            let rest = left.into_iter().map(|(key, attr)| ((*key).to_owned(), attr.clone())).collect();
-            bindings.rests.insert(name.text.clone(), rest);
-            true
+            let rest: Vec<(String, Attr)> =
+                left.into_iter().map(|(key, attr)| ((*key).to_owned(), attr.clone())).collect();
+            *bindings.rests.entry(name.text.clone()).or_insert_with(|| rest.clone()) == rest
         }
     }
 }

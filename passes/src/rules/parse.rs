@@ -23,6 +23,10 @@ const MAX_DEPTH: usize = 32;
 /// The most rules of a file.
 const MAX_RULES: usize = 1024;
 
+/// What may stand behind `where`.
+const CONDITIONS: &str = "conditions: comparisons, float(?t), divides(?a, ?d), has(%x, ?d), lacks(%x, ?d), \
+                          whole(%x, ?d), alike(%x, %y)";
+
 type Parsed<T> = Result<T, Box<Diagnostic>>;
 
 /// Reads rules.
@@ -232,7 +236,8 @@ impl<'a> Reader<'a> {
 
     fn sum(&mut self, depth: usize) -> Parsed<Term> {
         let mut sum = self.product(depth)?;
-        while let Some(sign) = self.sign(&[Sign::Plus, Sign::Minus]) {
+        for n in 0.. {
+            let Some(sign) = self.sign(&[Sign::Plus, Sign::Minus], n)? else { break };
             sum = Term::Arithmetic(sign, Box::new(sum), Box::new(self.product(depth)?));
         }
         Ok(sum)
@@ -240,18 +245,23 @@ impl<'a> Reader<'a> {
 
     fn product(&mut self, depth: usize) -> Parsed<Term> {
         let mut product = self.plain(depth)?;
-        while let Some(sign) = self.sign(&[Sign::Times, Sign::Over]) {
+        for n in 0.. {
+            let Some(sign) = self.sign(&[Sign::Times, Sign::Over], n)? else { break };
             product = Term::Arithmetic(sign, Box::new(product), Box::new(self.plain(depth)?));
         }
         Ok(product)
     }
 
-    fn sign(&mut self, allowed: &[Sign]) -> Option<Sign> {
-        let Token::Sign(text) = self.peek() else { return None };
+    /// One of the signs, if it is next; `n` of them came before, which are as many levels.
+    fn sign(&mut self, allowed: &[Sign], n: usize) -> Parsed<Option<Sign>> {
+        let Token::Sign(text) = self.peek() else { return Ok(None) };
         let known = Sign::ALL.into_iter().find(|(_, c)| text.len() == 1 && text.starts_with(*c));
-        let (sign, _) = known.filter(|(sign, _)| allowed.contains(sign))?;
+        let Some((sign, _)) = known.filter(|(sign, _)| allowed.contains(sign)) else { return Ok(None) };
+        if n == MAX_DEPTH {
+            return Err(self.too_deep());
+        }
         self.next();
-        Some(sign)
+        Ok(Some(sign))
     }
 
     fn plain(&mut self, depth: usize) -> Parsed<Term> {
@@ -264,17 +274,11 @@ impl<'a> Reader<'a> {
                     false => Term::Literal(Attr::Int(first)),
                 }
             }
-            Token::Float(digits) => {
-                self.next();
-                self.float(digits, 1.0)?
-            }
+            Token::Float(digits) => self.float(digits, 1.0)?,
             Token::Sign("-") => {
                 self.next();
                 match self.peek() {
-                    Token::Int(digits) | Token::Float(digits) => {
-                        self.next();
-                        self.float(digits, -1.0)?
-                    }
+                    Token::Int(digits) | Token::Float(digits) => self.float(digits, -1.0)?,
                     _ => return Err(self.unexpected("a number")),
                 }
             }
@@ -343,10 +347,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn float(&self, digits: &str, sign: f64) -> Parsed<Term> {
+    fn float(&mut self, digits: &str, sign: f64) -> Parsed<Term> {
         match digits.parse::<f64>() {
-            Ok(x) if x.is_finite() => Ok(Term::Literal(Attr::Float(sign * x))),
-            _ => Err(self.unexpected("a number that a 64-bit real can be before this")),
+            Ok(x) if x.is_finite() => {
+                self.next();
+                Ok(Term::Literal(Attr::Float(sign * x)))
+            }
+            _ => Err(self.unexpected("a number that a 64-bit real can be")),
         }
     }
 
@@ -357,7 +364,14 @@ impl<'a> Reader<'a> {
         };
         let Some(name) = predicate else { return self.comparison() };
         if !["float", "divides", "has", "lacks", "whole", "alike"].contains(&name) {
-            return self.comparison();
+            return match self.tokens.get(self.at + 2) {
+                Some((Token::Value(_) | Token::Variable(_), _)) => {
+                    let mut diagnostic = self.unexpected("a condition");
+                    diagnostic.helps.push(CONDITIONS.to_owned());
+                    Err(diagnostic)
+                }
+                _ => self.comparison(),
+            };
         }
         self.next();
         self.expect("(")?;
@@ -397,9 +411,9 @@ impl<'a> Reader<'a> {
             ("<", Comparison::Less),
         ];
         let Some((_, comparison)) = known.into_iter().find(|(sign, _)| self.eat(sign)) else {
-            let expected = "`=`, `!=`, `<` or `<=`; conditions are comparisons, float(?t), divides(?a, ?d), \
-                            has(%x, ?d), lacks(%x, ?d), whole(%x, ?d) and alike(%x, %y)";
-            return Err(self.unexpected(expected));
+            let mut diagnostic = self.unexpected("`=`, `!=`, `<` or `<=`");
+            diagnostic.helps.push(CONDITIONS.to_owned());
+            return Err(diagnostic);
         };
         Ok(Condition::Compare(first, comparison, self.term(1)?))
     }

@@ -145,11 +145,8 @@ impl<'r> Resolver<'r> {
                     bound.attrs.insert(&name.text);
                 });
             }
-            if let Rest::Bound(name) = &app.rest
-                && !bound.rests.insert(&name.text)
-            {
-                let message = format!("`..?{}` is bound twice", name.text);
-                self.refuse("P65", name, message, "the second").helps.push("use another name".to_owned());
+            if let Rest::Bound(name) = &app.rest {
+                bound.rests.insert(&name.text);
             }
         }
         let both: Vec<&str> = bound.rests.intersection(&bound.attrs).copied().collect();

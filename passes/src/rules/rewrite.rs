@@ -25,6 +25,8 @@ pub(super) struct Budget<'a> {
     pub(super) stopped: Vec<bool>,
     /// For each rule, the first replacement that was declined for its types.
     pub(super) other_types: Vec<Option<String>>,
+    /// For each rule, why the first replacement that was not legal was not.
+    pub(super) illegal: Vec<Option<String>>,
     /// Asked before each application, the limit aside.
     pub(super) allow: &'a mut dyn Allow,
 }
@@ -41,6 +43,7 @@ impl<'a> Budget<'a> {
             limit,
             stopped: vec![false; n_rules],
             other_types: vec![None; n_rules],
+            illegal: vec![None; n_rules],
             allow,
         }
     }
@@ -159,7 +162,9 @@ impl<'a> Sweep<'a> {
             let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
             let site = Site { names, level: self.world.level, function };
             match replacement(rule, &bindings, site, &task.types) {
-                Err(Declined::Illegal(_)) => {}
+                Err(Declined::Illegal(message)) => {
+                    budget.illegal[i].get_or_insert(message);
+                }
                 Err(Declined::OtherTypes(message)) => {
                     budget.other_types[i].get_or_insert(message);
                 }

@@ -108,6 +108,12 @@ impl ShardOptions {
         Self { strategy: strategy.into(), mesh, ..Self::default() }
     }
 
+    /// The strategy as the command line takes it, with those of layers.
+    pub fn strategy_text(&self) -> String {
+        let layers = self.layers.iter().map(|(layer, name)| format!(" --layer-strategy {layer}={name}"));
+        std::iter::once(self.strategy.clone()).chain(layers).collect()
+    }
+
     /// Reads the options as a pipeline writes them: any key that is no other option is a mesh axis.
     ///
     /// # Errors

@@ -17,6 +17,8 @@ mod classes;
 mod steps;
 
 #[cfg(test)]
+mod measured_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -215,7 +215,9 @@ fn tasks_of_complementary_ranks_take_the_time_of_one() {
     let helped = travelled(&space, &ty, 5, Some((0, 3)));
     let own = travelled(&space, &ty, 0, Some((3, 8)));
     let at_home = travelled(&space, &ty, 0, Some((0, 3)));
-    let task = |q: &TensorType, k: &TensorType| attend(&space, &attention, &[q.clone()], &[k.clone()]);
+    let task = |q: &TensorType, k: &TensorType| {
+        attend(&space, &attention, std::slice::from_ref(q), std::slice::from_ref(k))
+    };
     let (first, second) = (task(&own, &late), task(&helped, &at_home));
     let mut both = first.clone();
     let other = second.frames[FrameId::new(0)].clone();

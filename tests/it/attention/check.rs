@@ -1,6 +1,6 @@
 //! How close a distributed program comes to the whole one: on virtual ranks in double precision, and as a schedule.
 
-use ithaca_ir::{Diagnostics, Module, schedule, traffic, verify};
+use ithaca_ir::{Diagnostics, Module, schedule, text, traffic, verify};
 use ithaca_kernels::store::TensorSource;
 use ithaca_kernels::{Outputs, Real, cpu, oracle};
 use ithaca_passes::lower::lower;
@@ -47,7 +47,20 @@ pub(super) fn on_ranks(
     tensors: &dyn TensorSource,
     expected: &Outputs<f64>,
 ) -> Result<(), String> {
-    let found = oracle::run_ranks::<f64>(per_rank, tensors, tensors).map_err(|e| e.to_string())?;
+    on_these(per_rank, tensors, tensors, expected)
+}
+
+/// As [`on_ranks`], with weights and inputs from different places.
+///
+/// # Errors
+/// As [`on_ranks`].
+pub(super) fn on_these(
+    per_rank: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    expected: &Outputs<f64>,
+) -> Result<(), String> {
+    let found = oracle::run_ranks::<f64>(per_rank, weights, inputs).map_err(|e| e.to_string())?;
     exact(&found, expected)
 }
 
@@ -62,6 +75,10 @@ pub(super) fn as_schedule(
     expected: &Outputs<f64>,
 ) -> Result<(), String> {
     let said = |d: Diagnostics| format!("{}: {}", d[0].code, d[0].message);
+    let printed = text::print(per_rank);
+    if text::parse(&printed).map_err(said)? != *per_rank {
+        return Err(format!("reads otherwise than it was printed:\n{printed}"));
+    }
     let lowered = lower(verify::verify(per_rank).map_err(said)?).map_err(said)?;
     schedule::verify(&lowered).map_err(said)?;
     let printed = schedule::print(&lowered);

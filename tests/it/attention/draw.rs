@@ -15,7 +15,7 @@ const MAX_RANKS: u64 = 16;
 const MAX_TOKENS: u64 = 48;
 
 /// The case that `seed` determines.
-pub(super) fn case(seed: u64) -> Case {
+pub(crate) fn case(seed: u64) -> Case {
     let choices = &mut Choices::from_seed(seed);
     // Every strategy in turn, so that none is left to chance.
     let first = STRATEGIES[seed as usize % STRATEGIES.len()];
@@ -23,8 +23,8 @@ pub(super) fn case(seed: u64) -> Case {
     for _ in 0..choices.below(3) {
         let other = choices.one_of(&["data-parallel", "megatron-tp", "megatron-tp-sp", "ulysses"]);
         let other = STRATEGIES.iter().find(|s| s.name() == other).copied();
-        let free = |name: &&str| strategies.iter().all(|s| !s.axes().contains(name));
-        if let Some(other) = other.filter(|s| s.axes().iter().all(|axis| free(&axis))) {
+        let free = |axis: &&str| strategies.iter().all(|s| !s.axes().contains(axis));
+        if let Some(other) = other.filter(|s| s.axes().iter().all(free)) {
             strategies.push(other);
         }
     }
@@ -58,7 +58,7 @@ fn options(choices: &mut Choices, strategy: &str) -> Vec<&'static str> {
     let suits = in_a_row && !choices.once_in(8);
     let order = choices.one_of(if suits { &orders[..3] } else { &orders });
     let heads = choices.once_in(3).then_some("heads=uneven");
-    let sequence = choices.once_in(6).then_some("sequence=pad");
+    let sequence = choices.once_in(4).then_some("sequence=pad");
     [order, heads, sequence].into_iter().flatten().collect()
 }
 
@@ -87,9 +87,11 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
         [1, 2, degree / kv_heads, 3, 4].into_iter().filter(|n| (1..=16).contains(n)).collect();
     let group = choices.one_of(&groups);
     let n_keys = keys.unwrap_or(queries);
-    let mask = match choices.once_in(8) {
-        true => any_mask(choices, queries, n_keys, 2),
-        false => fitting_mask(choices, strategy, queries, n_keys),
+    let parts = axis("ring") * axis("cp") * axis("outer");
+    let mask = match choices.below(8) {
+        0 => any_mask(choices, queries, n_keys, 2),
+        1 | 2 if queries == n_keys => packed(choices, queries, 2 * parts),
+        _ => fitting_mask(choices, strategy, queries, n_keys),
     };
     let extra = choices.below(10);
     let extent = choices.one_of(&[
@@ -161,6 +163,15 @@ fn fitting_mask(choices: &mut Choices, strategy: &str, n_q: u64, n_k: u64) -> Ma
             _ => any_mask(choices, n_q, n_k, 2),
         },
     }
+}
+
+/// Causal documents, most often of lengths that zigzag inside each document divides.
+fn packed(choices: &mut Choices, n: u64, step: u64) -> Mask {
+    let inner = (1..n).filter(|i| i % step == 0 && !choices.once_in(3));
+    let mut bounds = vec![0];
+    bounds.extend(inner.collect::<Vec<_>>());
+    bounds.push(n);
+    Mask::All(vec![Mask::Documents(bounds), Mask::Causal])
 }
 
 /// A mask of `n_q` queries and `n_k` keys that nests joins at most `depth` deep.

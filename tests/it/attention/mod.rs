@@ -4,7 +4,9 @@
 pub(crate) mod case;
 mod check;
 mod dense;
-mod draw;
+pub(crate) mod draw;
+mod models;
 mod precision;
 mod property;
+mod refusals;
 mod table;

@@ -51,8 +51,11 @@ fn errors_in_bf16(
     errors(&run.outputs, expected)
 }
 
+/// A strategy, its mesh, and more options.
+type Layout<'a> = (&'a str, Vec<(&'static str, u64)>, Vec<&'static str>);
+
 /// Checks each strategy against one device, on a program that differs from causal self-attention by `change`.
-fn check(change: impl Fn(&mut Case), layouts: &[(&str, Vec<(&'static str, u64)>, Vec<&'static str>)]) {
+fn check(change: impl Fn(&mut Case), layouts: &[Layout<'_>]) {
     let mut whole_case = Case {
         dtype: DType::BF16,
         kv_heads: 16,

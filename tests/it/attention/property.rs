@@ -8,12 +8,12 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ithaca_ir::{Diagnostics, text, verify};
-use ithaca_kernels::oracle;
+use ithaca_ir::{DType, Diagnostics, Dim, Module, Order, text, verify};
 use ithaca_kernels::store::RandomTensors;
+use ithaca_kernels::{Outputs, oracle};
 use ithaca_passes::shard::STRATEGIES;
 
-use super::case::Case;
+use super::case::{Case, Extent};
 use super::{check, dense, draw};
 
 /// Cases of the suite, shared by its tests.
@@ -25,9 +25,13 @@ const SHARES: u64 = 4;
 /// Every so many accepted cases one runs as a schedule too.
 const AS_SCHEDULE: u64 = 3;
 
+/// Features that [`features`] tells apart.
+const FEATURES: usize = 18;
+
 /// What became of the cases of one strategy.
 #[derive(Default)]
 struct Tally {
+    /// On more than one rank.
     accepted: u64,
     refused: BTreeMap<String, u64>,
 }
@@ -42,8 +46,45 @@ fn refusal(diagnostics: &Diagnostics) -> Result<String, String> {
     }
 }
 
-/// Runs a case; the code of its refusal where it is refused.
-fn run(seed: u64, case: &Case) -> Result<Option<String>, String> {
+/// What makes an accepted case more than plain attention on contiguous shards.
+fn features(case: &Case, per_rank: &Module, expected: &Outputs<f64>) -> Vec<&'static str> {
+    let space = &per_rank.space;
+    let any = |f: &dyn Fn(&Dim) -> bool| space.dims.values().any(f);
+    let axes = space.mesh.axes.values().filter(|axis| axis.size > 1).count();
+    let lse = expected.get("lse").map_or(&[][..], |lse| &lse.data);
+    let found = [
+        (case.keys.is_some(), "cross-attention"),
+        (case.group > 1, "grouped heads"),
+        (case.softcap.is_some(), "softcap"),
+        (case.bias.is_some(), "bias"),
+        (case.dropout.is_some(), "dropout"),
+        (case.sink, "learned sink"),
+        (lse.contains(&f64::NEG_INFINITY), "queries that see nothing"),
+        (any(&|dim| dim.copies.is_some()), "copied heads"),
+        (any(&|dim| dim.uneven), "uneven heads"),
+        (any(&|dim| dim.valid < dim.size), "padding"),
+        (any(&|dim| matches!(dim.order, Order::Zigzag { .. })), "zigzag"),
+        (any(&|dim| matches!(dim.order, Order::Striped { .. })), "striped"),
+        (any(&|dim| matches!(dim.order, Order::Table(_))), "order by a table"),
+        (axes > 1, "two axes"),
+        (axes > 2, "three axes"),
+        (space.mesh.ranks() > 8, "more than 8 ranks"),
+        (case.extent == Extent::Backward, "gradients"),
+        (case.dtype == DType::BF16, "bf16"),
+    ];
+    found.into_iter().filter(|f| f.0).map(|f| f.1).collect()
+}
+
+/// What became of a case.
+enum Fate {
+    /// It was laid out over so many ranks, and is right.
+    Accepted(u64, Vec<&'static str>),
+    /// It was refused with this code.
+    Refused(String),
+}
+
+/// Runs a case.
+fn run(seed: u64, case: &Case) -> Result<Fate, String> {
     let whole = case.whole();
     if let Err(d) = verify::verify(&whole) {
         return Err(format!("the drawn program is wrong: {d:?}"));
@@ -54,16 +95,16 @@ fn run(seed: u64, case: &Case) -> Result<Option<String>, String> {
 
     let per_rank = match case.per_rank(&whole) {
         Ok(module) => module,
-        Err(diagnostics) => return refusal(&diagnostics).map(Some),
+        Err(diagnostics) => return refusal(&diagnostics).map(Fate::Refused),
     };
     check::on_ranks(&per_rank, &tensors, &expected)?;
-    if seed / STRATEGIES.len() as u64 % AS_SCHEDULE == 0 {
+    if (seed / STRATEGIES.len() as u64).is_multiple_of(AS_SCHEDULE) {
         check::as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
     }
-    Ok(None)
+    Ok(Fate::Accepted(per_rank.space.mesh.ranks(), features(case, &per_rank, &expected)))
 }
 
-fn run_caught(seed: u64, case: &Case) -> Result<Option<String>, String> {
+fn run_caught(seed: u64, case: &Case) -> Result<Fate, String> {
     catch_unwind(AssertUnwindSafe(|| run(seed, case))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -82,20 +123,25 @@ fn asked() -> Option<Range<u64>> {
     })
 }
 
-/// The share's cases: every strategy is drawn as often as any other.
+/// The share's cases: every strategy is drawn as often as any other. What became of them is printed, for people.
+#[expect(clippy::print_stderr, reason = "shown with --nocapture")]
 fn check_share(share: u64) {
     let asked = asked();
     let seeds = asked.clone().unwrap_or(0..CASES);
     let whole_suite = asked.is_none();
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
+    let mut featured: BTreeMap<&str, u64> = BTreeMap::new();
     let mut failures: Vec<(u64, Case, String)> = Vec::new();
     let period = STRATEGIES.len() as u64;
     for seed in seeds.filter(|seed| seed / period % SHARES == share) {
         let case = draw::case(seed);
         let tally = tallies.entry(STRATEGIES[(seed % period) as usize].name()).or_default();
         match run_caught(seed, &case) {
-            Ok(None) => tally.accepted += 1,
-            Ok(Some(code)) => *tally.refused.entry(code).or_default() += 1,
+            Ok(Fate::Accepted(ranks, features)) => {
+                tally.accepted += u64::from(ranks > 1 || case.strategy == "single");
+                features.into_iter().for_each(|feature| *featured.entry(feature).or_default() += 1);
+            }
+            Ok(Fate::Refused(code)) => *tally.refused.entry(code).or_default() += 1,
             Err(what) => failures.push((seed, case, what)),
         }
     }
@@ -103,18 +149,24 @@ fn check_share(share: u64) {
     for (strategy, Tally { accepted, refused }) in &tallies {
         writeln!(report, "{strategy}: {accepted} accepted, refused {refused:?}").unwrap();
     }
+    writeln!(report, "accepted with {featured:?}").unwrap();
     for (seed, case, what) in &failures {
         writeln!(report, "ITHACA_SEED={seed} {} {:?}: {what}", case.pipeline(), case.mask).unwrap();
     }
     if let [(_, case, _)] = failures.as_slice() {
         writeln!(report, "{case:#?}\n{}", text::print(&case.whole())).unwrap();
     }
-    eprintln!("{report}");
     assert!(failures.is_empty(), "{} cases failed\n{report}", failures.len());
-    for (strategy, Tally { accepted, refused }) in tallies.iter().filter(|_| whole_suite) {
-        let refused: u64 = refused.values().sum();
-        assert!(2 * accepted >= refused, "{strategy} refuses nearly everything\n{report}");
+    if whole_suite {
+        assert_eq!(tallies.len(), STRATEGIES.len());
+        for (strategy, Tally { accepted, refused }) in &tallies {
+            let refused: u64 = refused.values().sum();
+            assert!(*accepted > refused / 2, "{strategy} refuses nearly everything\n{report}");
+        }
+        assert_eq!(featured.len(), FEATURES, "some features are never drawn\n{report}");
+        assert!(featured.values().all(|&n| n >= 5), "some features are hardly drawn\n{report}");
     }
+    eprintln!("{report}");
 }
 
 #[test]

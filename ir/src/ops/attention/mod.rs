@@ -5,6 +5,8 @@ mod dropout;
 mod infer;
 mod work;
 
+use std::fmt;
+
 use smallvec::smallvec;
 
 use crate::dim::DimId;
@@ -87,6 +89,17 @@ pub struct Movement {
     pub name: String,
     /// Options, in order.
     pub options: Vec<(String, u64)>,
+}
+
+impl fmt::Display for Movement {
+    /// `rotate`, `gather(groups=2)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        for (i, (key, value)) in self.options.iter().enumerate() {
+            write!(f, "{}{key}={value}", if i == 0 { "(" } else { ", " })?;
+        }
+        f.write_str(if self.options.is_empty() { "" } else { ")" })
+    }
 }
 
 /// The dimensions that attention goes over, by role.

@@ -1,4 +1,4 @@
-//! The families of models, and what they share: which fields are inert, which must be neutral.
+//! The families of models, and what they share.
 //!
 //! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
 
@@ -6,6 +6,7 @@ mod bert;
 mod gemma2;
 mod gpt2;
 mod gpt_neox;
+mod known;
 mod layer_types;
 mod llama;
 mod mistral;
@@ -19,6 +20,7 @@ use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::{Value, json};
 
+use self::known::{GENERATION, INERT, must_be_neutral};
 use super::fields::Fields;
 use super::rope::{Rope, RopeContext};
 use super::spec::{Biases, Dropouts, Kind, Model, QkNorm, Residual, Spec, Structure, check_layers, runs};
@@ -225,133 +227,6 @@ fn read_dropout(fields: &mut Fields<'_>, model_type: ModelType) -> Result<Dropou
         }
     }
     Ok(Dropouts { attention, elsewhere })
-}
-
-/// Fields that do not reach the logits of a prefill.
-const INERT: &[&str] = &[
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_name_or_path",
-    "attention_dropout",
-    "attention_probs_dropout_prob",
-    "attn_implementation",
-    "attn_pdrop",
-    "auto_map",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "classifier_dropout",
-    "decoder_start_token_id",
-    "embd_pdrop",
-    "embedding_dropout",
-    "eos_token_id",
-    "finetuning_task",
-    "gradient_checkpointing",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "id2label",
-    "initializer_range",
-    "is_decoder",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "model_max_length",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "prefix",
-    "problem_type",
-    "resid_pdrop",
-    "residual_dropout",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "tf_legacy_loss",
-    "tie_encoder_decoder",
-    "tie_last_hidden_states",
-    "tokenizer_class",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-    "use_return_dict",
-];
-
-/// Parameters of generation, which older descriptions hold.
-const GENERATION: &[&str] = &[
-    "assistant_confidence_threshold",
-    "assistant_lookbehind",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_scores",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict_in_generate",
-    "suppress_tokens",
-    "target_lookbehind",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-];
-
-/// Fields that change the computation of some model, with the values that do not.
-fn must_be_neutral() -> Vec<(&'static str, Vec<Value>)> {
-    let (no, one) = (|| vec![json!(false)], || vec![json!(1)]);
-    let never = Vec::new;
-    vec![
-        ("quantization_config", never()),
-        ("compression_config", never()),
-        ("per_layer_config", never()),
-        ("pruned_heads", never()),
-        ("cross_attention_hidden_size", never()),
-        ("is_encoder_decoder", no()),
-        ("add_cross_attention", no()),
-        ("is_causal", vec![json!(true)]),
-        ("use_bidirectional_attention", no()),
-        ("use_mrope", no()),
-        ("pretraining_tp", one()),
-        ("num_local_experts", vec![json!(0)]),
-        ("num_experts", vec![json!(0)]),
-        ("num_experts_per_tok", vec![json!(0)]),
-        ("n_routed_experts", vec![json!(0)]),
-        ("moe_intermediate_size", vec![json!(0)]),
-        ("decoder_sparse_step", never()),
-        ("mlp_only_layers", never()),
-        ("logit_scale", one()),
-        ("logits_scaling", one()),
-        ("final_logit_softcapping", never()),
-        ("attn_logit_softcapping", never()),
-        ("embedding_multiplier", one()),
-        ("residual_multiplier", one()),
-        ("attention_multiplier", never()),
-        ("query_pre_attn_scalar", never()),
-    ]
 }
 
 fn read_model_type(fields: &mut Fields<'_>) -> Result<ModelType, Diagnostic> {

@@ -24,7 +24,7 @@ pub(super) fn backward(
     match plan {
         Plan::Gather => {
             let kv = [gathered(b, a.keys, k)?, gathered(b, a.keys, v)?];
-            a.returns = Returns::Part;
+            // A rank's gradients are complete for its queries; what the reduce-scatter adds is in the model's type.
             gradients(b, &a, &rows, &kv, bias)
         }
         Plan::Fetch(to) => {

@@ -109,13 +109,14 @@ fn steps_of(movement: &dyn Movement, site: &Site<'_>, steps: Vec<Step>) -> Resul
             .help("every block of keys must meet every block of queries that sees it, once"))
     };
     if steps.first() != Some(&Step::default()) {
-        return wrong("the first step is not at home".to_owned());
+        return wrong("the first step is not at home, which is `Step::default()`".to_owned());
     }
     let meetings = Meetings::new(site);
-    if meetings.n <= Meetings::CHECKED {
-        if let Some((q, k, times)) = meetings.first_wrong(site, &steps) {
-            return wrong(format!("queries of block {q} see keys of block {k}, and meet them {times} times"));
-        }
+    if meetings.n <= Meetings::CHECKED
+        && let Some((q, k, times)) = meetings.first_wrong(site, &steps)
+    {
+        let sees = if meetings.sees(q, k) { "see" } else { "do not see" };
+        return wrong(format!("queries of block {q} {sees} keys of block {k}, and meet them {times} times"));
     }
     let mut steps = steps;
     let home = steps.remove(0);

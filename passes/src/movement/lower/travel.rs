@@ -1,46 +1,78 @@
 //! What travels: blocks that visit ranks, and sums that are added up on the way and come home.
 
+use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::OpError;
-use ithaca_ir::{FunctionBuilder, Op, ValueId};
+use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
 
 use super::plan::{home_of, is_full};
 use crate::movement::Seat;
 
 /// Values that travel together, and every seat where they have been.
 pub(super) struct Travellers {
-    been: Vec<(Seat, Vec<ValueId>)>,
+    been: Vec<Place>,
+}
+
+/// Where values have been.
+struct Place {
+    at: Seat,
+    /// Where they came from.
+    from: Seat,
+    values: Vec<ValueId>,
 }
 
 impl Travellers {
     /// Values that are at home.
     pub(super) fn new(values: &[ValueId]) -> Self {
-        Self { been: vec![(Seat::new(), values.to_vec())] }
+        Self { been: vec![Place { at: Seat::new(), from: Seat::new(), values: values.to_vec() }] }
     }
 
-    /// The values at `seat`: from where they have been along the fewest axes from there, the latest such place.
+    /// The values at `seat`: from where they have been along the fewest axes from there, of these the nearest place. Of
+    /// those as near they come straight on rather than back, so that each block keeps to its way round; then from the
+    /// nearest to home along the axes that they go, then from the latest.
     pub(super) fn bring(
         &mut self,
         b: &mut FunctionBuilder<'_>,
         seat: &Seat,
     ) -> Result<Vec<ValueId>, OpError> {
-        if let Some((_, values)) = self.been.iter().find(|(at, _)| at == seat) {
-            return Ok(values.clone());
+        if let Some(place) = self.been.iter().find(|place| place.at == *seat) {
+            return Ok(place.values.clone());
         }
-        let sources = self.been.iter().rev().filter(|(at, _)| is_full(at));
-        let source = sources.min_by_key(|(at, _)| distance(at, seat)).expect("everything has been at home");
-        let values = source.1.clone().into_iter().map(|v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
-        self.been.push((seat.clone(), values.clone()));
+        let mesh = &b.space().mesh;
+        let sources = self.been.iter().rev().filter(|place| is_full(&place.at));
+        let preference = |place: &&Place| {
+            let next = hops(mesh, &place.at, seat);
+            let turns = hops(mesh, &place.from, &place.at) != next;
+            let along: Seat =
+                place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
+            (way(mesh, &place.at, seat), turns, way(mesh, &Seat::new(), &along).1)
+        };
+        let source = sources.min_by_key(preference).expect("everything has been at home");
+        let from = source.at.clone();
+        let values =
+            source.values.clone().into_iter().map(|v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
+        self.been.push(Place { at: seat.clone(), from, values: values.clone() });
         Ok(values)
     }
 }
 
-/// Number of axes along which two seats differ.
-fn distance(a: &Seat, b: &Seat) -> usize {
-    let differs = |axis| a.iter().find(|m| m.axis == axis) != b.iter().find(|m| m.axis == axis);
-    let mut axes: Vec<_> = a.iter().chain(b).map(|m| m.axis).collect();
+/// The axes along which two seats differ, with the hops from the first to the second, up the coordinates.
+fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> Vec<(AxisId, u64)> {
+    let by = |seat: &Seat, axis| seat.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
+    let mut axes: Vec<AxisId> = from.iter().chain(to).map(|m| m.axis).collect();
     axes.sort_unstable();
     axes.dedup();
-    axes.into_iter().filter(|&axis| differs(axis)).count()
+    let hops = axes.into_iter().map(|axis| {
+        let n = mesh.size(axis);
+        (axis, (by(to, axis) + n - by(from, axis)) % n)
+    });
+    hops.filter(|&(_, hops)| hops > 0).collect()
+}
+
+/// How far one seat is from another: along how many axes they differ, and the most hops along one, either way round.
+fn way(mesh: &Mesh, from: &Seat, to: &Seat) -> (usize, u64) {
+    let hops = hops(mesh, from, to);
+    let most = hops.iter().map(|&(axis, up)| up.min(mesh.size(axis) - up)).max();
+    (hops.len(), most.unwrap_or(0))
 }
 
 /// Moves `value` to `seat`.
@@ -58,9 +90,16 @@ pub(super) type Join = fn(&mut FunctionBuilder<'_>, &[ValueId], &[ValueId]) -> R
 
 /// Sums, of whatever kind, that go where their summands are made.
 ///
-/// Where all ranks make summands, the sum travels there and takes them in; where some do, their summands go home.
+/// Where all ranks make summands, the nearest sum travels there and takes them in; where some do, their summands go home.
+/// A place that is nearer to home than to any sum starts a sum of its own, so that blocks which go round both ways are
+/// added up both ways, and none crosses the ring between two steps; the number of transfers is the same.
 pub(super) struct Sums {
     join: Join,
+    sums: Vec<Sum>,
+}
+
+/// Values that were added up, and where they are.
+struct Sum {
     at: Seat,
     values: Vec<ValueId>,
 }
@@ -68,7 +107,7 @@ pub(super) struct Sums {
 impl Sums {
     /// Nothing yet; what comes first is made at home.
     pub(super) fn new(join: Join) -> Self {
-        Self { join, at: Seat::new(), values: Vec::new() }
+        Self { join, sums: Vec::new() }
     }
 
     /// Takes in `values` that were made at `seat`.
@@ -78,34 +117,50 @@ impl Sums {
         seat: &Seat,
         values: &[ValueId],
     ) -> Result<(), OpError> {
-        if self.values.is_empty() {
-            self.at.clone_from(seat);
-            self.values = values.to_vec();
-            return Ok(());
-        }
+        let made = Sum { at: seat.clone(), values: values.to_vec() };
         if is_full(seat) {
-            self.travel(b, seat)?;
-            self.values = (self.join)(b, &self.values, values)?;
-            return Ok(());
+            return self.join_nearest(b, made, seat);
         }
-        self.travel(b, &Seat::new())?;
         let Some(home) = home_of(&b.space().mesh, seat) else {
             return Err(OpError::new(
                 "V28",
                 "blocks of ranks that wrap around the end of a ring cannot go home together",
             ));
         };
-        let homed = values.iter().map(|&v| go(b, v, &home)).collect::<Result<Vec<_>, _>>()?;
-        self.values = (self.join)(b, &self.values, &homed)?;
+        let values = values.iter().map(|&v| go(b, v, &home)).collect::<Result<Vec<_>, _>>()?;
+        self.join_nearest(b, Sum { at: home, values }, &Seat::new())
+    }
+
+    /// Brings the nearest sum to `seat`, where `made` joins it; or makes it a sum of its own.
+    fn join_nearest(&mut self, b: &mut FunctionBuilder<'_>, made: Sum, seat: &Seat) -> Result<(), OpError> {
+        let mesh = &b.space().mesh;
+        let hops = |at: &Seat| way(mesh, at, seat).1;
+        let nearest = self.sums.iter_mut().rev().min_by_key(|sum| hops(&sum.at));
+        match nearest {
+            Some(sum) if hops(&sum.at) <= hops(&Seat::new()) || *seat == Seat::new() => {
+                sum.travel(b, seat)?;
+                sum.values = (self.join)(b, &sum.values, &made.values)?;
+            }
+            Some(_) | None => self.sums.push(made),
+        }
         Ok(())
     }
 
-    /// The sums, at home.
-    pub(super) fn finish(mut self, b: &mut FunctionBuilder<'_>) -> Result<Vec<ValueId>, OpError> {
-        self.travel(b, &Seat::new())?;
-        Ok(self.values)
+    /// The sum of all, at home.
+    pub(super) fn finish(self, b: &mut FunctionBuilder<'_>) -> Result<Vec<ValueId>, OpError> {
+        let mut total: Option<Vec<ValueId>> = None;
+        for mut sum in self.sums {
+            sum.travel(b, &Seat::new())?;
+            total = Some(match total {
+                None => sum.values,
+                Some(total) => (self.join)(b, &total, &sum.values)?,
+            });
+        }
+        Ok(total.unwrap_or_default())
     }
+}
 
+impl Sum {
     fn travel(&mut self, b: &mut FunctionBuilder<'_>, seat: &Seat) -> Result<(), OpError> {
         for value in &mut self.values {
             *value = go(b, *value, seat)?;

@@ -1,7 +1,8 @@
 //! Strategies: a name, the mesh axes it uses, and where it puts things.
 //!
 //! A strategy says only which axes split which role of dimension, outside attention and inside, and which movement brings
-//! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus: each strategy adds its axes to one [`Placement`].
+//! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus:
+//! each strategy adds its axes to one [`Placement`].
 
 mod recipes;
 
@@ -14,6 +15,10 @@ use ithaca_ir::{Diagnostic, Mesh as MeshType};
 use crate::registry::Registry;
 
 /// Which axes split what.
+///
+/// A strategy adds to it, in [`Strategy::place`]; [`heads_inside`](Self::heads_inside) and
+/// [`sequence_inside`](Self::sequence_inside) are what sequence parallelism needs, the fields are there for the rest.
+/// Where the outside and the inside of attention lie otherwise, collectives follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Axes that split the sequences of the batch, everywhere.
@@ -85,19 +90,54 @@ impl Placement {
 pub enum Search {
     /// It does.
     Candidate,
+    /// Where some mask is more than causal and leaves blocks empty.
+    Sparse,
     /// Only when the strategy is named: another has the same layouts and movement, or is never behind it.
     Named,
 }
 
-/// A way to distribute a transformer.
+/// A way to distribute a transformer: which axes of the mesh split what, and which movement serves attention.
+///
+/// Everything else follows from it: collectives between layouts, the backward pass, bytes, the price, the schedule. A
+/// strategy has no state, so one of your own is a unit struct in a `static` place:
+///
+/// ```
+/// use ithaca_ir::mesh::AxisId;
+/// use ithaca_passes::registry::Registry;
+/// use ithaca_passes::shard::{Placement, Strategy};
+///
+/// struct Gathered;
+///
+/// impl Strategy for Gathered {
+///     fn name(&self) -> &'static str {
+///         "gathered"
+///     }
+///     fn summary(&self) -> &'static str {
+///         "sequence split everywhere, keys and values gathered"
+///     }
+///     fn legality(&self) -> &'static str {
+///         "tokens % P = 0"
+///     }
+///     fn axes(&self) -> &'static [&'static str] {
+///         &["cp"]
+///     }
+///     fn place(&self, axes: &[AxisId], placement: &mut Placement) {
+///         placement.sequence_inside(axes, "gather");
+///     }
+/// }
+///
+/// let registry = Registry::default().with_strategy(&Gathered);
+/// assert!(registry.strategy("gathered").is_some());
+/// ```
 pub trait Strategy: Sync {
     /// The name, as `--strategy` takes it.
     fn name(&self) -> &'static str;
     /// One sentence, with its source.
     fn summary(&self) -> &'static str;
-    /// What must divide what.
+    /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;
-    /// The axes of the mesh that it uses.
+    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`. Strategies of a
+    /// product use different ones.
     fn axes(&self) -> &'static [&'static str];
     /// Whether a planner that is told no strategy tries it.
     fn search(&self) -> Search {
@@ -114,7 +154,7 @@ pub trait Strategy: Sync {
 pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
     let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
     for name in text.split('+').map(str::trim) {
-        let Some(strategy) = registry.strategies().find(|s| s.name() == name) else {
+        let Some(strategy) = registry.strategy(name) else {
             let known: Vec<&str> = registry.strategies().map(|s| s.name()).collect();
             return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
                 .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
@@ -223,6 +263,9 @@ pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) ->
 
 /// The mesh axes that split the tokens of a sequence.
 pub const CONTEXT_AXES: [&str; 4] = ["ulysses", "ring", "cp", "outer"];
+
+/// The mesh axis of tensor parallelism.
+pub const TENSOR_AXIS: &str = "tp";
 
 /// The mesh axis of data parallelism.
 pub const DATA_AXIS: &str = "dp";

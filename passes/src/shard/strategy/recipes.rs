@@ -139,7 +139,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         summary: "causal blocks in ⌊P/2⌋ + 1 steps, early ranks work for late ones (DistFlashAttn, arXiv 2310.03294)",
         legality: "a causal mask; contiguous order; tokens % P = 0",
         axes: &["ring"],
-        search: Search::Candidate,
+        search: Search::Named,
         place: |axes, p| p.sequence_inside(&[axes[0]], "balance"),
     },
     &Recipe {
@@ -188,7 +188,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         summary: "sequence split everywhere, every rank fetches the tokens that its queries see (block-sparse, documents, BigBird)",
         legality: "tokens % P = 0; any mask and order",
         axes: &["ring"],
-        search: Search::Candidate,
+        search: Search::Sparse,
         place: |axes, p| p.sequence_inside(&[axes[0]], "fetch"),
     },
     &Recipe {

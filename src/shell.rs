@@ -1,0 +1,80 @@
+//! The command line as a program: the only place that prints and reads the environment.
+//!
+//! A program of yours that calls [`main`] with a registry of its own is an `ithaca` that knows your strategies too.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use ithaca_passes::registry::Registry;
+
+use crate::cli::{Cli, ErrorFormat};
+use crate::commands::{self, Session};
+use crate::error::Failure;
+
+/// Does what the arguments of this process ask, with the strategies and movements of `registry`; prints the outcome and
+/// returns the code to exit with: 0, 1 when something differs, 2 for a mistake.
+pub fn main(registry: &Registry) -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no mistakes; clap's own code for a mistake is 2, as everywhere here.
+            let wants_json = std::env::args().any(|a| a == "--error-format=json")
+                || std::env::args()
+                    .collect::<Vec<_>>()
+                    .windows(2)
+                    .any(|w| w[0] == "--error-format" && w[1] == "json");
+            if wants_json && error.use_stderr() {
+                let message = error.render().to_string();
+                return fail(&Failure::usage(message.trim_end()), ErrorFormat::Json);
+            }
+            let code = if error.use_stderr() { 2 } else { 0 };
+            // Printing fails only when nobody reads; the exit code still says what happened.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let format = cli.error_format;
+    let spinner = std::io::stderr().is_terminal().then(spinner);
+    let mut report = |what: &str| {
+        if let Some(spinner) = &spinner {
+            spinner.set_message(what.to_owned());
+        }
+    };
+    let outcome = commands::run(cli, &mut Session { registry, progress: &mut report });
+    if let Some(spinner) = spinner {
+        spinner.finish_and_clear();
+    }
+    match outcome {
+        Ok(done) => {
+            let written = std::io::stdout().lock().write_all(done.text.as_bytes());
+            match written {
+                Ok(()) => ExitCode::from(done.code),
+                // The reader of a pipe may leave early; that is no error of ours.
+                Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(done.code),
+                Err(e) => fail(&Failure::io("standard output", &e), format),
+            }
+        }
+        Err(failure) => fail(&failure, format),
+    }
+}
+
+fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
+    let text = match format {
+        ErrorFormat::Human => failure.render(),
+        ErrorFormat::Json => failure.to_json(),
+    };
+    // Nothing is left to do when even this cannot be written.
+    let _ = write!(std::io::stderr().lock(), "{text}");
+    ExitCode::from(2)
+}
+
+fn spinner() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let bar = ProgressBar::new_spinner().with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
