@@ -231,4 +231,21 @@ mod tests {
         assert!(gather.contains("filled"), "{gather}");
         assert!(picture.contains("f0n0 -> f0n1 [label=\"f32[s@u]\"]"), "{picture}");
     }
+
+    #[test]
+    fn orders_and_parts_that_travel_are_told() {
+        let module = text::parse(
+            "ithaca 1 per_rank\nmodel \"ring\"\nmesh ring=2\ndim s = 8 order zigzag(2)\n\
+             dim f = 10 fetches s [[0..4], [2..8]]\n\nfunc @main() {\n  %x = input {name=\"x\"} : f32[s@ring]\n  \
+             %y = permute %x : f32[s@ring+1]\n  %z = fetch %x {to=f} : f32[f@ring]\n  return y = %y, z = %z\n}\n",
+        )
+        .unwrap();
+        let picture = emit(&module);
+        assert!(picture.contains("orders [label=\"s: zigzag(2)\\nf: fetched from s\""), "{picture}");
+        for told in ["permute over ring", "fetch f"] {
+            let line = picture.lines().find(|l| l.contains(told)).unwrap();
+            assert!(line.contains("filled"), "{line}");
+        }
+        assert!(picture.contains("[label=\"f32[s@ring+1]\"]"), "{picture}");
+    }
 }

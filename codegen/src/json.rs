@@ -304,3 +304,30 @@ fn attributes(space: &Space, op: &Op) -> BTreeMap<&'static str, String> {
     let attrs = op.attrs(Names { space, functions: &functions });
     attrs.into_iter().map(|(key, value)| (key, value.to_string())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::schedule;
+
+    use super::*;
+
+    #[test]
+    fn orders_parts_that_travel_and_attributes_are_told() {
+        let schedule = schedule::parse(
+            "ithaca 1 schedule\nmodel \"ring\"\nmesh ring=2\ndim s = 8 order zigzag(2)\n\
+             dim f = 10 fetches s [[0..4], [2..8]]\n\nframe @main(0) bytes 768 events 1 {\n  \
+             buffer $x : f32[s@ring] input {name=\"x\"}\n  buffer $y : f32[s@ring+1] at 0\n  \
+             buffer $w : wire f32 10 at 256\n  \
+             comm: exchange $x -> $y permute from f32[s@ring] to f32[s@ring+1]\n  \
+             compute: pack $x -> $w fetch {to=f} from f32[s@ring] to f32[f@ring]\n  return y = $y\n}\n",
+        )
+        .unwrap();
+        let document = document(&schedule);
+        assert_eq!(document.dims[0].order.as_deref(), Some("zigzag(2)"));
+        let fetched = Fetched { of: "s".into(), parts: vec![vec![[0, 4]], vec![[2, 8]]] };
+        assert_eq!(document.dims[1].fetched, Some(fetched));
+        let [permute, fetch] = document.frames[0].tasks.as_slice() else { panic!("two tasks") };
+        assert_eq!((permute.axis.as_deref(), permute.to.as_deref()), (Some("ring"), Some("f32[s@ring+1]")));
+        assert_eq!(fetch.attributes["to"], "f");
+    }
+}

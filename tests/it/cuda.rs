@@ -116,6 +116,8 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         ("olmo2", "megatron-tp", &[("tp", "8")], 8),
         ("gpt-neox", "ulysses", &[("ulysses", "2")], 2),
         ("gemma2", "ulysses+megatron-tp-sp", &[("ulysses", "2"), ("tp", "2")], 4),
+        ("llama-gqa", "ring+megatron-tp", &[("ring", "2"), ("tp", "2"), ("order", "striped")], 4),
+        ("mistral-swa", "sparse-fetch", &[("ring", "4")], 4),
     ] {
         let error = error_on_host(golden, strategy, axes, ranks);
         assert!(error < 1e-5, "{golden} under {strategy} on {ranks} ranks: error {error:.3e}");
@@ -203,14 +205,20 @@ fn nvcc_compiles_emitted_programs_without_warnings() {
         let out = tempfile::tempdir().unwrap();
         // One of them has a mask that is a table.
         emit(if i == 0 { &packed } else { &causal }, &options(strategy, axes), out.path());
-        let make = Command::new("make")
-            .arg("-C")
-            .arg(out.path())
-            .arg(format!("CUDA_HOME={}", cuda.display()))
-            .arg(format!("NCCL_HOME={}", nccl.display()))
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&make.stdout) + String::from_utf8_lossy(&make.stderr);
-        assert!(make.status.success() && !text.contains("warning"), "{strategy}: {text}");
+        make_without_warnings(strategy, out.path(), &[], &cuda, &nccl);
     }
+}
+
+/// Compiles a program with nvcc.
+fn make_without_warnings(name: &str, program: &Path, more: &[&str], cuda: &Path, nccl: &Path) {
+    let make = Command::new("make")
+        .arg("-C")
+        .arg(program)
+        .args(more)
+        .arg(format!("CUDA_HOME={}", cuda.display()))
+        .arg(format!("NCCL_HOME={}", nccl.display()))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&make.stdout) + String::from_utf8_lossy(&make.stderr);
+    assert!(make.status.success() && !text.contains("warning"), "{name}: {text}");
 }
