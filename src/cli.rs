@@ -120,6 +120,9 @@ pub struct LayoutArgs {
     /// Let ranks hold different numbers of heads where they do not divide.
     #[arg(long)]
     pub uneven_heads: bool,
+    /// Pad heads that do not divide, key/value heads with the query heads that they serve.
+    #[arg(long, conflicts_with = "uneven_heads")]
+    pub pad_heads: bool,
     /// Pad a sequence that does not divide.
     #[arg(long)]
     pub pad_sequence: bool,

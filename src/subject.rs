@@ -238,6 +238,11 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
             "`--shrink` needs a model's configuration; a program in text form has its sizes",
         ));
     }
+    if let Some(flag) = workload_flag(&args.workload) {
+        return Err(Failure::usage(format!(
+            "`{flag}` describes a model's workload; a program in text form has its own"
+        )));
+    }
     let (options, cluster) = layout(registry, &args.layout)?;
     Ok(Job {
         title: program.name.clone(),
@@ -291,20 +296,9 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     })
 }
 
-/// A flag that asks for what a plan has decided already, if there is one.
-fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
-    let WorkloadArgs { seq, target_seq, batch, dtype, mode, ignore_fields } = &args.workload;
-    let LayoutArgs {
-        cluster,
-        gpus,
-        strategy,
-        mesh,
-        uneven_heads,
-        pad_sequence,
-        order,
-        prune,
-        layer_strategies,
-    } = &args.layout;
+/// A flag that describes a workload, if one is given.
+fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
+    let WorkloadArgs { seq, target_seq, batch, dtype, mode, ignore_fields } = args;
     let given = [
         ("--seq", seq.is_some()),
         ("--target-seq", target_seq.is_some()),
@@ -312,17 +306,38 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--dtype", dtype.is_some()),
         ("--mode", mode.is_some()),
         ("--ignore-field", !ignore_fields.is_empty()),
+    ];
+    given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
+}
+
+/// A flag that asks for what a plan has decided already, if there is one.
+fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
+    let LayoutArgs {
+        cluster,
+        gpus,
+        strategy,
+        mesh,
+        uneven_heads,
+        pad_heads,
+        pad_sequence,
+        order,
+        prune,
+        layer_strategies,
+    } = &args.layout;
+    let given = [
         ("--cluster", cluster.is_some()),
         ("--gpus", gpus.is_some()),
         ("--strategy", strategy.is_some()),
         ("--mesh", mesh.is_some()),
         ("--uneven-heads", *uneven_heads),
+        ("--pad-heads", *pad_heads),
         ("--pad-sequence", *pad_sequence),
         ("--order", order.is_some()),
         ("--prune", *prune),
         ("--layer-strategy", !layer_strategies.is_empty()),
     ];
-    given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
+    let layout = given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
+    workload_flag(&args.workload).or(layout)
 }
 
 /// Weights beside the configuration that a plan was made from, if they are still there and it is still the same.
@@ -398,6 +413,9 @@ fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Clust
 pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.uneven_heads {
         options.heads = HeadSplit::Uneven;
+    }
+    if args.pad_heads {
+        options.heads = HeadSplit::Pad;
     }
     if args.pad_sequence {
         options.sequence = SequenceFit::Pad;

@@ -221,7 +221,7 @@ fn check_table(runs: &[Range<u64>], size: u64) -> Result<(), String> {
 }
 
 /// Ranges in ascending order, those that touch or overlap made one.
-pub(crate) fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+pub fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.retain(|r| r.start < r.end);
     ranges.sort_by_key(|r| r.start);
     let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());

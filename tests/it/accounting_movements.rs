@@ -117,7 +117,7 @@ fn gathering_sends_as_much_as_a_ring_and_gradients_are_scattered_back() {
         assert_eq!(rows.len(), 1, "{rows:?}");
         let rows = sent(&both);
         assert_eq!(total(&rows, "all_gather").1 % gathered, 0, "{rows:?}");
-        let scattered = (ranks - 1) * keys_and_values(&forth, ranks) * DType::F32.bytes();
+        let scattered = (ranks - 1) * keys_and_values(&forth, ranks) * forth.dtype.bytes();
         assert_eq!(total(&rows, "reduce_scatter"), (2, scattered), "{rows:?}");
     }
 }

@@ -17,6 +17,8 @@ use ithaca_passes::planner::{self, Program, Ranked, Refusal, Request};
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::{Value, json};
 
+use crate::attention::case::Case;
+
 /// A tiny model of a family with these heads.
 fn model(family: &str, heads: u64, kv_heads: u64) -> Value {
     match family {
@@ -258,4 +260,29 @@ fn every_strategy_has_a_plan_or_repairs_that_work() {
         }
     }
     assert!(refused > 10, "28 heads on 8 ranks and the like are refused");
+}
+
+/// 28 query heads and 7 key/value heads on 2 ranks become 32 and 8, and nobody sees the padding.
+#[test]
+fn heads_are_padded_by_group_and_cut_back() {
+    let mut case = Case::new("ulysses", &[("ulysses", 2)], 8);
+    (case.kv_heads, case.group) = (7, 4);
+    let whole = case.whole();
+    assert_eq!(case.per_rank(&whole).unwrap_err()[0].code, "P21");
+    case.options.push("heads=pad");
+    let per_rank = case.per_rank(&whole).unwrap();
+    let size = |name: &str| {
+        let dim = per_rank.space.dim(name).unwrap();
+        (per_rank.space.dims[dim].size, per_rank.space.dims[dim].valid)
+    };
+    assert_eq!((size("h"), size("k")), ((32, 28), (8, 7)));
+    let sources = RandomTensors::of_module(&whole, 3);
+    let expected = oracle::run::<f64>(&whole, &sources, &sources).unwrap();
+    let found = oracle::run_ranks::<f64>(&per_rank, &sources, &sources).unwrap();
+    for (name, expected) in &expected {
+        assert_eq!(found[name].shape, expected.shape, "{name}");
+        let worst =
+            found[name].data.iter().zip(&expected.data).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        assert!(worst < 1e-12, "{name}: {worst}");
+    }
 }

@@ -97,16 +97,19 @@ fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Option<Diagnost
         ));
     }
     for (i, part) in fetched.parts.iter().enumerate() {
-        let mut next = 0;
+        let mut next = None;
         for range in part {
-            if range.start < next || range.start >= range.end || range.end > space.size(of) {
+            if next.is_some_and(|next| range.start <= next)
+                || range.start >= range.end
+                || range.end > space.size(of)
+            {
                 let Range { start, end } = range;
                 return refuse(format!(
-                    "part {i} of `{name}` fetches {start}..{end}, which is empty, out of order or not in `{}`",
+                    "part {i} of `{name}` fetches {start}..{end}, which is empty, out of order, next to another range or not in `{}`",
                     space.dims[of].name
                 ));
             }
-            next = range.end;
+            next = Some(range.end);
         }
     }
     let total: u64 = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();

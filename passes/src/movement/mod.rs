@@ -167,8 +167,11 @@ impl Site<'_> {
     }
 
     fn block(&self, dim: DimId, i: u64) -> Vec<Run> {
-        let group = self.space.mesh.group_along(Rank(0), self.axes);
-        let rank = usize::try_from(i).ok().and_then(|i| group.get(i)).copied().unwrap_or(Rank(0));
+        let mesh = &self.space.mesh;
+        let (rank, _) = self.axes.iter().rev().fold((Rank(0), i), |(rank, rest), &axis| {
+            let n = mesh.size(axis);
+            (mesh.with_coordinate(rank, axis, rest % n), rest / n)
+        });
         self.space.position_runs(dim, self.space.range(dim, self.axes, rank))
     }
 

@@ -164,6 +164,9 @@ pub struct MeshAxis {
 pub struct LayoutOptions {
     /// Ranks may hold different numbers of heads.
     pub uneven_heads: bool,
+    /// Heads may be padded.
+    #[serde(default)]
+    pub pad_heads: bool,
     /// The sequence may be padded.
     pub pad_sequence: bool,
     /// The token order that was asked for; the best-balanced legal one when absent.
@@ -468,7 +471,11 @@ impl Plan {
     pub fn shard_options(&self) -> ShardOptions {
         let mesh = Mesh::new(self.mesh.iter().map(|a| (a.axis.clone(), a.size)));
         ShardOptions {
-            heads: if self.options.uneven_heads { HeadSplit::Uneven } else { HeadSplit::Even },
+            heads: match (self.options.uneven_heads, self.options.pad_heads) {
+                (true, _) => HeadSplit::Uneven,
+                (false, true) => HeadSplit::Pad,
+                (false, false) => HeadSplit::Even,
+            },
             sequence: if self.options.pad_sequence { SequenceFit::Pad } else { SequenceFit::Exact },
             // What cannot be read is refused when the plan is.
             order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
@@ -492,6 +499,7 @@ impl LayoutOptions {
     pub fn of(options: &ShardOptions) -> Self {
         Self {
             uneven_heads: options.heads == HeadSplit::Uneven,
+            pad_heads: options.heads == HeadSplit::Pad,
             pad_sequence: options.sequence == SequenceFit::Pad,
             order: options.order.map(|order| order.to_string()),
             prune: options.prune == Prune::Required,

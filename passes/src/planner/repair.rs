@@ -29,12 +29,15 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
     match (heads, sequence) {
         (HeadSplit::Even, SequenceFit::Exact) => vec![
             (uneven, sequence, "--uneven-heads"),
+            (HeadSplit::Pad, sequence, "--pad-heads"),
             (heads, pad, "--pad-sequence"),
             (uneven, pad, "--uneven-heads --pad-sequence"),
         ],
-        (HeadSplit::Even, SequenceFit::Pad) => vec![(uneven, sequence, "--uneven-heads")],
-        (HeadSplit::Uneven, SequenceFit::Exact) => vec![(heads, pad, "--pad-sequence")],
-        (HeadSplit::Uneven, SequenceFit::Pad) => Vec::new(),
+        (HeadSplit::Even, SequenceFit::Pad) => {
+            vec![(uneven, sequence, "--uneven-heads"), (HeadSplit::Pad, sequence, "--pad-heads")]
+        }
+        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Exact) => vec![(heads, pad, "--pad-sequence")],
+        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Pad) => Vec::new(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Keyed, Op};
-use ithaca_ir::{Diagnostic, DimId, Mesh, Module, Order, Rank, Space};
+use ithaca_ir::{Diagnostic, DimId, Module, Order, Rank, Space};
 
 use super::options::{OrderChoice, Prune};
 use super::orders::{self, Split};
@@ -84,16 +84,8 @@ pub(super) fn orders(
 ///
 /// # Errors
 /// What the movement refuses; `P49` where it must leave out what the mask leaves empty and cannot.
-pub(super) fn check(
-    space: &Space,
-    mesh: &Mesh,
-    inside: &[Inside<'_>],
-    prune: Prune,
-) -> Result<(), Diagnostic> {
+pub(super) fn check(space: &Space, inside: &[Inside<'_>], prune: Prune) -> Result<(), Diagnostic> {
     for Inside { attention, axes, movement } in inside {
-        if mesh.degree(axes) == 1 && !axes.is_empty() {
-            continue;
-        }
         let site = Site { space, attention, axes };
         movement.check(&site)?;
         if prune == Prune::Required && !movement.prunes() && has_empty_tile(&site) {

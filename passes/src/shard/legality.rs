@@ -117,7 +117,7 @@ pub(super) fn decide(
         space.dims[dim].order.clone_from(order);
         decisions.notes.push(format!("sequence {} is dealt to ranks in order {order}", space.dims[dim].name));
     }
-    inside::check(&space, mesh, &inside, options.prune)?;
+    inside::check(&space, &inside, options.prune)?;
     Ok(decisions)
 }
 
@@ -152,6 +152,9 @@ impl Check<'_> {
         if legal(total) {
             return self.copies(heads, kv_heads, total, tensor, decisions);
         }
+        if self.options.heads == HeadSplit::Pad {
+            return self.pad_heads(heads, kv_heads, total, decisions);
+        }
         if self.options.heads == HeadSplit::Uneven && hkv >= total {
             decisions.uneven.extend([heads, kv_heads]);
             decisions.uneven.dedup();
@@ -173,6 +176,7 @@ impl Check<'_> {
         };
         let refused = refused.help(legal_degrees(hq, "head", legal));
         Err(match self.options.heads {
+            HeadSplit::Pad => refused,
             HeadSplit::Uneven => refused.help(format!(
                 "`--uneven-heads` deals out the {hkv} key/value heads whole, so it reaches {hkv} ranks"
             )),
@@ -181,6 +185,37 @@ impl Check<'_> {
             }
             HeadSplit::Even => refused,
         })
+    }
+
+    /// Query and key/value heads are padded together, group by group, until they divide.
+    fn pad_heads(
+        &self,
+        heads: DimId,
+        kv_heads: DimId,
+        total: u64,
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let dims = &self.module.space.dims;
+        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        let padded = hkv.next_multiple_of(total);
+        let normalised = self.module.functions.values().flat_map(|f| &f.nodes).any(|n| match &n.op {
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => *over == heads || *over == kv_heads,
+            Op::RmsScale { over, .. } => over.contains(&heads) || over.contains(&kv_heads),
+            _ => false,
+        });
+        if normalised {
+            let message = format!("{hq} query heads cannot be padded: a norm counts all of them");
+            return Err(Diagnostic::new("P20", message).help("use a head degree that divides"));
+        }
+        for (dim, size) in [(heads, hq / hkv * padded), (kv_heads, padded)] {
+            decisions.padded.insert(dim, size);
+        }
+        decisions.notes.push(format!(
+            "{hq} query heads and {hkv} key/value heads are padded to {} and {padded}; padded heads have no weights, so \
+             they reach neither the output projection nor a gradient",
+            hq / hkv * padded
+        ));
+        Ok(())
     }
 
     /// Key/value heads that are fewer than the ranks are copied, so that every rank has one.
@@ -244,6 +279,11 @@ impl Check<'_> {
         if is_target { "--target-seq" } else { "--seq" }
     }
 
+    /// Into how many parts each attention splits its sequence.
+    fn parts<'i>(&'i self, inside: &'i [Inside<'_>]) -> impl Iterator<Item = u64> + 'i {
+        inside.iter().map(|i| self.degree(&i.axes))
+    }
+
     fn sequence(
         &self,
         dim: DimId,
@@ -256,9 +296,24 @@ impl Check<'_> {
             axes.extend(self.placement.cache.iter().copied());
         }
         let mut degree = self.degree(&axes);
-        let Dim { name, size, .. } = &self.module.space.dims[dim];
-        if size % degree == 0 {
+        let Dim { name, size, order, .. } = &self.module.space.dims[dim];
+        let pads = self.options.sequence == SequenceFit::Pad;
+        // An order that is asked for must fit too.
+        let step = match self.options.order.filter(|_| pads) {
+            None | Some(OrderChoice::Contiguous) => degree,
+            Some(OrderChoice::Zigzag) => self.parts(inside).map(|n| 2 * n).fold(degree, lcm),
+            Some(OrderChoice::Striped(block)) => {
+                self.parts(inside).map(|n| n.saturating_mul(block)).fold(degree, lcm)
+            }
+        };
+        if size % step == 0 {
             return Ok(());
+        }
+        if pads && *order != Order::Contiguous {
+            let message =
+                format!("sequence {name} cannot be padded: its {size} tokens have an order of their own");
+            return Err(Diagnostic::new("P24", message)
+                .help("use a length that divides, or leave the order to the strategy"));
         }
         let axes = self.degree_text(&axes);
         if self.options.sequence == SequenceFit::Exact {
@@ -272,7 +327,8 @@ impl Check<'_> {
                 size.next_multiple_of(degree)
             )));
         }
-        if self.options.order != Some(OrderChoice::Contiguous) {
+        degree = step;
+        if self.options.order.is_none() {
             // Room for a zigzag.
             let ring = inside.iter().filter(|i| i.movement.orders() == Orders::Balanced);
             degree = ring.map(|i| 2 * self.degree(&i.axes)).fold(degree, lcm);

@@ -12,6 +12,8 @@ pub enum HeadSplit {
     Even,
     /// Where the count does not divide, the first ranks have one key/value group more.
     Uneven,
+    /// Where the count does not divide, key/value heads and their query heads are padded until it does.
+    Pad,
 }
 
 /// What is done with a sequence that does not divide.
@@ -127,6 +129,7 @@ impl ShardOptions {
                 ("strategy", name) => name.clone_into(&mut read.strategy),
                 ("heads", "even") => read.heads = HeadSplit::Even,
                 ("heads", "uneven") => read.heads = HeadSplit::Uneven,
+                ("heads", "pad") => read.heads = HeadSplit::Pad,
                 ("sequence", "exact") => read.sequence = SequenceFit::Exact,
                 ("sequence", "pad") => read.sequence = SequenceFit::Pad,
                 ("order", "auto") => read.order = None,
@@ -152,8 +155,10 @@ impl ShardOptions {
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
         let mut options = vec![("strategy".to_owned(), self.strategy.clone())];
         options.extend(self.mesh.axes.values().map(|a| (a.name.clone(), a.size.to_string())));
-        if self.heads == HeadSplit::Uneven {
-            options.push(("heads".to_owned(), "uneven".to_owned()));
+        match self.heads {
+            HeadSplit::Even => {}
+            HeadSplit::Uneven => options.push(("heads".to_owned(), "uneven".to_owned())),
+            HeadSplit::Pad => options.push(("heads".to_owned(), "pad".to_owned())),
         }
         if self.sequence == SequenceFit::Pad {
             options.push(("sequence".to_owned(), "pad".to_owned()));

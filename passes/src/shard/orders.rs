@@ -21,7 +21,7 @@ pub(super) struct Split<'a> {
     pub(super) orders: Orders,
 }
 
-/// The orders of all sequences that are split inside attention, where they are not contiguous.
+/// The orders of all sequences that are split inside attention, where they are not those that the program brings.
 ///
 /// # Errors
 /// `P26` for an order that was asked for and does not divide, or that attentions of different degree would share.
@@ -40,9 +40,11 @@ pub(super) fn decide(
             splits.iter().filter(|s| [s.attention.queries, s.attention.keys].contains(&dim)).collect();
         let order = match asked {
             Some(choice) => asked_for(space, dim, &here, choice)?,
+            // An order that the program brings is its own.
+            None if space.dims[dim].order != Order::Contiguous => continue,
             None => balanced(space, dim, &here),
         };
-        if order != Order::Contiguous {
+        if order != space.dims[dim].order {
             orders.insert(dim, order);
         }
     }

@@ -52,7 +52,9 @@ impl Placements {
                 return Err(Diagnostic::new("P13", message)
                     .help("layers may differ in what happens inside attention: they share axes and what these split"));
             }
-            layers.insert(name.clone(), own);
+            if layers.insert(name.clone(), own).is_some() {
+                return Err(Diagnostic::new("P13", format!("function `{name}` is given two strategies")));
+            }
         }
         Ok(Self { base, layers })
     }

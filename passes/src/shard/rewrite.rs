@@ -44,6 +44,8 @@ pub(super) fn functions(
             b,
             map: Vec::new(),
             resharded: BTreeMap::new(),
+            came_from: BTreeMap::new(),
+            repeated: BTreeMap::new(),
             weights: BTreeSet::new(),
         };
         let rewritten = rewriter.function(Some(id) == main)?;
@@ -71,6 +73,10 @@ struct Rewriter<'a> {
     map: Vec<ValueId>,
     /// Reshards made before: the same value is never moved twice to the same layout.
     resharded: BTreeMap<(ValueId, Layout), ValueId>,
+    /// What each reshard was made of.
+    came_from: BTreeMap<ValueId, ValueId>,
+    /// Copies of heads made before.
+    repeated: BTreeMap<(ValueId, DimId), ValueId>,
     /// Values that are weights, as they were loaded.
     weights: BTreeSet<ValueId>,
 }
@@ -179,6 +185,10 @@ impl Rewriter<'_> {
         let mut results = Vec::with_capacity(gradients.len());
         for (i, (mut gradient, outside)) in gradients.into_iter().zip(&outside).enumerate() {
             if i > 0 && copied != kv_heads {
+                // Copies go home as they are and are summed there: that is less than sums over ranks would be.
+                let mut there = outside.clone();
+                there.dims.iter_mut().filter(|d| **d == kv_heads).for_each(|d| *d = copied);
+                gradient = self.leave(gradient, &there)?;
                 gradient = self.b.push(Op::SumCopies { from: copied, to: kv_heads }, &[gradient])?;
             }
             results.push(self.leave(gradient, outside)?);
@@ -202,7 +212,7 @@ impl Rewriter<'_> {
             if let Some(to) = copied.filter(|_| is_key) {
                 let settled = settled(self.b.ty(value)).layout;
                 value = self.reshard(value, settled)?;
-                value = self.b.push(Op::Repeat { from: attention.kv_heads, to }, &[value])?;
+                value = self.repeat(value, attention.kv_heads, to)?;
             }
             let sequence = match (is_key, i < n_plain) {
                 (true, _) => self.key_sequence(attention.keys),
@@ -333,9 +343,28 @@ impl Rewriter<'_> {
         if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
             return Ok(made);
         }
+        // What was there before it came here need not go back.
+        let mut before = self.came_from.get(&value).copied();
+        while let Some(earlier) = before {
+            if self.b.ty(earlier).layout == layout {
+                return Ok(earlier);
+            }
+            before = self.came_from.get(&earlier).copied();
+        }
         let to = ty.with_layout(layout.clone());
         let made = self.b.push_as(Op::Reshard, &[value], to)?;
         self.resharded.insert((value, layout), made);
+        self.came_from.insert(made, value);
+        Ok(made)
+    }
+
+    /// `value` with each of the heads `from` repeated to those of `to`.
+    fn repeat(&mut self, value: ValueId, from: DimId, to: DimId) -> Result<ValueId, OpError> {
+        if let Some(&made) = self.repeated.get(&(value, to)) {
+            return Ok(made);
+        }
+        let made = self.b.push(Op::Repeat { from, to }, &[value])?;
+        self.repeated.insert((value, to), made);
         Ok(made)
     }
 }

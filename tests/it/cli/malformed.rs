@@ -316,7 +316,7 @@ fn plans_that_contradict_themselves() {
     let plan: Value = serde_json::from_str(&plan(at)).unwrap();
     let axis = |name: &str, size: u64| json!({"axis": name, "size": size});
     let edits: &[(&str, Value)] = &[
-        ("/version", json!(2)),
+        ("/version", json!(1)),
         ("/version", json!(0)),
         ("/gpus", json!(4)),
         ("/gpus", json!(0)),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ithaca_ir::layout::{Layout, Move};
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::Attention;
-use ithaca_ir::order::Run;
+use ithaca_ir::order::{Run, joined};
 use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Rank, Space, TensorType};
 
 use crate::movement::{Movement, Seat, Site, Step, Visits};
@@ -73,6 +73,9 @@ fn declare(space: &mut Space, name: &str, size: u64, usable: impl Fn(&Dim) -> bo
     }
 }
 
+/// From how many ranges on they are joined before more are looked at.
+const MOST_APART: usize = 1024;
+
 /// The dimension of the keys that each rank's queries see.
 fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<DimId, Diagnostic> {
     let of = attention.keys;
@@ -80,8 +83,17 @@ fn fetched(space: &mut Space, attention: &Attention, axes: &[AxisId]) -> Result<
     let mut parts: Vec<Vec<Range<u64>>> = Vec::new();
     for rank in space.mesh.group_along(Rank(0), axes) {
         let queries = space.position_runs(attention.queries, space.range(attention.queries, axes, rank));
-        let seen: Vec<Range<u64>> =
-            queries.iter().flat_map(|run| attention.mask.reach(run.positions(), 0..dim.valid)).collect();
+        let mut seen: Vec<Range<u64>> = Vec::new();
+        let mut most = MOST_APART;
+        for run in &queries {
+            seen.extend(attention.mask.reach(run.positions(), 0..dim.valid));
+            // Stripes see nearly the same keys, run after run.
+            if seen.len() > most {
+                seen = joined(seen);
+                most = MOST_APART.max(2 * seen.len());
+            }
+        }
+        let seen = joined(seen);
         parts.push(dim.order.indices(dim.size, &seen));
     }
     if parts.iter().all(Vec::is_empty) {
