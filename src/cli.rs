@@ -126,8 +126,8 @@ pub struct LayoutArgs {
     /// Pad a sequence that does not divide.
     #[arg(long)]
     pub pad_sequence: bool,
-    /// The order of tokens over the ranks that split a sequence inside attention: contiguous, zigzag, striped or
-    /// striped:BLOCK; the best-balanced legal one when left out.
+    /// The order of tokens over the ranks that split a sequence inside attention: contiguous, zigzag, striped,
+    /// striped:BLOCK or balanced (dealt by the pairs of the mask); the best-balanced closed form when left out.
     #[arg(long, value_name = "ORDER")]
     pub order: Option<String>,
     /// Refuse a strategy that moves blocks which the mask leaves empty.
@@ -225,9 +225,21 @@ pub struct RunArgs {
     /// Where to write outputs, as safetensors.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// How values of 16-bit types are kept.
+    #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
+    pub storage: StorageArg,
     /// Seconds after which a run that makes no progress is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,
+}
+
+/// How values of 16-bit types are kept while a plan runs on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StorageArg {
+    /// In single precision.
+    Wide,
+    /// Rounded to their type, as a device keeps them.
+    Typed,
 }
 
 /// Arguments of `verify`.

@@ -9,10 +9,10 @@ use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::store::{self, RandomTensors, Renamed, TensorSource};
-use ithaca_kernels::{Outputs, cpu, oracle};
+use ithaca_kernels::{Outputs, Storage, cpu, oracle};
 
 use super::{Done, Session};
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::subject::{self, Job, Lengths};
 
@@ -24,8 +24,12 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let compiled = job.compile()?;
     let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
     (session.progress)("running the schedule");
+    let storage = match args.storage {
+        StorageArg::Wide => Storage::Wide,
+        StorageArg::Typed => Storage::AsTyped,
+    };
     let options =
-        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), ..cpu::Options::default() };
+        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
     let execution = cpu::execute(&compiled.schedule, &data.weights(), data.inputs(), &options)?;
     let mut out = heading(&job, &compiled.notes, &data);
     out.push_str(&traffic(&execution.traffic));

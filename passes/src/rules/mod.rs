@@ -11,7 +11,7 @@
 //! nor call functions. The language is described in `docs/rules.md`.
 //!
 //! Rules are directed and run in the order in which they are written, so they are matched on the function itself
-//! ([`rewrite`]); an e-graph would keep every form and leave the choice to a cost, which is not what a user who writes
+//! (`rewrite`); an e-graph would keep every form and leave the choice to a cost, which is not what a user who writes
 //! `=>` asks for, and types, layouts and with them the legality of an operation differ between values that are equal.
 
 mod check;

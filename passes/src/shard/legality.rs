@@ -300,7 +300,7 @@ impl Check<'_> {
         let pads = self.options.sequence == SequenceFit::Pad;
         // An order that is asked for must fit too.
         let step = match self.options.order.filter(|_| pads) {
-            None | Some(OrderChoice::Contiguous) => degree,
+            None | Some(OrderChoice::Contiguous | OrderChoice::Balanced) => degree,
             Some(OrderChoice::Zigzag) => self.parts(inside).map(|n| 2 * n).fold(degree, lcm),
             Some(OrderChoice::Striped(block)) => {
                 self.parts(inside).map(|n| n.saturating_mul(block)).fold(degree, lcm)

@@ -1,6 +1,6 @@
 //! Options of the `shard` pass, and their spelling in pipelines.
 
-use ithaca_ir::{Diagnostic, Mesh, Order};
+use ithaca_ir::{Diagnostic, Mesh};
 
 use super::strategy;
 
@@ -35,6 +35,9 @@ pub enum OrderChoice {
     Zigzag,
     /// Blocks of this many tokens, dealt round.
     Striped(u64),
+    /// Chunks dealt by their pairs, the heaviest first, each to the rank that has the least: for masks that no closed
+    /// form balances.
+    Balanced,
 }
 
 impl OrderChoice {
@@ -48,18 +51,10 @@ impl OrderChoice {
             ("contiguous", _) => Ok(Self::Contiguous),
             ("zigzag", _) => Ok(Self::Zigzag),
             ("striped", _) => Ok(Self::Striped(1)),
+            ("balanced", _) => Ok(Self::Balanced),
             (_, Some(Ok(block))) if block > 0 => Ok(Self::Striped(block)),
             _ => Err(Diagnostic::new("P02", format!("there is no token order `{text}`"))
-                .help("orders: contiguous, zigzag, striped, striped:BLOCK")),
-        }
-    }
-
-    /// The order over `parts` ranks.
-    pub fn over(self, parts: u64) -> Order {
-        match self {
-            Self::Contiguous => Order::Contiguous,
-            Self::Zigzag => Order::Zigzag { parts },
-            Self::Striped(block) => Order::Striped { parts, block },
+                .help("orders: contiguous, zigzag, striped, striped:BLOCK, balanced")),
         }
     }
 }
@@ -71,6 +66,7 @@ impl std::fmt::Display for OrderChoice {
             Self::Zigzag => f.write_str("zigzag"),
             Self::Striped(1) => f.write_str("striped"),
             Self::Striped(block) => write!(f, "striped:{block}"),
+            Self::Balanced => f.write_str("balanced"),
         }
     }
 }

@@ -4,9 +4,11 @@
 //! takes and that divide; the first of contiguous, zigzag, and a zigzag inside each document.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ithaca_ir::mesh::{AxisId, Rank};
 use ithaca_ir::ops::Attention;
+use ithaca_ir::order::joined;
 use ithaca_ir::{Diagnostic, DimId, Mask, Order, Space};
 
 use super::options::OrderChoice;
@@ -59,13 +61,19 @@ fn asked_for(
 ) -> Result<Order, Diagnostic> {
     let degrees: Vec<u64> = here.iter().map(|s| space.mesh.degree(s.axes)).collect();
     let parts = degrees.first().copied().unwrap_or(1);
-    let order = choice.over(parts);
     let size = space.size(dim);
+    let order = match choice {
+        OrderChoice::Contiguous => Order::Contiguous,
+        OrderChoice::Zigzag => Order::Zigzag { parts },
+        OrderChoice::Striped(block) => Order::Striped { parts, block },
+        OrderChoice::Balanced => dispatched(space, dim, here, parts),
+    };
     match order.check(size) {
         Ok(()) => Ok(order),
         Err(message) => {
             let step = match choice {
                 OrderChoice::Contiguous => 1,
+                OrderChoice::Balanced => parts,
                 OrderChoice::Zigzag => 2 * parts,
                 OrderChoice::Striped(block) => parts.saturating_mul(block),
             };
@@ -74,6 +82,38 @@ fn asked_for(
                 .help(format!("use `--order contiguous`, or {next} tokens")))
         }
     }
+}
+
+/// Chunks dealt by the pairs of their queries: the heaviest first, each to the part that has the least and room for more
+/// (longest processing time first: Graham, 1969). A length that does not divide is left to be refused.
+fn dispatched(space: &Space, dim: DimId, here: &[&Split<'_>], parts: u64) -> Order {
+    const MOST_CHUNKS: u64 = 16;
+    let size = space.size(dim);
+    let each = (1..=MOST_CHUNKS).rev().find(|n| size.is_multiple_of(parts * n) && size >= parts * n);
+    let Some(each) = each else { return Order::Striped { parts, block: 1 } };
+    let len = size / (parts * each);
+    let work = |i: u64| -> u128 {
+        let asks = here.iter().filter(|s| s.attention.queries == dim);
+        let pairs = |s: &&Split<'_>| {
+            s.attention.mask.pairs(i * len..(i + 1) * len, 0..space.dims[s.attention.keys].valid)
+        };
+        asks.map(pairs).sum()
+    };
+    let mut chunks: Vec<(u128, u64)> = (0..parts * each).map(|i| (work(i), i)).collect();
+    chunks.sort_by_key(|&(work, i)| (std::cmp::Reverse(work), i));
+    let mut dealt: Vec<(u128, Vec<u64>)> = (0..parts).map(|_| (0, Vec::new())).collect();
+    for (work, i) in chunks {
+        let open = dealt.iter_mut().filter(|(_, held)| (held.len() as u64) < each);
+        let least = open.min_by_key(|(sum, _)| *sum).expect("there are as many places as chunks");
+        least.0 += work;
+        least.1.push(i);
+    }
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for (_, mut held) in dealt {
+        held.sort_unstable();
+        runs.extend(joined(held.into_iter().map(|i| i * len..(i + 1) * len).collect()));
+    }
+    Order::Table(runs)
 }
 
 fn balanced(space: &Space, dim: DimId, here: &[&Split<'_>]) -> Order {
@@ -117,5 +157,32 @@ fn bounds(mask: &Mask) -> Option<&[u64]> {
         Mask::Documents(bounds) => Some(bounds),
         Mask::All(masks) => masks.iter().find_map(bounds),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::ops::AttentionDims;
+    use ithaca_ir::{Dim, Mesh};
+
+    use super::*;
+
+    /// Packed documents of very different lengths, which no zigzag over the whole sequence balances.
+    #[test]
+    fn dealing_by_pairs_balances_documents() {
+        let mut space = Space { mesh: Mesh::new([("ring", 4)]), ..Space::default() };
+        let s = space.dims.push(Dim::new("s", 1024));
+        let [h, d] = ["h", "d"].map(|name| space.dims.push(Dim::new(name, 4)));
+        let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
+        let mask = Mask::All(vec![Mask::Causal, Mask::Documents(vec![0, 700, 720, 740, 1024])]);
+        let attention = Attention::new(dims, mask, 1.0);
+        let axes = [space.mesh.axis("ring").unwrap()];
+        let split = Split { attention: &attention, axes: &axes, orders: Orders::Balanced };
+        let all = attention.mask.pairs(0..1024, 0..1024);
+        let busiest = |order: &Order| busiest_pairs(&space, &split, order) as f64 / (all as f64 / 4.0);
+        let order = dispatched(&space, s, &[&split], 4);
+        order.check(1024).unwrap();
+        assert!(busiest(&order) < 1.02, "{order}: {}", busiest(&order));
+        assert!(busiest(&Order::Zigzag { parts: 4 }) > 1.1);
     }
 }
