@@ -44,6 +44,11 @@ pub const PASSES: &[PassInfo] = &[
         summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
         options: "none",
     },
+    PassInfo {
+        name: "rules",
+        summary: "applies the rewrite rules of the file of `--rules`, which are tried before they are used",
+        options: "none",
+    },
 ];
 
 /// Reads the text of a pipeline into stages.
@@ -112,6 +117,10 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
             without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
         }
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
+        "rules" => {
+            let message = "`rules` takes its rules from a file, and has no options";
+            Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))
+        }
         other => {
             if let Some(pass) = registry.passes().find(|p| p.name() == other) {
                 return without_options(&stage).map(|()| Box::new(pass) as _);

@@ -91,6 +91,64 @@ fn rules_that_cannot_be_tried_say_what_was_missing() {
     insta::assert_snapshot!("untried", refusal("tests/files/rules/untried.rules"));
 }
 
+fn codes(rule: &str) -> Vec<(&'static str, String)> {
+    let found = checked(rule).err().unwrap_or_default();
+    found.into_iter().map(|d| (d.code, d.message + "\n" + &d.helps.join("\n"))).collect()
+}
+
+/// A rule that gives attention another mask.
+fn masks(from: &str, to: &str) -> String {
+    format!("rule m attention %q %k %v {{mask={from}, ..?r}} => attention %q %k %v {{mask={to}, ..?r}}")
+}
+
+#[test]
+fn constants_of_unsound_rules_are_tried_on_longer_sequences() {
+    for (from, to, longest) in [
+        ("causal", "window(left=100, right=0)", 99..),
+        ("window(left=0, right=0)", "causal", 1..),
+        ("prefix(50)", "full", 50..),
+        ("full", "window(left=300)", 300..),
+        ("causal", "causal & (window(left=20, right=0) | sinks(40))", 40..),
+        ("window(left=?w, right=0)", "window(left=1, right=0)", 1..),
+        ("window(left=?w, right=0)", "window(left=?w+60, right=0)", 1..),
+    ] {
+        let found = codes(&masks(from, to));
+        assert!(matches!(found[..], [("P67", _)]), "{from} => {to}: {found:?}");
+        let shown = &found[0].1;
+        let program =
+            shown.split("the program before:\n").nth(1).unwrap().split("and after:").next().unwrap();
+        let program = text::parse(program).unwrap_or_else(|d| panic!("{d:#?}\n{shown}"));
+        let n = program.space.dims.values().map(|d| d.size).max().unwrap();
+        assert!(longest.contains(&(n - 1)), "{from} => {to}: {shown}");
+    }
+}
+
+#[test]
+fn sound_rules_with_constants_are_accepted() {
+    for (from, to) in [
+        ("window(left=7, right=0)", "window(left=7, right=0) & causal"),
+        ("window(left=0, right=0)", "window(left=0, right=0) & causal"),
+        ("window(left=?w, right=0)", "window(left=?w, right=0) & causal"),
+        ("prefix(50)", "prefix(50) | prefix(20)"),
+        ("documents(0, 7, 16)", "documents(0, 7, 16) | documents(0, 7, 16) & causal"),
+        ("causal", "causal & window(left=900, right=0) | causal"),
+    ] {
+        assert_eq!(codes(&masks(from, to)), [], "{from} => {to}");
+    }
+}
+
+#[test]
+fn constants_that_cannot_be_tried_are_refused() {
+    let found = codes(&masks("causal", "window(left=5000, right=0)"));
+    assert!(matches!(found[..], [("P66", _)]), "{found:?}");
+    assert!(found[0].1.contains("constant 5000 is more than 1024"), "{found:?}");
+    let found = codes(
+        "rule c attention %q %k %v {mask=causal, scale=?s, ..?r} => attention %q %k %v {mask=causal, scale=?s, softcap=1000000.0, ..?r}",
+    );
+    assert!(matches!(found[..], [("P66", _)]), "{found:?}");
+    assert!(found[0].1.contains("softcap=1000000.0"), "{found:?}");
+}
+
 #[test]
 fn applied_rules_leave_the_function_that_a_program_computes() {
     let rules = checked(&read("examples/rules/algebra.rules")).unwrap();

@@ -1,13 +1,16 @@
 //! Whether a rule is sound: it is tried on random programs, in exact types and layouts and in double precision.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use ithaca_ir::{Diagnostic, Diagnostics, Module, text, verify};
+use ithaca_ir::ops::Attr;
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::draw::LAYOUT_OPS;
 use super::instance::{Miss, instance};
 use super::rewrite::{Allow, Budget, World, rewrite};
+use super::sizes::{SCORED, Sizes, sizes};
 use super::syntax::Rule;
 use super::{Evaluate, Evaluated};
 
@@ -16,6 +19,12 @@ pub const PROGRAMS: usize = 48;
 
 /// Random draws after which a rule is given up.
 pub const DRAWS: u64 = 20_000;
+
+/// Programs with each size that the constants of a rule ask for, and draws for each size.
+const SIZED: (usize, u64) = (3, 1500);
+
+/// The most elements, of scores too, over all ranks, that a program around a size may compute at once.
+const WORK: u64 = 5_000_000;
 
 /// Counterexamples of which the smallest is shown.
 const COUNTEREXAMPLES: usize = 8;
@@ -92,38 +101,72 @@ impl Reason {
 /// The seed, what differs, and the program before and after the rule.
 type Counterexample = (u64, String, Box<Module>, Option<Box<Module>>);
 
-fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
-    let about_layouts = rule.mentions(LAYOUT_OPS);
-    let mut agreed = 0;
-    let mut differed: Vec<Counterexample> = Vec::new();
-    let mut missed: BTreeMap<Reason, (u64, String)> = BTreeMap::new();
-    for seed in 0..DRAWS {
-        match trial(rule, seed, evaluator) {
+/// What the draws for a rule showed.
+#[derive(Default)]
+struct Tally {
+    agreed: usize,
+    differed: Vec<Counterexample>,
+    missed: BTreeMap<Reason, (u64, String)>,
+}
+
+impl Tally {
+    /// Counts a draw; whether it came to a comparison that counts.
+    fn count(&mut self, seed: u64, trial: Trial, about_layouts: bool) -> bool {
+        match trial {
             // On one rank every layout is the same, so it shows nothing of a rule about layouts.
-            Trial::Agreed(ranks) if ranks > 1 || !about_layouts => agreed += 1,
-            Trial::Agreed(_) => {}
+            Trial::Agreed(ranks) if ranks > 1 || !about_layouts => self.agreed += 1,
+            Trial::Agreed(_) => return false,
             Trial::Differed { difference, before, after } => {
-                differed.push((seed, difference, before, after));
+                self.differed.push((seed, difference, before, after));
             }
             Trial::Missed(reason, example) => {
-                let entry = missed.entry(reason).or_insert((0, example));
-                entry.0 += 1;
+                self.missed.entry(reason).or_insert((0, example)).0 += 1;
+                return false;
             }
         }
-        if differed.len() >= COUNTEREXAMPLES || agreed + differed.len() >= PROGRAMS {
+        true
+    }
+
+    fn refusal(&mut self, rule: &Rule, about_layouts: bool) -> Option<Diagnostic> {
+        let smallest = std::mem::take(&mut self.differed).into_iter().min_by_key(|(seed, _, before, _)| {
+            let ranks = before.space.mesh.ranks();
+            (about_layouts && ranks == 1, ranks, elements(before), *seed)
+        });
+        let (seed, difference, before, after) = smallest?;
+        Some(unsound(rule, seed, &difference, &before, after.as_deref()))
+    }
+}
+
+fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
+    let about_layouts = rule.mentions(LAYOUT_OPS);
+    let mut tally = Tally::default();
+    for seed in 0..DRAWS {
+        if tally.differed.len() >= COUNTEREXAMPLES || tally.agreed + tally.differed.len() >= PROGRAMS {
             break;
         }
+        let drawn = instance(rule, seed, None);
+        tally.count(seed, trial(rule, seed, drawn, evaluator), about_layouts);
     }
-    let smallest = differed.into_iter().min_by_key(|(seed, _, before, _)| {
-        let ranks = before.space.mesh.ranks();
-        (about_layouts && ranks == 1, ranks, elements(before), *seed)
-    });
-    if let Some((seed, difference, before, after)) = smallest {
-        return Some(unsound(rule, seed, &difference, &before, after.as_deref()));
+    if let Some(found) = tally.refusal(rule, about_layouts) {
+        return Some(found);
     }
-    if agreed >= PROGRAMS {
-        return None;
+    let sizes = match sizes(rule) {
+        Ok(sizes) => sizes,
+        Err(refused) => return Some(refused),
+    };
+    let reached = tally.around(rule, &sizes, evaluator);
+    if let Some(found) = tally.refusal(rule, about_layouts) {
+        return Some(found);
     }
+    if tally.agreed >= PROGRAMS {
+        let unreached = sizes.constants.iter().find(|&&n| n > reached)?;
+        let message = format!(
+            "rule `{}` could not be tried: no program with a dimension of {unreached} elements, as its constant {unreached} asks for, or of more came to a comparison",
+            rule.name
+        );
+        return Some(Diagnostic::new("P66", message).at(rule.span).label("this rule is not used"));
+    }
+    let Tally { agreed, missed, .. } = tally;
     let message = format!(
         "rule `{}` could not be tried: {agreed} of {DRAWS} random programs came to a comparison, and {PROGRAMS} are needed",
         rule.name
@@ -139,13 +182,86 @@ fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
     Some(diagnostic.help(format!("what was missing: {}", reasons.join("; "))))
 }
 
+impl Tally {
+    /// Tries a rule on programs around each size that its constants ask for, up to a difference; the largest size that
+    /// came to a comparison.
+    fn around(&mut self, rule: &Rule, sizes: &Sizes, evaluator: &dyn Evaluate) -> u64 {
+        let about_layouts = rule.mentions(LAYOUT_OPS);
+        let scored = rule.mentions(SCORED);
+        let n_targets = sizes.targets.len().max(1) as u64;
+        let draws = SIZED.1.min(2 * DRAWS / n_targets);
+        let mut reached = 0;
+        for (i, &size) in sizes.targets.iter().enumerate() {
+            // A rule that holds for few sizes only gets all of its programs from those.
+            let enough = PROGRAMS.saturating_sub(self.agreed).max(SIZED.0);
+            let (mut queries, mut keys) = (0, 0);
+            for j in 0..draws {
+                let seed = DRAWS + i as u64 * SIZED.1 + j;
+                let drawn = instance(rule, seed, Some(sizes.focus(size)));
+                let Ok(module) = &drawn else { continue };
+                let (of_queries, of_keys) = has_size(module, size, scored);
+                if work(module) > WORK || !(of_queries && queries < enough || of_keys && keys < enough) {
+                    continue;
+                }
+                if self.count(seed, trial(rule, seed, drawn, evaluator), about_layouts) {
+                    queries += usize::from(of_queries);
+                    keys += usize::from(of_keys);
+                    reached = reached.max(size);
+                }
+                if !self.differed.is_empty() {
+                    return reached;
+                }
+                if queries >= enough && keys >= enough {
+                    break;
+                }
+            }
+        }
+        reached
+    }
+}
+
+/// Whether the queries, and the keys, of some operation have this size; without scores, whether anything has.
+fn has_size(module: &Module, size: u64, scored: bool) -> (bool, bool) {
+    let functions = module.functions.values();
+    let names = Names { space: &module.space, functions: &module.functions };
+    if !scored {
+        let mut values = functions.flat_map(|f| f.values.values());
+        let found = values.any(|v| v.ty.dims.iter().any(|&d| module.space.size(d) == size));
+        return (found, found);
+    }
+    let (mut queries, mut keys) = (false, false);
+    for (key, attr) in functions.flat_map(|f| f.nodes.iter()).flat_map(|node| node.op.attrs(names)) {
+        if let Attr::Word(word) = &attr
+            && module.space.dim(word).is_some_and(|d| module.space.size(d) == size)
+        {
+            queries |= key == "queries";
+            keys |= key == "keys";
+        }
+    }
+    (queries, keys)
+}
+
+/// About how many numbers the operations of a program compute, sums and scores one by one, on all ranks.
+fn work(module: &Module) -> u64 {
+    let mut work = 0u64;
+    for function in module.functions.values() {
+        for node in &function.nodes {
+            let values = node.operands.iter().chain(&node.results);
+            let dims: BTreeSet<DimId> = values.flat_map(|&v| function.values[v].ty.dims.clone()).collect();
+            let each = dims.into_iter().fold(1u64, |n, d| n.saturating_mul(module.space.size(d)));
+            work = work.saturating_add(each);
+        }
+    }
+    work.saturating_mul(module.space.mesh.ranks())
+}
+
 fn elements(module: &Module) -> u64 {
     let values = module.functions.values().flat_map(|f| f.values.values());
     values.map(|v| module.space.shape(&v.ty).iter().product::<u64>()).sum()
 }
 
-fn trial(rule: &Rule, seed: u64, evaluator: &dyn Evaluate) -> Trial {
-    let before = match instance(rule, seed) {
+fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Miss>, evaluator: &dyn Evaluate) -> Trial {
+    let before = match drawn {
         Ok(module) => Box::new(module),
         Err(Miss::Types) => return Trial::Missed(Reason::Types, String::new()),
         Err(Miss::Conditions) => return Trial::Missed(Reason::Conditions, String::new()),

@@ -5,6 +5,7 @@ use ithaca_ir::mesh::{Axis, AxisId};
 use ithaca_ir::ops::Attr;
 use ithaca_ir::{DType, Dim, DimId, Fetched, Layout, Mesh, Order, Space, TensorType};
 
+use super::sizes::Focus;
 use super::syntax::{Rule, Term};
 
 /// Operations that are about layouts.
@@ -66,6 +67,8 @@ pub(super) struct Draw {
     pub(super) space: Space,
     /// Whether values may be sums still to be taken, and parts may have moved.
     layouts: Layouts,
+    /// The size that is to be tried, if there is one.
+    focus: Option<Focus>,
     made: usize,
 }
 
@@ -81,8 +84,9 @@ enum Layouts {
 }
 
 impl Draw {
-    /// A random space for a rule: some dimensions, and a mesh of up to 8 ranks, where the rule says so.
-    pub(super) fn new(rule: &Rule, seed: u64) -> Self {
+    /// A random space for a rule: some dimensions, and a mesh of up to 8 ranks, where the rule says so. With `focus`
+    /// some dimension has the size that it states, and the others are small.
+    pub(super) fn new(rule: &Rule, seed: u64, focus: Option<Focus>) -> Self {
         let mut draw = Self {
             dice: Dice::new(seed),
             space: Space::default(),
@@ -91,10 +95,17 @@ impl Draw {
                 _ if rule.mentions(LAYOUT_OPS) => Layouts::Pending,
                 _ => Layouts::Split,
             },
+            focus,
             made: 0,
         };
         let (dims, axes) = literals(rule);
-        draw.mesh(&axes, rule.mentions(LAYOUT_OPS));
+        let needed = rule.mentions(LAYOUT_OPS) || !axes.is_empty();
+        // Many ranks compute a large program many times, and most layouts would not fit its size.
+        if needed || draw.focus.as_ref().is_none_or(|focus| focus.size <= 32) {
+            draw.mesh(&axes, rule.mentions(LAYOUT_OPS));
+        } else {
+            draw.space.mesh = Mesh::single();
+        }
         draw.dims(rule, &dims);
         draw
     }
@@ -123,9 +134,14 @@ impl Draw {
     fn dims(&mut self, rule: &Rule, named: &[String]) {
         let names = ["b", "s", "h", "d", "m", "f"].map(str::to_owned);
         let names = names.iter().filter(|n| !named.contains(n)).chain(named);
-        for name in names.cloned().collect::<Vec<_>>() {
-            let sizes = [2, 3, 4, 4, 6, 8, 8, 12];
-            let size = self.dice.one_of(&sizes).unwrap_or(4);
+        let names: Vec<String> = names.cloned().collect();
+        let focus = self.focus.clone().map(|focus| (self.dice.below(names.len()), focus.size));
+        for (i, name) in names.into_iter().enumerate() {
+            let size = match focus {
+                None => self.dice.one_of(&[2, 3, 4, 4, 6, 8, 8, 12]).unwrap_or(4),
+                Some((at, size)) if at == i => size,
+                Some((_, size)) => self.dice.one_of(&[1, 2, 2, 3, size.min(16)]).unwrap_or(2),
+            };
             let uneven = self.dice.once_in(5);
             let orders = [Order::Zigzag { parts: 2 }, Order::Striped { parts: 2, block: 1 }];
             let order = match self.dice.once_in(6).then(|| self.dice.one_of(&orders)).flatten() {
@@ -171,6 +187,21 @@ impl Draw {
         let total = parts.iter().flatten().map(|r| r.end - r.start).sum();
         let plain = Dim::new(self.free_name(), total);
         self.space.dims.push(Dim { fetched: Some(Fetched { of, parts }), ..plain });
+    }
+
+    /// A dimension of an operation's own, of one of `sizes`, or of one that is to be tried.
+    pub(super) fn sized_dim(&mut self, sizes: &[u64]) -> DimId {
+        let focus = self.focus.clone().filter(|_| self.dice.once_in(2));
+        match focus {
+            None => self.fresh_dim(sizes),
+            Some(focus) if self.dice.once_in(2) => self.fresh_dim(&[focus.size]),
+            Some(focus) => self.fresh_dim(&focus.others),
+        }
+    }
+
+    /// The most elements along a dimension that is to be tried.
+    pub(super) fn largest(&self) -> u64 {
+        self.focus.as_ref().map_or(0, |focus| focus.others.iter().fold(focus.size, |n, &m| n.max(m)))
     }
 
     /// A dimension that nothing has yet.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::ops::{Attrs, Binding, Context, OpError};
+use ithaca_ir::ops::{Attr, Attrs, Binding, Context, OpError};
 use ithaca_ir::{
     Arena, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, Space, TensorType, ValueId,
 };
@@ -15,6 +15,7 @@ use ithaca_ir::{
 use super::draw::Draw;
 use super::matching::{Bindings, bind_attrs, holds, same, value};
 use super::operands::{Asked, Drawn, Fixed, operands};
+use super::sizes::{Focus, numbers_within, whole_numbers};
 use super::syntax::{App, Comparison, Condition, Pattern, Rest, Rule, Term};
 
 /// The most elements of an input.
@@ -29,9 +30,9 @@ pub(super) enum Miss {
     Conditions,
 }
 
-/// A program whose outputs are the results of the rule's left side.
-pub(super) fn instance(rule: &Rule, seed: u64) -> Result<Module, Miss> {
-    let draw = Draw::new(rule, seed);
+/// A program whose outputs are the results of the rule's left side; with `focus`, one around a size.
+pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, Miss> {
+    let draw = Draw::new(rule, seed, focus);
     let mut grower = Grower {
         rule,
         draw,
@@ -48,7 +49,8 @@ pub(super) fn instance(rule: &Rule, seed: u64) -> Result<Module, Miss> {
     if !rule.conditions.iter().all(|c| holds(c, &bindings, &draw.space, &ty)) {
         return Err(Miss::Conditions);
     }
-    let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= MAX_ELEMENTS;
+    let most = MAX_ELEMENTS.max(2 * draw.largest());
+    let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= most;
     if !leaves.iter().all(|(_, ty)| small(ty)) {
         return Err(Miss::Types);
     }
@@ -95,6 +97,19 @@ impl Grower<'_> {
         }
     }
 
+    /// Binds numbers of a mask that is taken apart: small ones, and those around constants of the rule.
+    fn numbers(&mut self, term: &Term) {
+        for name in numbers_within(term).unwrap_or_default() {
+            if !self.bindings.attrs.contains_key(name) {
+                let around = |n: u64| [n.saturating_sub(1), n, n.saturating_add(1)];
+                let mut numbers = vec![0, 1, 1, 2, 3];
+                numbers.extend(whole_numbers(self.rule).into_iter().flat_map(around));
+                let n = self.draw.dice.one_of(&numbers).unwrap_or(1);
+                self.bindings.attrs.insert(name.to_owned(), Attr::Int(n));
+            }
+        }
+    }
+
     fn app(&mut self, app: &App, want: &TensorType) -> Option<usize> {
         let key = app.key();
         if let Some(&node) = self.made.get(&key) {
@@ -102,6 +117,9 @@ impl Grower<'_> {
         }
         let mut fixed = Fixed::new();
         for (key, term) in &app.attrs {
+            if key.text == "mask" {
+                self.numbers(term);
+            }
             if let Some(attr) = value(term, &self.bindings) {
                 fixed.insert(key.text.clone(), attr);
             }

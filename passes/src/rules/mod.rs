@@ -24,6 +24,7 @@ mod parse;
 mod replace;
 mod resolve;
 mod rewrite;
+mod sizes;
 mod syntax;
 
 #[cfg(test)]
@@ -36,6 +37,7 @@ use ithaca_ir::{Diagnostic, Diagnostics, Module};
 
 pub use check::{CheckedRules, DRAWS, PROGRAMS, check};
 pub use parse::parse;
+pub use sizes::MAX_CONSTANT;
 pub use syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
 
 use crate::pass::{Context, Pass};

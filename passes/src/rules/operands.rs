@@ -177,7 +177,7 @@ impl Drawer<'_> {
     fn own_dim(&mut self, key: &str, sizes: &[u64]) -> Option<DimId> {
         let dim = match self.asked.fixed.contains_key(key) {
             true => self.fixed_dim(key)?,
-            false => self.draw.fresh_dim(sizes),
+            false => self.draw.sized_dim(sizes),
         };
         self.dim(key, dim);
         Some(dim)
@@ -344,7 +344,7 @@ impl Drawer<'_> {
         let keys = match self.fixed_dim("keys") {
             Some(keys) => keys,
             None if rows.axes_of(queries).is_empty() && self.draw.dice.once_in(2) => queries,
-            None => self.draw.fresh_dim(&[2, 3, 4, 8]),
+            None => self.draw.sized_dim(&[2, 3, 4, 8]),
         };
         let width = match (self.fixed_dim("width"), width, e) {
             (Some(fixed), Some(width), _) if fixed != width => return None,

@@ -1,0 +1,239 @@
+//! The sizes that the constants of a rule ask for: a rule about 100 tokens shows itself on sequences longer than that.
+//!
+//! Whole numbers of a rule, in masks and conditions too, are taken for numbers of tokens, heads or elements, but for
+//! attributes that are real ([`REAL`]). Each asks for programs with dimensions below it, of it, and above it.
+
+use std::collections::BTreeSet;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::ops::Attr;
+
+use super::matching::{Bindings, value};
+use super::syntax::{App, Condition, Rule, Term};
+
+/// The largest constant that can be tried: scores of twice as many tokens are still computed in a moment.
+pub const MAX_CONSTANT: u64 = 1024;
+
+/// Attributes that are no sizes, and the magnitudes, other than zero, of which double precision shows the effect on
+/// numbers around 1 beyond the tolerance of the comparison.
+const REAL: &[(&str, f64, f64)] = &[
+    ("factor", 1e-6, 1e6),
+    ("scale", 1e-6, 1e6),
+    ("offset", 1e-6, 1e6),
+    ("eps", 1e-7, 1e3),
+    ("softcap", 1e-3, 1e3),
+    ("theta", 0.0, f64::MAX),
+    ("rate", 0.0, f64::MAX),
+    ("seed", 0.0, f64::MAX),
+];
+
+/// What the constants of a rule ask for.
+#[derive(Debug, Default)]
+pub(super) struct Sizes {
+    /// The constants, ascending.
+    pub(super) constants: Vec<u64>,
+    /// The sizes to try, ascending.
+    pub(super) targets: Vec<u64>,
+}
+
+/// A size that a program is drawn around.
+#[derive(Clone, Debug)]
+pub(super) struct Focus {
+    /// The size of one dimension at least.
+    pub(super) size: u64,
+    /// Sizes that others may have beside small ones.
+    pub(super) others: Vec<u64>,
+}
+
+impl Sizes {
+    /// What to draw around `size`.
+    pub(super) fn focus(&self, size: u64) -> Focus {
+        Focus { size, others: self.constants.iter().copied().filter(|&n| n > 0).collect() }
+    }
+}
+
+/// The sizes for a rule.
+///
+/// # Errors
+/// `P66` for a constant that is too large, or whose effect is too small to be seen.
+pub(super) fn sizes(rule: &Rule) -> Result<Sizes, Diagnostic> {
+    let found = constants(rule);
+    if let Some((key, x, least, most)) = found.unseen {
+        let message = format!(
+            "rule `{}` could not be tried: its constant {key}={x:?} is outside {least:?} to {most:?}, where its effect can be told from rounding",
+            rule.name
+        );
+        return Err(Diagnostic::new("P66", message).at(rule.span).label("this rule is not used"));
+    }
+    if let Some(&n) = found.whole.iter().find(|&&n| n > MAX_CONSTANT) {
+        let message = format!(
+            "rule `{}` could not be tried: its constant {n} is more than {MAX_CONSTANT}, and programs are drawn with twice as many elements along a dimension at most",
+            rule.name
+        );
+        let help = format!("bind it by a variable, or state the rule with a number up to {MAX_CONSTANT}");
+        return Err(Diagnostic::new("P66", message).at(rule.span).label("this rule is not used").help(help));
+    }
+    let around = |&n: &u64| [n / 2, n.saturating_sub(1), n, n + 1, 2 * n, n + 8];
+    let targets: BTreeSet<u64> = found.whole.iter().flat_map(around).collect();
+    let targets = targets.into_iter().filter(|&n| (1..=2 * MAX_CONSTANT).contains(&n)).collect();
+    Ok(Sizes { constants: found.whole.into_iter().collect(), targets })
+}
+
+/// Whole numbers that a rule has, in no order that means anything but theirs.
+pub(super) fn whole_numbers(rule: &Rule) -> Vec<u64> {
+    constants(rule).whole.into_iter().collect()
+}
+
+#[derive(Default)]
+struct Constants {
+    whole: BTreeSet<u64>,
+    /// The first real constant whose effect is not seen, with its attribute and the bounds of that.
+    unseen: Option<(&'static str, f64, f64, f64)>,
+}
+
+fn constants(rule: &Rule) -> Constants {
+    let mut found = Constants::default();
+    let mut reals: BTreeSet<&str> = BTreeSet::new();
+    let mut apps: Vec<&App> = Vec::new();
+    rule.each_app(&mut |app, _| apps.push(app));
+    for (key, term) in apps.iter().flat_map(|app| &app.attrs) {
+        if REAL.iter().any(|(real, ..)| *real == key.text) {
+            term.each_variable(&mut |name| {
+                reals.insert(&name.text);
+            });
+        }
+        found.term(&key.text, term);
+    }
+    for condition in &rule.conditions {
+        match condition {
+            Condition::Compare(a, _, b) | Condition::Divides(a, b) => {
+                let mut real = false;
+                for term in [a, b] {
+                    term.each_variable(&mut |name| real |= reals.contains(name.text.as_str()));
+                }
+                if !real {
+                    found.term("", a);
+                    found.term("", b);
+                }
+            }
+            Condition::Float(t) | Condition::Has(_, t) | Condition::Lacks(_, t) | Condition::Whole(_, t) => {
+                found.term("", t);
+            }
+            Condition::Alike(..) => {}
+        }
+    }
+    found
+}
+
+impl Constants {
+    fn term(&mut self, key: &str, term: &Term) {
+        match term {
+            Term::Variable(_) => {}
+            Term::Literal(attr) => self.attr(key, attr),
+            Term::List(terms) | Term::All(terms) | Term::Any(terms) => {
+                terms.iter().for_each(|t| self.term(key, t));
+            }
+            Term::Call(name, args) => {
+                args.iter().for_each(|(k, t)| self.term(k, t));
+                if name == "blocks" {
+                    self.blocks(args);
+                }
+            }
+            Term::Arithmetic(_, a, b) => {
+                self.term(key, a);
+                self.term(key, b);
+                // What is computed counts too, with small numbers for what is bound.
+                let mut bindings = Bindings::default();
+                term.each_variable(&mut |name| {
+                    bindings.attrs.insert(name.text.clone(), Attr::Int(2));
+                });
+                if let Some(attr @ (Attr::Int(_) | Attr::Float(_))) = value(term, &bindings)
+                    && REAL.iter().all(|(real, ..)| *real != key)
+                {
+                    self.attr(key, &attr);
+                }
+            }
+        }
+    }
+
+    fn attr(&mut self, key: &str, attr: &Attr) {
+        match attr {
+            #[expect(clippy::cast_precision_loss, reason = "bounds of reals are no matter of the last bits")]
+            Attr::Int(n) => match REAL.iter().find(|(real, ..)| *real == key) {
+                Some(&real) => self.real(real, *n as f64),
+                None => {
+                    self.whole.insert(*n);
+                }
+            },
+            Attr::Float(x) => match REAL.iter().find(|(real, ..)| *real == key) {
+                Some(&real) => self.real(real, *x),
+                None => {
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        clippy::cast_sign_loss,
+                        reason = "a magnitude, and one beyond the range is beyond every bound"
+                    )]
+                    self.whole.insert(x.abs().ceil() as u64);
+                }
+            },
+            Attr::Range(start, end) => self.whole.extend([*start, *end]),
+            Attr::Numbers(_, numbers) => self.whole.extend(numbers),
+            Attr::List(items) | Attr::All(items) | Attr::Any(items) => {
+                items.iter().for_each(|a| self.attr(key, a));
+            }
+            Attr::Call(_, args) => args.iter().for_each(|(k, a)| self.attr(k, a)),
+            Attr::Text(_) | Attr::Word(_) | Attr::Func(_) => {}
+        }
+    }
+
+    fn real(&mut self, (key, least, most): (&'static str, f64, f64), x: f64) {
+        if x != 0.0 && !(least..=most).contains(&x.abs()) && self.unseen.is_none() {
+            self.unseen = Some((key, x, least, most));
+        }
+    }
+
+    /// The table of blocks fits sequences of as many blocks as it has rows.
+    fn blocks(&mut self, args: &[(String, Term)]) {
+        let arg = |key: &str| args.iter().find(|(k, _)| k == key).map(|(_, term)| term);
+        let (Some(size), Some(rows)) = (arg("size"), arg("rows")) else { return };
+        let n_rows = match rows {
+            Term::List(rows) => rows.len(),
+            Term::Literal(Attr::List(rows)) => rows.len(),
+            _ => return,
+        };
+        if let Some(Attr::Int(size)) = value(size, &Bindings::default()) {
+            self.whole.insert(size.saturating_mul(n_rows as u64));
+        }
+    }
+}
+
+/// Variables that stand for numbers within masks that are taken apart: `?n` in `window(left=?n, right=0)`.
+///
+/// `None` when a variable may stand for something else.
+pub(super) fn numbers_within(term: &Term) -> Option<Vec<&str>> {
+    match term {
+        Term::Variable(_) | Term::Arithmetic(..) => None,
+        Term::Literal(_) => Some(Vec::new()),
+        Term::List(terms) | Term::All(terms) | Term::Any(terms) => {
+            let each = terms.iter().map(numbers_within).collect::<Option<Vec<_>>>()?;
+            Some(each.concat())
+        }
+        Term::Call(name, args) if name == "window" => {
+            let mut names = Vec::new();
+            for (_, arg) in args {
+                match arg {
+                    Term::Variable(name) => names.push(name.text.as_str()),
+                    Term::Literal(_) => {}
+                    Term::List(_) | Term::Call(..) | Term::All(_) | Term::Any(_) | Term::Arithmetic(..) => {
+                        return None;
+                    }
+                }
+            }
+            Some(names)
+        }
+        Term::Call(_, args) => args.iter().all(|(_, t)| matches!(t, Term::Literal(_))).then(Vec::new),
+    }
+}
+
+/// Operations with queries and keys.
+pub(super) const SCORED: &[&str] = &["attention", "attention_backward", "scores", "weigh"];
