@@ -143,7 +143,7 @@ fn constants_that_cannot_be_tried_are_refused() {
     assert!(matches!(found[..], [("P66", _)]), "{found:?}");
     assert!(found[0].1.contains("constant 5000 is more than 1024"), "{found:?}");
     let found = codes(
-        "rule c attention %q %k %v {mask=causal, scale=?s, ..?r} => attention %q %k %v {mask=causal, scale=?s, softcap=1000000.0, ..?r}",
+        "rule c attention %q %k %v {mask=causal, scale=?s, heads=?h, kv_heads=?g, queries=?q, keys=?k, width=?d} => attention %q %k %v {mask=causal, scale=?s, heads=?h, kv_heads=?g, queries=?q, keys=?k, width=?d, softcap=1000000.0}",
     );
     assert!(matches!(found[..], [("P66", _)]), "{found:?}");
     assert!(found[0].1.contains("softcap=1000000.0"), "{found:?}");
