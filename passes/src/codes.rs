@@ -57,7 +57,7 @@ pub const PASS: &[Code] = &[
     code("P44", "a halo needs a window, streaming a window and sinks"),
     code("P45", "partial results are reduced over a cache of keys that is no query sequence"),
     code("P46", "whole rows of scores have no learned bias and no dropout"),
-    code("P47", "every movement is known"),
+    code("P47", "every movement is known, and so are its options"),
     code("P48", "every block of keys meets every block of queries that sees it, once"),
     code("P49", "a movement that is to leave out what the mask leaves empty can do so"),
     code("P60", "a file of rules is `rule NAME pattern => replacement`, conditions behind `where`"),

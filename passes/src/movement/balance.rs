@@ -29,10 +29,7 @@ impl Movement for Balance {
             let message = format!("movement `balance` goes along one axis, not along {}", site.axes_text());
             return Err(Diagnostic::new("P41", message).help("strategy `loongtrain` takes two"));
         }
-        if let Some(order) = site.reordered() {
-            let message = format!("movement `balance` needs tokens in contiguous order, not {order}");
-            return Err(Diagnostic::new("P42", message).help("strategy `ring` balances by the order itself"));
-        }
+        site.need_contiguous("balance", "strategy `ring` balances by the order itself")?;
         let n = site.blocks();
         let later = (0..n).flat_map(|q| (q + 1..n).map(move |k| (q, k))).find(|&(q, k)| site.pairs(q, k) > 0);
         match later {

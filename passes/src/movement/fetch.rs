@@ -48,10 +48,7 @@ impl Movement for Halo {
         true
     }
     fn check(&self, site: &Site<'_>) -> Result<(), Diagnostic> {
-        if let Some(order) = site.reordered() {
-            let message = format!("movement `halo` needs tokens in contiguous order, not {order}");
-            return Err(Diagnostic::new("P42", message).help("strategy `sparse-fetch` takes any order"));
-        }
+        site.need_contiguous("halo", "strategy `sparse-fetch` takes any order")?;
         match site.attention.mask.offsets() {
             Some((Some(_), Some(_))) => Ok(()),
             _ => Err(Diagnostic::new(
@@ -86,10 +83,7 @@ impl Movement for Streaming {
         true
     }
     fn check(&self, site: &Site<'_>) -> Result<(), Diagnostic> {
-        if let Some(order) = site.reordered() {
-            let message = format!("movement `streaming` needs tokens in contiguous order, not {order}");
-            return Err(Diagnostic::new("P42", message).help("strategy `sparse-fetch` takes any order"));
-        }
+        site.need_contiguous("streaming", "strategy `sparse-fetch` takes any order")?;
         match has_sinks(&site.attention.mask) && has_window(&site.attention.mask) {
             true => Ok(()),
             false => Err(Diagnostic::new(

@@ -188,6 +188,20 @@ impl Site<'_> {
             .find(|&o| *o != Order::Contiguous)
     }
 
+    /// Refuses another order than contiguous, for the movement called `name`; `repair` says what takes any.
+    ///
+    /// # Errors
+    /// `P42`.
+    pub fn need_contiguous(&self, name: &str, repair: &str) -> Result<(), Diagnostic> {
+        match self.reordered() {
+            None => Ok(()),
+            Some(order) => {
+                let message = format!("movement `{name}` needs tokens in contiguous order, not {order}");
+                Err(Diagnostic::new("P42", message).help(repair))
+            }
+        }
+    }
+
     /// The axes as they are written: `outer=2 × ring=4`.
     pub fn axes_text(&self) -> String {
         let mesh = &self.space.mesh;

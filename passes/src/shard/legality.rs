@@ -113,6 +113,11 @@ pub(super) fn decide(
         space.dims[dim].size = size;
     }
     decisions.orders = inside::orders(&space, &inside, options.order)?;
+    if let Some(order) = options.order.filter(|_| inside.is_empty()) {
+        decisions
+            .notes
+            .push(format!("order {order} has no effect: nothing splits a sequence inside attention"));
+    }
     for (&dim, order) in &decisions.orders {
         space.dims[dim].order.clone_from(order);
         decisions.notes.push(format!("sequence {} is dealt to ranks in order {order}", space.dims[dim].name));

@@ -82,7 +82,7 @@ impl Returns {
     }
 }
 
-/// A movement by name, with its options, as `rotate` or `gather(groups=2)`.
+/// A movement by name, with its options, as `rotate` or `name(key=2)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Movement {
     /// The name.

@@ -126,7 +126,7 @@ fn movement_attr(movement: &Movement) -> Attr {
 }
 
 fn read_movement(attrs: &Attrs, attr: Attr) -> Result<Movement, AttrError> {
-    let expected = "a movement, such as rotate or gather(groups=2)";
+    let expected = "a movement, such as rotate";
     match attr {
         Attr::Word(name) => Ok(Movement { name, options: Vec::new() }),
         Attr::Call(name, args) => {

@@ -38,6 +38,10 @@ pub(super) fn plan(
 ) -> Result<Plan, Diagnostic> {
     let name = attention.movement.as_ref().map_or("", |m| m.name.as_str());
     let movement = registry.movement(name)?;
+    if let Some((option, n)) = attention.movement.iter().flat_map(|m| &m.options).next() {
+        let message = format!("movement `{name}` has no option `{option}`, which is {n} here");
+        return Err(Diagnostic::new("P47", message).help(format!("write `movement={name}`")));
+    }
     let axes: Vec<AxisId> = operands[1].axes_of(attention.keys).to_vec();
     let site = Site { space, attention, axes: &axes };
     movement.check(&site)?;
@@ -48,26 +52,25 @@ pub(super) fn plan(
         Visits::TwoPass(steps) => {
             let steps = steps_of(movement, &site, steps)?;
             let size = space.max_extent(attention.keys, &axes);
-            let columns = declare(space, "columns", size, |_| true);
+            let columns = declare(space, "columns", size);
             Ok(Plan::TwoPass { steps, columns })
         }
         Visits::Reduce => {
             let queries = operands[0].axes_of(attention.queries);
             let alone: Vec<AxisId> = axes.iter().copied().filter(|a| !queries.contains(a)).collect();
             let size = space.mesh.degree(&alone);
-            Ok(Plan::Reduce { parts: declare(space, "parts", size, |_| true) })
+            Ok(Plan::Reduce { parts: declare(space, "parts", size) })
         }
     }
 }
 
 /// A plain dimension of this size: one that is there already under this name, or a new one.
-fn declare(space: &mut Space, name: &str, size: u64, usable: impl Fn(&Dim) -> bool) -> DimId {
-    let wanted = |d: &Dim, name: &str| *d == Dim::new(name, size) && usable(d);
+fn declare(space: &mut Space, name: &str, size: u64) -> DimId {
     let mut name = name.to_owned();
     loop {
         match space.dim(&name) {
             None => return space.dims.push(Dim::new(name, size)),
-            Some(id) if wanted(&space.dims[id], &name) => return id,
+            Some(id) if space.dims[id] == Dim::new(name.as_str(), size) => return id,
             Some(_) => name.push('_'),
         }
     }
