@@ -92,7 +92,7 @@ pub struct Movement {
 }
 
 impl fmt::Display for Movement {
-    /// `rotate`, `gather(groups=2)`.
+    /// `rotate`, `name(key=2)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         for (i, (key, value)) in self.options.iter().enumerate() {
