@@ -11,6 +11,7 @@ pub mod elementwise;
 pub mod linear;
 pub mod norm;
 mod partial;
+mod parts;
 mod reference;
 mod repeat;
 pub mod rotary;
@@ -33,6 +34,7 @@ use crate::types::TensorType;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};
+pub use parts::MAX_PARTS;
 pub use reference::reference;
 pub use rotary::{Rotary, Scaling};
 pub use source::Binding;
@@ -140,6 +142,16 @@ pub enum Op {
     SumCopies {
         /// The dimension of the operand, one that copies.
         from: DimId,
+        /// The dimension of the result.
+        to: DimId,
+    },
+    /// The part `to` of a dimension, of what each rank holds.
+    Take {
+        /// The dimension of the result, declared to be a part of one of the operand's.
+        to: DimId,
+    },
+    /// The parts of a dimension, in order, become the dimension again.
+    Join {
         /// The dimension of the result.
         to: DimId,
     },
@@ -272,6 +284,8 @@ impl Op {
             Op::Weigh { .. } => "weigh",
             Op::Repeat { .. } => "repeat",
             Op::SumCopies { .. } => "sum_copies",
+            Op::Take { .. } => "take",
+            Op::Join { .. } => "join",
             Op::Call { .. } => "call",
             Op::Reshard => "reshard",
             Op::AllToAll { .. } => "all_to_all",
@@ -324,6 +338,8 @@ impl Op {
             | Op::Weigh { .. }
             | Op::Repeat { .. }
             | Op::SumCopies { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::Slice { .. } => false,
@@ -387,6 +403,8 @@ impl Op {
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
+            Op::Take { to } => parts::infer_take(cx.space, *to, operands[0])?,
+            Op::Join { to } => parts::infer_join(cx.space, *to, operands)?,
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
@@ -409,6 +427,7 @@ impl Op {
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
+            Op::Take { .. } | Op::Join { .. } => Some(parts::rule(operands)),
             Op::Sink | Op::Merge => {
                 let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
                 Some(FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel))
@@ -472,6 +491,8 @@ impl Op {
             | Op::Embed { .. }
             | Op::Cast { .. }
             | Op::Repeat { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -484,6 +505,10 @@ impl Op {
             Op::Param(_) | Op::Input(_) | Op::Call { .. } => 0,
             // A table is read only where it is asked.
             Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
+            // Of the operand only the part is read.
+            Op::Take { .. } => {
+                2 * results.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
+            }
             _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),
         };
         Cost { flops, bytes }

@@ -15,6 +15,7 @@ pub mod eval;
 mod interpret;
 mod movement;
 mod partial;
+mod parts;
 pub(crate) mod products;
 mod rows;
 
