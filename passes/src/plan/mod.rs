@@ -9,7 +9,7 @@ mod digest;
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::{self, Phase};
-use ithaca_ir::{DType, Diagnostic, Dim, Mesh, Module, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,9 @@ use crate::compile::AttentionUse;
 use crate::import::{self, Mode};
 use crate::memory;
 use crate::registry::Registry;
-use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, strategy};
+use crate::shard::{
+    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_movement, strategy,
+};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -178,6 +180,25 @@ pub struct LayoutOptions {
     /// Functions with a strategy of their own inside attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerStrategy>,
+    /// The movement that was asked for in place of the strategy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movement: Option<String>,
+    /// The movement that was asked for where keys are another sequence than queries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cross_movement: Option<String>,
+    /// Sequences with mesh axes of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<SequenceAxes>,
+}
+
+/// The mesh axes of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceAxes {
+    /// The dimension of the program.
+    pub dimension: String,
+    /// The axes that split it, major to minor.
+    pub axes: Vec<String>,
 }
 
 /// The strategy of a kind of layer.
@@ -439,8 +460,14 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
+        let choice = &self.options;
+        for text in choice.movement.iter().chain(&choice.cross_movement) {
+            parse_movement(text)?;
+        }
         let strategies = strategy::product(registry, &self.strategy)?;
-        strategy::placement(&strategies, &options.mesh)?;
+        let own = choice.sequences.iter().flat_map(|s| &s.axes);
+        let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
+        strategy::placement(&strategies, &options.mesh, &own)?;
         let expected = crate::pipeline::print(&crate::compile::passes(&options));
         if self.pipeline != expected {
             return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
@@ -481,6 +508,7 @@ impl Plan {
             order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
             prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
             layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
+            attention: self.options.attention(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
         }
     }
@@ -495,6 +523,16 @@ pub fn schema() -> String {
 }
 
 impl LayoutOptions {
+    /// What they ask of attention; a movement that cannot be read is refused when the plan is.
+    fn attention(&self) -> AttentionChoice {
+        let movement = |text: &Option<String>| text.as_deref().and_then(|text| parse_movement(text).ok());
+        AttentionChoice {
+            movement: movement(&self.movement),
+            cross_movement: movement(&self.cross_movement),
+            sequences: self.sequences.iter().map(|s| (s.dimension.clone(), s.axes.clone())).collect(),
+        }
+    }
+
     /// What a plan records of the options of `shard`.
     pub fn of(options: &ShardOptions) -> Self {
         Self {
@@ -510,6 +548,14 @@ impl LayoutOptions {
                     function: function.clone(),
                     strategy: strategy.clone(),
                 })
+                .collect(),
+            movement: options.attention.movement.as_ref().map(ToString::to_string),
+            cross_movement: options.attention.cross_movement.as_ref().map(ToString::to_string),
+            sequences: options
+                .attention
+                .sequences
+                .iter()
+                .map(|(dimension, axes)| SequenceAxes { dimension: dimension.clone(), axes: axes.clone() })
                 .collect(),
         }
     }
