@@ -67,7 +67,7 @@ pub const MODULE: &[Code] = &[
     code("V21", "query heads split by whole groups that share a key/value head"),
     code(
         "V22",
-        "dimensions have different names, sizes from 1 to 2^40, and granules, padding and copies that fit",
+        "dimensions have different names, sizes from 1 to 2^40, and granules, padding, copies and parts that fit",
     ),
     code("V23", "mesh axes have different names, sizes from 1, and at most 2^20 ranks in all"),
     code("V24", "no tensor has more than 2^62 bytes, and no attribute is infinite or not a number"),
