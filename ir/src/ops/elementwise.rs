@@ -59,13 +59,15 @@ pub enum Binary {
     Sub,
     /// Product.
     Mul,
+    /// Quotient.
+    Div,
     /// `log(exp(x) + exp(y))`, −∞ where both are.
     LogAddExp,
 }
 
 impl Binary {
     /// Every function.
-    pub const ALL: [Binary; 4] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::LogAddExp];
+    pub const ALL: [Binary; 5] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::LogAddExp];
 
     /// The name in the text form.
     pub fn name(self) -> &'static str {
@@ -73,6 +75,7 @@ impl Binary {
             Binary::Add => "add",
             Binary::Sub => "sub",
             Binary::Mul => "mul",
+            Binary::Div => "div",
             Binary::LogAddExp => "log_add_exp",
         }
     }

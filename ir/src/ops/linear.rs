@@ -32,6 +32,53 @@ pub(super) fn infer_einsum(
     Ok(unplaced(ty))
 }
 
+/// The sum over the dimensions that the stated result lacks.
+pub(super) fn infer_sum(
+    space: &Space,
+    x: &TensorType,
+    declared: &[TensorType],
+) -> Result<TensorType, OpError> {
+    let ty = source::only("sum", declared)?;
+    super::elementwise::need_float("sum", x.dtype)?;
+    let kept: Vec<DimId> = x.dims.iter().copied().filter(|&d| ty.has(d)).collect();
+    subset("sum", space, x, ty, &kept)
+}
+
+/// The operand along the dimensions of the stated result.
+pub(super) fn infer_expand(
+    space: &Space,
+    x: &TensorType,
+    declared: &[TensorType],
+) -> Result<TensorType, OpError> {
+    let ty = source::only("expand", declared)?;
+    super::elementwise::need_float("expand", x.dtype)?;
+    let kept: Vec<DimId> = ty.dims.iter().copied().filter(|&d| x.has(d)).collect();
+    subset("expand", space, ty, x, &kept)?;
+    Ok(unplaced(ty))
+}
+
+/// `small` has exactly the dimensions `kept` of `large`, in their order, and its element type.
+fn subset(
+    name: &str,
+    space: &Space,
+    large: &TensorType,
+    small: &TensorType,
+    kept: &[DimId],
+) -> Result<TensorType, OpError> {
+    if large.dtype != small.dtype {
+        return Err(OpError::new("V04", format!("`{name}` between {} and {}", large.dtype, small.dtype)));
+    }
+    match small.dims.as_slice() == kept {
+        true => Ok(unplaced(small)),
+        false => {
+            let names: Vec<&str> = small.dims.iter().map(|&d| space.dims[d].name.as_str()).collect();
+            let message =
+                format!("`{name}`: [{}] are not dimensions of the other side in order", names.join(" "));
+            Err(OpError::new("V05", message))
+        }
+    }
+}
+
 pub(super) fn rule_einsum(operands: &[&TensorType], result: &TensorType) -> FactorRule {
     FactorRule::by_name(operands, &[&result.dims], |d| match result.has(d) {
         true => FactorKind::Parallel,

@@ -95,7 +95,7 @@ impl<'a> SourcePlan<'a> {
                 let (file, binding) = match &buffer.place {
                     Place::Weight(binding) => (File::Weights, binding),
                     Place::Input(binding) => (File::Inputs, binding),
-                    Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+                    Place::State(_) | Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
                 };
                 let Content::Tensor(ty) = &buffer.content else {
                     return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));

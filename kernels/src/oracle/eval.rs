@@ -153,7 +153,7 @@ fn one<T: Real>(
             let columns = shape.last().copied().unwrap_or(0);
             real(attention::scores(space, a, operands, columns)?)
         }
-        Op::RowLse { over } => real(partial::row_lse(&operands[0], *over)?),
+        Op::RowLse { over, parts: _ } => real(partial::row_lse(&operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
@@ -173,6 +173,14 @@ fn one<T: Real>(
         }
         Op::Param(_)
         | Op::Input(_)
+        | Op::State(_)
+        | Op::Assign { .. }
+        | Op::Fill { .. }
+        | Op::Sum
+        | Op::Expand
+        | Op::Gradient(_)
+        | Op::Loss(_)
+        | Op::Optimizer(_)
         | Op::Call { .. }
         | Op::Reshard
         | Op::AllToAll { .. }
@@ -268,6 +276,7 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
         Binary::Add => x + y,
         Binary::Sub => x - y,
         Binary::Mul => x * y,
+        Binary::Div => x / y,
         Binary::LogAddExp => log_add_exp(x, y),
     }
 }

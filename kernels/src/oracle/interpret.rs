@@ -110,7 +110,7 @@ impl Interpreter<'_> {
         depth: usize,
     ) -> Result<Vec<Held<T>>, RunError> {
         match &node.op {
-            Op::Call { callee, layers } => {
+            Op::Call { callee, layers, scan: _ } => {
                 let mut arguments: Vec<Held<T>> = operands.iter().map(|&held| held.clone()).collect();
                 let mut results = Vec::new();
                 for layer in layers.clone() {

@@ -13,7 +13,9 @@ mod tensors;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, Keyed, OpError, Rotary, Unary};
+use ithaca_ir::ops::{
+    Attention, AttentionDims, Binary, Binding, Dropout, Keyed, OpError, Rotary, Turn, Unary,
+};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
@@ -180,6 +182,7 @@ impl Cx<'_> {
                 width: rotary.width,
                 theta: rotary.theta,
                 scaling: rotary.scaling.clone(),
+                turn: Turn::Forth,
             });
             q = f.push(op.clone(), &[q, positions])?;
             k = f.push(op, &[k, positions])?;
