@@ -143,6 +143,10 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
+    fn has(&self, key: &str) -> bool {
+        self.items.iter().any(|(k, _)| k == key)
+    }
+
     pub(crate) fn optional(&mut self, key: &str) -> Option<Attr> {
         let i = self.items.iter().position(|(k, _)| k == key)?;
         Some(self.items.remove(i).1)
@@ -464,6 +468,12 @@ fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
             Attr::List(binding.window.iter().map(|r| Attr::Range(r.start, r.end)).collect()),
         ));
     }
+    if binding.ahead != 0 {
+        attrs.push(("ahead", Attr::Int(binding.ahead)));
+    }
+    if binding.fill != 0 {
+        attrs.push(("fill", training::label(binding.fill)));
+    }
     attrs
 }
 
@@ -483,7 +493,9 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
         }
         Some(other) => return Err(attrs.wrong("window", "a list of ranges", &other)),
     }
-    Ok(Binding { name, stored, view, window })
+    let ahead = if attrs.has("ahead") { attrs.int("ahead")? } else { 0 };
+    let fill = if attrs.has("fill") { training::read_label(attrs, "fill")? } else { 0 };
+    Ok(Binding { name, stored, view, window, ahead, fill })
 }
 
 fn scaling_attr(scaling: &Scaling) -> Attr {

@@ -56,6 +56,8 @@ const BINDING: &[(&str, &str)] = &[
     ("stored", "its shape in the file; the shape of the type when left out"),
     ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
     ("window", "the range of each dimension of the view that is taken; all when left out"),
+    ("ahead", "how many places further on the last dimension is read; 0 when left out"),
+    ("fill", "what is read in padding and beyond the end; 0 when left out"),
 ];
 const NORM: &[(&str, &str)] =
     &[("over", "the dimension that is normalised"), ("eps", "added under the root")];
@@ -65,6 +67,8 @@ const ASSIGN: &[(&str, &str)] = &[
     BINDING[1],
     BINDING[2],
     BINDING[3],
+    BINDING[4],
+    BINDING[5],
 ];
 const LABELS: &[(&str, &str)] = &[LOSS[1]];
 const LOSS: &[(&str, &str)] = &[("over", "the vocabulary"), ("ignore", "the label that counts for nothing")];
