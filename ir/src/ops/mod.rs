@@ -4,6 +4,7 @@
 //! result types ([`infer`](Op::infer)), its factor rule ([`rule`](Op::rule)) and its work ([`cost`](Op::cost)).
 //! A new operation is a variant, a row of [`TABLE`], and an arm in its family's file.
 
+pub mod adjoint;
 pub mod attention;
 pub mod attr;
 pub mod collective;
@@ -17,6 +18,7 @@ mod partial;
 mod reference;
 mod repeat;
 pub mod rotary;
+mod sink;
 pub mod source;
 pub mod state;
 pub mod structure;
@@ -34,6 +36,7 @@ use crate::rule::{FactorKind, FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
+pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};

@@ -222,9 +222,9 @@ pub const TABLE: &[OpInfo] = &[
         "attention_backward",
         Family::Attention,
         6..=7,
-        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e",
+        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e, (r h)",
         ATTENTION,
-        "gradients for q, k and v from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
+        "gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
     ),
     row(
         "merge",

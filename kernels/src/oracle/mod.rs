@@ -12,8 +12,12 @@ pub mod attention;
 pub mod collective;
 pub mod eval;
 
+mod gradients;
 mod interpret;
+mod loss;
 mod movement;
+mod norms;
+mod optimizer;
 mod partial;
 pub(crate) mod products;
 mod rows;
