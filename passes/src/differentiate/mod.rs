@@ -301,3 +301,6 @@ fn declare(module: &mut Module, base: &str, size: u64) -> DimId {
     }
     module.space.dims.push(Dim::new(&name, size))
 }
+
+#[cfg(test)]
+mod tests;

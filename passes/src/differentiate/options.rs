@@ -168,7 +168,7 @@ pub const OPTIONS: &str = "recompute=none|selective|full|keep-attention, micro_b
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
 
 /// The most micro-batches of a step.
-pub const MAX_MICRO_BATCHES: u64 = 4096;
+const MAX_MICRO_BATCHES: u64 = 4096;
 
 /// Each constant with its name and what it is by default.
 fn constants(adamw: &AdamW) -> [(&'static str, f64, f64); 5] {

@@ -236,7 +236,7 @@ fn backward(
     for &v in &needs.kept {
         map[v.index()] = Some(param(&mut b, v));
     }
-    for (i, node) in source.nodes.iter().enumerate() {
+    for i in 0..source.nodes.len() {
         if needs.nodes[i] {
             run(&mut b, source, i, &needs.kept, &mut map)?;
         }
