@@ -150,6 +150,17 @@ pub struct LayoutArgs {
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
     pub layer_strategies: Vec<String>,
+    /// The movement that brings keys and queries together inside attention, in place of the strategy's: rotate,
+    /// gather(groups=2), …; `list strategies` names them.
+    #[arg(long, value_name = "MOVEMENT")]
+    pub movement: Option<String>,
+    /// The same for attention whose keys are another sequence than its queries, as between encoder and decoder.
+    #[arg(long, value_name = "MOVEMENT")]
+    pub cross_movement: Option<String>,
+    /// Mesh axes of a sequence's own, by its dimension (s; t in a decoder), in place of the strategy's; `none` for no
+    /// axes; may be repeated.
+    #[arg(long, value_name = "DIM=AXIS[+AXIS],…")]
+    pub sequence_axes: Vec<String>,
 }
 
 /// Arguments of `plan`.

@@ -12,7 +12,9 @@ use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
-use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_mesh};
+use ithaca_passes::shard::{
+    HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_axes, parse_mesh, parse_movement,
+};
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
@@ -355,6 +357,9 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         order,
         prune,
         layer_strategies,
+        movement,
+        cross_movement,
+        sequence_axes,
     } = &args.layout;
     let given = [
         ("--cluster", cluster.is_some()),
@@ -367,6 +372,9 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--order", order.is_some()),
         ("--prune", *prune),
         ("--layer-strategy", !layer_strategies.is_empty()),
+        ("--movement", movement.is_some()),
+        ("--cross-movement", cross_movement.is_some()),
+        ("--sequence-axes", !sequence_axes.is_empty()),
     ];
     let layout = given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
     workload_flag(&args.workload).or(layout)
@@ -441,7 +449,8 @@ fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Clust
 /// Sets the options that flags stand for.
 ///
 /// # Errors
-/// `P02` for a token order that is none, usage for a layer's strategy without a layer.
+/// `P02` for a token order or movement that is none, usage for a layer's strategy without a layer and for axes without a
+/// sequence.
 pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.uneven_heads {
         options.heads = HeadSplit::Uneven;
@@ -463,6 +472,15 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
             return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
         };
         options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
+    }
+    let choice = &mut options.attention;
+    choice.movement = args.movement.as_deref().map(parse_movement).transpose()?;
+    choice.cross_movement = args.cross_movement.as_deref().map(parse_movement).transpose()?;
+    for item in args.sequence_axes.iter().flat_map(|list| list.split(',')) {
+        let Some((dim, axes)) = item.split_once('=') else {
+            return Err(Failure::usage(format!("`--sequence-axes {item}` is not DIM=AXIS[+AXIS]")));
+        };
+        choice.sequences.push((dim.trim().to_owned(), parse_axes(axes)));
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ pub const PASSES: &[PassInfo] = &[
     PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
-        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, strategy.FUNCTION=NAME",
+        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME",
     },
     PassInfo {
         name: "lower-movements",
@@ -79,7 +79,7 @@ pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
         let mut options = Vec::new();
         if let Some(body) = rest.strip_prefix('{') {
             let close = body.find('}').ok_or_else(|| malformed(format!("`{name}{{` is not closed")))?;
-            for item in body[..close].split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            for item in items(&body[..close]).map(str::trim).filter(|item| !item.is_empty()) {
                 let (key, value) =
                     item.split_once('=').ok_or_else(|| malformed(format!("option `{item}` has no value")))?;
                 options.push((key.trim().to_owned(), value.trim().to_owned()));
@@ -95,6 +95,19 @@ pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
         };
     }
     Ok(stages)
+}
+
+/// What stands between commas, those inside parentheses left alone.
+fn items(body: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0usize;
+    body.split(move |c: char| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
 }
 
 /// Reads the text of a pipeline.

@@ -5,7 +5,7 @@
 
 use crate::builder::FunctionBuilder;
 use crate::module::ValueId;
-use crate::ops::{Gradient, Op, OpError, attention, elementwise, linear, loss, norm, sink};
+use crate::ops::{Gradient, Op, OpError, attention, elementwise, linear, loss, norm, parts, sink};
 use crate::types::TensorType;
 
 /// The gradient of each operand; none where no gradient flows, or the operand is of integers.
@@ -74,8 +74,10 @@ impl Op {
             Op::Loss(loss::Loss::Pick { over, ignore }) => {
                 loss::adjoint_pick(b, (*over, *ignore), operands, d)
             }
+            Op::Join { to } => parts::adjoint_join(b, *to, operands, d),
             Op::Assign { .. }
             | Op::AttentionBackward(_)
+            | Op::Take { .. }
             | Op::Merge
             | Op::MergeParts { .. }
             | Op::Scores { .. }

@@ -324,7 +324,7 @@ impl Op {
                 attrs.push(("columns", dim(*columns)));
                 attrs
             }
-            Op::Fetch { to } => vec![("to", dim(*to))],
+            Op::Take { to } | Op::Join { to } | Op::Fetch { to } => vec![("to", dim(*to))],
             Op::FetchSum { from } => vec![("from", dim(*from))],
             Op::Repeat { from, to } | Op::SumCopies { from, to } => {
                 vec![("from", dim(*from)), ("to", dim(*to))]
@@ -417,6 +417,8 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "weigh" => {
             Op::Weigh { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
         }
+        "take" => Op::Take { to: attrs.dim("to", names)? },
+        "join" => Op::Join { to: attrs.dim("to", names)? },
         "fetch" => Op::Fetch { to: attrs.dim("to", names)? },
         "fetch_sum" => Op::FetchSum { from: attrs.dim("from", names)? },
         "sum_copies" => Op::SumCopies { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },

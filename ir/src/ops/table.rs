@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use super::parts::MAX_PARTS;
+
 /// Operations that are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
@@ -406,6 +408,22 @@ pub const TABLE: &[OpInfo] = &[
         "scalar -> scalar",
         &[("max_norm", "the largest norm that is left as it is")],
         "min(1, max_norm / (sqrt(squares) + 1e-6))",
+    ),
+    row(
+        "take",
+        Family::Attention,
+        1..=1,
+        "h -> hp",
+        &[("to", "the dimension of the result, declared to be a part of a dimension of x")],
+        "one of several equal parts of a dimension, of what each rank holds",
+    ),
+    row(
+        "join",
+        Family::Attention,
+        1..=MAX_PARTS,
+        "hp, … -> h",
+        &[("to", "the dimension of the result, of which the operands have the parts")],
+        "the parts of a dimension, in order, become the dimension again",
     ),
     row(
         "call",

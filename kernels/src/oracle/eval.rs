@@ -4,7 +4,8 @@ use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
 use super::{
-    Elements, Operand, Value, Wanted, attention, gradients, loss, norms, optimizer, partial, products, rows,
+    Elements, Operand, Value, Wanted, attention, gradients, loss, norms, optimizer, partial, parts, products,
+    rows,
 };
 use crate::error::RunError;
 use crate::place;
@@ -196,6 +197,26 @@ fn one<T: Real>(
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
             real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
+        }
+        Op::Take { to } => {
+            let held = operands[0].held();
+            Ok(match operands[0].elements {
+                Elements::Real(x) => Value::Real(Tensor::new(shape, parts::take(space, *to, held, x)?)),
+                Elements::Int(x) => Value::Int(Tensor::new(shape, parts::take(space, *to, held, x)?)),
+            })
+        }
+        Op::Join { to } => {
+            let first = operands[0].ty;
+            Ok(match operands[0].elements {
+                Elements::Real(_) => {
+                    let all = operands.iter().map(Operand::real).collect::<Result<Vec<_>, _>>()?;
+                    Value::Real(Tensor::new(shape, parts::join(space, *to, (first, &all), (ty, region))?))
+                }
+                Elements::Int(_) => {
+                    let all = operands.iter().map(Operand::int).collect::<Result<Vec<_>, _>>()?;
+                    Value::Int(Tensor::new(shape, parts::join(space, *to, (first, &all), (ty, region))?))
+                }
+            })
         }
         Op::Slice { .. } => {
             let held = &operands[0].region;

@@ -168,8 +168,8 @@ impl Interpreter<'_> {
         let part = |rank: Rank| {
             let region = space.local_box(ty, rank);
             Rc::new(match ty.dtype.is_float() {
-                true => Value::Real(source::cut(space, ty, &region, &stored, T::from_f64)),
-                false => Value::Int(source::cut(space, ty, &region, &stored, |x| x as i32)),
+                true => Value::Real(source::cut(space, ty, &region, (binding, &stored), T::from_f64)),
+                false => Value::Int(source::cut(space, ty, &region, (binding, &stored), |x| x as i32)),
             })
         };
         Ok(space.mesh.iter_ranks().map(part).collect())

@@ -19,6 +19,7 @@ mod movement;
 mod norms;
 mod optimizer;
 mod partial;
+mod parts;
 pub(crate) mod products;
 mod rows;
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::{self, Phase};
-use ithaca_ir::{DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,9 @@ use crate::import::{self, Mode};
 use crate::memory;
 use crate::pass::Pass;
 use crate::registry::Registry;
-use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, strategy};
+use crate::shard::{
+    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_movement, strategy,
+};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -206,6 +208,25 @@ pub struct LayoutOptions {
     /// Functions with a strategy of their own inside attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerStrategy>,
+    /// The movement that was asked for in place of the strategy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movement: Option<String>,
+    /// The movement that was asked for where keys are another sequence than queries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cross_movement: Option<String>,
+    /// Sequences with mesh axes of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<SequenceAxes>,
+}
+
+/// The mesh axes of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceAxes {
+    /// The dimension of the program.
+    pub dimension: String,
+    /// The axes that split it, major to minor.
+    pub axes: Vec<String>,
 }
 
 /// The strategy of a kind of layer.
@@ -467,8 +488,14 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
+        let choice = &self.options;
+        for text in choice.movement.iter().chain(&choice.cross_movement) {
+            parse_movement(text)?;
+        }
         let strategies = strategy::product(registry, &self.strategy)?;
-        strategy::placement(&strategies, &options.mesh)?;
+        let own = choice.sequences.iter().flat_map(|s| &s.axes);
+        let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
+        strategy::placement(&strategies, &options.mesh, &own)?;
         let workload = self.workload.to_import()?;
         let mut expected = crate::pipeline::print(&crate::compile::passes(&options));
         if workload.mode == Mode::Train {
@@ -514,6 +541,7 @@ impl Plan {
             order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
             prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
             layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
+            attention: self.options.attention(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
         }
     }
@@ -528,6 +556,16 @@ pub fn schema() -> String {
 }
 
 impl LayoutOptions {
+    /// What they ask of attention; a movement that cannot be read is refused when the plan is.
+    fn attention(&self) -> AttentionChoice {
+        let movement = |text: &Option<String>| text.as_deref().and_then(|text| parse_movement(text).ok());
+        AttentionChoice {
+            movement: movement(&self.movement),
+            cross_movement: movement(&self.cross_movement),
+            sequences: self.sequences.iter().map(|s| (s.dimension.clone(), s.axes.clone())).collect(),
+        }
+    }
+
     /// What a plan records of the options of `shard`.
     pub fn of(options: &ShardOptions) -> Self {
         Self {
@@ -543,6 +581,14 @@ impl LayoutOptions {
                     function: function.clone(),
                     strategy: strategy.clone(),
                 })
+                .collect(),
+            movement: options.attention.movement.as_ref().map(ToString::to_string),
+            cross_movement: options.attention.cross_movement.as_ref().map(ToString::to_string),
+            sequences: options
+                .attention
+                .sequences
+                .iter()
+                .map(|(dimension, axes)| SequenceAxes { dimension: dimension.clone(), axes: axes.clone() })
                 .collect(),
         }
     }

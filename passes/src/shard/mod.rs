@@ -15,6 +15,7 @@
 //! %o1 = reshard %o : bf16[b s@ulysses h d]
 //! ```
 
+mod choice;
 mod inside;
 mod layouts;
 mod legality;
@@ -27,6 +28,7 @@ mod roles;
 pub mod strategy;
 pub mod table;
 
+pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
 pub use legality::Decisions;
 pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
@@ -122,8 +124,8 @@ pub fn check_with(
     module: &Module,
     options: &ShardOptions,
 ) -> Result<(Placements, Decisions), Diagnostic> {
-    let placements = Placements::of(registry, module, options)?;
     let roles = Roles::of(module);
+    let placements = Placements::of(registry, module, &roles, options)?;
     let decisions = legality::decide(registry, module, &placements, &roles, options)?;
     Ok((placements, decisions))
 }

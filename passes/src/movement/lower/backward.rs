@@ -3,7 +3,8 @@
 use ithaca_ir::ops::{Attention, OpError, Returns};
 use ithaca_ir::{FunctionBuilder, Op, ValueId};
 
-use super::forward::gathered;
+use super::forward::{gathered, split_by};
+use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, accumulate};
 use crate::movement::Step;
@@ -27,6 +28,9 @@ pub(super) fn backward(
             // A rank's gradients are complete for its queries; what the reduce-scatter adds is in the model's type.
             gradients(b, &a, &rows, &kv, bias)
         }
+        Plan::Groups { heads, kv_heads } => {
+            groups::backward(b, &a, Groups { heads, kv_heads }, &rows, [k, v], bias)
+        }
         Plan::Fetch(to) => {
             let kv = [b.push(Op::Fetch { to: *to }, &[k])?, b.push(Op::Fetch { to: *to }, &[v])?];
             a.keys = *to;
@@ -41,14 +45,15 @@ pub(super) fn backward(
             a.returns = Returns::Part;
             steps_backward(b, &a, steps, &rows, &[k, v], bias)
         }
-        Plan::Reduce { .. } => {
+        Plan::Reduce { axes, .. } => {
             a.returns = Returns::Part;
-            gradients(b, &a, &rows, &[k, v], bias)
+            let kv = [split_by(b, a.keys, axes, k)?, split_by(b, a.keys, axes, v)?];
+            gradients(b, &a, &rows, &kv, bias)
         }
     }
 }
 
-fn gradients(
+pub(super) fn gradients(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
     rows: &[ValueId],

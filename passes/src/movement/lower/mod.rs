@@ -16,6 +16,7 @@
 
 mod backward;
 mod forward;
+mod groups;
 mod plan;
 mod travel;
 
