@@ -47,6 +47,26 @@ pub fn load(
     Ok(stored)
 }
 
+/// A state as [`load`] gives a weight; all zeros where the source has none of its name.
+///
+/// # Errors
+/// As [`load`], but for a missing tensor.
+pub fn load_state(
+    space: &Space,
+    binding: &Binding,
+    ty: &TensorType,
+    layer: u64,
+    from: &dyn TensorSource,
+) -> Result<Tensor<f64>, RunError> {
+    match from.shape(&binding.stored_name(layer)) {
+        Some(_) => load(space, binding, ty, layer, from),
+        None => {
+            let shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
+            Ok(Tensor::filled(shape, 0.0))
+        }
+    }
+}
+
 /// The elements of a loaded source in `region`, copies made and padding filled with zeros.
 pub fn cut<T: Copy>(
     space: &Space,
