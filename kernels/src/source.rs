@@ -5,7 +5,7 @@
 //! an index gets the element at its position; what lies behind the stored elements is padding and zero.
 
 use ithaca_ir::boxes::Region;
-use ithaca_ir::ops::{Binding, source};
+use ithaca_ir::ops::{Binding, source, state};
 use ithaca_ir::{DType, Space, TensorType};
 
 use crate::error::RunError;
@@ -61,6 +61,31 @@ fn read_ahead(stored: &mut Tensor<f64>, by: usize, fill: f64) {
         row.rotate_left(by);
         let kept = row.len() - by;
         row[kept..].fill(fill);
+    }
+}
+
+/// A state as [`load`] gives a weight. Where the source has none of its name, a weight in full precision begins as the
+/// weight, and any other state as zeros.
+///
+/// # Errors
+/// As [`load`], but for a missing tensor.
+pub fn load_state(
+    space: &Space,
+    binding: &Binding,
+    ty: &TensorType,
+    layer: u64,
+    from: &dyn TensorSource,
+) -> Result<Tensor<f64>, RunError> {
+    match from.shape(&binding.stored_name(layer)) {
+        Some(_) => load(space, binding, ty, layer, from),
+        None if binding.name.starts_with(state::MASTER) => {
+            let name = binding.name[state::MASTER.len()..].to_owned();
+            load(space, &Binding { name, ..binding.clone() }, ty, layer, from)
+        }
+        None => {
+            let shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
+            Ok(Tensor::filled(shape, 0.0))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod distributed;
 mod gradients;
 pub(crate) mod movements;
+mod steps;
 
 use ithaca_ir::module::Output;
 use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Turn, Unary};
