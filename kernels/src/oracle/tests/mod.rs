@@ -1,5 +1,6 @@
 //! Every operation against values taken by hand or computed in another way.
 
+mod adjoints;
 pub(crate) mod distributed;
 mod gradients;
 pub(crate) mod movements;
