@@ -215,7 +215,7 @@ fn differentiated(module: &Module) -> Module {
 }
 
 /// The cases of every size: name, program, the program with gradients, and inputs of both.
-fn each(mut check: impl FnMut(&str, &Module, &Module, &Tensors)) {
+pub(crate) fn each(mut check: impl FnMut(&str, &Module, &Module, &Tensors)) {
     for (name, body) in CASES {
         for (i, sizes) in SIZES.iter().enumerate() {
             let program = parse(sizes, body);

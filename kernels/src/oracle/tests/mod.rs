@@ -1,9 +1,10 @@
 //! Every operation against values taken by hand or computed in another way.
 
-mod adjoints;
+pub(crate) mod adjoints;
 pub(crate) mod distributed;
 mod gradients;
 pub(crate) mod movements;
+mod sharded;
 
 use ithaca_ir::module::Output;
 use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Turn, Unary};
