@@ -1,8 +1,10 @@
 //! Every operation against values taken by hand or computed in another way.
 
+pub(crate) mod adjoints;
 pub(crate) mod distributed;
 mod gradients;
 pub(crate) mod movements;
+mod sharded;
 mod steps;
 
 use ithaca_ir::module::Output;
