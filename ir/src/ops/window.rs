@@ -112,7 +112,7 @@ impl Window {
     ///
     /// # Errors
     /// `V30` for `take`, which stands in backward passes only.
-    pub(super) fn adjoint(
+    pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
         operands: &[ValueId],

@@ -3,7 +3,7 @@
 use ithaca_ir::ops::{Binary, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
-use super::{Elements, Operand, Value, Wanted, attention, partial, products, rows};
+use super::{Elements, Operand, Value, Wanted, attention, experts, partial, products, rows, window};
 use crate::error::RunError;
 use crate::place;
 use crate::real::Real;
@@ -85,6 +85,7 @@ pub fn eval<T: Real>(
         Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::Experts(op) => return experts::experts(space, op, operands, wanted),
         op => return one(space, op, operands, first).map(|value| vec![value]),
     };
     into_results(op, values, wanted)
@@ -155,6 +156,7 @@ fn one<T: Real>(
         }
         Op::RowLse { over, parts: _ } => real(partial::row_lse(&operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
+        Op::Window(window) => real(window::window(window, operands, ty, &shape)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
             real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
@@ -168,7 +170,12 @@ fn one<T: Real>(
                 Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
             })
         }
-        Op::Attention(_) | Op::AttentionBackward(_) | Op::Merge | Op::MergeParts { .. } | Op::Sink => {
+        Op::Attention(_)
+        | Op::AttentionBackward(_)
+        | Op::Merge
+        | Op::MergeParts { .. }
+        | Op::Sink
+        | Op::Experts(_) => {
             Err(RunError::invalid(format!("`{}` has several results", op.name())))
         }
         Op::Param(_)

@@ -11,12 +11,14 @@
 pub mod attention;
 pub mod collective;
 pub mod eval;
+mod experts;
 
 mod interpret;
 mod movement;
 mod partial;
 pub(crate) mod products;
 mod rows;
+mod window;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -5,7 +5,7 @@
 //! refused, since the author of the description meant something by it.
 
 use ithaca_ir::Diagnostic;
-use ithaca_ir::ops::Scaling;
+use ithaca_ir::ops::{Pairs, Scaling};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
@@ -165,7 +165,7 @@ impl<'a> Rope<'a> {
         let width = self.width(partial.unwrap_or(part))?;
         let scaling = self.scaling(&kind, theta, &mut fields)?;
         fields.finish(&[])?;
-        Ok(RotarySpec { width, theta, scaling })
+        Ok(RotarySpec { width, theta, scaling, pairs: Pairs::Halves })
     }
 
     fn width(&self, partial: f64) -> Result<u64, Diagnostic> {

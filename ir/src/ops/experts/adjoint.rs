@@ -11,7 +11,7 @@ impl Experts {
     ///
     /// # Errors
     /// `V30` where a gradient reaches the gradient of a route.
-    pub(in crate::ops) fn adjoint(
+    pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
         operands: &[ValueId],

@@ -182,6 +182,7 @@ impl Cx<'_> {
                 width: rotary.width,
                 theta: rotary.theta,
                 scaling: rotary.scaling.clone(),
+                pairs: rotary.pairs,
                 turn: Turn::Forth,
             });
             q = f.push(op.clone(), &[q, positions])?;

@@ -6,7 +6,7 @@ mod t5;
 use std::ops::Range;
 
 use ithaca_ir::ops::structure::MAX_LAYERS;
-use ithaca_ir::ops::{Scaling, Unary};
+use ithaca_ir::ops::{Pairs, Scaling, Unary};
 use ithaca_ir::{DType, Diagnostic, Dim, Mask};
 
 use super::family::Family;
@@ -127,6 +127,8 @@ pub(super) struct RotarySpec {
     pub(super) theta: f64,
     /// Stretching of the frequencies.
     pub(super) scaling: Scaling,
+    /// Which elements turn together.
+    pub(super) pairs: Pairs,
 }
 
 /// How queries and keys are normalised.
