@@ -78,6 +78,8 @@ impl Op {
             Op::Assign { .. }
             | Op::AttentionBackward(_)
             | Op::Take { .. }
+            | Op::Experts(_)
+            | Op::Window(_)
             | Op::Merge
             | Op::MergeParts { .. }
             | Op::Scores { .. }

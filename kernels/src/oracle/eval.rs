@@ -4,8 +4,8 @@ use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
 use super::{
-    Elements, Operand, Value, Wanted, attention, gradients, loss, norms, optimizer, partial, parts, products,
-    rows,
+    Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts,
+    products, rows, window,
 };
 use crate::error::RunError;
 use crate::place;
@@ -105,6 +105,7 @@ pub fn eval<T: Real>(
         Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::Experts(op) => return experts::experts(space, op, operands, wanted),
         op => return one(space, op, operands, first).map(|value| vec![value]),
     };
     into_results(op, values, wanted)
@@ -194,6 +195,7 @@ fn one<T: Real>(
         }
         Op::RowLse { over, parts: _ } => real(loss::row_lse(space, &operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
+        Op::Window(window) => real(window::window(window, operands, ty, &shape)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
             real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
@@ -239,9 +241,8 @@ fn one<T: Real>(
             | Gradient::Sink,
         )
         | Op::Loss(Loss::CrossEntropy { .. })
-        | Op::Optimizer(Optimizer::AdamW(_)) => {
-            Err(RunError::invalid(format!("`{}` has several results", op.name())))
-        }
+        | Op::Optimizer(Optimizer::AdamW(_))
+        | Op::Experts(_) => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
         Op::Param(_)
         | Op::Input(_)
         | Op::State(_)

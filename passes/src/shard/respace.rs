@@ -79,6 +79,8 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::RowLse { over, parts } => std::iter::once(over).chain(parts).for_each(new),
                 Op::Gradient(g) => g.dims_mut().for_each(new),
                 Op::Loss(l) => l.dims_mut().for_each(new),
+                Op::Experts(e) => e.dims_mut().for_each(new),
+                Op::Window(w) => new(w.dim_mut()),
                 Op::Call { scan: Some(scan), .. } => new(&mut scan.over),
                 Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
                 Op::Take { to } | Op::Join { to } => new(to),
