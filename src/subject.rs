@@ -11,7 +11,7 @@ use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
-use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_mesh};
+use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_mesh};
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
@@ -322,6 +322,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         pad_sequence,
         order,
         prune,
+        zero,
         layer_strategies,
     } = &args.layout;
     let given = [
@@ -334,6 +335,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--pad-sequence", *pad_sequence),
         ("--order", order.is_some()),
         ("--prune", *prune),
+        ("--zero", zero.is_some()),
         ("--layer-strategy", !layer_strategies.is_empty()),
     ];
     let layout = given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
@@ -425,6 +427,9 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     }
     if args.prune {
         options.prune = Prune::Required;
+    }
+    if let Some(stage) = args.zero {
+        options.zero = Zero::of_stage(stage)?;
     }
     for item in &args.layer_strategies {
         let Some((layer, strategy)) = item.split_once('=') else {

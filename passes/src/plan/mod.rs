@@ -18,7 +18,7 @@ use crate::compile::AttentionUse;
 use crate::import::{self, Mode};
 use crate::memory;
 use crate::registry::Registry;
-use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, strategy};
+use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, strategy};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -175,9 +175,18 @@ pub struct LayoutOptions {
     /// The movement must leave out what the mask leaves empty.
     #[serde(default)]
     pub prune: bool,
+    /// The ZeRO stage: what is split over ranks that hold the same weights, from 0, nothing, to 3.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub zero: u64,
     /// Functions with a strategy of their own inside attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerStrategy>,
+}
+
+/// Whether a number is left out of a document.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// The strategy of a kind of layer.
@@ -439,6 +448,7 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
+        Zero::of_stage(self.options.zero)?;
         let strategies = strategy::product(registry, &self.strategy)?;
         strategy::placement(&strategies, &options.mesh)?;
         let expected = crate::pipeline::print(&crate::compile::passes(&options));
@@ -480,6 +490,7 @@ impl Plan {
             // What cannot be read is refused when the plan is.
             order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
             prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
+            zero: Zero::of_stage(self.options.zero).unwrap_or_default(),
             layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
         }
@@ -503,6 +514,7 @@ impl LayoutOptions {
             pad_sequence: options.sequence == SequenceFit::Pad,
             order: options.order.map(|order| order.to_string()),
             prune: options.prune == Prune::Required,
+            zero: options.zero.stage(),
             layers: options
                 .layers
                 .iter()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::{Diagnostic, Mesh, Module};
 
+use super::flow::family;
 use super::options::ShardOptions;
 use super::strategy::{self, Placement};
 use crate::registry::Registry;
@@ -36,6 +37,7 @@ impl Placements {
                 .values()
                 .filter(|f| f.nodes.iter().any(|n| super::is_attention(&n.op)))
                 .map(|f| f.name.as_str())
+                .filter(|name| family(name) == *name)
                 .collect();
             if !known.contains(&name.as_str()) {
                 let message =
@@ -59,9 +61,9 @@ impl Placements {
         Ok(Self { base, layers })
     }
 
-    /// The placement of the function called `name`.
+    /// The placement of the function called `name`; that of `block.backward` is that of `block`.
     pub fn function(&self, name: &str) -> &Placement {
-        self.layers.get(name).unwrap_or(&self.base)
+        self.layers.get(family(name)).unwrap_or(&self.base)
     }
 
     /// Every different placement that attention has.
