@@ -36,6 +36,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         prune: options.prune,
         zero: options.zero,
         layers: options.layers,
+        attention: options.attention,
         sparsity: planner::Sparsity::of(&module),
     };
     (session.progress)("planning");

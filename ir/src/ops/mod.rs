@@ -4,6 +4,7 @@
 //! result types ([`infer`](Op::infer)), its factor rule ([`rule`](Op::rule)) and its work ([`cost`](Op::cost)).
 //! A new operation is a variant, a row of [`TABLE`], and an arm in its family's file.
 
+pub mod adjoint;
 pub mod attention;
 pub mod attr;
 pub mod collective;
@@ -14,9 +15,11 @@ pub mod loss;
 pub mod norm;
 pub mod optimizer;
 mod partial;
+mod parts;
 mod reference;
 mod repeat;
 pub mod rotary;
+mod sink;
 pub mod source;
 pub mod state;
 pub mod structure;
@@ -34,12 +37,14 @@ use crate::rule::{FactorKind, FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
+pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};
 pub use gradient::Gradient;
 pub use loss::Loss;
 pub use optimizer::{AdamW, Optimizer};
+pub use parts::MAX_PARTS;
 pub use reference::reference;
 pub use rotary::{Rotary, Scaling, Turn};
 pub use source::Binding;
@@ -169,6 +174,16 @@ pub enum Op {
     SumCopies {
         /// The dimension of the operand, one that copies.
         from: DimId,
+        /// The dimension of the result.
+        to: DimId,
+    },
+    /// The part `to` of a dimension, of what each rank holds.
+    Take {
+        /// The dimension of the result, declared to be a part of one of the operand's.
+        to: DimId,
+    },
+    /// The parts of a dimension, in order, become the dimension again.
+    Join {
         /// The dimension of the result.
         to: DimId,
     },
@@ -314,6 +329,8 @@ impl Op {
             Op::Weigh { .. } => "weigh",
             Op::Repeat { .. } => "repeat",
             Op::SumCopies { .. } => "sum_copies",
+            Op::Take { .. } => "take",
+            Op::Join { .. } => "join",
             Op::Call { .. } => "call",
             Op::Gradient(g) => g.name(),
             Op::Loss(l) => l.name(),
@@ -377,6 +394,8 @@ impl Op {
             | Op::Weigh { .. }
             | Op::Repeat { .. }
             | Op::SumCopies { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::Slice { .. } => false,
@@ -452,6 +471,8 @@ impl Op {
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
+            Op::Take { to } => parts::infer_take(cx.space, *to, operands[0])?,
+            Op::Join { to } => parts::infer_join(cx.space, *to, operands)?,
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
@@ -504,6 +525,7 @@ impl Op {
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
+            Op::Take { .. } | Op::Join { .. } => Some(parts::rule(operands)),
             Op::Sink | Op::Merge => {
                 let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
                 Some(FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel))
@@ -578,6 +600,8 @@ impl Op {
             | Op::Cast { .. }
             | Op::Expand
             | Op::Repeat { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -590,6 +614,10 @@ impl Op {
             Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Call { .. } => 0,
             // A table is read only where it is asked.
             Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
+            // Of the operand only the part is read.
+            Op::Take { .. } => {
+                2 * results.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
+            }
             _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),
         };
         Cost { flops, bytes }

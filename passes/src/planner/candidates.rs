@@ -55,6 +55,7 @@ pub fn candidates_with(
             prune: request.prune,
             zero: request.zero,
             layers: request.layers.clone(),
+            attention: request.attention.clone(),
             ..ShardOptions::new(name.clone(), mesh)
         }));
     }

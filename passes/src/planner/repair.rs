@@ -45,7 +45,7 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
 ///
 /// Every one was checked; flags add to those of `options`, layouts replace theirs.
 pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
-    let ShardOptions { strategy, mesh, heads, sequence, order, prune, zero, layers } = options;
+    let ShardOptions { strategy, mesh, heads, sequence, order, prune, zero, layers, attention } = options;
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
         let of = Request {
@@ -56,6 +56,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
             prune: *prune,
             zero: *zero,
             layers: layers.clone(),
+            attention: attention.clone(),
             ..Request::new(gpus)
         };
         let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();

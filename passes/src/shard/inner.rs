@@ -110,6 +110,8 @@ fn by_rows(node: &Node) -> bool {
         | Op::AllReduce { .. }
         | Op::Permute
         | Op::Fetch { .. }
+        | Op::Take { .. }
+        | Op::Join { .. }
         | Op::FetchSum { .. } => false,
     }
 }

@@ -15,6 +15,7 @@
 //! %o1 = reshard %o : bf16[b s@ulysses h d]
 //! ```
 
+mod choice;
 mod flow;
 mod inner;
 mod inside;
@@ -31,6 +32,7 @@ pub mod table;
 mod training;
 mod zero;
 
+pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
 pub use legality::Decisions;
 pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
@@ -96,7 +98,7 @@ impl Pass for Shard {
         let roles = Roles::of(&sharded);
         let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
         let parts = respace::parts(&mut sharded, &placements.base.weights, is_split);
-        let replicas = zero::axes(&placements.base, &sharded.space);
+        let replicas = zero::axes(&placements, &sharded.space);
         let flows = Flows::of(&sharded);
         let zero = self.options.zero;
         let plan = rewrite::Plan { placements, roles, decisions, copies, parts, flows, zero, replicas };
@@ -132,8 +134,8 @@ pub fn check_with(
     module: &Module,
     options: &ShardOptions,
 ) -> Result<(Placements, Decisions), Diagnostic> {
-    let placements = Placements::of(registry, module, options)?;
     let roles = Roles::of(module);
+    let placements = Placements::of(registry, module, &roles, options)?;
     let decisions = legality::decide(registry, module, &placements, &roles, options)?;
     Ok((placements, decisions))
 }

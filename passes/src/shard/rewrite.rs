@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Loss, Movement, Op, OpError, Optimizer};
+use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
 
 use super::flow::{Flows, Passing};
@@ -100,6 +100,15 @@ struct Left {
     value: ValueId,
     /// What it was outside attention, when it is left inside.
     outside: Option<TensorType>,
+}
+
+/// What lies outside attention.
+#[derive(Clone, Copy)]
+pub(super) enum Outside {
+    /// Inputs, and integers between functions.
+    Inputs,
+    /// The residual stream.
+    Residual,
 }
 
 pub(super) struct Rewriter<'a> {
@@ -199,7 +208,7 @@ impl Rewriter<'_> {
             Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
             Op::Fill { .. } => self.fill(i, node)?,
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(declared(), &self.placement.sequence);
+                let ty = self.by_sequence(declared(), Outside::Inputs);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
             Op::Call { callee, .. } => {
@@ -217,7 +226,7 @@ impl Rewriter<'_> {
                 self.b.node(node.op.clone(), &arguments, &[])?.to_vec()
             }
             Op::Attention(attention) => self.attention(attention, node, &operands)?,
-            Op::AttentionBackward(attention) => self.attention_backward(attention, node, &operands)?,
+            Op::AttentionBackward(attention) => self.attention_backward(attention, &operands)?,
             Op::Optimizer(Optimizer::AdamW(_)) => self.step(node, &operands)?,
             Op::Loss(Loss::CrossEntropy { over, ignore }) => {
                 self.cross_entropy(node, (*over, *ignore), &operands)?
@@ -299,20 +308,17 @@ impl Rewriter<'_> {
     fn attention_backward(
         &mut self,
         attention: &Attention,
-        node: &Node,
         operands: &[ValueId],
     ) -> Result<Vec<ValueId>, OpError> {
         let kv_heads = attention.kv_heads;
-        // The gradient of a bias is the fourth; the bias stands behind what goes with the queries.
-        let of = |i: &usize| if *i < 3 { *i } else { *i + 3 };
-        let outside: Vec<TensorType> =
-            (0..node.results.len()).map(|i| self.outside_of(operands[of(&i)])).collect();
+        let with_gradient = operands[..3].iter().chain(&operands[6..]);
+        let outside: Vec<TensorType> = with_gradient.map(|&v| self.outside_of(v)).collect();
         let (attention, inside) = self.enter(attention, operands, 6)?;
         let copied = attention.kv_heads;
         let gradients = self.b.node(Op::AttentionBackward(attention), &inside, &[])?;
         let mut results = Vec::with_capacity(gradients.len());
         for (i, (mut gradient, outside)) in gradients.into_iter().zip(&outside).enumerate() {
-            if (i == 1 || i == 2) && copied != kv_heads {
+            if (1..3).contains(&i) && copied != kv_heads {
                 // Copies go home as they are and are summed there: that is less than sums over ranks would be.
                 let mut there = outside.clone();
                 there.dims.iter_mut().filter(|d| **d == kv_heads).for_each(|d| *d = copied);
@@ -326,10 +332,9 @@ impl Rewriter<'_> {
 
     /// A node that only serves attention, in its layout.
     fn served(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let sequence = self.placement.attention_sequence();
         let mut inside = Vec::with_capacity(operands.len());
         for &operand in operands {
-            let layout = self.inside(self.b.ty(operand), &sequence);
+            let layout = self.inside_rows(self.b.ty(operand));
             inside.push(self.reshard(operand, layout)?);
         }
         let declared: Vec<TensorType> = node.results.iter().map(|&v| self.source.ty(v).clone()).collect();
@@ -357,7 +362,9 @@ impl Rewriter<'_> {
             }
             let sequence = match (is_key, i < n_plain) {
                 (true, _) => self.key_sequence(attention.keys),
-                (false, true) => self.placement.attention_sequence(),
+                (false, true) => {
+                    self.plan.placements.attention_sequence(&self.source.name, attention.queries)
+                }
                 (false, false) => AxisList::new(),
             };
             let layout = self.inside(self.b.ty(value), &sequence);
@@ -365,10 +372,10 @@ impl Rewriter<'_> {
         }
         attention.kv_heads = copied.unwrap_or(attention.kv_heads);
         if !self.key_sequence(attention.keys).is_empty() {
-            let name = self.placement.movement.clone().ok_or_else(|| {
+            let movement = self.plan.placements.movement(&self.source.name, &attention).ok_or_else(|| {
                 OpError::new("P14", "a strategy splits the sequence inside attention and names no movement")
             })?;
-            attention.movement = Some(Movement { name, options: Vec::new() });
+            attention.movement = Some(movement);
         }
         Ok((attention, inside))
     }
@@ -384,15 +391,22 @@ impl Rewriter<'_> {
 
     /// The axes that split `keys` inside attention.
     fn key_sequence(&self, keys: DimId) -> AxisList {
-        let mut axes = self.placement.attention_sequence();
+        let mut axes = self.plan.placements.attention_sequence(&self.source.name, keys);
         if self.plan.roles.caches.contains(&keys) {
             axes.extend(self.placement.cache.iter().copied());
         }
         axes
     }
 
+    /// The layout inside attention of what goes with queries.
+    pub(super) fn inside_rows(&self, ty: &TensorType) -> Layout {
+        let sequence = ty.dims.iter().find(|d| self.plan.roles.sequences.contains(d));
+        let axes = sequence.map(|&d| self.plan.placements.attention_sequence(&self.source.name, d));
+        self.inside(ty, &axes.unwrap_or_default())
+    }
+
     /// The layout of an operand inside attention, its sequence split by `sequence`.
-    pub(super) fn inside(&self, ty: &TensorType, sequence: &AxisList) -> Layout {
+    fn inside(&self, ty: &TensorType, sequence: &AxisList) -> Layout {
         let mut layout = Layout::whole(ty.dims.len());
         for (i, &dim) in ty.dims.iter().enumerate() {
             if self.plan.roles.sequences.contains(&dim) {
@@ -413,10 +427,9 @@ impl Rewriter<'_> {
 
     /// What passes between functions: the residual stream in its layout, integers as inputs are.
     pub(super) fn boundary(&self, ty: &TensorType) -> TensorType {
-        let placement = self.placement;
         match ty.dtype.is_float() {
-            true => self.by_sequence(ty, &placement.residual_sequence()),
-            false => self.by_sequence(ty, &placement.sequence),
+            true => self.by_sequence(ty, Outside::Residual),
+            false => self.by_sequence(ty, Outside::Inputs),
         }
     }
 
@@ -425,11 +438,14 @@ impl Rewriter<'_> {
         ty.dims.iter().all(|&d| !self.plan.roles.splits_weights(d))
     }
 
-    pub(super) fn by_sequence(&self, ty: &TensorType, axes: &AxisList) -> TensorType {
+    pub(super) fn by_sequence(&self, ty: &TensorType, outside: Outside) -> TensorType {
         let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
         for i in 0..ty.dims.len() {
             if self.plan.roles.sequences.contains(&ty.dims[i]) {
-                ty.layout.split[i].clone_from(axes);
+                ty.layout.split[i] = match outside {
+                    Outside::Inputs => self.plan.placements.sequence(ty.dims[i]).clone(),
+                    Outside::Residual => self.plan.placements.residual_sequence(ty.dims[i]),
+                };
                 if self.plan.roles.caches.contains(&ty.dims[i]) {
                     ty.layout.split[i].extend(self.placement.cache.iter().copied());
                 }
@@ -446,14 +462,13 @@ impl Rewriter<'_> {
         let ty = self.b.ty(value);
         let weight = self.weights.contains(&value);
         let mut layout = settled(ty).layout;
-        let residual = self.placement.residual_sequence();
         for (i, dim) in ty.dims.iter().enumerate() {
             if !self.plan.roles.sequences.contains(dim) {
                 continue;
             }
             let scattered: AxisList = layout.split[i].iter().chain(&ty.layout.partial).copied().collect();
             if !ty.layout.partial.is_empty()
-                && scattered == residual
+                && scattered == self.plan.placements.residual_sequence(*dim)
                 && self.b.space().can_split(*dim, &scattered)
             {
                 layout.split[i] = scattered;

@@ -9,7 +9,7 @@ use ithaca_ir::module::{Function, Node, ValueId};
 use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target};
 use ithaca_ir::{DType, DimId, Space, TensorType};
 
-use super::rewrite::{Plan, Rewriter, settled};
+use super::rewrite::{Outside, Plan, Rewriter, settled};
 use super::strategy::Placement;
 use super::zero;
 
@@ -161,13 +161,11 @@ impl Rewriter<'_> {
         let ty = self.source.ty(node.result());
         let layout = match self.wanted.get(&node.result()) {
             Some(layout) => layout.clone(),
-            None if self.plan.flows.inner(self.id).serves(i) => {
-                self.inside(ty, &self.placement.attention_sequence())
-            }
+            None if self.plan.flows.inner(self.id).serves(i) => self.inside_rows(ty),
             None if self.is_residual(ty) => self.boundary(ty).layout,
             None => {
                 let by_weights = self.plan.weight(self.placement, ty).layout;
-                let mut layout = self.by_sequence(ty, &self.placement.sequence).layout;
+                let mut layout = self.by_sequence(ty, Outside::Inputs).layout;
                 for (split, weights) in layout.split.iter_mut().zip(by_weights.split) {
                     if split.is_empty() {
                         *split = weights;

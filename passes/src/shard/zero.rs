@@ -18,8 +18,8 @@ use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Binding, Op, Target, state};
 use ithaca_ir::{Diagnostic, Module, Space, TensorType};
 
+use super::placements::Placements;
 use super::rewrite::Plan;
-use super::strategy::Placement;
 
 /// What is split over ranks that hold the same weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,8 +75,13 @@ impl Zero {
 }
 
 /// The axes along which ranks hold the same weights and other tokens, in the order of the mesh.
-pub(super) fn axes(placement: &Placement, space: &Space) -> AxisList {
-    let tokens = |a: &AxisId| placement.batch.contains(a) || placement.sequence.contains(a);
+pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
+    let base = &placements.base;
+    let own = |a: &AxisId| placements.sequences.values().any(|axes| axes.contains(a));
+    let tokens = |a: &AxisId| {
+        let split = base.batch.contains(a) || base.sequence.contains(a) || own(a);
+        split && !base.weights.contains(a)
+    };
     space.mesh.axes.ids().filter(|a| tokens(a) && space.mesh.size(*a) > 1).collect()
 }
 
