@@ -17,7 +17,7 @@ use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
 use crate::registry::Registry;
-use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
+use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero};
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::{candidates, candidates_with};
@@ -43,6 +43,8 @@ pub struct Request {
     pub order: Option<OrderChoice>,
     /// Whether movements must leave out what masks leave empty.
     pub prune: Prune,
+    /// What is split over ranks that hold the same weights.
+    pub zero: Zero,
     /// Functions with a strategy of their own inside attention.
     pub layers: Vec<(String, String)>,
     /// Another movement than that of each candidate, and sequences with axes of their own.

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::module::Function;
 use ithaca_ir::ops::Op;
 use ithaca_ir::{DimId, Module};
+
+use super::flow::family;
 
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +33,9 @@ impl Roles {
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
-        for function in module.functions.values() {
+        // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
+        let forward = |f: &&Function| family(&f.name) == f.name;
+        for function in module.functions.values().filter(forward) {
             // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
