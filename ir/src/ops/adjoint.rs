@@ -40,7 +40,7 @@ impl Op {
             Op::Einsum => linear::adjoint_einsum(b, operands, d),
             Op::Sum => linear::adjoint_sum(b, operands[0], d),
             Op::Expand => linear::adjoint_expand(b, operands[0], d),
-            Op::Embed { over } => linear::adjoint_embed(b, *over, operands, d),
+            Op::Embed { over, padding } => linear::adjoint_embed(b, (*over, *padding), operands, d),
             Op::Unary(f) => Ok(vec![Some(b.push(Op::Gradient(Gradient::Unary(*f)), &[operands[0], d])?)]),
             Op::Binary(f) => elementwise::adjoint_binary(*f, b, operands, results[0], d),
             Op::Scale { factor } => Ok(vec![Some(b.push(Op::Scale { factor: *factor }, &[d])?)]),

@@ -89,6 +89,8 @@ pub enum Op {
     Embed {
         /// The dimension of the table that the integers index.
         over: DimId,
+        /// The row of padding tokens, through which no gradient flows; PyTorch's `padding_idx`.
+        padding: Option<u64>,
     },
     /// A function of each element.
     Unary(Unary),
@@ -474,7 +476,7 @@ impl Op {
             Op::Einsum => linear::infer_einsum(cx.space, operands, declared)?,
             Op::Sum => linear::infer_sum(cx.space, operands[0], declared)?,
             Op::Expand => linear::infer_expand(cx.space, operands[0], declared)?,
-            Op::Embed { over } => linear::infer_embed(cx.space, *over, operands)?,
+            Op::Embed { over, .. } => linear::infer_embed(cx.space, *over, operands)?,
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
             Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
@@ -536,7 +538,7 @@ impl Op {
             Op::Optimizer(_) => Some(Optimizer::rule(operands, results)),
             Op::Experts(experts) => Some(experts.rule(operands, results)),
             Op::Window(_) => Some(Window::rule(operands, results[0])),
-            Op::Embed { over } => Some(linear::rule_embed(*over, operands, results[0])),
+            Op::Embed { over, .. } => Some(linear::rule_embed(*over, operands, results[0])),
             Op::Unary(_)
             | Op::Binary(_)
             | Op::Scale { .. }

@@ -206,7 +206,7 @@ fn layered() -> Module {
     let positions = b.push_as(Op::Positions, &[], TensorType::new(DType::I32, [s]).split(s, [a])).unwrap();
     let table =
         b.weight(Binding::named("table"), TensorType::new(DType::BF16, [v, m]).split(v, [t])).unwrap();
-    let x = b.push(Op::Embed { over: v }, &[table, ids]).unwrap();
+    let x = b.push(Op::Embed { over: v, padding: None }, &[table, ids]).unwrap();
     let x = b.push(Op::AllReduce { axis: t }, &[x]).unwrap();
     let x = b.call(block, 0..3, &[x, positions]).unwrap()[0];
     let head = source(&mut b, "table", DType::BF16, &[v, m]);

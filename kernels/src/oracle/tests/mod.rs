@@ -96,7 +96,7 @@ fn embed_looks_up_rows_and_refuses_others() {
     let space = space(&[("v", 3), ("m", 2), ("s", 2)]);
     let v = space.dim("v").unwrap();
     let table = [0.0, 1.0, 10.0, 11.0, 20.0, 21.0];
-    let op = Op::Embed { over: v };
+    let op = Op::Embed { over: v, padding: None };
     let look = |ids: &[f64]| apply(&space, op.clone(), &[("v m", F, &table), ("s", DType::I32, ids)], None);
     close(&look(&[2.0, 0.0]).unwrap(), &[20.0, 21.0, 0.0, 1.0]);
     assert!(matches!(look(&[3.0, 0.0]), Err(RunError::TokenOutOfRange { value: 3, rows: 3, .. })));
