@@ -19,7 +19,7 @@ impl Op {
     /// Where no result has a gradient no operand has one. `attention` must have returned its lse.
     ///
     /// # Errors
-    /// `V30` where a gradient reaches an operation, or a result of it, that has no adjoint.
+    /// `V32` where a gradient reaches an operation, or a result of it, that has no adjoint.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -97,7 +97,7 @@ impl Op {
             | Op::Permute
             | Op::Fetch { .. }
             | Op::FetchSum { .. } => Err(OpError::new(
-                "V30",
+                "V32",
                 format!("a gradient reaches `{}`, which has no adjoint", self.name()),
             )),
         }

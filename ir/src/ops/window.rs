@@ -113,7 +113,7 @@ impl Window {
     /// The gradients of the operands: windows of that of the result, summed over what y lacks.
     ///
     /// # Errors
-    /// `V30` for `take`, which stands in backward passes only.
+    /// `V32` for `take`, which stands in backward passes only.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -137,7 +137,7 @@ impl Window {
                 Ok(gradients)
             }
             Window::Take { .. } => {
-                Err(OpError::new("V30", "a gradient reaches `take`, which has no adjoint"))
+                Err(OpError::new("V32", "a gradient reaches `take`, which has no adjoint"))
             }
         }
     }
