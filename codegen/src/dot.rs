@@ -126,8 +126,10 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
     let axis = |a: ithaca_ir::AxisId| module.space.mesh.axes[a].name.as_str();
     let dim = |d: ithaca_ir::DimId| module.space.dims[d].name.as_str();
     match op {
-        Op::Param(binding) | Op::Input(binding) => format!("{} {}", op.name(), binding.name),
-        Op::Call { callee, layers } => {
+        Op::Param(binding) | Op::Input(binding) | Op::State(binding) | Op::Assign { binding, .. } => {
+            format!("{} {}", op.name(), binding.name)
+        }
+        Op::Call { callee, layers, scan: _ } => {
             format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end)
         }
         Op::AllToAll { axis: a, split, concat } => {
@@ -153,14 +155,20 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::Join { to } => format!("join {}", dim(*to)),
         Op::FetchSum { from } => format!("fetch_sum {}", dim(*from)),
         Op::MergeParts { over } => format!("merge_parts over {}", dim(*over)),
-        Op::RowLse { over } => format!("row_lse over {}", dim(*over)),
+        Op::RowLse { over, parts: _ } => format!("row_lse over {}", dim(*over)),
         Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
             let attrs = op.attrs(Names { space: &module.space, functions: &module.functions });
             let told = attrs.iter().filter(|(key, _)| TOLD.contains(key));
             let lines: Vec<String> = told.map(|(key, value)| format!("\n{key}={value}")).collect();
             format!("{}{}", op.name(), lines.concat())
         }
-        Op::Positions
+        Op::Fill { .. }
+        | Op::Sum
+        | Op::Expand
+        | Op::Gradient(_)
+        | Op::Loss(_)
+        | Op::Optimizer(_)
+        | Op::Positions
         | Op::Einsum
         | Op::Embed { .. }
         | Op::Unary(_)
@@ -182,7 +190,7 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
 
 fn style(op: &Op) -> Style {
     match op {
-        Op::Param(_) | Op::Input(_) | Op::Positions => Style::Source,
+        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions => Style::Source,
         Op::Call { .. } => Style::Call,
         _ if op.is_communication() => Style::Communication,
         _ if op.is_layout_change() => Style::Layout,

@@ -149,6 +149,8 @@ pub enum PlaceDoc {
     Weight(String),
     /// A stored input.
     Input(String),
+    /// The name of a state that lasts from step to step.
+    State(String),
 }
 
 /// A task.
@@ -270,6 +272,7 @@ fn buffer(space: &Space, buffer: &Buffer) -> BufferDoc {
             Place::Result(i) => PlaceDoc::Result(*i),
             Place::Weight(binding) => PlaceDoc::Weight(binding.name.clone()),
             Place::Input(binding) => PlaceDoc::Input(binding.name.clone()),
+            Place::State(binding) => PlaceDoc::State(binding.name.clone()),
         },
     }
 }
@@ -310,7 +313,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
             doc.axis = traffic::key(&schedule.space, &x.op, &x.from, &x.to).map(|(_, axis, _)| axis);
         }
         Work::Copy => doc.work = "copy",
-        Work::Call { callee, layers, base } => {
+        Work::Call { callee, layers, base, scan: _ } => {
             doc.work = "call";
             doc.callee = Some(schedule.frames[*callee].name.clone());
             doc.layers = Some([layers.start, layers.end]);

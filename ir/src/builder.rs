@@ -130,7 +130,7 @@ impl<'a> FunctionBuilder<'a> {
         layers: Layers,
         operands: &[ValueId],
     ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
-        self.node(Op::Call { callee, layers }, operands, &[])
+        self.node(Op::Call { callee, layers, scan: None }, operands, &[])
     }
 
     /// Names a value; a name that is taken, or that the text form could not spell, is left out.

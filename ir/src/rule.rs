@@ -131,11 +131,20 @@ impl FactorRule {
         self.results.iter().map(result).collect()
     }
 
+    /// Whether a result that lacks the factor is a sum over it: a factor that is parallel in one result may be summed in
+    /// another, as tokens are in the gradient of a weight.
+    fn leaves_partial(&self, factor: usize) -> bool {
+        match self.factors[factor] {
+            FactorKind::Sum | FactorKind::Parallel => true,
+            FactorKind::Softmax | FactorKind::Whole => false,
+        }
+    }
+
     /// The layout of a tensor with these factors, when `axes` split the factors; summed factors leave it partial.
     pub fn layout_of(&self, factors: &Factors, axes: &[Option<AxisList>]) -> Layout {
         let of = |factor: usize| axes[factor].clone().unwrap_or_default();
         let mut partial: AxisList = (0..self.factors.len())
-            .filter(|&f| self.factors[f] == FactorKind::Sum && !factors.contains(&f))
+            .filter(|&f| self.leaves_partial(f) && !factors.contains(&f))
             .flat_map(of)
             .collect();
         partial.sort_unstable();

@@ -63,6 +63,12 @@ pub const PASS: &[Code] = &[
     code("P47", "every movement is named and known, and its options are known and fit the heads"),
     code("P48", "every block of keys meets every block of queries that sees it, once"),
     code("P49", "a movement that is to leave out what the mask leaves empty can do so"),
+    code("P50", "a program to differentiate returns a real scalar `loss`"),
+    code(
+        "P51",
+        "only `@main` calls functions, layers hand on what has gradients, and states are the pass's own",
+    ),
+    code("P52", "the batch divides into micro-batches, and what is computed of all of it comes from inputs"),
     code("P60", "a file of rules is `rule NAME pattern => replacement`, conditions behind `where`"),
     code("P61", "every rule has a name of its own"),
     code("P62", "operations and attributes of a rule are known, and have their operands"),

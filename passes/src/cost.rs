@@ -63,6 +63,7 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         | Op::FetchSum { .. }
         | Op::Param(_)
         | Op::Input(_)
+        | Op::State(_)
         | Op::Call { .. }
         | Op::Reshard => return None,
         Op::Einsum => peak(operands[0]) * a.efficiency.matmul.value,
@@ -71,6 +72,13 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         }
         // Outside of matrix units, whatever the storage.
         Op::Positions
+        | Op::Assign { .. }
+        | Op::Fill { .. }
+        | Op::Sum
+        | Op::Expand
+        | Op::Gradient(_)
+        | Op::Loss(_)
+        | Op::Optimizer(_)
         | Op::Embed { .. }
         | Op::Unary(_)
         | Op::Binary(_)

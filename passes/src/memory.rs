@@ -23,6 +23,8 @@ pub struct Memory {
     pub parameters: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
+    /// What lasts from step to step: gradients and the state of the optimizer.
+    pub states: u64,
     /// Inputs of the model.
     pub inputs: u64,
     /// Outputs of the model; they lie in the arena and count there.
@@ -45,7 +47,7 @@ pub struct Held {
 impl Memory {
     /// Everything that must fit, bytes.
     pub fn total(&self) -> u64 {
-        self.parameters.saturating_add(self.arena).saturating_add(self.inputs)
+        [self.arena, self.inputs, self.states].iter().fold(self.parameters, |sum, &n| sum.saturating_add(n))
     }
 
     /// Bytes that are missing on a device of `cluster`; none when it fits.
@@ -65,6 +67,7 @@ pub fn of_schedule(schedule: &Schedule) -> Memory {
         match source {
             Source::Weight(_) => memory.parameters = memory.parameters.saturating_add(bytes),
             Source::Input(_) => memory.inputs = memory.inputs.saturating_add(bytes),
+            Source::State(_) => memory.states = memory.states.saturating_add(bytes),
         }
         largest.push(Held { name: source.binding().name.clone(), count, bytes });
     }
@@ -84,12 +87,13 @@ pub fn of_schedule(schedule: &Schedule) -> Memory {
 enum Source {
     Weight(Binding),
     Input(Binding),
+    State(Binding),
 }
 
 impl Source {
     fn binding(&self) -> &Binding {
         match self {
-            Source::Weight(b) | Source::Input(b) => b,
+            Source::Weight(b) | Source::Input(b) | Source::State(b) => b,
         }
     }
 }
@@ -103,6 +107,7 @@ fn sources(schedule: &Schedule) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
             let source = match &buffer.place {
                 Place::Weight(binding) => Source::Weight(binding.clone()),
                 Place::Input(binding) => Source::Input(binding.clone()),
+                Place::State(binding) => Source::State(binding.clone()),
                 Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
             };
             let Content::Tensor(ty) = &buffer.content else { continue };
@@ -226,7 +231,7 @@ mod tests {
         main.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
         main.buffers.push(buffer("ids", &ty, Place::Input(named("ids"))));
         main.buffers.push(buffer("logits", &ty, Place::Frame(0)));
-        let call = |layers| Work::Call { callee: FrameId::new(0), layers, base: 4096 };
+        let call = |layers| Work::Call { callee: FrameId::new(0), layers, scan: None, base: 4096 };
         main.tasks.push(task(add(), &[0, 1], &[2]));
         main.tasks.push(task(call(0..10), &[2], &[2]));
         main.tasks.push(task(call(10..30), &[2], &[2]));

@@ -2,6 +2,7 @@
 
 use ithaca_ir::Diagnostic;
 
+use crate::differentiate::{self, Differentiate, Training};
 use crate::movement::LowerMovements;
 use crate::pass::Pass;
 use crate::registry::Registry;
@@ -29,6 +30,11 @@ pub struct PassInfo {
 
 /// Every pass.
 pub const PASSES: &[PassInfo] = &[
+    PassInfo {
+        name: "differentiate",
+        summary: "makes a training step of a program with an output `loss`: backward functions, gradients, the optimizer",
+        options: differentiate::OPTIONS,
+    },
     PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
@@ -122,6 +128,10 @@ pub fn parse_with(registry: &Registry, text: &str) -> Result<Vec<Box<dyn Pass>>,
 
 fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
     match stage.name.as_str() {
+        "differentiate" => {
+            let training = Training::from_pipeline(&stage.options)?;
+            Ok(Box::new(Differentiate::new(training)))
+        }
         "shard" => {
             let options = ShardOptions::from_pipeline(&stage.options)?;
             Ok(Box::new(Shard::new(options).with_registry(registry.clone())))

@@ -4,7 +4,7 @@
 //! so proptest shrinks a failing program by shrinking the list.
 
 use ithaca_ir::mesh::Mesh;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Turn, Unary};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
     Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
@@ -273,7 +273,7 @@ impl Body<'_> {
                 Scaling::Linear { factor: 2.0 },
                 Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8.0 },
             ]);
-            let rotary = Op::Rotary(Rotary { over: d, width: 2, theta: 100.0, scaling });
+            let rotary = Op::Rotary(Rotary { over: d, width: 2, theta: 100.0, scaling, turn: Turn::Forth });
             q = self.builder.push(rotary.clone(), &[q, self.positions]).unwrap();
             key = self.builder.push(rotary, &[key, self.positions]).unwrap();
         }

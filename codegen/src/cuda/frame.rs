@@ -71,6 +71,7 @@ impl<'s> Emitter<'_, 's> {
                 let source = self.cx.tables.source(SourceFile::Weights, binding, ty, layers);
                 format!("device.source({source}, layer)")
             }
+            Place::State(_) => return Err(unsupported("a state")),
             Place::Input(binding) => {
                 let ty = self.tensor(id)?;
                 let source = self.cx.tables.source(SourceFile::Inputs, binding, ty, layers);
@@ -114,7 +115,7 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, base } => {
+            Work::Call { callee, layers, base, scan: _ } => {
                 let list = |ids: &[BufferId]| {
                     ids.iter().map(|b| self.buffers[b.index()].as_str()).collect::<Vec<_>>().join(", ")
                 };
@@ -238,7 +239,7 @@ impl<'s> Emitter<'_, 's> {
             Op::MergeParts { .. } => call("merge_parts", &[]),
             Op::Accumulate => call("accumulate", &[]),
             Op::Sink => call("sink", &[]),
-            Op::RowLse { over } => call("row_lse", &[dim(*over)]),
+            Op::RowLse { over, parts: _ } => call("row_lse", &[dim(*over)]),
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::SumCopies { from, to } => call("sum_copies", &[dim(*from), dim(*to)]),
             Op::Take { to } => call("take", &[dim(*to)]),
@@ -246,6 +247,14 @@ impl<'s> Emitter<'_, 's> {
             Op::Slice { .. } => call("slice", &[]),
             Op::Param(_)
             | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Fill { .. }
+            | Op::Sum
+            | Op::Expand
+            | Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -323,6 +332,7 @@ fn binary(f: Binary) -> &'static str {
         Binary::Add => "Add",
         Binary::Sub => "Sub",
         Binary::Mul => "Mul",
+        Binary::Div => "Div",
         Binary::LogAddExp => "LogAddExp",
     }
 }

@@ -3,6 +3,7 @@
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
 mod attention;
+pub(crate) mod training;
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::mesh::AxisId;
 use crate::module::{FuncId, Function};
-use crate::ops::{Binary, Binding, Op, Rotary, Scaling, Unary};
+use crate::ops::{Binary, Binding, Op, Rotary, Scaling, Turn, Unary};
 use crate::space::Space;
 
 /// The value of an attribute.
@@ -142,6 +143,10 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
+    fn has(&self, key: &str) -> bool {
+        self.items.iter().any(|(k, _)| k == key)
+    }
+
     pub(crate) fn optional(&mut self, key: &str) -> Option<Attr> {
         let i = self.items.iter().position(|(k, _)| k == key)?;
         Some(self.items.remove(i).1)
@@ -260,10 +265,24 @@ impl Op {
         let dim = |d: DimId| Attr::Word(names.space.dims[d].name.clone());
         let axis = |a: AxisId| Attr::Word(names.space.mesh.axes[a].name.clone());
         match self {
-            Op::Param(binding) | Op::Input(binding) => binding_attrs(binding),
-            Op::Positions | Op::Einsum | Op::Unary(_) | Op::Binary(_) | Op::Reshard | Op::Permute => {
-                Vec::new()
+            Op::Param(binding) | Op::Input(binding) | Op::State(binding) => binding_attrs(binding),
+            Op::Assign { target, binding } => {
+                let mut attrs = vec![("target", Attr::Word(target.name().to_owned()))];
+                attrs.extend(binding_attrs(binding));
+                attrs
             }
+            Op::Fill { value } => vec![("value", Attr::Float(*value))],
+            Op::Gradient(g) => training::gradient_attrs(g, names),
+            Op::Loss(l) => training::loss_attrs(l, names),
+            Op::Optimizer(o) => training::optimizer_attrs(o),
+            Op::Positions
+            | Op::Einsum
+            | Op::Sum
+            | Op::Expand
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Reshard
+            | Op::Permute => Vec::new(),
             Op::Embed { over } => vec![("over", dim(*over))],
             Op::Scale { factor } => vec![("factor", Attr::Float(*factor))],
             Op::Cast { to } => vec![("to", Attr::Word(to.name().to_owned()))],
@@ -279,15 +298,27 @@ impl Op {
                 vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
             }
             Op::LayerNorm { over, eps } => vec![("over", dim(*over)), ("eps", Attr::Float(*eps))],
-            Op::Rotary(rotary) => vec![
-                ("over", dim(rotary.over)),
-                ("width", Attr::Int(rotary.width)),
-                ("theta", Attr::Float(rotary.theta)),
-                ("scaling", scaling_attr(&rotary.scaling)),
-            ],
+            Op::Rotary(rotary) => {
+                let mut attrs = vec![
+                    ("over", dim(rotary.over)),
+                    ("width", Attr::Int(rotary.width)),
+                    ("theta", Attr::Float(rotary.theta)),
+                    ("scaling", scaling_attr(&rotary.scaling)),
+                ];
+                match rotary.turn {
+                    Turn::Forth => {}
+                    Turn::Back => attrs.push(("turn", Attr::Word("back".to_owned()))),
+                }
+                attrs
+            }
             Op::Attention(a) | Op::AttentionBackward(a) => attention::attrs(a, names),
             Op::Merge | Op::Accumulate | Op::Sink => Vec::new(),
-            Op::MergeParts { over } | Op::RowLse { over } => vec![("over", dim(*over))],
+            Op::MergeParts { over } => vec![("over", dim(*over))],
+            Op::RowLse { over, parts } => {
+                let mut attrs = vec![("over", dim(*over))];
+                attrs.extend(parts.map(|parts| ("parts", dim(parts))));
+                attrs
+            }
             Op::Scores { attention: a, columns } | Op::Weigh { attention: a, columns } => {
                 let mut attrs = attention::attrs(a, names);
                 attrs.push(("columns", dim(*columns)));
@@ -298,12 +329,14 @@ impl Op {
             Op::Repeat { from, to } | Op::SumCopies { from, to } => {
                 vec![("from", dim(*from)), ("to", dim(*to))]
             }
-            Op::Call { callee, layers } => {
+            Op::Call { callee, layers, scan } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
-                vec![
+                let mut attrs = vec![
                     ("callee", Attr::Func(name.to_owned())),
                     ("layers", Attr::Range(layers.start, layers.end)),
-                ]
+                ];
+                attrs.extend(scan.iter().flat_map(|scan| training::scan_attrs(scan, names)));
+                attrs
             }
             Op::AllToAll { axis: a, split, concat } => {
                 vec![("axis", axis(*a)), ("split", dim(*split)), ("concat", dim(*concat))]
@@ -338,8 +371,13 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
     Ok(match name {
         "param" => Op::Param(read_binding(attrs)?),
         "input" => Op::Input(read_binding(attrs)?),
+        "state" => Op::State(read_binding(attrs)?),
+        "assign" => Op::Assign { target: training::read_target(attrs)?, binding: read_binding(attrs)? },
+        "fill" => Op::Fill { value: attrs.float("value")? },
         "positions" => Op::Positions,
         "einsum" => Op::Einsum,
+        "sum" => Op::Sum,
+        "expand" => Op::Expand,
         "embed" => Op::Embed { over: attrs.dim("over", names)? },
         "scale" => Op::Scale { factor: attrs.float("factor")? },
         "cast" => {
@@ -358,6 +396,11 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             width: attrs.int("width")?,
             theta: attrs.float("theta")?,
             scaling: read_scaling(attrs)?,
+            turn: match attrs.optional("turn") {
+                None => Turn::Forth,
+                Some(Attr::Word(word)) if word == "back" => Turn::Back,
+                Some(other) => return Err(attrs.wrong("turn", "back, or left out", &other)),
+            },
         }),
         "attention" => Op::Attention(attention::read(attrs, names)?),
         "attention_backward" => Op::AttentionBackward(attention::read(attrs, names)?),
@@ -368,7 +411,9 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "scores" => {
             Op::Scores { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
         }
-        "row_lse" => Op::RowLse { over: attrs.dim("over", names)? },
+        "row_lse" => {
+            Op::RowLse { over: attrs.dim("over", names)?, parts: attrs.optional_dim("parts", names)? }
+        }
         "weigh" => {
             Op::Weigh { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
         }
@@ -393,7 +438,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
                 Some(Attr::Range(a, b)) => a..b,
                 Some(other) => return Err(attrs.wrong("layers", "a range such as 0..32", &other)),
             };
-            Op::Call { callee, layers }
+            Op::Call { callee, layers, scan: training::read_scan(attrs, names)? }
         }
         "reshard" => Op::Reshard,
         "all_to_all" => Op::AllToAll {
@@ -408,7 +453,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
         "permute" => Op::Permute,
-        _ => unreachable!("the table and this list name the same operations"),
+        _ => return training::read(name, attrs, names),
     })
 }
 
@@ -424,6 +469,12 @@ fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
             "window",
             Attr::List(binding.window.iter().map(|r| Attr::Range(r.start, r.end)).collect()),
         ));
+    }
+    if binding.ahead != 0 {
+        attrs.push(("ahead", Attr::Int(binding.ahead)));
+    }
+    if binding.fill != 0 {
+        attrs.push(("fill", training::label(binding.fill)));
     }
     attrs
 }
@@ -444,7 +495,9 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
         }
         Some(other) => return Err(attrs.wrong("window", "a list of ranges", &other)),
     }
-    Ok(Binding { name, stored, view, window })
+    let ahead = if attrs.has("ahead") { attrs.int("ahead")? } else { 0 };
+    let fill = if attrs.has("fill") { training::read_label(attrs, "fill")? } else { 0 };
+    Ok(Binding { name, stored, view, window, ahead, fill })
 }
 
 fn scaling_attr(scaling: &Scaling) -> Attr {

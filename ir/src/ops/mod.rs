@@ -4,18 +4,24 @@
 //! result types ([`infer`](Op::infer)), its factor rule ([`rule`](Op::rule)) and its work ([`cost`](Op::cost)).
 //! A new operation is a variant, a row of [`TABLE`], and an arm in its family's file.
 
+pub mod adjoint;
 pub mod attention;
 pub mod attr;
 pub mod collective;
 pub mod elementwise;
+pub mod gradient;
 pub mod linear;
+pub mod loss;
 pub mod norm;
+pub mod optimizer;
 mod partial;
 mod parts;
 mod reference;
 mod repeat;
 pub mod rotary;
+mod sink;
 pub mod source;
+pub mod state;
 pub mod structure;
 mod table;
 
@@ -31,13 +37,19 @@ use crate::rule::{FactorKind, FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
+pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};
+pub use gradient::Gradient;
+pub use loss::Loss;
+pub use optimizer::{AdamW, Optimizer};
 pub use parts::MAX_PARTS;
 pub use reference::reference;
-pub use rotary::{Rotary, Scaling};
+pub use rotary::{Rotary, Scaling, Turn};
 pub use source::Binding;
+pub use state::Target;
+pub use structure::{Scan, ScanOrder};
 pub use table::{Family, OpInfo, TABLE};
 
 /// An operation with its attributes. Operands and results stand in the node.
@@ -47,10 +59,28 @@ pub enum Op {
     Param(Binding),
     /// A model input, read from the file of inputs.
     Input(Binding),
+    /// What a step left for the next one: zero before the first.
+    State(Binding),
+    /// Writes a weight or a state; there is no result, and later reads see it.
+    Assign {
+        /// What is written.
+        target: Target,
+        /// Where it is kept.
+        binding: Binding,
+    },
+    /// A tensor of one number.
+    Fill {
+        /// The number.
+        value: f64,
+    },
     /// The position of each token.
     Positions,
     /// Sum of products over the dimensions that the result lacks.
     Einsum,
+    /// Sum over the dimensions that the result lacks.
+    Sum,
+    /// The same elements along dimensions that x lacks.
+    Expand,
     /// Rows of a table `[over, …]`, chosen by integers.
     Embed {
         /// The dimension of the table that the integers index.
@@ -123,6 +153,8 @@ pub enum Op {
     RowLse {
         /// The dimension.
         over: DimId,
+        /// Where ranks hold parts of the dimension: what tells apart their results, the first dimension of the result.
+        parts: Option<DimId>,
     },
     /// `Σ exp(scores − lse) · v` over the keys that a rank holds.
     Weigh {
@@ -161,7 +193,15 @@ pub enum Op {
         callee: FuncId,
         /// The layers.
         layers: Layers,
+        /// What layers keep of their own, beside what they hand on.
+        scan: Option<Scan>,
     },
+    /// The gradient of an operation.
+    Gradient(Gradient),
+    /// The loss and its pieces.
+    Loss(Loss),
+    /// A step of an optimizer.
+    Optimizer(Optimizer),
     /// A change of layout that is yet to become collectives; the layout is that of the result.
     Reshard,
     /// Along `axis`: splits dimension `split`, joins dimension `concat`.
@@ -262,8 +302,13 @@ impl Op {
         match self {
             Op::Param(_) => "param",
             Op::Input(_) => "input",
+            Op::State(_) => "state",
+            Op::Assign { .. } => "assign",
+            Op::Fill { .. } => "fill",
             Op::Positions => "positions",
             Op::Einsum => "einsum",
+            Op::Sum => "sum",
+            Op::Expand => "expand",
             Op::Embed { .. } => "embed",
             Op::Unary(f) => f.name(),
             Op::Binary(f) => f.name(),
@@ -287,6 +332,9 @@ impl Op {
             Op::Take { .. } => "take",
             Op::Join { .. } => "join",
             Op::Call { .. } => "call",
+            Op::Gradient(g) => g.name(),
+            Op::Loss(l) => l.name(),
+            Op::Optimizer(o) => o.name(),
             Op::Reshard => "reshard",
             Op::AllToAll { .. } => "all_to_all",
             Op::AllGather { .. } => "all_gather",
@@ -316,8 +364,16 @@ impl Op {
             | Op::FetchSum { .. } => true,
             Op::Param(_)
             | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Fill { .. }
             | Op::Positions
             | Op::Einsum
+            | Op::Sum
+            | Op::Expand
+            | Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
             | Op::Embed { .. }
             | Op::Unary(_)
             | Op::Binary(_)
@@ -361,7 +417,17 @@ impl Op {
     ) -> Result<Types, OpError> {
         self.check_operand_count(operands.len())?;
         match self {
-            Op::Call { callee, layers } => return structure::infer_call(cx, *callee, layers, operands),
+            Op::Call { callee, layers, scan } => {
+                return structure::infer_call(cx, *callee, layers, scan.as_ref(), operands);
+            }
+            Op::State(binding) => return state::infer_state(binding, cx.space, declared),
+            Op::Assign { target, binding } => {
+                return state::infer_assign(binding, *target, cx.space, operands[0]);
+            }
+            Op::Fill { .. } => return state::infer_fill(declared),
+            Op::Gradient(_) | Op::Loss(_) | Op::Optimizer(_) => {
+                return self.infer_by_rule(cx, operands, declared);
+            }
             Op::Param(binding) | Op::Input(binding) => {
                 return source::infer(self, binding, cx.space, declared);
             }
@@ -394,6 +460,8 @@ impl Op {
         }
         let mut result = match self {
             Op::Einsum => linear::infer_einsum(cx.space, operands, declared)?,
+            Op::Sum => linear::infer_sum(cx.space, operands[0], declared)?,
+            Op::Expand => linear::infer_expand(cx.space, operands[0], declared)?,
             Op::Embed { over } => linear::infer_embed(cx.space, *over, operands)?,
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
             Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
@@ -413,14 +481,44 @@ impl Op {
         Ok(smallvec::smallvec![result])
     }
 
+    /// Results whose layouts all follow from the factor rule.
+    fn infer_by_rule(
+        &self,
+        cx: Context<'_>,
+        operands: &[&TensorType],
+        declared: &[TensorType],
+    ) -> Result<Types, OpError> {
+        let mut results = match self {
+            Op::Gradient(gradient) => gradient.infer(cx.space, operands, declared)?,
+            Op::Loss(loss) => loss.infer(cx.space, operands)?,
+            Op::Optimizer(optimizer) => optimizer.infer(operands)?,
+            _ => unreachable!("only families of several results come here"),
+        };
+        let layouts = {
+            let types: SmallVec<[&TensorType; 4]> = results.iter().collect();
+            let rule = self.rule(operands, &types).expect("an operation on values has a rule");
+            rule.results(operands).map_err(|misfit| self.misfit(cx.space, misfit))?
+        };
+        for (result, layout) in results.iter_mut().zip(layouts) {
+            result.layout = layout;
+        }
+        Ok(results)
+    }
+
     /// The factor rule; `None` for operations that have no loop of their own: calls, sources, changes of layout.
     pub fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> Option<FactorRule> {
         match self {
-            Op::Einsum => Some(linear::rule_einsum(operands, results[0])),
+            Op::Einsum | Op::Sum => Some(linear::rule_einsum(operands, results[0])),
+            Op::Gradient(gradient) => Some(gradient.rule(operands, results)),
+            Op::Loss(loss) => Some(loss.rule(operands, results)),
+            Op::Optimizer(_) => Some(Optimizer::rule(operands, results)),
             Op::Embed { over } => Some(linear::rule_embed(*over, operands, results[0])),
-            Op::Unary(_) | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. } | Op::RmsScale { .. } => {
-                Some(elementwise::rule(operands, results[0]))
-            }
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::RmsScale { .. }
+            | Op::Expand => Some(elementwise::rule(operands, results[0])),
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                 Some(norm::rule(*over, operands, results[0]))
             }
@@ -435,6 +533,9 @@ impl Op {
             Op::Accumulate => Some(elementwise::rule(operands, results[0])),
             Op::Param(_)
             | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Fill { .. }
             | Op::Positions
             | Op::AttentionBackward(_)
             | Op::MergeParts { .. }
@@ -463,7 +564,14 @@ impl Op {
             Op::Einsum => linear::flops_einsum(space, operands, results[0]),
             Op::Attention(attention) => attention.flops(space, operands),
             Op::AttentionBackward(attention) => attention.flops_backward(space, operands),
-            Op::SumCopies { .. } => operands.iter().map(|ty| elements(ty)).sum(),
+            Op::SumCopies { .. } | Op::Sum => operands.iter().map(|ty| elements(ty)).sum(),
+            Op::Gradient(g) => elements(operands[0]) * g.flops(),
+            Op::Loss(Loss::CrossEntropy { .. }) => elements(operands[0]) * 5,
+            Op::Loss(Loss::Pick { .. } | Loss::Valid { .. })
+            | Op::Assign { .. }
+            | Op::Fill { .. }
+            | Op::State(_) => 0,
+            Op::Optimizer(_) => elements(operands[0]) * 15,
             Op::Merge => per_element(4),
             Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
             Op::Sink => per_element(2),
@@ -490,6 +598,7 @@ impl Op {
             | Op::Positions
             | Op::Embed { .. }
             | Op::Cast { .. }
+            | Op::Expand
             | Op::Repeat { .. }
             | Op::Take { .. }
             | Op::Join { .. }
@@ -502,7 +611,7 @@ impl Op {
             | Op::Fetch { .. } => 0,
         };
         let bytes = match self {
-            Op::Param(_) | Op::Input(_) | Op::Call { .. } => 0,
+            Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Call { .. } => 0,
             // A table is read only where it is asked.
             Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
             // Of the operand only the part is read.

@@ -16,7 +16,8 @@ pub(super) fn infer(op: &Op, space: &Space, operands: &[&TensorType]) -> Result<
     let name = op.name();
     for ty in operands {
         need_float(name, ty.dtype)?;
-        if !ty.layout.partial.is_empty() {
+        // A sum of pending sums is pending.
+        if !ty.layout.partial.is_empty() && *op != Op::Accumulate {
             return Err(OpError::new("V11", format!("an operand of `{name}` is a sum still to be taken")));
         }
     }
@@ -27,7 +28,7 @@ pub(super) fn infer(op: &Op, space: &Space, operands: &[&TensorType]) -> Result<
         Op::Accumulate => cx.accumulate(operands[0], operands[1]),
         Op::Sink => cx.sink(operands[0], operands[1], operands[2]),
         Op::Scores { attention, columns } => cx.scores(attention, *columns, operands[0], operands[1]),
-        Op::RowLse { over } => cx.row_lse(*over, operands[0]),
+        Op::RowLse { over, parts } => cx.row_lse(*over, *parts, operands[0]),
         Op::Weigh { attention, columns } => cx.weigh(attention, *columns, [0, 1, 2].map(|i| operands[i])),
         _ => unreachable!("only operations on parts of attention come here"),
     }
@@ -104,12 +105,27 @@ impl Cx<'_> {
         Ok(smallvec![scores])
     }
 
-    fn row_lse(&self, over: DimId, x: &TensorType) -> Result<Types, OpError> {
+    fn row_lse(&self, over: DimId, parts: Option<DimId>, x: &TensorType) -> Result<Types, OpError> {
         if !x.has(over) {
             return Err(self.shape("x has the dimension `over`"));
         }
-        self.whole(x, over)?;
-        Ok(smallvec![without(x, over)])
+        let mut rows = without(x, over);
+        rows.dtype = super::loss::sums_in(x.dtype);
+        let Some(parts) = parts else {
+            self.whole(x, over)?;
+            return Ok(smallvec![rows]);
+        };
+        let axes = x.axes_of(over);
+        if x.has(parts) || self.space.size(parts) != self.space.mesh.degree(axes) {
+            return Err(self.shape(&format!(
+                "`parts` of {} must tell apart the {} ranks that hold parts of `over`",
+                self.space.size(parts),
+                self.space.mesh.degree(axes)
+            )));
+        }
+        rows.dims.insert(0, parts);
+        rows.layout.split.insert(0, axes.into());
+        Ok(smallvec![rows])
     }
 
     fn weigh(&self, a: &Attention, columns: DimId, [s, lse, v]: [&TensorType; 3]) -> Result<Types, OpError> {

@@ -5,8 +5,10 @@
 
 use smallvec::smallvec;
 
+use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
-use crate::ops::OpError;
+use crate::module::ValueId;
+use crate::ops::{Op, OpError};
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -29,6 +31,22 @@ pub(super) fn infer_take(space: &Space, to: DimId, x: &TensorType) -> Result<Ten
     }
     let dims = x.dims.iter().map(|&d| if d == part.of { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))
+}
+
+/// Each operand's part of the gradient.
+pub(super) fn adjoint_join(
+    b: &mut FunctionBuilder<'_>,
+    whole: DimId,
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Vec<Option<ValueId>>, OpError> {
+    let mut gradients = Vec::with_capacity(operands.len());
+    for &operand in operands {
+        let at = b.ty(d).position(whole).expect("what was joined has the dimension");
+        let to = b.ty(operand).dims[at];
+        gradients.push(Some(b.push(Op::Take { to }, &[d])?));
+    }
+    Ok(gradients)
 }
 
 /// The type of the parts of `to` joined, laid out whole.

@@ -19,6 +19,36 @@ pub struct Rotary {
     pub theta: f64,
     /// How frequencies are stretched beyond the trained length.
     pub scaling: Scaling,
+    /// Which way pairs turn.
+    pub turn: Turn,
+}
+
+/// Which way pairs turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Turn {
+    /// By the angle of their position.
+    #[default]
+    Forth,
+    /// By the opposite angle: the adjoint.
+    Back,
+}
+
+impl Turn {
+    /// The other way.
+    pub fn inverse(self) -> Self {
+        match self {
+            Turn::Forth => Turn::Back,
+            Turn::Back => Turn::Forth,
+        }
+    }
+
+    /// The sign of the angle.
+    pub fn sign(self) -> f64 {
+        match self {
+            Turn::Forth => 1.0,
+            Turn::Back => -1.0,
+        }
+    }
 }
 
 /// Stretching of rotary frequencies.

@@ -24,6 +24,11 @@ pub struct Binding {
     pub view: Vec<u64>,
     /// The range of each dimension of the view that is taken; empty when all is.
     pub window: Vec<Range<u64>>,
+    /// An index of the last dimension of the type reads what is stored so many places further on, as labels do that are the
+    /// tokens themselves.
+    pub ahead: u64,
+    /// What is read in padding, and beyond the end.
+    pub fill: i64,
 }
 
 impl Binding {
@@ -66,9 +71,16 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
-    let Binding { name, stored, view, window } = binding;
+    let Binding { name, stored, view, window, ahead, fill } = binding;
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
+    }
+    let labels = matches!(op, Op::Input(_)) && ty.dtype == crate::DType::I32 && !ty.dims.is_empty();
+    if (*ahead != 0 || *fill != 0) && !labels {
+        return Err(OpError::new(
+            "V17",
+            format!("`{name}`: only integers of an `input` are read ahead or filled up"),
+        ));
     }
     let elements = product(stored.iter().copied());
     if !view.is_empty()

@@ -1,7 +1,9 @@
-//! Functions and reshards.
+//! Functions, loops over layers, and reshards.
 
 use smallvec::smallvec;
 
+use crate::dim::DimId;
+use crate::layout::AxisList;
 use crate::module::{FuncId, Layers};
 use crate::ops::{Context, OpError, Types, source};
 use crate::space::Space;
@@ -10,10 +12,85 @@ use crate::types::TensorType;
 /// The most layers that one call may run over.
 pub const MAX_LAYERS: u64 = 65_536;
 
+/// What the layers of a call keep of their own.
+///
+/// The first `carried` arguments are handed from layer to layer, as results of the same number. Any other result of the
+/// function is one layer's own: the call gives them stacked along `over`, in order of layers. An argument whose first
+/// dimension is `over` where the parameter has none is taken apart in the same way; any other is the same for all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// The dimension of layers, as long as the call has layers.
+    pub over: DimId,
+    /// How many arguments and results are handed on.
+    pub carried: usize,
+    /// Which layer runs first.
+    pub order: ScanOrder,
+}
+
+/// Which layer of a loop runs first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ScanOrder {
+    /// The first.
+    #[default]
+    Ascending,
+    /// The last, as in a backward pass.
+    Descending,
+}
+
+impl ScanOrder {
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            ScanOrder::Ascending => "ascending",
+            ScanOrder::Descending => "descending",
+        }
+    }
+
+    /// The order spelled `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        [ScanOrder::Ascending, ScanOrder::Descending].into_iter().find(|o| o.name() == name)
+    }
+
+    /// The layers, in the order in which they run.
+    pub fn layers(self, layers: &Layers) -> impl Iterator<Item = u64> + use<> {
+        let Layers { start, end } = *layers;
+        (start..end).map(move |layer| match self {
+            ScanOrder::Ascending => layer,
+            ScanOrder::Descending => end - 1 - (layer - start),
+        })
+    }
+}
+
+/// Whether each layer of a call gets its own slice of argument `index`, of type `argument`.
+pub fn is_sliced(scan: Option<&Scan>, index: usize, argument: &TensorType, parameter: &TensorType) -> bool {
+    let sliced = scan.filter(|scan| index >= scan.carried).and_then(|scan| unstacked(argument, scan.over));
+    argument != parameter && sliced.as_ref() == Some(parameter)
+}
+
+/// The type of `over`-many of `ty`, stacked.
+pub fn stacked(ty: &TensorType, over: DimId) -> TensorType {
+    let mut ty = ty.clone();
+    ty.dims.insert(0, over);
+    ty.layout.split.insert(0, AxisList::new());
+    ty
+}
+
+/// The type of one element of a stack along `over`; none when `ty` is no such stack.
+pub fn unstacked(ty: &TensorType, over: DimId) -> Option<TensorType> {
+    let is_stack = ty.dims.first() == Some(&over) && ty.layout.split[0].is_empty();
+    is_stack.then(|| {
+        let mut ty = ty.clone();
+        ty.dims.remove(0);
+        ty.layout.split.remove(0);
+        ty
+    })
+}
+
 pub(super) fn infer_call(
     cx: Context<'_>,
     callee: FuncId,
     layers: &Layers,
+    scan: Option<&Scan>,
     operands: &[&TensorType],
 ) -> Result<Types, OpError> {
     let Some(function) = cx.functions.get(callee) else {
@@ -33,16 +110,36 @@ pub(super) fn infer_call(
         ));
     }
     for (i, (&param, &operand)) in function.params.iter().zip(operands).enumerate() {
-        if function.ty(param) != operand {
+        let wanted = function.ty(param);
+        if wanted != operand && !is_sliced(scan, i, operand, wanted) {
             return Err(OpError::new(
                 "V14",
                 format!("argument {i} of `@{name}` has another type than its parameter"),
             ));
         }
     }
-    let results: Types = function.outputs.iter().map(|o| function.ty(o.value).clone()).collect();
+    let mut results: Types = function.outputs.iter().map(|o| function.ty(o.value).clone()).collect();
+    if let Some(scan) = scan {
+        let n_layers = layers.end - layers.start;
+        if cx.space.size(scan.over) != n_layers || scan.carried > results.len() {
+            return Err(OpError::new(
+                "V18",
+                format!(
+                    "a call of `@{name}` over {n_layers} layers hands on {} of {} results and stacks the others along `{}` of {}",
+                    scan.carried,
+                    results.len(),
+                    cx.space.dims[scan.over].name,
+                    cx.space.size(scan.over)
+                ),
+            ));
+        }
+        for result in &mut results[scan.carried..] {
+            *result = stacked(result, scan.over);
+        }
+    }
+    let n_carried = scan.map_or(results.len(), |scan| scan.carried);
     if layers.end - layers.start > 1 {
-        let carried = results.iter().enumerate().find(|&(i, ty)| operands.get(i) != Some(&ty));
+        let carried = results[..n_carried].iter().enumerate().find(|&(i, ty)| operands.get(i) != Some(&ty));
         if let Some((i, _)) = carried {
             return Err(OpError::new(
                 "V14",

@@ -17,6 +17,8 @@ pub enum Family {
     Norm,
     /// Attention and what surrounds it.
     Attention,
+    /// What training adds: the loss, gradients, the optimizer.
+    Training,
     /// Functions.
     Structure,
     /// Changes of layout: communication and slices.
@@ -56,9 +58,22 @@ const BINDING: &[(&str, &str)] = &[
     ("stored", "its shape in the file; the shape of the type when left out"),
     ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
     ("window", "the range of each dimension of the view that is taken; all when left out"),
+    ("ahead", "how many places further on the last dimension is read; 0 when left out"),
+    ("fill", "what is read in padding and beyond the end; 0 when left out"),
 ];
 const NORM: &[(&str, &str)] =
     &[("over", "the dimension that is normalised"), ("eps", "added under the root")];
+const ASSIGN: &[(&str, &str)] = &[
+    ("target", "what is written: param, a weight, or state"),
+    BINDING[0],
+    BINDING[1],
+    BINDING[2],
+    BINDING[3],
+    BINDING[4],
+    BINDING[5],
+];
+const LABELS: &[(&str, &str)] = &[LOSS[1]];
+const LOSS: &[(&str, &str)] = &[("over", "the vocabulary"), ("ignore", "the label that counts for nothing")];
 const MOVE: &[(&str, &str)] = &[("axis", "the mesh axis"), ("dim", "the dimension")];
 
 const ATTENTION: &[(&str, &str)] = &[
@@ -92,6 +107,16 @@ const SCORES: &[(&str, &str)] = &[
 pub const TABLE: &[OpInfo] = &[
     row("param", Family::Source, 0..=0, "-> any", BINDING, "a weight, read from the file of parameters"),
     row("input", Family::Source, 0..=0, "-> any", BINDING, "a model input, read from the file of inputs"),
+    row(
+        "state",
+        Family::Source,
+        0..=0,
+        "-> any",
+        BINDING,
+        "what a step left under a name for the next one; zero before the first",
+    ),
+    row("assign", Family::Source, 1..=1, "any ->", ASSIGN, "writes a weight or a state; later reads see it"),
+    row("fill", Family::Source, 0..=0, "-> any", &[("value", "the number")], "a tensor of one number"),
     row("positions", Family::Source, 0..=0, "-> s", &[], "the position of each token; zero for padding"),
     row(
         "einsum",
@@ -100,6 +125,15 @@ pub const TABLE: &[OpInfo] = &[
         "x, y -> z",
         &[],
         "sum of products over the dimensions that the result lacks",
+    ),
+    row("sum", Family::Linear, 1..=1, "x -> y", &[], "sum over the dimensions that the result lacks"),
+    row(
+        "expand",
+        Family::Linear,
+        1..=1,
+        "y -> x",
+        &[],
+        "the same elements along dimensions that the operand lacks",
     ),
     row(
         "embed",
@@ -118,6 +152,7 @@ pub const TABLE: &[OpInfo] = &[
     row("add", Family::Elementwise, 2..=2, "x, y -> x", &[], "x + y; y may lack dimensions of x"),
     row("sub", Family::Elementwise, 2..=2, "x, y -> x", &[], "x − y; y may lack dimensions of x"),
     row("mul", Family::Elementwise, 2..=2, "x, y -> x", &[], "x · y; y may lack dimensions of x"),
+    row("div", Family::Elementwise, 2..=2, "x, y -> x", &[], "x / y; y may lack dimensions of x"),
     row(
         "log_add_exp",
         Family::Elementwise,
@@ -173,6 +208,7 @@ pub const TABLE: &[OpInfo] = &[
             ("width", "elements that are rotated; those behind pass through"),
             ("theta", "base of the frequencies"),
             ("scaling", "none, linear(…), llama3(…) or yarn(…)"),
+            ("turn", "back: by the opposite angle, the adjoint; forth when left out"),
         ],
         "rotary position embedding; element i of the first half pairs with element i of the second",
     ),
@@ -188,9 +224,9 @@ pub const TABLE: &[OpInfo] = &[
         "attention_backward",
         Family::Attention,
         6..=7,
-        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e",
+        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e, (r h)",
         ATTENTION,
-        "gradients for q, k and v from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
+        "gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
     ),
     row(
         "merge",
@@ -236,8 +272,11 @@ pub const TABLE: &[OpInfo] = &[
         "row_lse",
         Family::Attention,
         1..=1,
-        "b s h c -> b s h",
-        &[("over", "the dimension of columns")],
+        "b s h c -> (p) b s h",
+        &[
+            ("over", "the dimension of columns"),
+            ("parts", "the dimension that tells apart the results of ranks that hold parts of `over`"),
+        ],
         "logarithm of the sum of exponentials over a dimension",
     ),
     row(
@@ -265,6 +304,112 @@ pub const TABLE: &[OpInfo] = &[
         "the adjoint of repeat: sums the copies of each element",
     ),
     row(
+        "unary_backward",
+        Family::Training,
+        2..=2,
+        "x, dy -> dx",
+        &[("of", "the function of one element")],
+        "dy · f'(x)",
+    ),
+    row(
+        "embed_backward",
+        Family::Training,
+        2..=2,
+        "b s, b s m -> v m",
+        &[("over", "the dimension of the table that is looked up")],
+        "each row sums the gradients of the tokens that looked it up",
+    ),
+    row(
+        "rms_norm_backward",
+        Family::Training,
+        3..=3,
+        "x, m, x -> x, m",
+        &[
+            ("over", "the dimension that is normalised"),
+            ("eps", "added under the root"),
+            ("offset", "added to the weight; 0 when left out"),
+        ],
+        "gradients of rms_norm for x and the weight",
+    ),
+    row(
+        "rms_scale_backward",
+        Family::Training,
+        4..=4,
+        "b s h d, b s, h d, b s h d -> b s h d, b s, h d",
+        &[("over", "the dimensions over which the squares were summed"), ("eps", "added under the root")],
+        "gradients of rms_scale for x, the squares and the weight",
+    ),
+    row(
+        "layer_norm_backward",
+        Family::Training,
+        3..=3,
+        "x, m, x -> x, m, m",
+        NORM,
+        "gradients of layer_norm for x, the weight and the bias",
+    ),
+    row(
+        "sink_backward",
+        Family::Training,
+        4..=4,
+        "b s h e, b s h e, b s h, b s h -> b s h e, b s h, h",
+        &[],
+        "gradients of sink for o, lse and the logits, from its result o, d_o, lse before and after",
+    ),
+    row(
+        "cross_entropy",
+        Family::Training,
+        2..=2,
+        "b s v, b s -> b s, b s",
+        LOSS,
+        "negative log-likelihood of each label, zero where it is ignored, and the lse of the logits",
+    ),
+    row(
+        "cross_entropy_backward",
+        Family::Training,
+        4..=4,
+        "b s v, b s, b s, b s -> b s v",
+        LOSS,
+        "(exp(logit − lse) − [v = label]) · d_nll, from logits, labels, lse and d_nll; zero at ignored labels",
+    ),
+    row(
+        "pick",
+        Family::Training,
+        2..=2,
+        "b s v, b s -> b s",
+        LOSS,
+        "the logit of each label, zero where it is ignored; a rank that lacks it contributes zero",
+    ),
+    row(
+        "valid",
+        Family::Training,
+        1..=1,
+        "b s -> b s",
+        LABELS,
+        "1 for labels that count, 0 for those that are ignored",
+    ),
+    row(
+        "adamw",
+        Family::Training,
+        6..=6,
+        "w, w, w, w, scalar, scalar -> w, w, w",
+        &[
+            ("lr", "learning rate"),
+            ("beta1", "decay of the first moment"),
+            ("beta2", "decay of the second moment"),
+            ("eps", "added to the root of the second moment"),
+            ("weight_decay", "a step multiplies weights by 1 − lr · weight_decay"),
+        ],
+        "one step of AdamW: weights and moments from w, g, m, v, the count of steps from 1, and the factor of the gradient",
+    ),
+    row(
+        "clip_factor",
+        Family::Training,
+        1..=1,
+        "scalar -> scalar",
+        &[("max_norm", "the largest norm that is left as it is")],
+        "min(1, max_norm / (sqrt(squares) + 1e-6))",
+    ),
+    row(
         "take",
         Family::Attention,
         1..=1,
@@ -285,7 +430,13 @@ pub const TABLE: &[OpInfo] = &[
         Family::Structure,
         0..=64,
         "any -> any",
-        &[("callee", "the function"), ("layers", "runs once for each; 0..1 when left out")],
+        &[
+            ("callee", "the function"),
+            ("layers", "runs once for each; 0..1 when left out"),
+            ("over", "the dimension of layers, along which what layers keep of their own is stacked"),
+            ("carried", "how many results are handed on to the next layer, with `over`"),
+            ("order", "ascending, or descending: the last layer first"),
+        ],
         "runs a function for each layer; results become the first arguments of the next layer",
     ),
     row(

@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::entity;
 use crate::entity::Arena;
 use crate::module::Layers;
-use crate::ops::{Binding, Op};
+use crate::ops::{Binding, Op, Scan};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -156,6 +156,8 @@ pub enum Place {
     Weight(Binding),
     /// Loaded from the file of inputs before the run; outside the arena.
     Input(Binding),
+    /// What lasts from step to step, zero before the first; outside the arena.
+    State(Binding),
 }
 
 /// A queue of tasks that run in order.
@@ -218,12 +220,14 @@ pub enum Work {
     /// Copies a buffer to another of the same content.
     Copy,
     /// Runs a frame once for each layer; reads are its arguments, writes its results. Over several layers the buffer
-    /// of result `i` is that of argument `i`.
+    /// of carried result `i` is that of argument `i`; a layer's slice of a stack lies at its number in the call's layers.
     Call {
         /// The frame.
         callee: FrameId,
         /// The layers.
         layers: Layers,
+        /// What layers keep of their own.
+        scan: Option<Scan>,
         /// Where the callee's frame starts, bytes from the start of this one.
         base: u64,
     },

@@ -181,7 +181,10 @@ impl Checker<'_> {
         }
         for (&result, expected) in node.results.iter().zip(inferred) {
             let value = &self.function.values[result];
-            let source = matches!(node.op, Op::Param(_) | Op::Input(_) | Op::Positions);
+            let source = matches!(
+                node.op,
+                Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions
+            );
             if value.ty != *expected {
                 let space = &self.module.space;
                 let (expected, stated) = (show(space, expected), show(space, &value.ty));

@@ -95,7 +95,7 @@ impl<'a> SourcePlan<'a> {
                 let (file, binding) = match &buffer.place {
                     Place::Weight(binding) => (File::Weights, binding),
                     Place::Input(binding) => (File::Inputs, binding),
-                    Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+                    Place::State(_) | Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
                 };
                 let Content::Tensor(ty) = &buffer.content else {
                     return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
@@ -158,7 +158,7 @@ impl<'a> SourcePlan<'a> {
                 false => from_int(x as i32),
             };
             let cut = |region: &Region| {
-                let mut data = source::cut(space, tensor.ty, region, &stored, convert).data;
+                let mut data = source::cut(space, tensor.ty, region, (tensor.binding, &stored), convert).data;
                 storage.keep(tensor.ty.dtype, &mut data);
                 data
             };

@@ -141,7 +141,7 @@ impl Runner<'_> {
                 };
                 self.write(scope, to, &written)
             }
-            Work::Call { callee, layers, base } => {
+            Work::Call { callee, layers, base, scan: _ } => {
                 let locate = |buffers: &[BufferId]| -> Result<Vec<Location>, RunError> {
                     buffers.iter().map(|&b| self.locate(scope, b)).collect()
                 };
@@ -200,7 +200,7 @@ impl Runner<'_> {
             }
             (Op::AttentionBackward(a), _) => {
                 let gradients = attention::attention_backward(space, a, &operands)?;
-                eval::into_results(op, gradients.into(), &wanted)?
+                eval::into_results(op, gradients, &wanted)?
             }
             (op, _) => eval::eval(space, op, &operands, &wanted)?,
         };
@@ -248,7 +248,7 @@ impl Runner<'_> {
             Place::Frame(offset) => Some(Location::Arena(scope.base + self.shape.slot(*offset)?)),
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
-            Place::Weight(_) | Place::Input(_) => {
+            Place::Weight(_) | Place::Input(_) | Place::State(_) => {
                 self.sources.find(scope.frame, id, scope.layer, self.rank).map(Location::Loaded)
             }
         };

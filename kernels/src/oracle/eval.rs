@@ -1,9 +1,12 @@
 //! One operation on local tensors: which loops compute it.
 
-use ithaca_ir::ops::{Binary, Unary};
+use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
-use super::{Elements, Operand, Value, Wanted, attention, partial, parts, products, rows};
+use super::{
+    Elements, Operand, Value, Wanted, attention, gradients, loss, norms, optimizer, partial, parts, products,
+    rows,
+};
 use crate::error::RunError;
 use crate::place;
 use crate::real::Real;
@@ -81,7 +84,24 @@ pub fn eval<T: Real>(
             let rows = attention::attention(space, a, operands)?;
             vec![rows.o, rows.lse]
         }
-        Op::AttentionBackward(a) => attention::attention_backward(space, a, operands)?.into(),
+        Op::AttentionBackward(a) => attention::attention_backward(space, a, operands)?,
+        Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
+            norms::rms_norm(space, *over, (*eps, *offset), operands, wanted)?
+        }
+        Op::Gradient(Gradient::RmsScale { over, eps }) => {
+            norms::rms_scale(space, over, *eps, operands, wanted)?
+        }
+        Op::Gradient(Gradient::LayerNorm { over, eps }) => {
+            norms::layer_norm(space, *over, *eps, operands, wanted)?
+        }
+        Op::Gradient(Gradient::Sink) => match wanted {
+            [_, _, logits] => gradients::sink(operands, logits.ty, &logits.region)?,
+            _ => return Err(RunError::invalid("`sink_backward` has three results")),
+        },
+        Op::Loss(Loss::CrossEntropy { over, ignore }) => {
+            loss::cross_entropy(space, (*over, *ignore), operands)?
+        }
+        Op::Optimizer(Optimizer::AdamW(adamw)) => optimizer::adamw(adamw, operands)?,
         Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
@@ -129,6 +149,25 @@ fn one<T: Real>(
             let positions = place::positions(space, dim, region[0].clone());
             Ok(Value::Int(Tensor::new(shape, positions.into_iter().map(position).collect())))
         }
+        Op::Fill { value } => {
+            let value = T::from_f64(*value);
+            Ok(Value::Real(Tensor::filled(shape, value)))
+        }
+        Op::Sum => real(products::sum(&operands[0], ty, region)?),
+        Op::Expand => real(products::expand(&operands[0], ty, region)?),
+        Op::Gradient(Gradient::Unary(f)) => {
+            let (x, d) = (operands[0].real()?, operands[1].real()?);
+            real(x.iter().zip(d).map(|(&x, &d)| d * gradients::slope(*f, x)).collect())
+        }
+        Op::Gradient(Gradient::Embed { over }) => real(gradients::embed(space, *over, operands, ty, region)?),
+        Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
+            real(loss::cross_entropy_backward(space, (*over, *ignore), operands)?)
+        }
+        Op::Loss(Loss::Pick { over, ignore }) => real(loss::pick(space, (*over, *ignore), operands)?),
+        Op::Loss(Loss::Valid { ignore }) => real(loss::valid(space, *ignore, &operands[0])?),
+        Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+            real(optimizer::clip_factor(*max_norm, &operands[0])?)
+        }
         Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
         Op::Embed { over } => real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?),
         Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
@@ -145,7 +184,7 @@ fn one<T: Real>(
         Op::RmsNorm { over, eps, offset } => {
             real(rows::rms_norm(space, *over, (*eps, *offset), operands, ty)?)
         }
-        Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands, ty)?),
+        Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands)?),
         Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
         Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
         Op::Accumulate => real(partial::accumulate(operands[0].real()?, operands[1].real()?)?),
@@ -153,7 +192,7 @@ fn one<T: Real>(
             let columns = shape.last().copied().unwrap_or(0);
             real(attention::scores(space, a, operands, columns)?)
         }
-        Op::RowLse { over } => real(partial::row_lse(&operands[0], *over)?),
+        Op::RowLse { over, parts: _ } => real(loss::row_lse(space, &operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
@@ -188,11 +227,25 @@ fn one<T: Real>(
                 Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
             })
         }
-        Op::Attention(_) | Op::AttentionBackward(_) | Op::Merge | Op::MergeParts { .. } | Op::Sink => {
+        Op::Attention(_)
+        | Op::AttentionBackward(_)
+        | Op::Merge
+        | Op::MergeParts { .. }
+        | Op::Sink
+        | Op::Gradient(
+            Gradient::RmsNorm { .. }
+            | Gradient::RmsScale { .. }
+            | Gradient::LayerNorm { .. }
+            | Gradient::Sink,
+        )
+        | Op::Loss(Loss::CrossEntropy { .. })
+        | Op::Optimizer(Optimizer::AdamW(_)) => {
             Err(RunError::invalid(format!("`{}` has several results", op.name())))
         }
         Op::Param(_)
         | Op::Input(_)
+        | Op::State(_)
+        | Op::Assign { .. }
         | Op::Call { .. }
         | Op::Reshard
         | Op::AllToAll { .. }
@@ -288,6 +341,7 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
         Binary::Add => x + y,
         Binary::Sub => x - y,
         Binary::Mul => x * y,
+        Binary::Div => x / y,
         Binary::LogAddExp => log_add_exp(x, y),
     }
 }

@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod file;
+mod layered;
 mod memory;
 mod random;
 mod renamed;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 pub use checkpoint::{Checkpoint, open};
 pub use file::SafeTensorsFile;
+pub use layered::Layered;
 pub use memory::Tensors;
 pub use random::RandomTensors;
 pub use renamed::Renamed;

@@ -75,6 +75,14 @@ impl Cluster {
             Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
             Op::Param(_)
             | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Fill { .. }
+            | Op::Sum
+            | Op::Expand
+            | Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
             | Op::Positions
             | Op::Einsum
             | Op::Embed { .. }

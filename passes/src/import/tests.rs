@@ -96,7 +96,7 @@ fn masks(config: &Value) -> Vec<Mask> {
     let main = &module.functions[module.main().unwrap()];
     let mut masks = Vec::new();
     for node in &main.nodes {
-        let Op::Call { callee, layers } = &node.op else { continue };
+        let Op::Call { callee, layers, .. } = &node.op else { continue };
         for inner in &module.functions[*callee].nodes {
             if let Op::Attention(a) = &inner.op {
                 masks.extend(layers.clone().map(|_| a.mask.clone()));

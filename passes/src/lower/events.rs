@@ -26,7 +26,7 @@ impl Memory {
             Place::Frame(offset) => Some(Memory::Frame(offset..offset + buffer.bytes(space))),
             Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(i)),
             // Nobody writes these.
-            Place::Weight(_) | Place::Input(_) => None,
+            Place::Weight(_) | Place::Input(_) | Place::State(_) => None,
         }
     }
 

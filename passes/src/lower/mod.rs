@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
+use ithaca_ir::ops::Scan;
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
 };
@@ -109,7 +110,10 @@ impl<'a> Lowering<'a> {
             Op::Input(binding) => {
                 self.value_buffer(node.result(), Place::Input(binding.clone()));
             }
-            Op::Call { callee, layers } => self.call(index, node, *callee, layers),
+            Op::State(binding) => {
+                self.value_buffer(node.result(), Place::State(binding.clone()));
+            }
+            Op::Call { callee, layers, scan } => self.call(index, node, *callee, layers, *scan),
             op if op.is_communication() => self.transfer(node),
             op => {
                 let reads = self.reads(node);
@@ -120,7 +124,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// A loop over layers works in place: its arguments are copied first where they are needed afterwards.
-    fn call(&mut self, index: usize, node: &Node, callee: FuncId, layers: &Layers) {
+    fn call(&mut self, index: usize, node: &Node, callee: FuncId, layers: &Layers, scan: Option<Scan>) {
         let callee = FrameId::new(callee.index());
         let mut reads = self.reads(node);
         let mut writes = Vec::new();
@@ -143,7 +147,7 @@ impl<'a> Lowering<'a> {
             }
             writes.push(reads[i]);
         }
-        let work = Work::Call { callee, layers: layers.clone(), base: 0 };
+        let work = Work::Call { callee, layers: layers.clone(), scan, base: 0 };
         self.task(Stream::Compute, work, reads, writes);
     }
 

@@ -75,7 +75,11 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::Scores { attention, columns } | Op::Weigh { attention, columns } => {
                     attention.dims_mut().chain([columns]).for_each(new);
                 }
-                Op::MergeParts { over } | Op::RowLse { over } => new(over),
+                Op::MergeParts { over } => new(over),
+                Op::RowLse { over, parts } => std::iter::once(over).chain(parts).for_each(new),
+                Op::Gradient(g) => g.dims_mut().for_each(new),
+                Op::Loss(l) => l.dims_mut().for_each(new),
+                Op::Call { scan: Some(scan), .. } => new(&mut scan.over),
                 Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
                 Op::Take { to } | Op::Join { to } => new(to),
                 Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
@@ -86,13 +90,19 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::AllGather { dim, .. } | Op::Slice { dim, .. } | Op::ReduceScatter { dim, .. } => new(dim),
                 Op::Param(_)
                 | Op::Input(_)
+                | Op::State(_)
+                | Op::Assign { .. }
+                | Op::Fill { .. }
+                | Op::Sum
+                | Op::Expand
+                | Op::Optimizer(_)
                 | Op::Positions
                 | Op::Einsum
                 | Op::Unary(_)
                 | Op::Binary(_)
                 | Op::Scale { .. }
                 | Op::Cast { .. }
-                | Op::Call { .. }
+                | Op::Call { scan: None, .. }
                 | Op::Reshard
                 | Op::Merge
                 | Op::Accumulate

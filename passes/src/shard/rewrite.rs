@@ -187,13 +187,14 @@ impl Rewriter<'_> {
         operands: &[ValueId],
     ) -> Result<Vec<ValueId>, OpError> {
         let kv_heads = attention.kv_heads;
-        let outside: Vec<TensorType> = operands[..3].iter().map(|&v| settled(self.b.ty(v))).collect();
+        let with_gradient = operands[..3].iter().chain(&operands[6..]);
+        let outside: Vec<TensorType> = with_gradient.map(|&v| settled(self.b.ty(v))).collect();
         let (attention, inside) = self.enter(attention, operands, 6)?;
         let copied = attention.kv_heads;
         let gradients = self.b.node(Op::AttentionBackward(attention), &inside, &[])?;
         let mut results = Vec::with_capacity(gradients.len());
         for (i, (mut gradient, outside)) in gradients.into_iter().zip(&outside).enumerate() {
-            if i > 0 && copied != kv_heads {
+            if (1..3).contains(&i) && copied != kv_heads {
                 // Copies go home as they are and are summed there: that is less than sums over ranks would be.
                 let mut there = outside.clone();
                 there.dims.iter_mut().filter(|d| **d == kv_heads).for_each(|d| *d = copied);

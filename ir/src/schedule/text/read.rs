@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use crate::diagnostic::{Diagnostic, Diagnostics, Span};
 use crate::entity::{Arena, Entity};
 use crate::module::Layers;
-use crate::ops::{Attr, Binding, Op};
+use crate::ops::attr::Names;
+use crate::ops::attr::training::read_scan;
+use crate::ops::{Attr, Attrs, Binding, Op};
 use crate::schedule::{
     Buffer, BufferId, Content, EventId, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer,
     Work,
@@ -93,8 +95,9 @@ impl FrameReader<'_, '_> {
             "result" => Place::Result(self.cx.count()?),
             "weight" => Place::Weight(self.binding("param", place_span)?),
             "input" => Place::Input(self.binding("input", place_span)?),
+            "state" => Place::State(self.binding("state", place_span)?),
             _ => {
-                let places = ["at", "argument", "result", "weight", "input"];
+                let places = ["at", "argument", "result", "weight", "input", "state"];
                 return Err(unknown("place", word, place_span, places));
             }
         };
@@ -107,8 +110,8 @@ impl FrameReader<'_, '_> {
 
     fn binding(&mut self, op: &str, span: Span) -> Parsed<Binding> {
         match self.op(op, span)? {
-            Op::Param(binding) | Op::Input(binding) => Ok(binding),
-            _ => unreachable!("param and input have bindings"),
+            Op::Param(binding) | Op::Input(binding) | Op::State(binding) => Ok(binding),
+            _ => unreachable!("sources have bindings"),
         }
     }
 
@@ -176,10 +179,11 @@ impl FrameReader<'_, '_> {
 
     fn call(&mut self, span: Span) -> Parsed<Work> {
         let attrs = read_attrs(self.cx)?;
-        let wrong = |message: String| {
+        let wrong = |message: String| -> Box<Diagnostic> {
             Box::new(Diagnostic::new("E08", message).at(span).label("the attributes of this call"))
         };
         let (mut callee, mut layers, mut base): (Option<FrameId>, Layers, u64) = (None, 0..1, 0);
+        let mut others = Vec::new();
         for (key, value) in attrs {
             match (key.as_str(), value) {
                 ("callee", Attr::Func(name)) => {
@@ -190,11 +194,15 @@ impl FrameReader<'_, '_> {
                 }
                 ("layers", Attr::Range(start, end)) => layers = start..end,
                 ("base", Attr::Int(offset)) => base = offset,
-                (key, value) => return Err(wrong(format!("`call` cannot have attribute `{key}={value}`"))),
+                (_, value) => others.push((key, value)),
             }
         }
+        let mut others = Attrs::new("call", others);
+        let names = Names { space: &self.schedule.space, functions: &Arena::new() };
+        let scan = read_scan(&mut others, names).map_err(wrong)?;
+        others.finish().map_err(wrong)?;
         match callee {
-            Some(callee) => Ok(Work::Call { callee, layers, base }),
+            Some(callee) => Ok(Work::Call { callee, layers, base, scan }),
             None => Err(wrong("`call` lacks attribute `callee`".to_owned())),
         }
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use crate::entity::{Arena, Entity};
 use crate::ops::attr::Names;
+use crate::ops::attr::training::scan_attrs;
 use crate::ops::{Attr, Op};
 use crate::schedule::{
     Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Transfer, Work,
@@ -64,6 +65,10 @@ fn write_buffer(out: &mut String, space: &Space, buffer: &Buffer) -> fmt::Result
             out.push_str(" input");
             write_op_attrs(out, space, &Op::Input(binding.clone()))?;
         }
+        Place::State(binding) => {
+            out.push_str(" state");
+            write_op_attrs(out, space, &Op::State(binding.clone()))?;
+        }
     }
     out.push('\n');
     Ok(())
@@ -95,12 +100,14 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
             write!(out, " from {} to {}", show(space, from), show(space, to))?;
         }
         Work::Copy => {}
-        Work::Call { callee, layers, base } => {
-            let attrs = [
+        Work::Call { callee, layers, base, scan } => {
+            let mut attrs = vec![
                 ("callee", Attr::Func(schedule.frames[*callee].name.clone())),
                 ("layers", Attr::Range(layers.start, layers.end)),
                 ("base", Attr::Int(*base)),
             ];
+            let names = Names { space, functions: &Arena::new() };
+            attrs.extend(scan.iter().flat_map(|scan| scan_attrs(scan, names)));
             write_attrs(out, &attrs)?;
         }
     }

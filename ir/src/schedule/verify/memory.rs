@@ -122,7 +122,7 @@ fn region(schedule: &Schedule, frame: &Frame, buffer: BufferId) -> Region {
     match buffer.place {
         Place::Frame(offset) => Region::Bytes(offset..offset + buffer.bytes(&schedule.space)),
         Place::Argument(i) | Place::Result(i) => Region::Port(i),
-        Place::Weight(_) | Place::Input(_) => Region::Outside,
+        Place::Weight(_) | Place::Input(_) | Place::State(_) => Region::Outside,
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn check_frame(schedule: &Schedule, id: FrameId, found: &mut Diagnost
         let fresh = match buffer.place {
             Place::Argument(i) => arguments.insert(i) && i < frame.n_arguments,
             Place::Result(i) => results.insert(i) && i < frame.outputs.len() && frame.name != "main",
-            Place::Frame(_) | Place::Weight(_) | Place::Input(_) => true,
+            Place::Frame(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => true,
         };
         if !fresh {
             let message =
@@ -97,7 +97,7 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
             }
         }
         (Place::Argument(_) | Place::Result(_), Content::Tensor(_)) => Ok(()),
-        (Place::Weight(binding) | Place::Input(binding), Content::Tensor(ty)) => {
+        (Place::Weight(binding) | Place::Input(binding) | Place::State(binding), Content::Tensor(ty)) => {
             let cx = Context { space: &schedule.space, functions: &Arena::new() };
             Op::Param(binding.clone()).infer(cx, &[], std::slice::from_ref(ty)).map(|_| ())
         }
@@ -113,12 +113,15 @@ fn check_outputs(frame: &Frame) -> Result<(), OpError> {
         };
         let is_tensor = matches!(buffer.content, Content::Tensor(_));
         let fits = match (&output.name, &buffer.place) {
-            (Some(name), Place::Frame(_) | Place::Weight(_) | Place::Input(_)) => {
+            (Some(name), Place::Frame(_) | Place::Weight(_) | Place::Input(_) | Place::State(_)) => {
                 frame.name == "main" && is_identifier(name) && names.insert(name.as_str())
             }
             (None, Place::Result(n)) => *n == i,
             (Some(_), Place::Argument(_) | Place::Result(_))
-            | (None, Place::Frame(_) | Place::Argument(_) | Place::Weight(_) | Place::Input(_)) => false,
+            | (
+                None,
+                Place::Frame(_) | Place::Argument(_) | Place::Weight(_) | Place::Input(_) | Place::State(_),
+            ) => false,
         };
         if !fits || !is_tensor {
             let rule = match frame.name.as_str() {

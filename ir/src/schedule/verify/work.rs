@@ -33,7 +33,7 @@ impl<'s> Checker<'s> {
         for &written in &self.task.writes {
             match self.frame.buffers[written].place {
                 Place::Frame(_) | Place::Result(_) => {}
-                Place::Argument(_) | Place::Weight(_) | Place::Input(_) => {
+                Place::Argument(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => {
                     let message =
                         format!("it writes `${}`, which is not the frame's", name(self.frame, written));
                     return Err(OpError::new("S11", message));
@@ -220,7 +220,7 @@ impl<'s> Checker<'s> {
             let (here, what) = match buffer.place {
                 Place::Argument(i) => (self.read(i), format!("argument {i}")),
                 Place::Result(i) => (self.write(i), format!("result {i}")),
-                Place::Frame(_) | Place::Weight(_) | Place::Input(_) => continue,
+                Place::Frame(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => continue,
             };
             if *here != buffer.content {
                 let message = format!("{what} of `@{}` has another content than its buffer here", frame.name);

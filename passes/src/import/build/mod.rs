@@ -7,13 +7,16 @@
 mod bert;
 mod gated;
 mod gpt2;
+mod loss;
 mod plain;
 mod t5;
 mod tensors;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, Keyed, OpError, Rotary, Unary};
+use ithaca_ir::ops::{
+    Attention, AttentionDims, Binary, Binding, Dropout, Keyed, OpError, Rotary, Turn, Unary,
+};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
@@ -35,7 +38,11 @@ pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<M
         Structure::T5(spec) => t5::module(spec, name, workload, dropout),
         Structure::Bert(spec) => bert::module(spec, name, workload, dropout),
     };
-    built.map_err(|e| Diagnostic::new(e.code, e.message))
+    let built = built.map_err(|e| Diagnostic::new(e.code, e.message))?;
+    match workload.mode {
+        Mode::Train => loss::of_logits(&built, workload.labels),
+        Mode::Prefill | Mode::Decode => Ok(built),
+    }
 }
 
 /// What attention drops: something in training only, and the same weights in every layout.
@@ -180,6 +187,7 @@ impl Cx<'_> {
                 width: rotary.width,
                 theta: rotary.theta,
                 scaling: rotary.scaling.clone(),
+                turn: Turn::Forth,
             });
             q = f.push(op.clone(), &[q, positions])?;
             k = f.push(op, &[k, positions])?;

@@ -121,7 +121,7 @@ fn two_pass(
         }
         let k = keys.bring(b, &step.keys)?[0];
         let scores = b.push(Op::Scores { attention: a.clone(), columns }, &[q, k])?;
-        let lse = b.push(Op::RowLse { over: columns }, &[scores])?;
+        let lse = b.push(Op::RowLse { over: columns, parts: None }, &[scores])?;
         rows.push(scores);
         total = Some(match total {
             None => lse,

@@ -1,0 +1,146 @@
+//! Attributes of what training adds: scans, gradients, the loss, the optimizer.
+
+use super::{Attr, AttrError, Attrs, Names};
+use crate::dim::DimId;
+use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Scan, ScanOrder, Target, Unary};
+
+fn dim(names: Names<'_>, d: DimId) -> Attr {
+    Attr::Word(names.space.dims[d].name.clone())
+}
+
+/// The attributes of a scan, of the program's calls and of the schedule's.
+pub(crate) fn scan_attrs(scan: &Scan, names: Names<'_>) -> Vec<(&'static str, Attr)> {
+    let mut attrs = vec![("over", dim(names, scan.over)), ("carried", Attr::Int(scan.carried as u64))];
+    match scan.order {
+        ScanOrder::Ascending => {}
+        ScanOrder::Descending => attrs.push(("order", Attr::Word(scan.order.name().to_owned()))),
+    }
+    attrs
+}
+
+/// The scan among the attributes of a call, if there is one.
+pub(crate) fn read_scan(attrs: &mut Attrs, names: Names<'_>) -> Result<Option<Scan>, AttrError> {
+    let Some(over) = attrs.optional_dim("over", names)? else { return Ok(None) };
+    let carried = usize::try_from(attrs.int("carried")?).map_err(|_| "`carried` is too large".to_owned())?;
+    let order = match attrs.optional("order") {
+        None => ScanOrder::Ascending,
+        Some(Attr::Word(word)) if ScanOrder::parse(&word).is_some() => {
+            ScanOrder::parse(&word).unwrap_or_default()
+        }
+        Some(other) => return Err(attrs.wrong("order", "ascending or descending", &other)),
+    };
+    Ok(Some(Scan { over, carried, order }))
+}
+
+pub(super) fn read_target(attrs: &mut Attrs) -> Result<Target, AttrError> {
+    let word = attrs.word("target")?;
+    let target = Target::ALL.into_iter().find(|t| t.name() == word);
+    target.ok_or_else(|| attrs.wrong("target", "param or state", &Attr::Word(word)))
+}
+
+pub(super) fn gradient_attrs(gradient: &Gradient, names: Names<'_>) -> Vec<(&'static str, Attr)> {
+    match gradient {
+        Gradient::Unary(f) => vec![("of", Attr::Word(f.name().to_owned()))],
+        Gradient::Embed { over } => vec![("over", dim(names, *over))],
+        Gradient::RmsNorm { over, eps, offset } => {
+            let mut attrs = vec![("over", dim(names, *over)), ("eps", Attr::Float(*eps))];
+            if *offset != 0.0 {
+                attrs.push(("offset", Attr::Float(*offset)));
+            }
+            attrs
+        }
+        Gradient::RmsScale { over, eps } => {
+            let over = over.iter().map(|&d| dim(names, d)).collect();
+            vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
+        }
+        Gradient::LayerNorm { over, eps } => vec![("over", dim(names, *over)), ("eps", Attr::Float(*eps))],
+        Gradient::CrossEntropy { over, ignore } => {
+            vec![("over", dim(names, *over)), ("ignore", label(*ignore))]
+        }
+        Gradient::Sink => Vec::new(),
+    }
+}
+
+pub(super) fn loss_attrs(loss: &Loss, names: Names<'_>) -> Vec<(&'static str, Attr)> {
+    match loss {
+        Loss::CrossEntropy { over, ignore } | Loss::Pick { over, ignore } => {
+            vec![("over", dim(names, *over)), ("ignore", label(*ignore))]
+        }
+        Loss::Valid { ignore } => vec![("ignore", label(*ignore))],
+    }
+}
+
+pub(super) fn optimizer_attrs(optimizer: &Optimizer) -> Vec<(&'static str, Attr)> {
+    match optimizer {
+        Optimizer::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay }) => vec![
+            ("lr", Attr::Float(*lr)),
+            ("beta1", Attr::Float(*beta1)),
+            ("beta2", Attr::Float(*beta2)),
+            ("eps", Attr::Float(*eps)),
+            ("weight_decay", Attr::Float(*weight_decay)),
+        ],
+        Optimizer::ClipFactor { max_norm } => vec![("max_norm", Attr::Float(*max_norm))],
+    }
+}
+
+/// The operation called `name`, one of those that this file knows.
+pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrError> {
+    Ok(match name {
+        "unary_backward" => {
+            let word = attrs.word("of")?;
+            let f = Unary::ALL.into_iter().find(|f| f.name() == word);
+            let f = f.ok_or_else(|| attrs.wrong("of", "a function of one element", &Attr::Word(word)))?;
+            Op::Gradient(Gradient::Unary(f))
+        }
+        "embed_backward" => Op::Gradient(Gradient::Embed { over: attrs.dim("over", names)? }),
+        "rms_norm_backward" => Op::Gradient(Gradient::RmsNorm {
+            over: attrs.dim("over", names)?,
+            eps: attrs.float("eps")?,
+            offset: attrs.optional_float("offset")?.unwrap_or(0.0),
+        }),
+        "rms_scale_backward" => {
+            Op::Gradient(Gradient::RmsScale { over: attrs.dims("over", names)?, eps: attrs.float("eps")? })
+        }
+        "layer_norm_backward" => {
+            Op::Gradient(Gradient::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? })
+        }
+        "sink_backward" => Op::Gradient(Gradient::Sink),
+        "cross_entropy" => Op::Loss(Loss::CrossEntropy {
+            over: attrs.dim("over", names)?,
+            ignore: read_label(attrs, "ignore")?,
+        }),
+        "cross_entropy_backward" => Op::Gradient(Gradient::CrossEntropy {
+            over: attrs.dim("over", names)?,
+            ignore: read_label(attrs, "ignore")?,
+        }),
+        "pick" => {
+            Op::Loss(Loss::Pick { over: attrs.dim("over", names)?, ignore: read_label(attrs, "ignore")? })
+        }
+        "valid" => Op::Loss(Loss::Valid { ignore: read_label(attrs, "ignore")? }),
+        "adamw" => Op::Optimizer(Optimizer::AdamW(AdamW {
+            lr: attrs.float("lr")?,
+            beta1: attrs.float("beta1")?,
+            beta2: attrs.float("beta2")?,
+            eps: attrs.float("eps")?,
+            weight_decay: attrs.float("weight_decay")?,
+        })),
+        "clip_factor" => Op::Optimizer(Optimizer::ClipFactor { max_norm: attrs.float("max_norm")? }),
+        _ => unreachable!("the table and the lists of readers name the same operations"),
+    })
+}
+
+/// A label may be negative, which whole numbers of the text are not.
+pub(super) fn label(label: i64) -> Attr {
+    match u64::try_from(label) {
+        Ok(label) => Attr::Int(label),
+        Err(_) => Attr::Float(label as f64),
+    }
+}
+
+pub(super) fn read_label(attrs: &mut Attrs, key: &str) -> Result<i64, AttrError> {
+    let x = attrs.float(key)?;
+    match x.fract() == 0.0 && (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&x) {
+        true => Ok(x as i64),
+        false => Err(attrs.wrong(key, "a whole number of 32 bits", &Attr::Float(x))),
+    }
+}

@@ -1,0 +1,164 @@
+//! The loss of a language model: cross-entropy of labels, token by token, and the pieces of it that ranks with parts of the
+//! vocabulary compute.
+
+use smallvec::smallvec;
+
+use crate::builder::FunctionBuilder;
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::module::ValueId;
+use crate::ops::adjoint::Gradients;
+use crate::ops::{Gradient, Op, OpError, Types, unplaced};
+use crate::rule::{FactorKind, FactorRule};
+use crate::space::Space;
+use crate::types::TensorType;
+
+/// Operations of the loss. Labels are `i32`; one that is `ignore` counts for nothing, any other must lie in the
+/// vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// `logits [… v], labels […] → nll […], lse […]`: the negative log-likelihood of each label, zero where it is
+    /// ignored, and the logarithm of the sum of exponentials; both in `f32` (`f64` of `f64`).
+    CrossEntropy {
+        /// The vocabulary.
+        over: DimId,
+        /// The label that counts for nothing.
+        ignore: i64,
+    },
+    /// `logits [… v], labels […] → […]`: the logit of each label, zero where it is ignored; a rank that lacks it
+    /// contributes zero.
+    Pick {
+        /// The vocabulary.
+        over: DimId,
+        /// The label that counts for nothing.
+        ignore: i64,
+    },
+    /// `labels → labels`, in `f32`: 1 for labels that count, 0 for those that are ignored.
+    Valid {
+        /// The label that counts for nothing.
+        ignore: i64,
+    },
+}
+
+impl Loss {
+    /// The name in the text form.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Loss::CrossEntropy { .. } => "cross_entropy",
+            Loss::Pick { .. } => "pick",
+            Loss::Valid { .. } => "valid",
+        }
+    }
+
+    /// The dimensions among the attributes, for a pass to replace.
+    pub fn dims_mut(&mut self) -> impl Iterator<Item = &mut DimId> {
+        match self {
+            Loss::CrossEntropy { over, .. } | Loss::Pick { over, .. } => Some(over),
+            Loss::Valid { .. } => None,
+        }
+        .into_iter()
+    }
+
+    /// The result types, their layouts left to the rule.
+    pub(super) fn infer(&self, space: &Space, operands: &[&TensorType]) -> Result<Types, OpError> {
+        let rows = |x: &TensorType, labels: &TensorType| {
+            TensorType::new(sums_in(x.dtype), labels.dims.iter().copied())
+        };
+        match self {
+            Loss::CrossEntropy { over, .. } => {
+                check(self.name(), space, *over, operands[0], operands[1])?;
+                let rows = rows(operands[0], operands[1]);
+                Ok(smallvec![rows.clone(), rows])
+            }
+            Loss::Pick { over, .. } => {
+                check(self.name(), space, *over, operands[0], operands[1])?;
+                Ok(smallvec![rows(operands[0], operands[1])])
+            }
+            Loss::Valid { .. } => {
+                if operands[0].dtype != DType::I32 {
+                    let message = format!("`valid` asks of labels in i32, not {}", operands[0].dtype);
+                    return Err(OpError::new("V04", message));
+                }
+                Ok(smallvec![TensorType { dtype: DType::F32, ..unplaced(operands[0]) }])
+            }
+        }
+    }
+
+    /// The factor rule: the whole vocabulary for the loss itself, any part of it for the logit of the label.
+    pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
+        FactorRule::by_name(operands, &dims, |d| match self {
+            Loss::CrossEntropy { over, .. } if d == *over => FactorKind::Whole,
+            Loss::Pick { over, .. } if d == *over => FactorKind::Sum,
+            Loss::CrossEntropy { .. } | Loss::Pick { .. } | Loss::Valid { .. } => FactorKind::Parallel,
+        })
+    }
+}
+
+/// In what type sums of elements of `dtype` are taken.
+pub(super) fn sums_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        DType::F32 | DType::F16 | DType::BF16 | DType::I32 => DType::F32,
+    }
+}
+
+/// Labels are integers for every row of logits.
+pub(super) fn check(
+    name: &str,
+    space: &Space,
+    over: DimId,
+    logits: &TensorType,
+    labels: &TensorType,
+) -> Result<(), OpError> {
+    super::elementwise::need_float(name, logits.dtype)?;
+    if labels.dtype != DType::I32 {
+        return Err(OpError::new("V04", format!("`{name}` takes labels in i32, not {}", labels.dtype)));
+    }
+    let rows: Vec<DimId> = logits.dims.iter().copied().filter(|&d| d != over).collect();
+    match logits.has(over) && rows == labels.dims.as_slice() {
+        true => Ok(()),
+        false => Err(OpError::new(
+            "V05",
+            format!(
+                "`{name}` takes labels with the dimensions of the logits but `{}`",
+                space.dims[over].name
+            ),
+        )),
+    }
+}
+
+/// The gradient of the logits, from that of the loss alone.
+pub(super) fn adjoint_cross_entropy(
+    b: &mut FunctionBuilder<'_>,
+    (over, ignore): (DimId, i64),
+    operands: &[ValueId],
+    results: &[ValueId],
+    gradients: &[Option<ValueId>],
+) -> Result<Gradients, OpError> {
+    let (Some(d_nll), None) = (gradients[0], gradients[1]) else {
+        return Err(OpError::new(
+            "V30",
+            "a gradient reaches the lse of `cross_entropy`, which is not differentiated",
+        ));
+    };
+    let gradient = Op::Gradient(Gradient::CrossEntropy { over, ignore });
+    let d_logits = b.push(gradient, &[operands[0], operands[1], results[1], d_nll])?;
+    Ok(vec![Some(d_logits), None])
+}
+
+/// The gradient of the logits is that of their labels: cross-entropy's without its softmax, which an lse beyond every
+/// logit makes zero.
+pub(super) fn adjoint_pick(
+    b: &mut FunctionBuilder<'_>,
+    (over, ignore): (DimId, i64),
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    const BEYOND: f64 = 1e38;
+    let rows = b.ty(d).clone();
+    let minus = b.push(Op::Scale { factor: -1.0 }, &[d])?;
+    let lse = b.push_as(Op::Fill { value: BEYOND }, &[], rows)?;
+    let gradient = Op::Gradient(Gradient::CrossEntropy { over, ignore });
+    Ok(vec![Some(b.push(gradient, &[operands[0], operands[1], lse, minus])?), None])
+}

@@ -1,0 +1,82 @@
+//! What lasts: tensors that a step reads and writes, beside weights and inputs.
+//!
+//! Gradients, moments of an optimizer and master weights are *states*: zero before the first step, kept from step to step,
+//! and known by a name as weights are. `assign` writes a state or a weight; every later read sees what was written.
+
+use smallvec::smallvec;
+
+use crate::dtype::DType;
+use crate::ops::elementwise::need_float;
+use crate::ops::{Binding, Op, OpError, Types, source};
+use crate::space::Space;
+use crate::types::TensorType;
+
+/// What an assignment writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// A weight, as `param` reads it.
+    Param,
+    /// A state, as `state` reads it.
+    State,
+}
+
+impl Target {
+    /// Both.
+    pub const ALL: [Target; 2] = [Target::Param, Target::State];
+
+    /// The spelling in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Param => "param",
+            Target::State => "state",
+        }
+    }
+}
+
+/// The prefix of the names of gradients: that of `w` is `grad.w`.
+pub const GRADIENT: &str = "grad.";
+/// The prefix of the names of first moments.
+pub const FIRST_MOMENT: &str = "optimizer.exp_avg.";
+/// The prefix of the names of second moments.
+pub const SECOND_MOMENT: &str = "optimizer.exp_avg_sq.";
+/// The prefix of the names of weights in full precision.
+pub const MASTER: &str = "optimizer.master.";
+/// The name of the count of steps, a scalar.
+pub const STEP: &str = "optimizer.step";
+
+pub(super) fn infer_state(
+    binding: &Binding,
+    space: &Space,
+    declared: &[TensorType],
+) -> Result<Types, OpError> {
+    let op = Op::State(binding.clone());
+    let ty = source::only("state", declared)?;
+    need_float("state", ty.dtype)?;
+    source::infer(&op, binding, space, declared)
+}
+
+pub(super) fn infer_assign(
+    binding: &Binding,
+    target: Target,
+    space: &Space,
+    x: &TensorType,
+) -> Result<Types, OpError> {
+    need_float("assign", x.dtype)?;
+    if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
+        return Err(OpError::new(
+            "V11",
+            format!("`assign` writes `{}` whole and at home, not a sum still to be taken", binding.name),
+        ));
+    }
+    let op = Op::Assign { target, binding: binding.clone() };
+    source::infer(&op, binding, space, std::slice::from_ref(x))?;
+    Ok(smallvec![])
+}
+
+pub(super) fn infer_fill(declared: &[TensorType]) -> Result<Types, OpError> {
+    let ty = source::only("fill", declared)?;
+    match ty.dtype {
+        DType::I32 => Err(OpError::new("V04", "`fill` makes real numbers")),
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => Ok(smallvec![ty.clone()]),
+    }
+}
