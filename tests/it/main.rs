@@ -20,5 +20,6 @@ mod readme;
 mod reference;
 mod regressions;
 mod rules;
+mod steps;
 mod text;
 mod tidy;
