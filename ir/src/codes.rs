@@ -67,7 +67,7 @@ pub const MODULE: &[Code] = &[
     code("V21", "query heads split by whole groups that share a key/value head"),
     code(
         "V22",
-        "dimensions have different names, sizes from 1 to 2^40, and granules, padding and copies that fit",
+        "dimensions have different names, sizes from 1 to 2^40, and granules, padding, copies and parts that fit",
     ),
     code("V23", "mesh axes have different names, sizes from 1, and at most 2^20 ranks in all"),
     code("V24", "no tensor has more than 2^62 bytes, and no attribute is infinite or not a number"),
@@ -87,6 +87,7 @@ pub const MODULE: &[Code] = &[
         "bindings of one stored tensor that is assigned are equal, or are windows of one shape that do not meet, and are all of weights or all of states",
     ),
     code("V31", "what is assigned is read and assigned as one type"),
+    code("V32", "where a gradient flows back, operations have adjoints"),
 ];
 
 /// Invariants of schedules.

@@ -23,3 +23,4 @@ mod rules;
 mod steps;
 mod text;
 mod tidy;
+mod training;

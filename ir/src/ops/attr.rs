@@ -3,6 +3,7 @@
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
 mod attention;
+mod experts;
 pub(crate) mod training;
 
 use std::fmt;
@@ -12,7 +13,7 @@ use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::mesh::AxisId;
 use crate::module::{FuncId, Function};
-use crate::ops::{Binary, Binding, Op, Rotary, Scaling, Turn, Unary};
+use crate::ops::{Binary, Binding, Op, Pairs, Rotary, Scaling, Turn, Unary};
 use crate::space::Space;
 
 /// The value of an attribute.
@@ -143,6 +144,10 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.items.iter().any(|(k, _)| k == key)
+    }
+
     pub(crate) fn optional(&mut self, key: &str) -> Option<Attr> {
         let i = self.items.iter().position(|(k, _)| k == key)?;
         Some(self.items.remove(i).1)
@@ -271,6 +276,8 @@ impl Op {
             Op::Gradient(g) => training::gradient_attrs(g, names),
             Op::Loss(l) => training::loss_attrs(l, names),
             Op::Optimizer(o) => training::optimizer_attrs(o),
+            Op::Experts(e) => experts::experts_attrs(e, names),
+            Op::Window(w) => experts::window_attrs(w, names),
             Op::Positions
             | Op::Einsum
             | Op::Sum
@@ -279,7 +286,7 @@ impl Op {
             | Op::Binary(_)
             | Op::Reshard
             | Op::Permute => Vec::new(),
-            Op::Embed { over } => vec![("over", dim(*over))],
+            Op::Embed { over, padding } => training::embed_attrs(*over, *padding, names),
             Op::Scale { factor } => vec![("factor", Attr::Float(*factor))],
             Op::Cast { to } => vec![("to", Attr::Word(to.name().to_owned()))],
             Op::RmsNorm { over, eps, offset } => {
@@ -301,6 +308,10 @@ impl Op {
                     ("theta", Attr::Float(rotary.theta)),
                     ("scaling", scaling_attr(&rotary.scaling)),
                 ];
+                match rotary.pairs {
+                    Pairs::Halves => {}
+                    Pairs::Neighbours => attrs.push(("pairs", Attr::Word("neighbours".to_owned()))),
+                }
                 match rotary.turn {
                     Turn::Forth => {}
                     Turn::Back => attrs.push(("turn", Attr::Word("back".to_owned()))),
@@ -320,7 +331,7 @@ impl Op {
                 attrs.push(("columns", dim(*columns)));
                 attrs
             }
-            Op::Fetch { to } => vec![("to", dim(*to))],
+            Op::Take { to } | Op::Join { to } | Op::Fetch { to } => vec![("to", dim(*to))],
             Op::FetchSum { from } => vec![("from", dim(*from))],
             Op::Repeat { from, to } | Op::SumCopies { from, to } => {
                 vec![("from", dim(*from)), ("to", dim(*to))]
@@ -374,7 +385,10 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "einsum" => Op::Einsum,
         "sum" => Op::Sum,
         "expand" => Op::Expand,
-        "embed" => Op::Embed { over: attrs.dim("over", names)? },
+        "embed" => {
+            let (over, padding) = training::read_embed(attrs, names)?;
+            Op::Embed { over, padding }
+        }
         "scale" => Op::Scale { factor: attrs.float("factor")? },
         "cast" => {
             let word = attrs.word("to")?;
@@ -392,6 +406,11 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             width: attrs.int("width")?,
             theta: attrs.float("theta")?,
             scaling: read_scaling(attrs)?,
+            pairs: match attrs.optional("pairs") {
+                None => Pairs::Halves,
+                Some(Attr::Word(word)) if word == "neighbours" => Pairs::Neighbours,
+                Some(other) => return Err(attrs.wrong("pairs", "neighbours, or left out", &other)),
+            },
             turn: match attrs.optional("turn") {
                 None => Turn::Forth,
                 Some(Attr::Word(word)) if word == "back" => Turn::Back,
@@ -413,6 +432,8 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "weigh" => {
             Op::Weigh { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
         }
+        "take" => Op::Take { to: attrs.dim("to", names)? },
+        "join" => Op::Join { to: attrs.dim("to", names)? },
         "fetch" => Op::Fetch { to: attrs.dim("to", names)? },
         "fetch_sum" => Op::FetchSum { from: attrs.dim("from", names)? },
         "sum_copies" => Op::SumCopies { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
@@ -447,7 +468,12 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
         "permute" => Op::Permute,
-        _ => return training::read(name, attrs, names),
+        _ => {
+            if let Some(op) = experts::read(name, attrs, names)? {
+                return Ok(op);
+            }
+            return training::read(name, attrs, names);
+        }
     })
 }
 
@@ -463,6 +489,12 @@ fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
             "window",
             Attr::List(binding.window.iter().map(|r| Attr::Range(r.start, r.end)).collect()),
         ));
+    }
+    if binding.ahead != 0 {
+        attrs.push(("ahead", Attr::Int(binding.ahead)));
+    }
+    if binding.fill != 0 {
+        attrs.push(("fill", training::label(binding.fill)));
     }
     attrs
 }
@@ -483,7 +515,9 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
         }
         Some(other) => return Err(attrs.wrong("window", "a list of ranges", &other)),
     }
-    Ok(Binding { name, stored, view, window })
+    let ahead = if attrs.has("ahead") { attrs.int("ahead")? } else { 0 };
+    let fill = if attrs.has("fill") { training::read_label(attrs, "fill")? } else { 0 };
+    Ok(Binding { name, stored, view, window, ahead, fill })
 }
 
 fn scaling_attr(scaling: &Scaling) -> Attr {

@@ -14,9 +14,12 @@ use crate::types::TensorType;
 /// their valid sizes; a dimension that copies another reads that one and repeats. So `q_proj.weight` stored
 /// `[4096, 4096]` is bound to `[h d m]`, one third of a fused `c_attn.weight` is a window, and where queries, keys and
 /// values alternate head by head, one of them is a window of the view `[h, 3, d, m]`.
+///
+/// A name with `{expert}` is that of many tensors, one for each index of the first stored dimension; `stored`, `view` and
+/// `window` speak of their stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Binding {
-    /// The name of the stored tensor; `{layer}` stands for the layer of the call.
+    /// The name of the stored tensor; `{layer}` stands for the layer of the call, `{expert}` for the index of an expert.
     pub name: String,
     /// The stored shape; empty when it is that of the type.
     pub stored: Vec<u64>,
@@ -24,6 +27,11 @@ pub struct Binding {
     pub view: Vec<u64>,
     /// The range of each dimension of the view that is taken; empty when all is.
     pub window: Vec<Range<u64>>,
+    /// An index of the last dimension of the type reads what is stored so many places further on, as labels do that are the
+    /// tokens themselves.
+    pub ahead: u64,
+    /// What is read in padding, and beyond the end.
+    pub fill: i64,
 }
 
 impl Binding {
@@ -35,6 +43,20 @@ impl Binding {
     /// The name in the file for a layer.
     pub fn stored_name(&self, layer: u64) -> String {
         self.name.replace("{layer}", &layer.to_string())
+    }
+
+    /// Whether each expert has its own tensor: members of a stack along the first dimension.
+    pub fn is_stack(&self) -> bool {
+        self.name.contains(EXPERT)
+    }
+
+    /// The names in the file for a layer, of which a stack of `n` has as many.
+    pub fn stored_names(&self, layer: u64, n: u64) -> Vec<String> {
+        let name = self.stored_name(layer);
+        match self.is_stack() {
+            true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
+            false => vec![name],
+        }
     }
 
     /// Whether each layer has its own tensor.
@@ -51,6 +73,9 @@ impl Binding {
     }
 }
 
+/// What stands for the index of an expert in a name.
+const EXPERT: &str = "{expert}";
+
 /// Elements of a dimension that a file holds: padding and copies are not stored.
 pub fn stored_size(space: &Space, dim: crate::DimId) -> u64 {
     match space.dims[dim].copies {
@@ -66,9 +91,20 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
-    let Binding { name, stored, view, window } = binding;
+    let Binding { name, stored, view, window, ahead, fill } = binding;
+    let has_first = if stored.is_empty() { !ty.dims.is_empty() } else { stored.len() > 1 };
+    if binding.is_stack() && !has_first {
+        return Err(OpError::new("V17", format!("`{name}` names a stack, which has a first dimension")));
+    }
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
+    }
+    let labels = matches!(op, Op::Input(_)) && ty.dtype == crate::DType::I32 && !ty.dims.is_empty();
+    if (*ahead != 0 || *fill != 0) && !labels {
+        return Err(OpError::new(
+            "V17",
+            format!("`{name}`: only integers of an `input` are read ahead or filled up"),
+        ));
     }
     let elements = product(stored.iter().copied());
     if !view.is_empty()

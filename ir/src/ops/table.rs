@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use super::parts::MAX_PARTS;
+
 /// Operations that are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
@@ -15,6 +17,8 @@ pub enum Family {
     Norm,
     /// Attention and what surrounds it.
     Attention,
+    /// Mixtures of experts.
+    Experts,
     /// What training adds: the loss, gradients, the optimizer.
     Training,
     /// Functions.
@@ -52,10 +56,15 @@ const fn row(
 }
 
 const BINDING: &[(&str, &str)] = &[
-    ("name", "the tensor's name in the file; `{layer}` stands for the layer"),
+    (
+        "name",
+        "the tensor's name in the file; `{layer}` stands for the layer, `{expert}` for each index of the first dimension",
+    ),
     ("stored", "its shape in the file; the shape of the type when left out"),
     ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
     ("window", "the range of each dimension of the view that is taken; all when left out"),
+    ("ahead", "how many places further on the last dimension is read; 0 when left out"),
+    ("fill", "what is read in padding and beyond the end; 0 when left out"),
 ];
 const NORM: &[(&str, &str)] =
     &[("over", "the dimension that is normalised"), ("eps", "added under the root")];
@@ -65,10 +74,34 @@ const ASSIGN: &[(&str, &str)] = &[
     BINDING[1],
     BINDING[2],
     BINDING[3],
+    BINDING[4],
+    BINDING[5],
+];
+const EMBED: &[(&str, &str)] = &[
+    ("over", "the dimension of the table that is looked up"),
+    ("padding", "the row of padding tokens, through which no gradient flows; none when left out"),
 ];
 const LABELS: &[(&str, &str)] = &[LOSS[1]];
 const LOSS: &[(&str, &str)] = &[("over", "the vocabulary"), ("ignore", "the label that counts for nothing")];
 const MOVE: &[(&str, &str)] = &[("axis", "the mesh axis"), ("dim", "the dimension")];
+
+const ROUTE: &[(&str, &str)] = &[
+    ("over", "the experts to choose from, the last dimension of the logits"),
+    ("top", "how many are chosen, the last dimension of the result"),
+    ("scoring", "softmax over all experts, or sigmoid of each"),
+    ("gates", "scores of the chosen, or shares: divided by their sum"),
+    ("scale", "factor of the gates; 1 when left out"),
+    ("groups", "best(KEPT, COUNT): experts are in COUNT groups, and only the KEPT best are chosen from"),
+];
+const SLOTS: &[(&str, &str)] = &[
+    ("experts", "the dimension of the experts that slots have"),
+    ("top", "the last dimension of the choices"),
+    (
+        "capacity",
+        "dealt(sequence=…, groups=…, slots=…): tokens of a group share slots, dealt in order of position; a slot for \
+         every token when left out",
+    ),
+];
 
 const ATTENTION: &[(&str, &str)] = &[
     ("heads", "query heads"),
@@ -134,7 +167,7 @@ pub const TABLE: &[OpInfo] = &[
         Family::Linear,
         2..=2,
         "v m, b s -> b s m",
-        &[("over", "the dimension of the table that is looked up")],
+        EMBED,
         "rows of a table, chosen by integers; a rank that lacks the row contributes zero",
     ),
     row("silu", Family::Elementwise, 1..=1, "x -> x", &[], "x · sigmoid(x)"),
@@ -202,9 +235,13 @@ pub const TABLE: &[OpInfo] = &[
             ("width", "elements that are rotated; those behind pass through"),
             ("theta", "base of the frequencies"),
             ("scaling", "none, linear(…), llama3(…) or yarn(…)"),
+            (
+                "pairs",
+                "neighbours: elements 2i and 2i + 1; halves when left out: i of the first and i of the second",
+            ),
             ("turn", "back: by the opposite angle, the adjoint; forth when left out"),
         ],
-        "rotary position embedding; element i of the first half pairs with element i of the second",
+        "rotary position embedding",
     ),
     row(
         "attention",
@@ -218,9 +255,9 @@ pub const TABLE: &[OpInfo] = &[
         "attention_backward",
         Family::Attention,
         6..=7,
-        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e",
+        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e, (r h)",
         ATTENTION,
-        "gradients for q, k and v from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
+        "gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
     ),
     row(
         "merge",
@@ -298,6 +335,62 @@ pub const TABLE: &[OpInfo] = &[
         "the adjoint of repeat: sums the copies of each element",
     ),
     row(
+        "route",
+        Family::Experts,
+        1..=2,
+        "b s r, (r) -> b s n, b s n",
+        ROUTE,
+        "the experts of each token, the best first, and their weights; a bias takes part in the choice only",
+    ),
+    row(
+        "route_backward",
+        Family::Experts,
+        3..=3,
+        "b s r, b s n, b s n -> b s r",
+        ROUTE,
+        "the gradient of the logits, from logits, choices and the gradient of the gates",
+    ),
+    row(
+        "dispatch",
+        Family::Experts,
+        2..=3,
+        "b s n, b s m, (b s n) -> e b s m",
+        SLOTS,
+        "every token in its slots at the experts of its choice, times its gates; zero where no token is",
+    ),
+    row(
+        "combine",
+        Family::Experts,
+        2..=3,
+        "b s n, e b s m, (b s n) -> b s m",
+        SLOTS,
+        "every token sums its slots, times its gates; a rank sums the experts that it holds",
+    ),
+    row(
+        "slot_products",
+        Family::Experts,
+        3..=3,
+        "b s n, e b s m, b s m -> b s n",
+        SLOTS,
+        "the product of a token with each of its slots, the gradient of a gate",
+    ),
+    row(
+        "concat",
+        Family::Elementwise,
+        2..=2,
+        "x a, x b -> x c",
+        &[("over", "the last dimension of the result")],
+        "x and behind it y along the last dimension; y may lack dimensions of x",
+    ),
+    row(
+        "take",
+        Family::Elementwise,
+        1..=1,
+        "x c -> x a",
+        &[("to", "the last dimension of the result"), ("start", "the first element that is taken")],
+        "a window of the last dimension",
+    ),
+    row(
         "unary_backward",
         Family::Training,
         2..=2,
@@ -310,7 +403,7 @@ pub const TABLE: &[OpInfo] = &[
         Family::Training,
         2..=2,
         "b s, b s m -> v m",
-        &[("over", "the dimension of the table that is looked up")],
+        EMBED,
         "each row sums the gradients of the tokens that looked it up",
     ),
     row(
@@ -402,6 +495,22 @@ pub const TABLE: &[OpInfo] = &[
         "scalar -> scalar",
         &[("max_norm", "the largest norm that is left as it is")],
         "min(1, max_norm / (sqrt(squares) + 1e-6))",
+    ),
+    row(
+        "take",
+        Family::Attention,
+        1..=1,
+        "h -> hp",
+        &[("to", "the dimension of the result, declared to be a part of a dimension of x")],
+        "one of several equal parts of a dimension, of what each rank holds",
+    ),
+    row(
+        "join",
+        Family::Attention,
+        1..=MAX_PARTS,
+        "hp, … -> h",
+        &[("to", "the dimension of the result, of which the operands have the parts")],
+        "the parts of a dimension, in order, become the dimension again",
     ),
     row(
         "call",

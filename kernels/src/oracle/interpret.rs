@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
-use ithaca_ir::ops::{Scan, ScanOrder, Target, structure};
+use ithaca_ir::ops::{Binding, Scan, ScanOrder, Target, structure};
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::lasting::Assigned;
@@ -124,7 +124,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                     Some(held) => Ok(vec![held]),
                     None => {
                         let stored = source::load(&self.module.space, binding, ty, layer, self.weights)?;
-                        Ok(vec![self.cut(ty, &stored)])
+                        Ok(vec![self.cut(ty, binding, &stored)])
                     }
                 }
             }
@@ -135,7 +135,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                     None => {
                         let stored =
                             source::load_state(&self.module.space, binding, ty, layer, self.weights)?;
-                        Ok(vec![self.cut(ty, &stored)])
+                        Ok(vec![self.cut(ty, binding, &stored)])
                     }
                 }
             }
@@ -147,7 +147,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
             Op::Input(binding) => {
                 let ty = function.ty(node.result());
                 let stored = source::load(&self.module.space, binding, ty, layer, self.inputs)?;
-                Ok(vec![self.cut(ty, &stored)])
+                Ok(vec![self.cut(ty, binding, &stored)])
             }
             op if op.is_communication() || *op == Op::Reshard => {
                 let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
@@ -220,13 +220,13 @@ impl<'a, T: Real> Interpreter<'a, T> {
     }
 
     /// Every rank's part of a source.
-    fn cut(&self, ty: &TensorType, stored: &Tensor<f64>) -> Held<T> {
+    fn cut(&self, ty: &TensorType, binding: &Binding, stored: &Tensor<f64>) -> Held<T> {
         let space = &self.module.space;
         let part = |rank: Rank| {
             let region = space.local_box(ty, rank);
             Rc::new(match ty.dtype.is_float() {
-                true => Value::Real(source::cut(space, ty, &region, stored, T::from_f64)),
-                false => Value::Int(source::cut(space, ty, &region, stored, |x| x as i32)),
+                true => Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64)),
+                false => Value::Int(source::cut(space, ty, &region, (binding, stored), |x| x as i32)),
             })
         };
         space.mesh.iter_ranks().map(part).collect()

@@ -101,7 +101,7 @@ impl<T: Real> Assigned<T> {
 impl<T: Real> Entry<T> {
     /// Whether this is a binding of the same stored name.
     fn is_of(&self, target: Target, binding: &Binding) -> bool {
-        let Binding { name: _, stored, view, window } = &self.binding;
+        let Binding { name: _, stored, view, window, ahead: _, fill: _ } = &self.binding;
         self.target == target
             && *stored == binding.stored
             && *view == binding.view

@@ -11,13 +11,20 @@
 pub mod attention;
 pub mod collective;
 pub mod eval;
+mod experts;
 
+mod gradients;
 mod interpret;
 mod lasting;
+mod loss;
 mod movement;
+mod norms;
+mod optimizer;
 mod partial;
+mod parts;
 pub(crate) mod products;
 mod rows;
+mod window;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -2,7 +2,9 @@
 
 use ithaca_ir::{Diagnostic, Mesh};
 
+use super::choice::AttentionChoice;
 use super::strategy;
+use super::zero::Zero;
 
 /// How heads are dealt to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,8 +98,12 @@ pub struct ShardOptions {
     pub order: Option<OrderChoice>,
     /// Whether the movement must leave out what the mask leaves empty.
     pub prune: Prune,
+    /// What is split over ranks that hold the same weights.
+    pub zero: Zero,
     /// For functions by name, another strategy inside attention than [`strategy`](Self::strategy).
     pub layers: Vec<(String, String)>,
+    /// Another movement than the strategy's, and sequences with axes of their own.
+    pub attention: AttentionChoice,
 }
 
 impl ShardOptions {
@@ -106,10 +112,10 @@ impl ShardOptions {
         Self { strategy: strategy.into(), mesh, ..Self::default() }
     }
 
-    /// The strategy as the command line takes it, with those of layers.
+    /// The strategy as the command line takes it, with those of layers and what departs from it.
     pub fn strategy_text(&self) -> String {
         let layers = self.layers.iter().map(|(layer, name)| format!(" --layer-strategy {layer}={name}"));
-        std::iter::once(self.strategy.clone()).chain(layers).collect()
+        std::iter::once(self.strategy.clone()).chain(layers).chain([self.attention.flags()]).collect()
     }
 
     /// Reads the options as a pipeline writes them: any key that is no other option is a mesh axis.
@@ -120,6 +126,9 @@ impl ShardOptions {
         let mut read = Self::default();
         let mut axes = Vec::new();
         for (key, value) in options {
+            if read.attention.read(key, value)? {
+                continue;
+            }
             let wrong = || Diagnostic::new("P02", format!("`shard` does not know {key}={value}"));
             match (key.as_str(), value.as_str()) {
                 ("strategy", name) => name.clone_into(&mut read.strategy),
@@ -132,6 +141,9 @@ impl ShardOptions {
                 ("order", text) => read.order = Some(OrderChoice::parse(text)?),
                 ("prune", "allowed") => read.prune = Prune::Allowed,
                 ("prune", "required") => read.prune = Prune::Required,
+                ("zero", stage) => {
+                    read.zero = Zero::of_stage(stage.parse().map_err(|_| wrong())?)?;
+                }
                 ("heads" | "sequence" | "prune", _) => return Err(wrong()),
                 (layer, name) if layer.starts_with("strategy.") => {
                     read.layers.push((layer["strategy.".len()..].to_owned(), name.to_owned()));
@@ -163,6 +175,10 @@ impl ShardOptions {
         if self.prune == Prune::Required {
             options.push(("prune".to_owned(), "required".to_owned()));
         }
+        if self.zero != Zero::Off {
+            options.push(("zero".to_owned(), self.zero.stage().to_string()));
+        }
+        self.attention.write(&mut options);
         options.extend(self.layers.iter().map(|(layer, name)| (format!("strategy.{layer}"), name.clone())));
         options
     }

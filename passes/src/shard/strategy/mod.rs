@@ -171,11 +171,15 @@ pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strat
     Ok(strategies)
 }
 
-/// The placement of a product on a mesh.
+/// The placement of a product on a mesh, of whose axes something else than a strategy uses `also`.
 ///
 /// # Errors
-/// `P11` when the mesh lacks an axis that a strategy uses, or has one that none uses, or one of size zero.
-pub fn placement(strategies: &[&dyn Strategy], mesh: &MeshType) -> Result<Placement, Diagnostic> {
+/// `P11` when the mesh lacks an axis that a strategy uses, or has one that nothing uses, or one of size zero.
+pub fn placement(
+    strategies: &[&dyn Strategy],
+    mesh: &MeshType,
+    also: &[AxisId],
+) -> Result<Placement, Diagnostic> {
     let mut placement = Placement::default();
     let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     let mut taken: Vec<AxisId> = Vec::new();
@@ -190,7 +194,7 @@ pub fn placement(strategies: &[&dyn Strategy], mesh: &MeshType) -> Result<Placem
         taken.extend(axes);
     }
     let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
-    if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id)) {
+    if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id) && !also.contains(id)) {
         let message = format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names());
         return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
     }
