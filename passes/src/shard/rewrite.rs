@@ -40,7 +40,7 @@ pub(super) struct Plan {
 impl Plan {
     /// A weight where the placement has it: split along heads, hidden width and vocabulary.
     pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
-        let mut ty = settled(ty);
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
         for i in 0..ty.dims.len() {
             let dim = ty.dims[i];
             if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
