@@ -83,6 +83,20 @@ pub struct WorkloadArgs {
     /// What is computed; prefill when left out.
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// What a training step computes again instead of keeping it: none, selective (attention), full, or keep-attention
+    /// (all but attention).
+    #[arg(long, value_name = "POLICY")]
+    pub recompute: Option<String>,
+    /// Parts of the batch whose gradients are summed in a training step.
+    #[arg(long, value_name = "M")]
+    pub micro_batches: Option<String>,
+    /// Another option of the training step: `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
+    /// `weight_decay=…`; may be repeated.
+    #[arg(long = "train", value_name = "KEY=VALUE")]
+    pub training: Vec<String>,
+    /// The label of a token is that of the next one, as where labels are the tokens themselves.
+    #[arg(long)]
+    pub shift_labels: bool,
     /// A field of the configuration that is known not to change the computation; may be repeated.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     pub ignore_fields: Vec<String>,
@@ -136,6 +150,17 @@ pub struct LayoutArgs {
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
     pub layer_strategies: Vec<String>,
+    /// The movement that brings keys and queries together inside attention, in place of the strategy's: rotate,
+    /// gather(groups=2), …; `list strategies` names them.
+    #[arg(long, value_name = "MOVEMENT")]
+    pub movement: Option<String>,
+    /// The same for attention whose keys are another sequence than its queries, as between encoder and decoder.
+    #[arg(long, value_name = "MOVEMENT")]
+    pub cross_movement: Option<String>,
+    /// Mesh axes of a sequence's own, by its dimension (s; t in a decoder), in place of the strategy's; `none` for no
+    /// axes; may be repeated.
+    #[arg(long, value_name = "DIM=AXIS[+AXIS],…")]
+    pub sequence_axes: Vec<String>,
 }
 
 /// Arguments of `plan`.

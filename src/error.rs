@@ -78,7 +78,7 @@ impl From<RunError> for Failure {
         let code = match &error {
             RunError::Store(_) => "C10",
             RunError::Memory { .. } => "C11",
-            RunError::TokenOutOfRange { .. } => "C12",
+            RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
             RunError::NoMain(_)
             | RunError::Level { .. }
             | RunError::Unsupported(_)

@@ -6,12 +6,15 @@ use ithaca_ir::module::Level;
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
-use ithaca_passes::import::{self, Mode, Shrink, Workload};
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{self, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
-use ithaca_passes::shard::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_mesh};
+use ithaca_passes::shard::{
+    HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_axes, parse_mesh, parse_movement,
+};
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
@@ -112,7 +115,23 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
+    let mut training = Training::default();
+    let flags = [("recompute", &args.recompute), ("micro_batches", &args.micro_batches)];
+    for (key, value) in flags {
+        if let Some(value) = value {
+            training.set(key, value)?;
+        }
+    }
+    for item in &args.training {
+        let (key, value) = item.split_once('=').ok_or_else(|| {
+            Failure::usage(format!("`--train {item}` is not KEY=VALUE, as in `--train recompute=full`"))
+        })?;
+        training.set(key.trim(), value.trim())?;
+    }
+    let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
+        labels,
+        training,
         batch: batch.unwrap_or(1),
         sequence,
         target_sequence,
@@ -266,7 +285,7 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         true => shrunk(&model.config, &workload, &options)?,
         false => (model.config.clone(), workload),
     };
-    let program = import::import(&config.0, &model.name, &config.1)?;
+    let program = import::program(&config.0, &model.name, &config.1)?;
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
     Ok(Job { title: model.name, program, options, cluster, weights, registry: registry.clone() })
@@ -284,7 +303,7 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         true => shrunk(&plan.model.config, &workload, &options)?,
         false => (plan.model.config.clone(), workload),
     };
-    let program = import::import(&config, &plan.model.name, &workload)?;
+    let program = import::program(&config, &plan.model.name, &workload)?;
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
     Ok(Job {
         title: plan.model.name.clone(),
@@ -298,7 +317,18 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
 
 /// A flag that describes a workload, if one is given.
 fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
-    let WorkloadArgs { seq, target_seq, batch, dtype, mode, ignore_fields } = args;
+    let WorkloadArgs {
+        seq,
+        target_seq,
+        batch,
+        dtype,
+        mode,
+        ignore_fields,
+        recompute,
+        micro_batches,
+        training,
+        shift_labels,
+    } = args;
     let given = [
         ("--seq", seq.is_some()),
         ("--target-seq", target_seq.is_some()),
@@ -306,6 +336,10 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         ("--dtype", dtype.is_some()),
         ("--mode", mode.is_some()),
         ("--ignore-field", !ignore_fields.is_empty()),
+        ("--recompute", recompute.is_some()),
+        ("--micro-batches", micro_batches.is_some()),
+        ("--train", !training.is_empty()),
+        ("--shift-labels", *shift_labels),
     ];
     given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
 }
@@ -323,6 +357,9 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         order,
         prune,
         layer_strategies,
+        movement,
+        cross_movement,
+        sequence_axes,
     } = &args.layout;
     let given = [
         ("--cluster", cluster.is_some()),
@@ -335,6 +372,9 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--order", order.is_some()),
         ("--prune", *prune),
         ("--layer-strategy", !layer_strategies.is_empty()),
+        ("--movement", movement.is_some()),
+        ("--cross-movement", cross_movement.is_some()),
+        ("--sequence-axes", !sequence_axes.is_empty()),
     ];
     let layout = given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
     workload_flag(&args.workload).or(layout)
@@ -409,7 +449,8 @@ fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Clust
 /// Sets the options that flags stand for.
 ///
 /// # Errors
-/// `P02` for a token order that is none, usage for a layer's strategy without a layer.
+/// `P02` for a token order or movement that is none, usage for a layer's strategy without a layer and for axes without a
+/// sequence.
 pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.uneven_heads {
         options.heads = HeadSplit::Uneven;
@@ -431,6 +472,15 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
             return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
         };
         options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
+    }
+    let choice = &mut options.attention;
+    choice.movement = args.movement.as_deref().map(parse_movement).transpose()?;
+    choice.cross_movement = args.cross_movement.as_deref().map(parse_movement).transpose()?;
+    for item in args.sequence_axes.iter().flat_map(|list| list.split(',')) {
+        let Some((dim, axes)) = item.split_once('=') else {
+            return Err(Failure::usage(format!("`--sequence-axes {item}` is not DIM=AXIS[+AXIS]")));
+        };
+        choice.sequences.push((dim.trim().to_owned(), parse_axes(axes)));
     }
     Ok(())
 }

@@ -151,6 +151,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
             _ => op.name().to_owned(),
         },
         Op::Fetch { to } => format!("fetch {}", dim(*to)),
+        Op::Take { to } => format!("take {}", dim(*to)),
+        Op::Join { to } => format!("join {}", dim(*to)),
         Op::FetchSum { from } => format!("fetch_sum {}", dim(*from)),
         Op::MergeParts { over } => format!("merge_parts over {}", dim(*over)),
         Op::RowLse { over, parts: _ } => format!("row_lse over {}", dim(*over)),

@@ -63,6 +63,22 @@ pub struct Dim {
     /// What ranks need of another dimension, if this dimension is that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fetched: Option<Fetched>,
+    /// Which part of another dimension it is, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
+}
+
+/// One of several equal parts of another dimension, cut in each of its runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// The dimension.
+    pub of: String,
+    /// Which part.
+    pub index: u64,
+    /// Into how many parts.
+    pub count: u64,
+    /// How many runs are cut.
+    pub runs: u64,
 }
 
 /// The tokens that ranks need of a sequence.
@@ -199,6 +215,7 @@ pub fn document(schedule: &Schedule) -> Document {
                 copies: d.copies.map(|of| space.dims[of].name.clone()),
                 order: (d.order != Order::Contiguous).then(|| d.order.to_string()),
                 fetched: d.fetched.as_ref().map(|f| fetched(space, f)),
+                part: d.part.map(|p| part(space, p)),
             })
             .collect(),
         arena_bytes: schedule.arena_bytes(),
@@ -217,6 +234,11 @@ pub fn emit(schedule: &Schedule) -> String {
 fn fetched(space: &Space, fetched: &ithaca_ir::Fetched) -> Fetched {
     let part = |ranges: &Vec<std::ops::Range<u64>>| ranges.iter().map(|r| [r.start, r.end]).collect();
     Fetched { of: space.dims[fetched.of].name.clone(), parts: fetched.parts.iter().map(part).collect() }
+}
+
+fn part(space: &Space, part: ithaca_ir::Part) -> Part {
+    let ithaca_ir::Part { of, index, count, runs } = part;
+    Part { of: space.dims[of].name.clone(), index, count, runs }
 }
 
 fn frame(schedule: &Schedule, frame: &Frame) -> FrameDoc {

@@ -82,6 +82,7 @@ pub const MODULE: &[Code] = &[
         "parts move along axes that split a dimension, by less than a round, and no pending sum does",
     ),
     code("V29", "attention has a movement in sharded programs only"),
+    code("V30", "where a gradient flows back, operations have adjoints"),
 ];
 
 /// Invariants of schedules.

@@ -33,6 +33,25 @@ pub struct Dim {
     pub order: Order,
     /// What ranks need of another dimension, one after another, if that is what this dimension is.
     pub fetched: Option<Fetched>,
+    /// Which part of another dimension this one is, if it is one.
+    pub part: Option<Part>,
+}
+
+/// One of several equal parts of another dimension, cut rank by rank.
+///
+/// `of` is seen as `[runs, count, size / (runs · count)]`, and the part is what has `index` in the middle. A run is what a
+/// rank holds of `of`, so that every rank takes its part from what it holds: a part is split by as many ranks as there are
+/// runs, or is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The dimension.
+    pub of: DimId,
+    /// Which part, below `count`.
+    pub index: u64,
+    /// Into how many parts it is cut.
+    pub count: u64,
+    /// The runs that are cut, one for each rank that holds some of the dimension.
+    pub runs: u64,
 }
 
 /// The tokens that each rank needs of a sequence, its own among them.
@@ -72,6 +91,7 @@ impl Dim {
             copies: None,
             order: Order::Contiguous,
             fetched: None,
+            part: None,
         }
     }
 

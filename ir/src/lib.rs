@@ -30,7 +30,7 @@ pub mod verify;
 
 pub use builder::FunctionBuilder;
 pub use diagnostic::{Diagnostic, Diagnostics, Source, Span};
-pub use dim::{Dim, DimId, Fetched};
+pub use dim::{Dim, DimId, Fetched, Part};
 pub use dtype::DType;
 pub use entity::Arena;
 pub use layout::Layout;

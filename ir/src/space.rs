@@ -73,6 +73,9 @@ impl Space {
         if let Some(fetched) = &self.dims[dim].fetched {
             return axes.is_empty() || fetched.parts.len() as u64 == degree;
         }
+        if let Some(part) = &self.dims[dim].part {
+            return axes.is_empty() || part.runs == degree;
+        }
         degree == 1 || self.dims[dim].divides_evenly(degree) || (uneven && size / granule >= degree)
     }
 
@@ -118,6 +121,17 @@ impl Space {
     /// The dimension whose positions `dim` has: where it is fetched from, or itself.
     pub fn sequence(&self, dim: DimId) -> DimId {
         self.dims[dim].fetched.as_ref().map_or(dim, |f| f.of)
+    }
+
+    /// The index of the dimension that `dim` is a part of which is its `index`; the same where it is no part.
+    pub fn origin(&self, dim: DimId, index: u64) -> u64 {
+        match self.dims[dim].part {
+            None => index,
+            Some(part) => {
+                let each = (self.dims[dim].size / part.runs).max(1);
+                (index / each * part.count + part.index) * each + index % each
+            }
+        }
     }
 
     /// The local shape on `rank`.

@@ -56,6 +56,7 @@ struct Dropout {
 struct AttentionShape {
     int64_t front, queries, heads, keys, kv_heads, width, value_width;  // local extents
     int64_t first_head, first_kv_head, group;                           // among all ranks' heads; heads that share a key
+    int64_t dropped_head;                                               // by which dropout knows the first head
     Walk<1> sequences;                                                  // from front to the number of the sequence
     int64_t first_sequence;
     Sequence query_positions, key_positions;
@@ -78,7 +79,7 @@ struct AttentionShape {
         if (!(dropout.rate > 0)) return 1;
         int64_t sequence[1];
         sequences.at(front_, sequence);
-        return dropout.factor(first_sequence + sequence[0], first_head + head, query, key);
+        return dropout.factor(first_sequence + sequence[0], dropped_head + head, query, key);
     }
 };
 

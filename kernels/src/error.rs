@@ -29,6 +29,18 @@ pub enum RunError {
         /// The dimension that is looked up.
         dim: String,
     },
+    /// A label is neither the ignored one nor in the vocabulary.
+    #[error("label {value} of the token at {at:?} does not lie in a vocabulary of {labels} (`{dim}`)")]
+    LabelOutOfRange {
+        /// The label.
+        value: i32,
+        /// Labels that there are.
+        labels: u64,
+        /// The dimension of the vocabulary.
+        dim: String,
+        /// Where the token stands, by position.
+        at: Vec<u64>,
+    },
     /// Something that the program may say but that is not computed.
     #[error("{0} is not supported")]
     Unsupported(String),

@@ -18,6 +18,8 @@ pub mod error;
 
 pub mod source;
 
+mod kept;
+
 mod place;
 
 pub mod storage;

@@ -37,6 +37,12 @@ pub(crate) fn positions(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<u
     space.position_runs(dim, indices).iter().flat_map(ithaca_ir::order::Run::positions).collect()
 }
 
+/// Which of `indices` carry data; the others are padding.
+pub(crate) fn carries_data(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<bool> {
+    let valid = space.dims[space.sequence(dim)].valid;
+    positions(space, dim, indices).into_iter().map(|position| position < valid).collect()
+}
+
 /// Positions by the dimension's own order.
 fn own_positions(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<u64> {
     let dim = &space.dims[dim];

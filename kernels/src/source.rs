@@ -5,7 +5,7 @@
 //! an index gets the element at its position; what lies behind the stored elements is padding and zero.
 
 use ithaca_ir::boxes::Region;
-use ithaca_ir::ops::{Binding, source};
+use ithaca_ir::ops::{Binding, source, state};
 use ithaca_ir::{DType, Space, TensorType};
 
 use crate::error::RunError;
@@ -45,6 +45,9 @@ pub fn load(
     if stored.shape.iter().product::<usize>() != stored.data.len() {
         return Err(RunError::invalid(format!("`{}` is bound to a type of another size", binding.name)));
     }
+    if binding.ahead > 0 {
+        read_ahead(&mut stored, index(binding.ahead), binding.fill as f64);
+    }
     Ok(stored)
 }
 
@@ -69,12 +72,51 @@ fn read(
     }
 }
 
-/// The elements of a loaded source in `region`, copies made and padding filled with zeros.
+/// Moves every element `by` places to the front of its row; the end is filled up.
+fn read_ahead(stored: &mut Tensor<f64>, by: usize, fill: f64) {
+    let Some(&row) = stored.shape.last() else { return };
+    if row == 0 {
+        return;
+    }
+    let by = by.min(row);
+    for row in stored.data.chunks_mut(row) {
+        row.rotate_left(by);
+        let kept = row.len() - by;
+        row[kept..].fill(fill);
+    }
+}
+
+/// A state as [`load`] gives a weight. Where the source has none of its name, a weight in full precision begins as the
+/// weight, and any other state as zeros.
+///
+/// # Errors
+/// As [`load`], but for a missing tensor.
+pub fn load_state(
+    space: &Space,
+    binding: &Binding,
+    ty: &TensorType,
+    layer: u64,
+    from: &dyn TensorSource,
+) -> Result<Tensor<f64>, RunError> {
+    match from.shape(&binding.stored_names(layer, 1)[0]) {
+        Some(_) => load(space, binding, ty, layer, from),
+        None if binding.name.starts_with(state::MASTER) => {
+            let name = binding.name[state::MASTER.len()..].to_owned();
+            load(space, &Binding { name, ..binding.clone() }, ty, layer, from)
+        }
+        None => {
+            let shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
+            Ok(Tensor::filled(shape, 0.0))
+        }
+    }
+}
+
+/// The elements of a loaded source in `region`, copies made and padding filled with `binding.fill`.
 pub fn cut<T: Copy>(
     space: &Space,
     ty: &TensorType,
     region: &Region,
-    stored: &Tensor<f64>,
+    (binding, stored): (&Binding, &Tensor<f64>),
     mut convert: impl FnMut(f64) -> T,
 ) -> Tensor<T> {
     let along = |(&d, range): (_, &std::ops::Range<u64>)| place::loaded_from(space, d, range.clone());
@@ -84,7 +126,7 @@ pub fn cut<T: Copy>(
     for start in starts {
         data.extend(row.iter().map(|place| match (start, place) {
             (Some(start), Some(i)) => convert(stored.data[start + i]),
-            _ => convert(0.0),
+            _ => convert(binding.fill as f64),
         }));
     }
     Tensor::new(shape, data)
@@ -105,11 +147,10 @@ mod tests {
         let d = space.dims.push(Dim::new("d", 2));
         let source: Tensors =
             [("w", Tensor::new(vec![6, 2], (0..12).map(f64::from).collect()))].into_iter().collect();
-        let binding =
-            Binding { name: "w".into(), stored: vec![6, 2], view: vec![], window: vec![2..4, 0..2] };
+        let binding = Binding { stored: vec![6, 2], window: vec![2..4, 0..2], ..Binding::named("w") };
         let cut_all = |ty: &TensorType| {
             let stored = load(&space, &binding, ty, 0, &source).unwrap();
-            cut(&space, ty, &whole(&space.shape(ty)), &stored, |x| x)
+            cut(&space, ty, &whole(&space.shape(ty)), (&binding, &stored), |x| x)
         };
         let padded = cut_all(&TensorType::new(DType::F32, [h, d]));
         assert_eq!(padded, Tensor::new(vec![3, 2], vec![4.0, 5.0, 6.0, 7.0, 0.0, 0.0]));
@@ -117,7 +158,20 @@ mod tests {
         assert_eq!(copied.data, [4.0, 5.0, 4.0, 5.0, 6.0, 7.0, 6.0, 7.0, 0.0, 0.0, 0.0, 0.0]);
         let ty = TensorType::new(DType::F32, [g, d]);
         let stored = load(&space, &binding, &ty, 0, &source).unwrap();
-        assert_eq!(cut(&space, &ty, &vec![1..3, 1..2], &stored, |x| x).data, [5.0, 7.0]);
+        assert_eq!(cut(&space, &ty, &vec![1..3, 1..2], (&binding, &stored), |x| x).data, [5.0, 7.0]);
+    }
+
+    #[test]
+    fn labels_are_read_ahead_and_padding_counts_for_nothing() {
+        let mut space = Space::default();
+        let [b, s] = [Dim::new("b", 2), Dim { valid: 3, ..Dim::new("s", 4) }].map(|d| space.dims.push(d));
+        let source: Tensors =
+            [("labels", Tensor::new(vec![2, 3], (1..7).map(f64::from).collect()))].into_iter().collect();
+        let binding = Binding { ahead: 1, fill: -100, ..Binding::named("labels") };
+        let ty = TensorType::new(DType::I32, [b, s]);
+        let stored = load(&space, &binding, &ty, 0, &source).unwrap();
+        let labels = cut(&space, &ty, &whole(&space.shape(&ty)), (&binding, &stored), |x| x as i32).data;
+        assert_eq!(labels, [2, 3, -100, -100, 5, 6, -100, -100]);
     }
 
     #[test]
@@ -133,10 +187,10 @@ mod tests {
         {
             let part = part as u64;
             let binding = Binding {
-                name: "qkv".into(),
                 stored: vec![12, 1],
                 view: vec![2, 3, 2, 1],
                 window: vec![0..2, part..part + 1, 0..2, 0..1],
+                ..Binding::named("qkv")
             };
             assert_eq!(load(&space, &binding, &ty, 0, &source).unwrap().data, expected);
         }

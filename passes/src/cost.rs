@@ -97,6 +97,8 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         | Op::RowLse { .. }
         | Op::Repeat { .. }
         | Op::SumCopies { .. }
+        | Op::Take { .. }
+        | Op::Join { .. }
         | Op::Slice { .. } => a.peak.f32.value,
     })
 }

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod codes;
 pub mod compile;
 pub mod cost;
+pub mod differentiate;
 pub mod import;
 pub mod lower;
 pub mod memory;

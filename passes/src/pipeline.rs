@@ -2,6 +2,7 @@
 
 use ithaca_ir::Diagnostic;
 
+use crate::differentiate::{self, Differentiate, Training};
 use crate::movement::LowerMovements;
 use crate::pass::Pass;
 use crate::registry::Registry;
@@ -30,9 +31,14 @@ pub struct PassInfo {
 /// Every pass.
 pub const PASSES: &[PassInfo] = &[
     PassInfo {
+        name: "differentiate",
+        summary: "makes a training step of a program with an output `loss`: backward functions, gradients, the optimizer",
+        options: differentiate::OPTIONS,
+    },
+    PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
-        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, strategy.FUNCTION=NAME",
+        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME",
     },
     PassInfo {
         name: "lower-movements",
@@ -73,7 +79,7 @@ pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
         let mut options = Vec::new();
         if let Some(body) = rest.strip_prefix('{') {
             let close = body.find('}').ok_or_else(|| malformed(format!("`{name}{{` is not closed")))?;
-            for item in body[..close].split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            for item in items(&body[..close]).map(str::trim).filter(|item| !item.is_empty()) {
                 let (key, value) =
                     item.split_once('=').ok_or_else(|| malformed(format!("option `{item}` has no value")))?;
                 options.push((key.trim().to_owned(), value.trim().to_owned()));
@@ -89,6 +95,19 @@ pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
         };
     }
     Ok(stages)
+}
+
+/// What stands between commas, those inside parentheses left alone.
+fn items(body: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0usize;
+    body.split(move |c: char| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
 }
 
 /// Reads the text of a pipeline.
@@ -109,6 +128,10 @@ pub fn parse_with(registry: &Registry, text: &str) -> Result<Vec<Box<dyn Pass>>,
 
 fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnostic> {
     match stage.name.as_str() {
+        "differentiate" => {
+            let training = Training::from_pipeline(&stage.options)?;
+            Ok(Box::new(Differentiate::new(training)))
+        }
         "shard" => {
             let options = ShardOptions::from_pipeline(&stage.options)?;
             Ok(Box::new(Shard::new(options).with_registry(registry.clone())))

@@ -35,6 +35,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         order: options.order,
         prune: options.prune,
         layers: options.layers,
+        attention: options.attention,
         sparsity: planner::Sparsity::of(&module),
     };
     (session.progress)("planning");

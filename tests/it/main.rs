@@ -22,3 +22,4 @@ mod regressions;
 mod rules;
 mod text;
 mod tidy;
+mod training;

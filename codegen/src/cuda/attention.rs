@@ -20,6 +20,15 @@ pub(super) fn describe(
         );
         return Err(Diagnostic::new("S40", message).help("run `lower-movements` before lowering"));
     }
+    let one_run = |dim: DimId| {
+        let degree = cx.schedule.space.mesh.degree(rows.axes_of(dim));
+        cx.schedule.space.dims[dim].part.is_none_or(|part| part.runs == degree)
+    };
+    if a.dropout.is_some() && !one_run(a.heads) {
+        let message = "the schedule has an attention with dropout over parts of heads of several ranks at once, \
+                       which has no emitted form";
+        return Err(Diagnostic::new("S40", message));
+    }
     let [queries, keys] = [(rows, a.queries), (columns, a.keys)].map(|(ty, dim)| sequence(cx, ty, dim));
     let mut fields = vec![
         cx.dim(a.heads).to_owned(),

@@ -242,6 +242,8 @@ impl<'s> Emitter<'_, 's> {
             Op::RowLse { over, parts: _ } => call("row_lse", &[dim(*over)]),
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::SumCopies { from, to } => call("sum_copies", &[dim(*from), dim(*to)]),
+            Op::Take { to } => call("take", &[dim(*to)]),
+            Op::Join { to } => format!("join(device, {queue}, {}{lists})", dim(*to)),
             Op::Slice { .. } => call("slice", &[]),
             Op::Param(_)
             | Op::Input(_)

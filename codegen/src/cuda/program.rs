@@ -7,7 +7,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Move};
 use ithaca_ir::ops::Op;
 use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
-use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, TensorType, boxes, text};
+use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;
 use super::names::{self, Names};
@@ -146,7 +146,7 @@ fn write_space(out: &mut String, cx: &Context<'_>) {
     out.push_str("    },\n};\n\n");
 }
 
-/// The initializers behind the others, for a dimension whose tokens are not in a row or that is fetched.
+/// The initializers behind the others, for a dimension whose tokens are not in a row, that is fetched, or that is a part.
 fn order_and_parts(cx: &Context<'_>, dim: &Dim) -> String {
     let order = match &dim.order {
         Order::Contiguous => "{}".to_owned(),
@@ -154,6 +154,9 @@ fn order_and_parts(cx: &Context<'_>, dim: &Dim) -> String {
         Order::Striped { parts, block } => format!("striped({parts}, {block})"),
         Order::Table(runs) => format!("table({})", ranges(runs)),
     };
+    if let Some(Part { of, index, count, runs }) = dim.part {
+        return format!(", {order}, {{}}, {{{}, {index}, {count}, {runs}}}", cx.dim(of));
+    }
     match &dim.fetched {
         Some(Fetched { of, parts }) => {
             let parts: Vec<String> = parts.iter().map(|p| ranges(p)).collect();

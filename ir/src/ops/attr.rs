@@ -144,6 +144,10 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
+    fn has(&self, key: &str) -> bool {
+        self.items.iter().any(|(k, _)| k == key)
+    }
+
     pub(crate) fn optional(&mut self, key: &str) -> Option<Attr> {
         let i = self.items.iter().position(|(k, _)| k == key)?;
         Some(self.items.remove(i).1)
@@ -327,7 +331,7 @@ impl Op {
                 attrs.push(("columns", dim(*columns)));
                 attrs
             }
-            Op::Fetch { to } => vec![("to", dim(*to))],
+            Op::Take { to } | Op::Join { to } | Op::Fetch { to } => vec![("to", dim(*to))],
             Op::FetchSum { from } => vec![("from", dim(*from))],
             Op::Repeat { from, to } | Op::SumCopies { from, to } => {
                 vec![("from", dim(*from)), ("to", dim(*to))]
@@ -425,6 +429,8 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "weigh" => {
             Op::Weigh { attention: attention::read(attrs, names)?, columns: attrs.dim("columns", names)? }
         }
+        "take" => Op::Take { to: attrs.dim("to", names)? },
+        "join" => Op::Join { to: attrs.dim("to", names)? },
         "fetch" => Op::Fetch { to: attrs.dim("to", names)? },
         "fetch_sum" => Op::FetchSum { from: attrs.dim("from", names)? },
         "sum_copies" => Op::SumCopies { from: attrs.dim("from", names)?, to: attrs.dim("to", names)? },
@@ -481,6 +487,12 @@ fn binding_attrs(binding: &Binding) -> Vec<(&'static str, Attr)> {
             Attr::List(binding.window.iter().map(|r| Attr::Range(r.start, r.end)).collect()),
         ));
     }
+    if binding.ahead != 0 {
+        attrs.push(("ahead", Attr::Int(binding.ahead)));
+    }
+    if binding.fill != 0 {
+        attrs.push(("fill", training::label(binding.fill)));
+    }
     attrs
 }
 
@@ -500,7 +512,9 @@ fn read_binding(attrs: &mut Attrs) -> Result<Binding, AttrError> {
         }
         Some(other) => return Err(attrs.wrong("window", "a list of ranges", &other)),
     }
-    Ok(Binding { name, stored, view, window })
+    let ahead = if attrs.has("ahead") { attrs.int("ahead")? } else { 0 };
+    let fill = if attrs.has("fill") { training::read_label(attrs, "fill")? } else { 0 };
+    Ok(Binding { name, stored, view, window, ahead, fill })
 }
 
 fn scaling_attr(scaling: &Scaling) -> Attr {

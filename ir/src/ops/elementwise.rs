@@ -1,6 +1,9 @@
 //! Element by element: functions of one and two elements, scaling, conversion.
 
+use crate::builder::FunctionBuilder;
 use crate::dtype::DType;
+use crate::module::ValueId;
+use crate::ops::adjoint::{Gradients, summed_to};
 use crate::ops::{Op, OpError, unplaced};
 use crate::rule::{FactorKind, FactorRule};
 use crate::types::TensorType;
@@ -112,5 +115,56 @@ pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
     match dtype.is_float() {
         true => Ok(()),
         false => Err(OpError::new("V04", format!("`{name}` needs real numbers, not {dtype}"))),
+    }
+}
+
+/// Gradients of a function of two elements, `z` being its result; what was broadcast sums over where it went.
+pub(super) fn adjoint_binary(
+    f: Binary,
+    b: &mut FunctionBuilder<'_>,
+    operands: &[ValueId],
+    z: ValueId,
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    let [x, y] = [operands[0], operands[1]];
+    let y_ty = b.ty(y).clone();
+    let (dx, dy) = match f {
+        Binary::Add => (d, summed_to(b, d, &y_ty)?),
+        Binary::Sub => {
+            let sum = summed_to(b, d, &y_ty)?;
+            (d, b.push(Op::Scale { factor: -1.0 }, &[sum])?)
+        }
+        Binary::Mul => (b.push(Op::Binary(Binary::Mul), &[d, y])?, product_to(b, d, x, &y_ty)?),
+        Binary::Div => {
+            // d(x/y)/dy = −z/y, and y is the same wherever it was broadcast.
+            let sum = product_to(b, d, z, &y_ty)?;
+            let quotient = b.push(Op::Binary(Binary::Div), &[sum, y])?;
+            (b.push(Op::Binary(Binary::Div), &[d, y])?, b.push(Op::Scale { factor: -1.0 }, &[quotient])?)
+        }
+        Binary::LogAddExp => {
+            // The shares are sigmoid(x − y) and sigmoid(y − x): halves of d, the tanh of half the difference apart. Where
+            // both are −∞ there is no derivative, and the gradient is not a number.
+            let difference = b.push(Op::Binary(Binary::Sub), &[x, y])?;
+            let half = b.push(Op::Scale { factor: 0.5 }, &[difference])?;
+            let tanh = b.push(Op::Unary(Unary::Tanh), &[half])?;
+            let mean = b.push(Op::Scale { factor: 0.5 }, &[d])?;
+            let apart = b.push(Op::Binary(Binary::Mul), &[mean, tanh])?;
+            let of_y = b.push(Op::Binary(Binary::Sub), &[mean, apart])?;
+            (b.push(Op::Binary(Binary::Add), &[mean, apart])?, summed_to(b, of_y, &y_ty)?)
+        }
+    };
+    Ok(vec![Some(dx), Some(dy)])
+}
+
+/// `x · y`, of the same dimensions, summed over those that `like` lacks.
+fn product_to(
+    b: &mut FunctionBuilder<'_>,
+    x: ValueId,
+    y: ValueId,
+    like: &TensorType,
+) -> Result<ValueId, OpError> {
+    match b.ty(x).dims == like.dims {
+        true => b.push(Op::Binary(Binary::Mul), &[x, y]),
+        false => b.einsum(x, y, &like.dims),
     }
 }

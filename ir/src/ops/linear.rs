@@ -1,8 +1,11 @@
-//! Products and look-ups: `einsum`, `embed`.
+//! Products, sums and look-ups: `einsum`, `sum`, `expand`, `embed`.
 
+use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::ops::{OpError, source, unplaced};
+use crate::module::ValueId;
+use crate::ops::adjoint::{Gradients, summed_to};
+use crate::ops::{Gradient, Op, OpError, source, unplaced};
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -139,4 +142,56 @@ pub(super) fn rule_embed(over: DimId, operands: &[&TensorType], result: &TensorT
 
 pub(super) fn bytes_embed(space: &Space, operands: &[&TensorType], result: &TensorType) -> u128 {
     u128::from(space.max_local_bytes(operands[1])) + 2 * u128::from(space.max_local_bytes(result))
+}
+
+/// Each operand's gradient is the product of the other one with that of the result: every dimension of an operand that is
+/// in neither was summed by itself, and its gradient is the same all along it.
+pub(super) fn adjoint_einsum(
+    b: &mut FunctionBuilder<'_>,
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    let [x, y] = [operands[0], operands[1]];
+    let one = |b: &mut FunctionBuilder<'_>, of: ValueId, factors: [ValueId; 2]| {
+        let ty = b.ty(of).clone();
+        let dims: Vec<DimId> =
+            ty.dims.iter().copied().filter(|&d| factors.iter().any(|&f| b.ty(f).has(d))).collect();
+        let product = b.einsum(factors[0], factors[1], &dims)?;
+        expanded_to(b, product, &ty)
+    };
+    Ok(vec![Some(one(b, x, [d, y])?), Some(one(b, y, [x, d])?)])
+}
+
+pub(super) fn adjoint_sum(b: &mut FunctionBuilder<'_>, x: ValueId, d: ValueId) -> Result<Gradients, OpError> {
+    let ty = b.ty(x).clone();
+    Ok(vec![Some(expanded_to(b, d, &ty)?)])
+}
+
+pub(super) fn adjoint_expand(
+    b: &mut FunctionBuilder<'_>,
+    x: ValueId,
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    let ty = b.ty(x).clone();
+    Ok(vec![Some(summed_to(b, d, &ty)?)])
+}
+
+/// The table's gradient; integers have none.
+pub(super) fn adjoint_embed(
+    b: &mut FunctionBuilder<'_>,
+    over: DimId,
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    let table = b.ty(operands[0]).clone();
+    let gradient = b.push_as(Op::Gradient(Gradient::Embed { over }), &[operands[1], d], table)?;
+    Ok(vec![Some(gradient), None])
+}
+
+/// `x` along the dimensions of `like` that it lacks.
+fn expanded_to(b: &mut FunctionBuilder<'_>, x: ValueId, like: &TensorType) -> Result<ValueId, OpError> {
+    match b.ty(x).dims == like.dims {
+        true => Ok(x),
+        false => b.push_as(Op::Expand, &[x], TensorType::new(like.dtype, like.dims.iter().copied())),
+    }
 }

@@ -3,9 +3,12 @@
 
 use smallvec::smallvec;
 
+use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::ops::{OpError, Types, unplaced};
+use crate::module::ValueId;
+use crate::ops::adjoint::Gradients;
+use crate::ops::{Gradient, Op, OpError, Types, unplaced};
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -123,4 +126,39 @@ pub(super) fn check(
             ),
         )),
     }
+}
+
+/// The gradient of the logits, from that of the loss alone.
+pub(super) fn adjoint_cross_entropy(
+    b: &mut FunctionBuilder<'_>,
+    (over, ignore): (DimId, i64),
+    operands: &[ValueId],
+    results: &[ValueId],
+    gradients: &[Option<ValueId>],
+) -> Result<Gradients, OpError> {
+    let (Some(d_nll), None) = (gradients[0], gradients[1]) else {
+        return Err(OpError::new(
+            "V30",
+            "a gradient reaches the lse of `cross_entropy`, which is not differentiated",
+        ));
+    };
+    let gradient = Op::Gradient(Gradient::CrossEntropy { over, ignore });
+    let d_logits = b.push(gradient, &[operands[0], operands[1], results[1], d_nll])?;
+    Ok(vec![Some(d_logits), None])
+}
+
+/// The gradient of the logits is that of their labels: cross-entropy's without its softmax, which an lse beyond every
+/// logit makes zero.
+pub(super) fn adjoint_pick(
+    b: &mut FunctionBuilder<'_>,
+    (over, ignore): (DimId, i64),
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    const BEYOND: f64 = 1e38;
+    let rows = b.ty(d).clone();
+    let minus = b.push(Op::Scale { factor: -1.0 }, &[d])?;
+    let lse = b.push_as(Op::Fill { value: BEYOND }, &[], rows)?;
+    let gradient = Op::Gradient(Gradient::CrossEntropy { over, ignore });
+    Ok(vec![Some(b.push(gradient, &[operands[0], operands[1], lse, minus])?), None])
 }

@@ -4,6 +4,7 @@
 //! result types ([`infer`](Op::infer)), its factor rule ([`rule`](Op::rule)) and its work ([`cost`](Op::cost)).
 //! A new operation is a variant, a row of [`TABLE`], and an arm in its family's file.
 
+pub mod adjoint;
 pub mod attention;
 pub mod attr;
 pub mod collective;
@@ -15,9 +16,11 @@ pub mod loss;
 pub mod norm;
 pub mod optimizer;
 mod partial;
+mod parts;
 mod reference;
 mod repeat;
 pub mod rotary;
+mod sink;
 pub mod source;
 pub mod state;
 pub mod structure;
@@ -36,6 +39,7 @@ use crate::rule::{FactorKind, FactorRule, Misfit};
 use crate::space::Space;
 use crate::types::TensorType;
 
+pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};
@@ -43,6 +47,7 @@ pub use experts::Experts;
 pub use gradient::Gradient;
 pub use loss::Loss;
 pub use optimizer::{AdamW, Optimizer};
+pub use parts::MAX_PARTS;
 pub use reference::reference;
 pub use rotary::{Pairs, Rotary, Scaling, Turn};
 pub use source::Binding;
@@ -180,6 +185,16 @@ pub enum Op {
     Experts(Experts),
     /// Parts of a dimension.
     Window(Window),
+    /// The part `to` of a dimension, of what each rank holds.
+    Take {
+        /// The dimension of the result, declared to be a part of one of the operand's.
+        to: DimId,
+    },
+    /// The parts of a dimension, in order, become the dimension again.
+    Join {
+        /// The dimension of the result.
+        to: DimId,
+    },
     /// Runs a function for each layer, its results becoming its first arguments.
     Call {
         /// The function.
@@ -324,6 +339,8 @@ impl Op {
             Op::SumCopies { .. } => "sum_copies",
             Op::Experts(e) => e.name(),
             Op::Window(w) => w.name(),
+            Op::Take { .. } => "take",
+            Op::Join { .. } => "join",
             Op::Call { .. } => "call",
             Op::Gradient(g) => g.name(),
             Op::Loss(l) => l.name(),
@@ -389,6 +406,8 @@ impl Op {
             | Op::SumCopies { .. }
             | Op::Experts(_)
             | Op::Window(_)
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::Slice { .. } => false,
@@ -465,6 +484,8 @@ impl Op {
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
             Op::Window(window) => window.infer(cx.space, operands)?,
+            Op::Take { to } => parts::infer_take(cx.space, *to, operands[0])?,
+            Op::Join { to } => parts::infer_join(cx.space, *to, operands)?,
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
@@ -528,6 +549,7 @@ impl Op {
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
+            Op::Take { .. } | Op::Join { .. } => Some(parts::rule(operands)),
             Op::Sink | Op::Merge => {
                 let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
                 Some(FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel))
@@ -606,6 +628,8 @@ impl Op {
             | Op::Expand
             | Op::Repeat { .. }
             | Op::Window(_)
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -618,6 +642,10 @@ impl Op {
             Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Call { .. } => 0,
             // A table is read only where it is asked.
             Op::Embed { .. } => linear::bytes_embed(space, operands, results[0]),
+            // Of the operand only the part is read.
+            Op::Take { .. } => {
+                2 * results.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum::<u128>()
+            }
             _ => operands.iter().chain(results).map(|ty| u128::from(space.max_local_bytes(ty))).sum(),
         };
         Cost { flops, bytes }

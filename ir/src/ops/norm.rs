@@ -1,9 +1,12 @@
 //! Normalisation: `rms_norm` and `layer_norm` over one dimension, `rms_scale` over several.
 
+use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
+use crate::module::ValueId;
+use crate::ops::adjoint::{Gradients, summed_to};
 use crate::ops::elementwise::need_float;
-use crate::ops::{OpError, unplaced};
+use crate::ops::{Gradient, Op, OpError, unplaced};
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -89,4 +92,33 @@ pub(super) fn rule(over: DimId, operands: &[&TensorType], result: &TensorType) -
         true => FactorKind::Whole,
         false => FactorKind::Parallel,
     })
+}
+
+/// Gradients of `rms_norm` and `rms_scale`: one operation gives those of all operands.
+pub(super) fn adjoint_rms(
+    b: &mut FunctionBuilder<'_>,
+    gradient: Gradient,
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    let operands: Vec<ValueId> = operands.iter().copied().chain([d]).collect();
+    Ok(b.node(Op::Gradient(gradient), &operands, &[])?.into_iter().map(Some).collect())
+}
+
+/// Gradients of `layer_norm`, whose bias may have other dimensions than its weight.
+pub(super) fn adjoint_layer(
+    b: &mut FunctionBuilder<'_>,
+    over: DimId,
+    eps: f64,
+    operands: &[ValueId],
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    let gradient = Op::Gradient(Gradient::LayerNorm { over, eps });
+    let gradients = b.node(gradient, &[operands[0], operands[1], d], &[])?;
+    let bias = b.ty(operands[2]).clone();
+    let d_bias = match bias.dims == b.ty(operands[1]).dims {
+        true => gradients[2],
+        false => summed_to(b, d, &bias)?,
+    };
+    Ok(vec![Some(gradients[0]), Some(gradients[1]), Some(d_bias)])
 }

@@ -16,7 +16,8 @@ pub(super) fn infer(op: &Op, space: &Space, operands: &[&TensorType]) -> Result<
     let name = op.name();
     for ty in operands {
         need_float(name, ty.dtype)?;
-        if !ty.layout.partial.is_empty() {
+        // A sum of pending sums is pending.
+        if !ty.layout.partial.is_empty() && *op != Op::Accumulate {
             return Err(OpError::new("V11", format!("an operand of `{name}` is a sum still to be taken")));
         }
     }

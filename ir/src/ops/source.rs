@@ -27,6 +27,11 @@ pub struct Binding {
     pub view: Vec<u64>,
     /// The range of each dimension of the view that is taken; empty when all is.
     pub window: Vec<Range<u64>>,
+    /// An index of the last dimension of the type reads what is stored so many places further on, as labels do that are the
+    /// tokens themselves.
+    pub ahead: u64,
+    /// What is read in padding, and beyond the end.
+    pub fill: i64,
 }
 
 impl Binding {
@@ -47,11 +52,7 @@ impl Binding {
 
     /// The names in the file for a layer, of which a stack of `n` has as many.
     pub fn stored_names(&self, layer: u64, n: u64) -> Vec<String> {
-        let name = self.stored_name(layer);
-        match self.is_stack() {
-            true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
-            false => vec![name],
-        }
+        members(&self.stored_name(layer), n)
     }
 
     /// Whether each layer has its own tensor.
@@ -65,6 +66,14 @@ impl Binding {
             true => ty.dims.iter().map(|&d| stored_size(space, d)).collect(),
             false => self.stored.clone(),
         }
+    }
+}
+
+/// The names of the `n` members of the stack `name`; `name` alone when it is no stack.
+pub fn members(name: &str, n: u64) -> Vec<String> {
+    match name.contains(EXPERT) {
+        true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
+        false => vec![name.to_owned()],
     }
 }
 
@@ -86,13 +95,24 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
-    let Binding { name, stored, view, window } = binding;
-    let has_first = if stored.is_empty() { !ty.dims.is_empty() } else { stored.len() > 1 };
+    let has_first = match binding.stored.is_empty() {
+        true => !ty.dims.is_empty(),
+        false => binding.stored.len() > 1,
+    };
     if binding.is_stack() && !has_first {
-        return Err(OpError::new("V17", format!("`{name}` names a stack, which has a first dimension")));
+        let message = format!("`{}` names a stack, which has a first dimension", binding.name);
+        return Err(OpError::new("V17", message));
     }
+    let Binding { name, stored, view, window, ahead, fill } = binding;
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
+    }
+    let labels = matches!(op, Op::Input(_)) && ty.dtype == crate::DType::I32 && !ty.dims.is_empty();
+    if (*ahead != 0 || *fill != 0) && !labels {
+        return Err(OpError::new(
+            "V17",
+            format!("`{name}`: only integers of an `input` are read ahead or filled up"),
+        ));
     }
     let elements = product(stored.iter().copied());
     if !view.is_empty()

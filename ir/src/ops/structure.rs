@@ -61,6 +61,12 @@ impl ScanOrder {
     }
 }
 
+/// Whether each layer of a call gets its own slice of argument `index`, of type `argument`.
+pub fn is_sliced(scan: Option<&Scan>, index: usize, argument: &TensorType, parameter: &TensorType) -> bool {
+    let sliced = scan.filter(|scan| index >= scan.carried).and_then(|scan| unstacked(argument, scan.over));
+    argument != parameter && sliced.as_ref() == Some(parameter)
+}
+
 /// The type of `over`-many of `ty`, stacked.
 pub fn stacked(ty: &TensorType, over: DimId) -> TensorType {
     let mut ty = ty.clone();
@@ -105,8 +111,7 @@ pub(super) fn infer_call(
     }
     for (i, (&param, &operand)) in function.params.iter().zip(operands).enumerate() {
         let wanted = function.ty(param);
-        let sliced = scan.filter(|scan| i >= scan.carried).and_then(|scan| unstacked(operand, scan.over));
-        if wanted != operand && Some(wanted) != sliced.as_ref() {
+        if wanted != operand && !is_sliced(scan, i, operand, wanted) {
             return Err(OpError::new(
                 "V14",
                 format!("argument {i} of `@{name}` has another type than its parameter"),

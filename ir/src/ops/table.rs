@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use super::parts::MAX_PARTS;
+
 /// Operations that are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
@@ -58,6 +60,8 @@ const BINDING: &[(&str, &str)] = &[
     ("stored", "its shape in the file; the shape of the type when left out"),
     ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
     ("window", "the range of each dimension of the view that is taken; all when left out"),
+    ("ahead", "how many places further on the last dimension is read; 0 when left out"),
+    ("fill", "what is read in padding and beyond the end; 0 when left out"),
 ];
 const NORM: &[(&str, &str)] =
     &[("over", "the dimension that is normalised"), ("eps", "added under the root")];
@@ -67,6 +71,8 @@ const ASSIGN: &[(&str, &str)] = &[
     BINDING[1],
     BINDING[2],
     BINDING[3],
+    BINDING[4],
+    BINDING[5],
 ];
 const LABELS: &[(&str, &str)] = &[LOSS[1]];
 const LOSS: &[(&str, &str)] = &[("over", "the vocabulary"), ("ignore", "the label that counts for nothing")];
@@ -239,9 +245,9 @@ pub const TABLE: &[OpInfo] = &[
         "attention_backward",
         Family::Attention,
         6..=7,
-        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e",
+        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e, (r h)",
         ATTENTION,
-        "gradients for q, k and v from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
+        "gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
     ),
     row(
         "merge",
@@ -367,7 +373,7 @@ pub const TABLE: &[OpInfo] = &[
         "x and behind it y along the last dimension; y may lack dimensions of x",
     ),
     row(
-        "take",
+        "cut",
         Family::Elementwise,
         1..=1,
         "x c -> x a",
@@ -479,6 +485,22 @@ pub const TABLE: &[OpInfo] = &[
         "scalar -> scalar",
         &[("max_norm", "the largest norm that is left as it is")],
         "min(1, max_norm / (sqrt(squares) + 1e-6))",
+    ),
+    row(
+        "take",
+        Family::Attention,
+        1..=1,
+        "h -> hp",
+        &[("to", "the dimension of the result, declared to be a part of a dimension of x")],
+        "one of several equal parts of a dimension, of what each rank holds",
+    ),
+    row(
+        "join",
+        Family::Attention,
+        1..=MAX_PARTS,
+        "hp, … -> h",
+        &[("to", "the dimension of the result, of which the operands have the parts")],
+        "the parts of a dimension, in order, become the dimension again",
     ),
     row(
         "call",

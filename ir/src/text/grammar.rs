@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Span};
-use crate::dim::{Dim, DimId, Fetched};
+use crate::dim::{Dim, DimId, Fetched, Part};
 use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::layout::{AxisList, Move};
@@ -56,7 +56,7 @@ pub(crate) fn write_header(
         writeln!(out, "mesh {}", space.mesh)?;
     }
     for dim in space.dims.values() {
-        let Dim { name, size, granule, valid, uneven, copies, order, fetched } = dim;
+        let Dim { name, size, granule, valid, uneven, copies, order, fetched, part } = dim;
         write!(out, "dim {name} = {size}")?;
         if valid != size {
             write!(out, " valid {valid}")?;
@@ -80,6 +80,12 @@ pub(crate) fn write_header(
                 write_ranges(out, part)?;
             }
             out.write_str("]")?;
+        }
+        if let Some(Part { of, index, count, runs }) = *part {
+            write!(out, " part {index} of {count} of {}", space.dims[of].name)?;
+            if runs != 1 {
+                write!(out, " in {runs} runs")?;
+            }
         }
         writeln!(out)?;
     }
@@ -153,6 +159,8 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
             let of = read_dim_name(cx, space)?;
             let parts = read_list(cx, read_ranges)?;
             dim.fetched = Some(Fetched { of, parts });
+        } else if cx.eat(Token::Word("part")) {
+            dim.part = Some(read_part(cx, space)?);
         } else {
             break;
         }
@@ -162,6 +170,21 @@ fn read_dim(cx: &mut Cursor<'_>, space: &mut Space) -> Parsed<()> {
         Some(diagnostic) => Err(Box::new(diagnostic.at(span).label("this dimension"))),
         None => Ok(()),
     }
+}
+
+/// `0 of 2 of h in 4 runs`; one run when none are named.
+fn read_part(cx: &mut Cursor<'_>, space: &Space) -> Parsed<Part> {
+    let index = cx.int()?;
+    cx.keyword("of")?;
+    let count = cx.int()?;
+    cx.keyword("of")?;
+    let of = read_dim_name(cx, space)?;
+    let mut runs = 1;
+    if cx.eat(Token::Word("in")) {
+        runs = cx.int()?;
+        cx.keyword("runs")?;
+    }
+    Ok(Part { of, index, count, runs })
 }
 
 fn read_order(cx: &mut Cursor<'_>) -> Parsed<Order> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::diagnostic::Diagnostic;
-use crate::dim::{Dim, DimId, Fetched};
+use crate::dim::{Dim, DimId, Fetched, Part};
 use crate::entity::Entity;
 use crate::layout::Layout;
 use crate::mesh::{Axis, AxisId};
@@ -28,7 +28,7 @@ pub const MAX_BYTES: u64 = 1 << 62;
 
 /// What is wrong with a dimension, seen beside those declared before it.
 pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
-    let Dim { name, size, granule, valid, uneven, copies, order, fetched } = &space.dims[id];
+    let Dim { name, size, granule, valid, uneven, copies, order, fetched, part } = &space.dims[id];
     let (size, granule, valid) = (*size, *granule, *valid);
     let refuse = |message: String| Some(Diagnostic::new("V22", message));
     if !is_identifier(name) {
@@ -55,6 +55,9 @@ pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
     }
     if let Err(message) = order.check(size) {
         return Some(Diagnostic::new("V27", format!("dimension `{name}`: {message}")));
+    }
+    if let Some(part) = part {
+        return check_part(space, id, part);
     }
     if let Some(fetched) = fetched {
         return check_fetched(space, id, fetched);
@@ -116,6 +119,41 @@ fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Option<Diagnost
     match total == *size {
         true => None,
         false => refuse(format!("the parts of `{name}` have {total} elements, not {size}")),
+    }
+}
+
+/// What is wrong with a part of a dimension.
+fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
+    let Dim { name, size, valid, granule, copies, order, fetched, uneven, .. } = &space.dims[id];
+    let refuse = |message: String| Some(Diagnostic::new("V22", message));
+    let Part { of, index, count, runs } = *part;
+    let whole = space.dims.get(of).filter(|whole| {
+        of < id && whole.part.is_none() && whole.fetched.is_none() && whole.order == Order::Contiguous
+    });
+    let Some(whole) = whole else {
+        return refuse(format!(
+            "`{name}` must be a part of a dimension that is declared before it, is no part, fetches none and has its tokens in a row"
+        ));
+    };
+    let plain =
+        copies.is_none() && fetched.is_none() && *order == Order::Contiguous && !uneven && valid == size;
+    if !plain || *granule != whole.granule {
+        return refuse(format!(
+            "`{name}` is a part of `{}`: it has the granules of {} of that, and no copies, order or padding of its own",
+            whole.name, whole.granule
+        ));
+    }
+    if index >= count || runs == 0 {
+        return refuse(format!("there is no part {index} of {count} of {runs} runs of `{}`", whole.name));
+    }
+    // No product overflows: a factor that is larger than the dimension cannot divide it.
+    let pieces = [runs, count, whole.granule].into_iter().try_fold(1u64, u64::checked_mul);
+    match pieces.is_some_and(|n| whole.size.is_multiple_of(n)) && *size == whole.size / count {
+        true => None,
+        false => refuse(format!(
+            "`{}` of {} elements, in granules of {}, has no {count} parts of {size} in each of {runs} runs",
+            whole.name, whole.size, whole.granule
+        )),
     }
 }
 

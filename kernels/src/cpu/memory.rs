@@ -158,7 +158,7 @@ impl<'a> SourcePlan<'a> {
                 false => from_int(x as i32),
             };
             let cut = |region: &Region| {
-                let mut data = source::cut(space, tensor.ty, region, &stored, convert).data;
+                let mut data = source::cut(space, tensor.ty, region, (tensor.binding, &stored), convert).data;
                 storage.keep(tensor.ty.dtype, &mut data);
                 data
             };

@@ -200,7 +200,7 @@ impl Runner<'_> {
             }
             (Op::AttentionBackward(a), _) => {
                 let gradients = attention::attention_backward(space, a, &operands)?;
-                eval::into_results(op, gradients.into(), &wanted)?
+                eval::into_results(op, gradients, &wanted)?
             }
             (op, _) => eval::eval(space, op, &operands, &wanted)?,
         };

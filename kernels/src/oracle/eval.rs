@@ -1,9 +1,12 @@
 //! One operation on local tensors: which loops compute it.
 
-use ithaca_ir::ops::{Binary, Unary};
+use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
-use super::{Elements, Operand, Value, Wanted, attention, experts, partial, products, rows, window};
+use super::{
+    Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts, products,
+    rows, window,
+};
 use crate::error::RunError;
 use crate::place;
 use crate::real::Real;
@@ -81,7 +84,24 @@ pub fn eval<T: Real>(
             let rows = attention::attention(space, a, operands)?;
             vec![rows.o, rows.lse]
         }
-        Op::AttentionBackward(a) => attention::attention_backward(space, a, operands)?.into(),
+        Op::AttentionBackward(a) => attention::attention_backward(space, a, operands)?,
+        Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
+            norms::rms_norm(space, *over, (*eps, *offset), operands, wanted)?
+        }
+        Op::Gradient(Gradient::RmsScale { over, eps }) => {
+            norms::rms_scale(space, over, *eps, operands, wanted)?
+        }
+        Op::Gradient(Gradient::LayerNorm { over, eps }) => {
+            norms::layer_norm(space, *over, *eps, operands, wanted)?
+        }
+        Op::Gradient(Gradient::Sink) => match wanted {
+            [_, _, logits] => gradients::sink(operands, logits.ty, &logits.region)?,
+            _ => return Err(RunError::invalid("`sink_backward` has three results")),
+        },
+        Op::Loss(Loss::CrossEntropy { over, ignore }) => {
+            loss::cross_entropy(space, (*over, *ignore), operands)?
+        }
+        Op::Optimizer(Optimizer::AdamW(adamw)) => optimizer::adamw(adamw, operands)?,
         Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
@@ -130,6 +150,25 @@ fn one<T: Real>(
             let positions = place::positions(space, dim, region[0].clone());
             Ok(Value::Int(Tensor::new(shape, positions.into_iter().map(position).collect())))
         }
+        Op::Fill { value } => {
+            let value = T::from_f64(*value);
+            Ok(Value::Real(Tensor::filled(shape, value)))
+        }
+        Op::Sum => real(products::sum(&operands[0], ty, region)?),
+        Op::Expand => real(products::expand(&operands[0], ty, region)?),
+        Op::Gradient(Gradient::Unary(f)) => {
+            let (x, d) = (operands[0].real()?, operands[1].real()?);
+            real(x.iter().zip(d).map(|(&x, &d)| d * gradients::slope(*f, x)).collect())
+        }
+        Op::Gradient(Gradient::Embed { over }) => real(gradients::embed(space, *over, operands, ty, region)?),
+        Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
+            real(loss::cross_entropy_backward(space, (*over, *ignore), operands)?)
+        }
+        Op::Loss(Loss::Pick { over, ignore }) => real(loss::pick(space, (*over, *ignore), operands)?),
+        Op::Loss(Loss::Valid { ignore }) => real(loss::valid(space, *ignore, &operands[0])?),
+        Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+            real(optimizer::clip_factor(*max_norm, &operands[0])?)
+        }
         Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
         Op::Embed { over } => real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?),
         Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
@@ -146,7 +185,7 @@ fn one<T: Real>(
         Op::RmsNorm { over, eps, offset } => {
             real(rows::rms_norm(space, *over, (*eps, *offset), operands, ty)?)
         }
-        Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands, ty)?),
+        Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands)?),
         Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
         Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
         Op::Accumulate => real(partial::accumulate(operands[0].real()?, operands[1].real()?)?),
@@ -154,12 +193,32 @@ fn one<T: Real>(
             let columns = shape.last().copied().unwrap_or(0);
             real(attention::scores(space, a, operands, columns)?)
         }
-        Op::RowLse { over, parts: _ } => real(partial::row_lse(&operands[0], *over)?),
+        Op::RowLse { over, parts: _ } => real(loss::row_lse(space, &operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
         Op::Window(window) => real(window::window(window, operands, ty, &shape)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
             real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
+        }
+        Op::Take { to } => {
+            let held = operands[0].held();
+            Ok(match operands[0].elements {
+                Elements::Real(x) => Value::Real(Tensor::new(shape, parts::take(space, *to, held, x)?)),
+                Elements::Int(x) => Value::Int(Tensor::new(shape, parts::take(space, *to, held, x)?)),
+            })
+        }
+        Op::Join { to } => {
+            let first = operands[0].ty;
+            Ok(match operands[0].elements {
+                Elements::Real(_) => {
+                    let all = operands.iter().map(Operand::real).collect::<Result<Vec<_>, _>>()?;
+                    Value::Real(Tensor::new(shape, parts::join(space, *to, (first, &all), (ty, region))?))
+                }
+                Elements::Int(_) => {
+                    let all = operands.iter().map(Operand::int).collect::<Result<Vec<_>, _>>()?;
+                    Value::Int(Tensor::new(shape, parts::join(space, *to, (first, &all), (ty, region))?))
+                }
+            })
         }
         Op::Slice { .. } => {
             let held = &operands[0].region;
@@ -175,19 +234,21 @@ fn one<T: Real>(
         | Op::Merge
         | Op::MergeParts { .. }
         | Op::Sink
-        | Op::Experts(_) => {
+        | Op::Experts(_)
+        | Op::Gradient(
+            Gradient::RmsNorm { .. }
+            | Gradient::RmsScale { .. }
+            | Gradient::LayerNorm { .. }
+            | Gradient::Sink,
+        )
+        | Op::Loss(Loss::CrossEntropy { .. })
+        | Op::Optimizer(Optimizer::AdamW(_)) => {
             Err(RunError::invalid(format!("`{}` has several results", op.name())))
         }
         Op::Param(_)
         | Op::Input(_)
         | Op::State(_)
         | Op::Assign { .. }
-        | Op::Fill { .. }
-        | Op::Sum
-        | Op::Expand
-        | Op::Gradient(_)
-        | Op::Loss(_)
-        | Op::Optimizer(_)
         | Op::Call { .. }
         | Op::Reshard
         | Op::AllToAll { .. }

@@ -4,18 +4,19 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Node};
-use ithaca_ir::ops::Binding;
+use ithaca_ir::module::{FuncId, Function, Layers, Node};
+use ithaca_ir::ops::{Binding, Scan, ScanOrder, Target, structure};
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
-use super::{Operand, Value, Wanted, collective, eval, movement};
+use super::lasting::Assigned;
+use super::{Operand, Results, Value, Wanted, collective, eval, movement};
 use crate::Outputs;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::source;
 use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::index;
+use crate::tensor::{Tensor, index};
 
 /// How deep calls may nest.
 const MAX_DEPTH: usize = 64;
@@ -23,11 +24,13 @@ const MAX_DEPTH: usize = 64;
 /// What all ranks hold of a value, in order of ranks.
 pub(super) type Held<T> = Vec<Rc<Value<T>>>;
 
-struct Interpreter<'a> {
+struct Interpreter<'a, T: Real> {
     module: &'a Module,
     weights: &'a dyn TensorSource,
     inputs: &'a dyn TensorSource,
     storage: Storage,
+    /// What was assigned so far.
+    assigned: Assigned<T>,
 }
 
 pub(super) fn run<T: Real>(
@@ -35,14 +38,14 @@ pub(super) fn run<T: Real>(
     weights: &dyn TensorSource,
     inputs: &dyn TensorSource,
     storage: Storage,
-) -> Result<Outputs<T>, RunError> {
+) -> Result<Results<T>, RunError> {
     let main = module.main().ok_or_else(|| RunError::NoMain(module.name.clone()))?;
     let function = &module.functions[main];
     if !function.params.is_empty() {
         return Err(RunError::invalid("`main` has parameters"));
     }
-    let interpreter = Interpreter { module, weights, inputs, storage };
-    let results = interpreter.call::<T>(main, 0, Vec::new(), 0)?;
+    let mut interpreter = Interpreter { module, weights, inputs, storage, assigned: Assigned::default() };
+    let results = interpreter.call(main, 0, Vec::new(), 0)?;
     let mut outputs = Outputs::new();
     for (i, (output, held)) in function.outputs.iter().zip(results).enumerate() {
         let name = output.name.clone().unwrap_or_else(|| i.to_string());
@@ -55,12 +58,13 @@ pub(super) fn run<T: Real>(
         let tensor = super::assemble(&module.space, &name, function.ty(output.value), numbers)?;
         outputs.insert(name, tensor);
     }
-    Ok(outputs)
+    let kept = interpreter.assigned.kept(&module.space, weights)?;
+    Ok(Results { outputs, kept })
 }
 
-impl Interpreter<'_> {
-    fn call<T: Real>(
-        &self,
+impl<'a, T: Real> Interpreter<'a, T> {
+    fn call(
+        &mut self,
         callee: FuncId,
         layer: u64,
         arguments: Vec<Held<T>>,
@@ -69,7 +73,7 @@ impl Interpreter<'_> {
         if depth > MAX_DEPTH {
             return Err(RunError::Unsupported(format!("nesting of calls deeper than {MAX_DEPTH}")));
         }
-        let function = &self.module.functions[callee];
+        let function: &'a Function = &self.module.functions[callee];
         let last_use = last_uses(function);
         let mut values: Vec<Option<Held<T>>> = vec![None; function.values.len()];
         for (&param, argument) in function.params.iter().zip(arguments) {
@@ -101,31 +105,49 @@ impl Interpreter<'_> {
     }
 
     /// The results of one node.
-    fn node<T: Real>(
-        &self,
-        function: &Function,
-        node: &Node,
+    fn node(
+        &mut self,
+        function: &'a Function,
+        node: &'a Node,
         layer: u64,
         operands: &[&Held<T>],
         depth: usize,
     ) -> Result<Vec<Held<T>>, RunError> {
         match &node.op {
-            Op::Call { callee, layers, scan: _ } => {
-                let mut arguments: Vec<Held<T>> = operands.iter().map(|&held| held.clone()).collect();
-                let mut results = Vec::new();
-                for layer in layers.clone() {
-                    results = self.call(*callee, layer, arguments.clone(), depth + 1)?;
-                    for (argument, result) in arguments.iter_mut().zip(&results) {
-                        argument.clone_from(result);
-                    }
-                }
-                Ok(results)
+            Op::Call { callee, layers, scan } => {
+                let layers = Loop { callee: *callee, layers, scan: scan.as_ref(), depth };
+                self.layers(function, node, &layers, operands)
             }
             Op::Param(binding) => {
-                self.source(binding, function.ty(node.result()), layer, self.weights).map(|h| vec![h])
+                let ty = function.ty(node.result());
+                match self.assigned.get(Target::Param, binding, layer, ty)? {
+                    Some(held) => Ok(vec![held]),
+                    None => {
+                        let stored = source::load(&self.module.space, binding, ty, layer, self.weights)?;
+                        Ok(vec![self.cut(ty, binding, &stored)])
+                    }
+                }
+            }
+            Op::State(binding) => {
+                let ty = function.ty(node.result());
+                match self.assigned.get(Target::State, binding, layer, ty)? {
+                    Some(held) => Ok(vec![held]),
+                    None => {
+                        let stored =
+                            source::load_state(&self.module.space, binding, ty, layer, self.weights)?;
+                        Ok(vec![self.cut(ty, binding, &stored)])
+                    }
+                }
+            }
+            Op::Assign { target, binding } => {
+                let ty = function.ty(node.operands[0]);
+                self.assigned.set(*target, binding, layer, ty, operands[0].clone())?;
+                Ok(Vec::new())
             }
             Op::Input(binding) => {
-                self.source(binding, function.ty(node.result()), layer, self.inputs).map(|h| vec![h])
+                let ty = function.ty(node.result());
+                let stored = source::load(&self.module.space, binding, ty, layer, self.inputs)?;
+                Ok(vec![self.cut(ty, binding, &stored)])
             }
             op if op.is_communication() || *op == Op::Reshard => {
                 let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
@@ -143,8 +165,50 @@ impl Interpreter<'_> {
         }
     }
 
+    /// Runs a function for each layer: what is carried is handed on, stacks are taken apart and put together.
+    fn layers(
+        &mut self,
+        function: &Function,
+        node: &Node,
+        run: &Loop<'_>,
+        operands: &[&Held<T>],
+    ) -> Result<Vec<Held<T>>, RunError> {
+        let callee = &self.module.functions[run.callee];
+        let is_sliced: Vec<bool> = node
+            .operands
+            .iter()
+            .zip(&callee.params)
+            .enumerate()
+            .map(|(i, (&v, &p))| structure::is_sliced(run.scan, i, function.ty(v), callee.ty(p)))
+            .collect();
+        let n_carried = run.scan.map_or(callee.outputs.len(), |scan| scan.carried);
+        let order = run.scan.map_or(ScanOrder::Ascending, |scan| scan.order);
+        let n_layers = index(run.layers.end.saturating_sub(run.layers.start));
+        let mut carried: Vec<Held<T>> = operands.iter().take(n_carried).map(|&held| held.clone()).collect();
+        let mut stacks: Vec<Stack<T>> =
+            vec![vec![None; n_layers]; callee.outputs.len().saturating_sub(n_carried)];
+        for layer in order.layers(run.layers) {
+            let k = index(layer - run.layers.start);
+            let arguments =
+                operands.iter().zip(&is_sliced).enumerate().map(|(i, (&held, &is_sliced))| {
+                    match (carried.get(i), is_sliced) {
+                        (Some(carried), _) => carried.clone(),
+                        (None, true) => slice(held, k),
+                        (None, false) => held.clone(),
+                    }
+                });
+            let mut results = self.call(run.callee, layer, arguments.collect(), run.depth + 1)?;
+            for (stack, own) in stacks.iter_mut().zip(results.split_off(n_carried.min(results.len()))) {
+                stack[k] = Some(own);
+            }
+            carried = results;
+        }
+        carried.extend(stacks.iter().map(stack));
+        Ok(carried)
+    }
+
     /// Rounds what is kept in a narrower type.
-    fn keep<T: Real>(&self, ty: &TensorType, held: &mut Held<T>) {
+    fn keep(&self, ty: &TensorType, held: &mut Held<T>) {
         if self.storage == Storage::Wide {
             return;
         }
@@ -156,24 +220,72 @@ impl Interpreter<'_> {
     }
 
     /// Every rank's part of a source.
-    fn source<T: Real>(
-        &self,
-        binding: &Binding,
-        ty: &TensorType,
-        layer: u64,
-        from: &dyn TensorSource,
-    ) -> Result<Held<T>, RunError> {
+    fn cut(&self, ty: &TensorType, binding: &Binding, stored: &Tensor<f64>) -> Held<T> {
         let space = &self.module.space;
-        let stored = source::load(space, binding, ty, layer, from)?;
         let part = |rank: Rank| {
             let region = space.local_box(ty, rank);
             Rc::new(match ty.dtype.is_float() {
-                true => Value::Real(source::cut(space, ty, &region, &stored, T::from_f64)),
-                false => Value::Int(source::cut(space, ty, &region, &stored, |x| x as i32)),
+                true => Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64)),
+                false => Value::Int(source::cut(space, ty, &region, (binding, stored), |x| x as i32)),
             })
         };
-        Ok(space.mesh.iter_ranks().map(part).collect())
+        space.mesh.iter_ranks().map(part).collect()
     }
+}
+
+/// A call, and how deep it stands.
+struct Loop<'a> {
+    callee: FuncId,
+    layers: &'a Layers,
+    scan: Option<&'a Scan>,
+    depth: usize,
+}
+
+/// What each layer of a call gave for one result.
+type Stack<T> = Vec<Option<Held<T>>>;
+
+/// Element `k` of a stack, on every rank.
+fn slice<T: Real>(stack: &Held<T>, k: usize) -> Held<T> {
+    fn part<X: Copy>(t: &Tensor<X>, k: usize) -> Tensor<X> {
+        let shape = t.shape[1..].to_vec();
+        let n: usize = shape.iter().product();
+        Tensor::new(shape, t.data[k * n..(k + 1) * n].to_vec())
+    }
+    let one = |value: &Rc<Value<T>>| {
+        Rc::new(match &**value {
+            Value::Real(t) => Value::Real(part(t, k)),
+            Value::Int(t) => Value::Int(part(t, k)),
+        })
+    };
+    stack.iter().map(one).collect()
+}
+
+/// All elements of a stack, on every rank.
+fn stack<T: Real>(elements: &Stack<T>) -> Held<T> {
+    let elements: Vec<&Held<T>> = elements.iter().flatten().collect();
+    let n_ranks = elements.first().map_or(0, |held| held.len());
+    (0..n_ranks)
+        .map(|rank| {
+            let parts: Vec<&Value<T>> = elements.iter().map(|held| &*held[rank]).collect();
+            let shape = match parts[0] {
+                Value::Real(t) => &t.shape,
+                Value::Int(t) => &t.shape,
+            };
+            let shape: Vec<usize> = [parts.len()].iter().chain(shape).copied().collect();
+            let is_real = matches!(parts[0], Value::Real(_));
+            let (mut real, mut int) = (Vec::new(), Vec::new());
+            for part in parts {
+                match part {
+                    Value::Real(t) => real.extend_from_slice(&t.data),
+                    Value::Int(t) => int.extend_from_slice(&t.data),
+                }
+            }
+            Rc::new(match is_real {
+                true => Value::Real(Tensor::new(shape, real)),
+                false => Value::Int(Tensor::new(shape, int)),
+            })
+        })
+        .collect()
 }
 
 /// Every rank's part of every result of an operation on local tensors.

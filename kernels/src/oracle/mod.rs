@@ -13,9 +13,15 @@ pub mod collective;
 pub mod eval;
 mod experts;
 
+mod gradients;
 mod interpret;
+mod lasting;
+mod loss;
 mod movement;
+mod norms;
+mod optimizer;
 mod partial;
+mod parts;
 pub(crate) mod products;
 mod rows;
 mod window;
@@ -23,8 +29,11 @@ mod window;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use ithaca_ir::boxes::Region;
-use ithaca_ir::{Level, Module, Rank, TensorType};
+use ithaca_ir::{DimId, Level, Module, Rank, TensorType};
 
 use crate::Outputs;
 use crate::error::RunError;
@@ -82,10 +91,21 @@ pub struct Wanted<'a> {
     pub region: Region,
 }
 
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct Results<T> {
+    /// The outputs of `main`, cut to the valid part of every dimension; integers are returned as numbers.
+    pub outputs: Outputs<T>,
+    /// Every weight and state that the run assigned, under its stored name and in its stored shape, in order of
+    /// names. [`Tensors`](crate::store::Tensors) can be made of them, and [`Layered`](crate::store::Layered) over the
+    /// weights is what the next step reads.
+    pub kept: Outputs<T>,
+}
+
 /// Runs a module of the program level.
 ///
-/// `weights` answer its `param`s and `inputs` its `input`s. Outputs are those of `main`, cut to the valid part of
-/// every dimension; integers are returned as numbers.
+/// `weights` answer its `param`s and `inputs` its `input`s; a `state` is zero where `weights` has none of its name.
+/// Outputs are those of `main`, cut to the valid part of every dimension; integers are returned as numbers.
 ///
 /// # Errors
 /// [`RunError`]: another level, a source that cannot be read, a token outside its table.
@@ -95,7 +115,7 @@ pub fn run<T: Real>(
     inputs: &dyn TensorSource,
 ) -> Result<Outputs<T>, RunError> {
     match module.level {
-        Level::Program => interpret::run(module, weights, inputs, Storage::Wide),
+        Level::Program => step(module, weights, inputs, Storage::Wide).map(|results| results.outputs),
         Level::Sharded | Level::PerRank => {
             Err(RunError::Level { expected: Level::Program.name(), found: module.level.name() })
         }
@@ -115,7 +135,9 @@ pub fn run_ranks<T: Real>(
     inputs: &dyn TensorSource,
 ) -> Result<Outputs<T>, RunError> {
     match module.level {
-        Level::Sharded | Level::PerRank => interpret::run(module, weights, inputs, Storage::Wide),
+        Level::Sharded | Level::PerRank => {
+            step(module, weights, inputs, Storage::Wide).map(|results| results.outputs)
+        }
         Level::Program => {
             Err(RunError::Level { expected: Level::PerRank.name(), found: module.level.name() })
         }
@@ -132,6 +154,21 @@ pub fn run_stored<T: Real>(
     inputs: &dyn TensorSource,
     storage: Storage,
 ) -> Result<Outputs<T>, RunError> {
+    step(module, weights, inputs, storage).map(|results| results.outputs)
+}
+
+/// Runs a module of any level, and returns beside its outputs the weights and states that it assigned.
+///
+/// Further steps are run by giving back what was kept, over the weights of the first.
+///
+/// # Errors
+/// As [`run_ranks`], whatever the level; copies of what is kept must agree bit for bit as those of outputs.
+pub fn step<T: Real>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    storage: Storage,
+) -> Result<Results<T>, RunError> {
     interpret::run(module, weights, inputs, storage)
 }
 
@@ -144,20 +181,38 @@ pub fn assemble<'a, T: Real>(
     space: &ithaca_ir::Space,
     name: &str,
     ty: &TensorType,
-    mut local: impl FnMut(Rank) -> Result<std::borrow::Cow<'a, [T]>, RunError>,
+    local: impl FnMut(Rank) -> Result<Cow<'a, [T]>, RunError>,
 ) -> Result<Tensor<T>, RunError> {
-    if !ty.layout.partial.is_empty() {
-        return Err(RunError::invalid(format!("output `{name}` is a sum still to be taken")));
-    }
     let shape: Vec<usize> = ty.dims.iter().map(|&d| index(space.dims[d].valid.min(space.size(d)))).collect();
+    let whole = put_together(space, name, ty, &shape, place::stored_at, local)?;
+    let data: Option<Vec<T>> = whole.into_iter().collect();
+    let data = data.ok_or_else(|| RunError::invalid(format!("no rank holds a part of `{name}`")))?;
+    Ok(Tensor::new(shape, data))
+}
+
+/// What ranks hold of a tensor, in `shape`, each element where `places` puts its index along each dimension.
+///
+/// # Errors
+/// As [`assemble`]; what no rank holds is `None`.
+pub(crate) fn put_together<'a, T: Real>(
+    space: &ithaca_ir::Space,
+    name: &str,
+    ty: &TensorType,
+    shape: &[usize],
+    places: fn(&ithaca_ir::Space, DimId, Range<u64>) -> Vec<Option<usize>>,
+    mut local: impl FnMut(Rank) -> Result<Cow<'a, [T]>, RunError>,
+) -> Result<Vec<Option<T>>, RunError> {
+    if !ty.layout.partial.is_empty() {
+        return Err(RunError::invalid(format!("`{name}` is a sum still to be taken")));
+    }
     let mut whole: Vec<Option<T>> = vec![None; shape.iter().product()];
     for rank in space.mesh.iter_ranks() {
         let held = space.local_box(ty, rank);
-        let along = |(&d, range): (_, &std::ops::Range<u64>)| place::stored_at(space, d, range.clone());
-        let (starts, row) = place::rows(ty.dims.iter().zip(&held).map(along).collect(), &shape);
+        let along = |(&d, range): (_, &Range<u64>)| places(space, d, range.clone());
+        let (starts, row) = place::rows(ty.dims.iter().zip(&held).map(along).collect(), shape);
         let data = local(rank)?;
         if data.len() != extents(&held).iter().product::<usize>() {
-            return Err(RunError::invalid(format!("output `{name}` has another size than its type")));
+            return Err(RunError::invalid(format!("`{name}` has another size than its type")));
         }
         let places = starts.flat_map(|start| row.iter().map(move |&i| Some(start? + i?)));
         for (place, &x) in places.zip(data.iter()) {
@@ -167,7 +222,7 @@ pub fn assemble<'a, T: Real>(
                     return Err(RunError::ReplicasDiffer {
                         output: name.to_owned(),
                         rank: rank.0,
-                        at: unravel(&shape, i),
+                        at: unravel(shape, i),
                         found: x.to_f64(),
                         expected: y.to_f64(),
                     });
@@ -176,9 +231,7 @@ pub fn assemble<'a, T: Real>(
             }
         }
     }
-    let data: Option<Vec<T>> = whole.into_iter().collect();
-    let data = data.ok_or_else(|| RunError::invalid(format!("no rank holds a part of output `{name}`")))?;
-    Ok(Tensor::new(shape, data))
+    Ok(whole)
 }
 
 /// The position of the `i`-th element of a tensor, row-major.

@@ -5,6 +5,7 @@
 
 use std::rc::Rc;
 
+use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::Attention;
 use ithaca_ir::{DimId, Op, Space, TensorType};
 
@@ -49,7 +50,7 @@ pub(super) fn visited<'a>(
         0 | 3 | 4 | 5 if backward => queries,
         _ => None,
     };
-    let results = if backward { vec![queries, keys, keys] } else { vec![None, None] };
+    let results = if backward { vec![queries, keys, keys, None] } else { vec![None, None] };
     let operands = (0..types.len()).map(of_operand).collect();
     Some(Ok(Visited { attention, operands, results }))
 }
@@ -71,20 +72,32 @@ impl Visited<'_> {
             whole.push(reshard(space, ty, &together, held)?);
             whole_types.push(together);
         }
-        let result_types: Vec<TensorType> =
-            results.iter().zip(&self.results).map(|(ty, dim)| put_together(ty, *dim)).collect();
+        // Where every rank has all queries, a sum over them is taken on each.
+        let mut taken: Vec<AxisId> = types[0].axes_of(self.attention.queries).to_vec();
+        taken.retain(|_| self.operands[0].is_some());
+        let together = |(ty, dim): (&&TensorType, &Option<DimId>)| {
+            let mut ty = put_together(ty, *dim);
+            ty.layout.partial.retain(|axis| !taken.contains(axis));
+            ty
+        };
+        let result_types: Vec<TensorType> = results.iter().zip(&self.results).map(together).collect();
         let alone = Attention { movement: None, ..self.attention.clone() };
         let alone = match op {
             Op::AttentionBackward(_) => Op::AttentionBackward(alone),
             _ => Op::Attention(alone),
         };
-        let computed = compute_all(
+        let mut computed = compute_all(
             space,
             &alone,
             &whole_types.iter().collect::<Vec<_>>(),
             &result_types.iter().collect::<Vec<_>>(),
             &whole.iter().collect::<Vec<_>>(),
         )?;
+        for (held, ty) in computed.iter_mut().zip(results) {
+            let pending: Vec<AxisId> =
+                ty.layout.partial.iter().copied().filter(|axis| taken.contains(axis)).collect();
+            summand_of_first(space, held, &pending);
+        }
         let cut = computed.iter().zip(&result_types).zip(results);
         cut.map(|((held, together), ty)| reshard(space, together, ty, held)).collect()
     }
@@ -98,6 +111,18 @@ fn put_together(ty: &TensorType, dim: Option<DimId>) -> TensorType {
         ty.layout.moved.retain(|m| !axes.contains(&m.axis));
     }
     ty
+}
+
+/// Makes of sums that every rank along `axes` has taken summands: the first rank's is the sum, those of the others zero.
+fn summand_of_first<T: Real>(space: &Space, held: &mut Held<T>, axes: &[AxisId]) {
+    for (rank, value) in space.mesh.iter_ranks().zip(held) {
+        if space.mesh.coordinate_along(rank, axes) == 0 {
+            continue;
+        }
+        if let Value::Real(tensor) = Rc::make_mut(value) {
+            tensor.data.fill(T::ZERO);
+        }
+    }
 }
 
 fn reshard<T: Real>(

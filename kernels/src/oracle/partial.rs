@@ -1,20 +1,17 @@
-//! What joins parts of an attention: `merge`, `merge_parts`, `accumulate`, `sink`, `row_lse`.
+//! What joins parts of an attention: `merge`, `merge_parts`, `accumulate`, `sink`.
 //!
 //! A part is an output and, for each of its rows, the logarithm of its sum of exponentials. A part of no keys is o = 0
 //! and lse = −∞, and what is merged with it stays as it was.
 
-use ithaca_ir::DimId;
-
 use super::Operand;
 use super::attention::Rows;
 use super::eval::log_add_exp;
-use super::rows::Lines;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::Offsets;
 
 /// The weight that a part has in a sum of exponentials: `exp(part − all)`, zero for a part of nothing.
-fn share<T: Real>(part: T, all: T) -> T {
+pub(super) fn share<T: Real>(part: T, all: T) -> T {
     match part == T::NEG_INFINITY {
         true => T::ZERO,
         false => (part - all).through(f64::exp),
@@ -88,16 +85,8 @@ pub(super) fn sink<T: Real>(operands: &[Operand<'_, T>]) -> Result<Rows<T>, RunE
     Ok(out)
 }
 
-/// The logarithm of the sum of exponentials along a dimension; −∞ where nothing is more.
-pub(super) fn row_lse<T: Real>(x: &Operand<'_, T>, over: DimId) -> Result<Vec<T>, RunError> {
-    let data = x.real()?;
-    let lines = Lines::of(x, over)?;
-    let line = |&start: &usize| log_sum_exp((0..lines.length).map(|j| data[start + j * lines.step]));
-    Ok(lines.starts.iter().map(line).collect())
-}
-
 /// `log Σ exp(x)` about the largest; −∞ of nothing and of nothing but −∞.
-fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> T {
+pub(super) fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> T {
     let mut max = T::NEG_INFINITY;
     for x in numbers.clone() {
         if x > max {
@@ -116,7 +105,7 @@ fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> T {
 }
 
 /// Elements of a row of o.
-fn width<T>(o: &[T], lse: &[T]) -> Result<usize, RunError> {
+pub(super) fn width<T>(o: &[T], lse: &[T]) -> Result<usize, RunError> {
     match lse.is_empty() {
         true if o.is_empty() => Ok(0),
         false if o.len().is_multiple_of(lse.len()) => Ok(o.len() / lse.len()),

@@ -1,4 +1,4 @@
-//! Products, look-ups and repetition: `einsum`, `embed`, `repeat`.
+//! Products, sums, look-ups and repetition: `einsum`, `sum`, `expand`, `embed`, `repeat`.
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
@@ -60,19 +60,15 @@ pub(super) fn embed<T: Real>(
     let (rows, ids) = (table.real()?, ids.int()?);
     let held = &table.region[0];
     let width: usize = table.shape()[1..].iter().product();
-    let known = space.dims[over].valid;
     let mut out = Vec::with_capacity(ids.len() * width);
     for &id in ids {
-        match u64::try_from(id) {
-            Ok(id) if held.contains(&id) && id < known => {
+        let id = known_row(space, over, id)?;
+        match held.contains(&id) {
+            true => {
                 let row = index(id - held.start) * width;
                 out.extend_from_slice(&rows[row..row + width]);
             }
-            Ok(id) if id < known => out.extend(std::iter::repeat_n(T::ZERO, width)),
-            _ => {
-                let dim = space.dims[over].name.clone();
-                return Err(RunError::TokenOutOfRange { value: id, rows: known, dim });
-            }
+            false => out.extend(std::iter::repeat_n(T::ZERO, width)),
         }
     }
     let wanted: usize = extents(region).iter().product();
@@ -80,6 +76,38 @@ pub(super) fn embed<T: Real>(
         true => Ok(out),
         false => Err(RunError::invalid("`embed` gives another shape than its type")),
     }
+}
+
+/// The row of a table that a token asks for.
+pub(super) fn known_row(space: &Space, over: DimId, id: i32) -> Result<u64, RunError> {
+    let known = space.dims[over].valid;
+    match u64::try_from(id) {
+        Ok(row) if row < known => Ok(row),
+        _ => Err(RunError::TokenOutOfRange { value: id, rows: known, dim: space.dims[over].name.clone() }),
+    }
+}
+
+/// The sum over the dimensions that the result lacks.
+pub(super) fn sum<T: Real>(x: &Operand<'_, T>, ty: &TensorType, region: &Region) -> Result<Vec<T>, RunError> {
+    let data = x.real()?;
+    let shape = extents(region);
+    let steps = strides(&shape);
+    let at: Vec<usize> = x.ty.dims.iter().map(|&d| ty.position(d).map_or(0, |i| steps[i])).collect();
+    let mut out = vec![T::ZERO; shape.iter().product()];
+    for (at, &x) in Offsets::new(x.shape(), at, 0).zip(data) {
+        out[at] += x;
+    }
+    Ok(out)
+}
+
+/// The same elements along the dimensions that x lacks.
+pub(super) fn expand<T: Real>(
+    x: &Operand<'_, T>,
+    ty: &TensorType,
+    region: &Region,
+) -> Result<Vec<T>, RunError> {
+    let data = x.real()?;
+    Ok(Offsets::new(extents(region), x.strides_in(ty), 0).map(|i| data[i]).collect())
 }
 
 /// Element `i` of `to` is element `i / (size(to) / size(from))` of `from`.

@@ -39,8 +39,17 @@ fn unpadded(space: &Space, over: DimId) -> Result<&Dim, RunError> {
     }
 }
 
+/// Elements of the dimensions of a norm, on all ranks together.
+pub(super) fn norm_size(space: &Space, over: &[DimId]) -> Result<f64, RunError> {
+    over.iter().map(|&d| Ok(unpadded(space, d)?.size as f64)).product()
+}
+
 /// Whole lines without padding.
-fn lines_of_norm<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Result<Lines, RunError> {
+pub(super) fn lines_of_norm<T: Real>(
+    space: &Space,
+    over: DimId,
+    x: &Operand<'_, T>,
+) -> Result<Lines, RunError> {
     let dim = unpadded(space, over)?;
     let lines = Lines::of(x, over)?;
     match lines.length as u64 == dim.size {
@@ -50,7 +59,7 @@ fn lines_of_norm<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Res
 }
 
 /// A weight of a norm: its elements and, per element of x, where they lie.
-struct Weight<'a, T> {
+pub(super) struct Weight<'a, T> {
     data: &'a [T],
     at: Vec<usize>,
 }
@@ -63,8 +72,13 @@ impl<'a, T: Real> Weight<'a, T> {
         Ok(Some(Self { data: w.real()?, at }))
     }
 
+    /// Operand `i`, seen as x is, the first operand.
+    pub(super) fn required(operands: &[Operand<'a, T>], i: usize) -> Result<Self, RunError> {
+        Self::of(operands, i, operands[0].ty)?.ok_or_else(|| RunError::invalid("a norm lacks an operand"))
+    }
+
     /// The weight of element `i` of x.
-    fn get(&self, i: usize) -> T {
+    pub(super) fn get(&self, i: usize) -> T {
         self.data[self.at[i]]
     }
 }
@@ -105,17 +119,10 @@ pub(super) fn rms_scale<T: Real>(
     over: &[DimId],
     eps: f64,
     operands: &[Operand<'_, T>],
-    ty: &TensorType,
 ) -> Result<Vec<T>, RunError> {
-    let mut n = 1.0;
-    for &d in over {
-        n *= unpadded(space, d)?.size as f64;
-    }
+    let n = norm_size(space, over)?;
     let x = operands[0].real()?;
-    let of = |i: usize| {
-        Weight::of(operands, i, ty)?.ok_or_else(|| RunError::invalid("`rms_scale` lacks an operand"))
-    };
-    let (squares, weight) = (of(1)?, of(2)?);
+    let (squares, weight) = (Weight::required(operands, 1)?, Weight::required(operands, 2)?);
     let scaled = x.iter().enumerate().map(|(i, &x)| {
         let root = (squares.get(i) / T::from_f64(n) + T::from_f64(eps)).through(f64::sqrt);
         x / root * weight.get(i)
@@ -180,7 +187,7 @@ pub(super) fn rotary<T: Real>(
     for &start in &lines.starts {
         let position = f64::from(at[place[start]]);
         for (pair, frequency) in frequencies.iter().enumerate() {
-            let (sin, cos) = (position * frequency).sin_cos();
+            let (sin, cos) = (rotary.turn.sign() * position * frequency).sin_cos();
             let (sin, cos) = (T::from_f64(amplitude * sin), T::from_f64(amplitude * cos));
             let (i, j) = rotary.pairs.places(pair, width);
             let (i, j) = (start + i * lines.step, start + j * lines.step);

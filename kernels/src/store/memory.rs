@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{StoreError, TensorSource};
+use crate::Outputs;
+use crate::real::Real;
 use crate::tensor::Tensor;
 
 /// Tensors by name.
@@ -20,6 +22,13 @@ impl Tensors {
     /// Adds a tensor, in place of one of the same name.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor<f64>) {
         self.tensors.insert(name.into(), tensor);
+    }
+}
+
+impl<T: Real> From<&Outputs<T>> for Tensors {
+    /// What a run gave or kept, for another run to read.
+    fn from(outputs: &Outputs<T>) -> Self {
+        outputs.iter().map(|(name, tensor)| (name.clone(), tensor.map(T::to_f64))).collect()
     }
 }
 

@@ -107,6 +107,8 @@ impl Cluster {
             | Op::Weigh { .. }
             | Op::Repeat { .. }
             | Op::SumCopies { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
             | Op::Call { .. }
             | Op::Reshard => CollectiveTime::default(),
         }

@@ -29,10 +29,13 @@ mod rope;
 mod shrink;
 mod spec;
 
-use ithaca_ir::{DType, Diagnostic, Module};
+use ithaca_ir::{DType, Diagnostic, Diagnostics, Module};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::differentiate::{Differentiate, Training};
+use crate::pass::{Context, Pass, Unwatched, Volume, run_passes};
 
 pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
@@ -69,8 +72,26 @@ impl Mode {
     }
 }
 
+/// Which label belongs to which token, and which labels count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Labels {
+    /// The label of token `i` is that at `i + ahead` of the input; 1 where the labels are the tokens themselves. Beyond the
+    /// end no label counts.
+    pub ahead: u64,
+    /// The label that counts for nothing.
+    pub ignore: i64,
+}
+
+impl Default for Labels {
+    /// Labels as they stand beside the tokens; −100 counts for nothing, as in the library.
+    fn default() -> Self {
+        Self { ahead: 0, ignore: -100 }
+    }
+}
+
 /// What a model is asked to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Sequences.
     pub batch: u64,
@@ -82,6 +103,10 @@ pub struct Workload {
     pub dtype: Option<DType>,
     /// What the program is run for.
     pub mode: Mode,
+    /// In training: which label belongs to which token.
+    pub labels: Labels,
+    /// In training: what a step does beside the forward pass.
+    pub training: Training,
     /// Fields of the description that the caller knows to have no influence, though the importer does not know them;
     /// `rope_scaling.name` for a field of the rotary parameters.
     pub ignore: Vec<String>,
@@ -90,7 +115,16 @@ pub struct Workload {
 impl Workload {
     /// Prefill in the description's element type.
     pub fn prefill(batch: u64, sequence: u64) -> Self {
-        Self { batch, sequence, target_sequence: None, dtype: None, mode: Mode::Prefill, ignore: Vec::new() }
+        Self {
+            batch,
+            sequence,
+            target_sequence: None,
+            dtype: None,
+            mode: Mode::Prefill,
+            labels: Labels::default(),
+            training: Training::default(),
+            ignore: Vec::new(),
+        }
     }
 }
 
@@ -112,10 +146,25 @@ pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module,
     build::module(&model, name, workload)
 }
 
+/// The whole program of a workload: what [`import`] gives, and in training the step that `differentiate` makes of it.
+///
+/// # Errors
+/// As [`import`], and `P50`–`P52` for what cannot be differentiated.
+pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostics> {
+    let module = import(config, name, workload).map_err(|refusal| vec![refusal])?;
+    match workload.mode {
+        Mode::Prefill | Mode::Decode => Ok(module),
+        Mode::Train => {
+            let pass: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
+            run_passes(module, &[pass], &mut Context::new(&Volume), &mut Unwatched)
+        }
+    }
+}
+
 fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
     match workload.mode {
-        Mode::Prefill => {}
-        Mode::Train | Mode::Decode => {
+        Mode::Prefill | Mode::Train => {}
+        Mode::Decode => {
             return Err(Diagnostic::new("M09", format!("mode {} is not there yet", workload.mode.name()))
                 .help("import the model for prefill")
                 .repairs(["--mode prefill".to_owned()]));

@@ -1,21 +1,70 @@
-//! `gather`: every rank gets all keys and values.
+//! `gather`: every rank gets all keys and values, at once or in groups of heads.
 
-use super::{Movement, Site, Visits};
+use ithaca_ir::Diagnostic;
+use ithaca_ir::ops::MAX_PARTS;
+
+use super::{Movement, Reach, Site, Visits};
 
 /// The movement of Megatron's context parallelism by all-gather, and of Llama 3.
 pub(super) struct Gather;
+
+/// The option that says in how many groups heads are gathered.
+const GROUPS: &str = "groups";
 
 impl Movement for Gather {
     fn name(&self) -> &'static str {
         "gather"
     }
     fn summary(&self) -> &'static str {
-        "keys and values are gathered, their gradients reduce-scattered (Llama 3, arXiv 2407.21783, section 3.3.2)"
+        "keys and values are gathered, their gradients reduce-scattered (Llama 3, arXiv 2407.21783, section 3.3.2); in groups of key/value heads, one after another, where asked"
     }
     fn legality(&self) -> &'static str {
-        "tokens % P = 0; zigzag: tokens % 2P = 0; all keys of a layer fit on a rank"
+        "tokens % P = 0; zigzag: tokens % 2P = 0; all keys of a layer fit on a rank, or with groups=N those of 1/N of its heads; key/value heads of a rank % N = 0"
     }
-    fn visits(&self, _site: &Site<'_>) -> Visits {
-        Visits::Gather
+    fn options(&self) -> &'static [(&'static str, &'static str)] {
+        &[(
+            GROUPS,
+            "in how many groups of the key/value heads of a rank keys are gathered, one after another; 1 when left out",
+        )]
     }
+    fn reach(&self) -> Reach {
+        Reach::AnyAxes
+    }
+    fn check(&self, site: &Site<'_>) -> Result<(), Diagnostic> {
+        check_groups(site, site.option(GROUPS).unwrap_or(1))
+    }
+    fn visits(&self, site: &Site<'_>) -> Visits {
+        match site.option(GROUPS) {
+            None | Some(1) => Visits::Gather,
+            Some(groups) => Visits::GatherGroups(groups),
+        }
+    }
+}
+
+/// Every rank cuts its key/value heads, with the query heads that they serve, into `groups` equal parts.
+fn check_groups(site: &Site<'_>, groups: u64) -> Result<(), Diagnostic> {
+    if groups == 1 {
+        return Ok(());
+    }
+    let dim = &site.space.dims[site.attention.kv_heads];
+    let degree = site.space.mesh.degree(site.head_axes);
+    if !dim.divides_evenly(degree) {
+        let message = format!(
+            "{} key/value heads are not the same number on each of {degree} ranks, so they have no {groups} equal groups",
+            dim.size / dim.granule
+        );
+        return Err(Diagnostic::new("P47", message)
+            .help("write `movement=gather`, or use a head degree that divides"));
+    }
+    let held = dim.size / dim.granule / degree;
+    let legal = |n: u64| n != 0 && n <= MAX_PARTS as u64 && held.is_multiple_of(n);
+    if legal(groups) {
+        return Ok(());
+    }
+    let message = format!(
+        "movement `gather` in {groups} groups needs a multiple of {groups} key/value heads on a rank, and there are {held}"
+    );
+    let numbers: Vec<String> =
+        (1..=held.min(MAX_PARTS as u64)).filter(|&n| legal(n)).map(|n| n.to_string()).collect();
+    Err(Diagnostic::new("P47", message).help(format!("legal numbers of groups: {}", numbers.join(", "))))
 }

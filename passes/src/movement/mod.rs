@@ -5,6 +5,7 @@
 //! [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
 //! `docs/guide/your-first-sharding-pass.md` does so from nothing, `examples/template.rs` is there to be copied.
 
+mod admit;
 mod balance;
 mod fetch;
 mod gather;
@@ -13,6 +14,7 @@ mod reduce;
 mod rotate;
 mod two_pass;
 
+pub(crate) use admit::admit;
 pub use lower::LowerMovements;
 
 use ithaca_ir::layout::Move;
@@ -48,6 +50,14 @@ pub trait Movement: Sync {
     fn prunes(&self) -> bool {
         false
     }
+    /// The options that it takes, as `gather(groups=2)` has one, each with its meaning; any other is refused.
+    fn options(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+    /// Which queries it brings keys to.
+    fn reach(&self) -> Reach {
+        Reach::SameAxes
+    }
     /// Refuses an attention that it cannot compute; called before [`visits`](Self::visits). That every pair of blocks
     /// meets once is checked in any case.
     ///
@@ -71,6 +81,15 @@ pub enum Orders {
     Contiguous,
 }
 
+/// By which axes the queries may be split that a movement brings keys to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Those that split the keys: a rank has one block of each.
+    SameAxes,
+    /// Any: encoder and decoder may lie on different axes.
+    AnyAxes,
+}
+
 /// Where an attention takes place: what a movement may look at.
 #[derive(Clone, Copy)]
 pub struct Site<'a> {
@@ -80,6 +99,13 @@ pub struct Site<'a> {
     pub attention: &'a Attention,
     /// The axes that split the keys, major to minor.
     pub axes: &'a [AxisId],
+    /// The axes that split the queries, major to minor: those of the keys, unless the movement has another
+    /// [`reach`](Movement::reach).
+    pub query_axes: &'a [AxisId],
+    /// The axes that split query heads and key/value heads, major to minor.
+    pub head_axes: &'a [AxisId],
+    /// The options that the movement was given.
+    pub options: &'a [(String, u64)],
 }
 
 /// Who meets whom.
@@ -87,6 +113,9 @@ pub struct Site<'a> {
 pub enum Visits {
     /// Every rank gets all keys, then attends at once.
     Gather,
+    /// As [`Gather`](Visits::Gather), in so many groups of the key/value heads that a rank has, one after another: only the
+    /// gathered keys of one group are held at a time.
+    GatherGroups(u64),
     /// Every rank gets the keys that its queries see, then attends at once.
     Fetch,
     /// Step by step, the first at home ([`Step::default`]). Every pair of a block of queries and a block of keys whose tile
@@ -143,6 +172,16 @@ impl Site<'_> {
         self.space.mesh.degree(self.axes)
     }
 
+    /// Number of blocks that the queries are split into.
+    pub fn query_blocks(&self) -> u64 {
+        self.space.mesh.degree(self.query_axes)
+    }
+
+    /// The value of an option of the movement, if it was given.
+    pub fn option(&self, name: &str) -> Option<u64> {
+        self.options.iter().find(|(key, _)| key == name).map(|&(_, n)| n)
+    }
+
     /// The seat of blocks that have travelled by `by[i]` along the `i`-th axis, around the ring: coordinate `c` holds the
     /// block of `c + by[i]`. So `1` is the block of the next rank and `P − 1` that of the one before; axes that `by` lacks
     /// stay at home.
@@ -158,21 +197,21 @@ impl Site<'_> {
 
     /// The positions of block `i` of the queries.
     pub fn queries(&self, i: u64) -> Vec<Run> {
-        self.block(self.attention.queries, i)
+        self.block(self.attention.queries, self.query_axes, i)
     }
 
     /// The positions of block `i` of the keys.
     pub fn keys(&self, i: u64) -> Vec<Run> {
-        self.block(self.attention.keys, i)
+        self.block(self.attention.keys, self.axes, i)
     }
 
-    fn block(&self, dim: DimId, i: u64) -> Vec<Run> {
+    fn block(&self, dim: DimId, axes: &[AxisId], i: u64) -> Vec<Run> {
         let mesh = &self.space.mesh;
-        let (rank, _) = self.axes.iter().rev().fold((Rank(0), i), |(rank, rest), &axis| {
+        let (rank, _) = axes.iter().rev().fold((Rank(0), i), |(rank, rest), &axis| {
             let n = mesh.size(axis);
             (mesh.with_coordinate(rank, axis, rest % n), rest / n)
         });
-        self.space.position_runs(dim, self.space.range(dim, self.axes, rank))
+        self.space.position_runs(dim, self.space.range(dim, axes, rank))
     }
 
     /// Pairs that the mask keeps of block `q` of the queries and block `k` of the keys.
@@ -204,9 +243,14 @@ impl Site<'_> {
 
     /// The axes as they are written: `outer=2 × ring=4`.
     pub fn axes_text(&self) -> String {
+        self.axes_named(self.axes)
+    }
+
+    /// Any axes as they are written.
+    fn axes_named(&self, axes: &[AxisId]) -> String {
         let mesh = &self.space.mesh;
         let axes: Vec<String> =
-            self.axes.iter().map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
+            axes.iter().map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
         axes.join(" × ")
     }
 }

@@ -1,10 +1,10 @@
-//! `reduce`: queries are on every rank, the cache of keys and values stays split, partial results merge.
+//! `reduce`: the same queries are on many ranks, keys and values stay split among them, partial results merge.
 
 use ithaca_ir::Diagnostic;
 
-use super::{Movement, Orders, Site, Visits};
+use super::{Movement, Orders, Reach, Site, Visits};
 
-/// Decoding with a split key/value cache.
+/// Decoding with a split key/value cache, and cross-attention whose keys have an axis of their own.
 pub(super) struct Reduce;
 
 impl Movement for Reduce {
@@ -15,21 +15,34 @@ impl Movement for Reduce {
         "every rank attends to the keys it holds; partial (o, lse) travel by head and merge (Tree Attention, arXiv 2408.04093; vLLM's decode context parallelism; Helix, arXiv 2507.07120)"
     }
     fn legality(&self) -> &'static str {
-        "a key sequence that is no query sequence (a cache); cached tokens % P = 0"
+        "a key sequence other than that of the queries (a cache, an encoder), split by an axis that the queries are not; its tokens % P = 0"
     }
     fn orders(&self) -> Orders {
         Orders::Local
     }
+    fn reach(&self) -> Reach {
+        Reach::AnyAxes
+    }
     fn check(&self, site: &Site<'_>) -> Result<(), Diagnostic> {
-        match site.attention.queries == site.attention.keys {
+        let name = &site.space.dims[site.attention.keys].name;
+        if site.attention.queries == site.attention.keys {
+            let message = format!(
+                "movement `reduce` needs a cache of keys, but `{name}` is the sequence of the queries too"
+            );
+            return Err(Diagnostic::new("P45", message)
+                .help("strategies `ring` and `megatron-cp-allgather` split both"));
+        }
+        let shared = site.axes.iter().all(|axis| site.query_axes.contains(axis));
+        match shared && !site.axes.is_empty() {
             false => Ok(()),
             true => {
-                let name = &site.space.dims[site.attention.keys].name;
                 let message = format!(
-                    "movement `reduce` needs a cache of keys, but `{name}` is the sequence of the queries too"
+                    "movement `reduce` needs ranks with the same queries and other keys, but all axes of `{name}`, {}, split the queries too",
+                    site.axes_text()
                 );
                 Err(Diagnostic::new("P45", message)
-                    .help("strategies `ring` and `megatron-cp-allgather` split both"))
+                    .help("movement `gather` serves queries on any axes")
+                    .help("or give one of the sequences an axis of its own: `--sequence-axes`"))
             }
         }
     }

@@ -7,18 +7,24 @@
 mod diff;
 mod digest;
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::{self, Phase};
-use ithaca_ir::{DType, Diagnostic, Dim, Mesh, Module, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
 use crate::compile::AttentionUse;
+use crate::differentiate::{self, Differentiate};
 use crate::import::{self, Mode};
 use crate::memory;
+use crate::pass::Pass;
 use crate::registry::Registry;
-use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, strategy};
+use crate::shard::{
+    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_movement, strategy,
+};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -104,16 +110,31 @@ pub struct Workload {
     pub target_sequence: Option<u64>,
     /// Element type of weights and activations.
     pub dtype: String,
+    /// What a training step does, where the mode is train.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
     /// Fields of the description that were declared to have no influence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ignore: Vec<String>,
+}
+
+/// What a training step does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Which label belongs to which token.
+    pub labels: import::Labels,
+    /// Options of `differentiate` that are not as by default.
+    pub options: BTreeMap<String, String>,
 }
 
 impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
     /// description is that of the module's outputs.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
-        let import::Workload { batch, sequence, target_sequence, dtype, mode, ignore } = workload;
+        let import::Workload { batch, sequence, target_sequence, dtype, mode, ignore, labels, training } =
+            workload;
+        let training = || Training { labels: *labels, options: training.to_pipeline().into_iter().collect() };
         let of_outputs = || {
             let main = &module.functions[module.main()?];
             Some(main.ty(main.outputs.first()?.value).dtype)
@@ -125,6 +146,7 @@ impl Workload {
             sequence: *sequence,
             target_sequence: *target_sequence,
             dtype: dtype.name().to_owned(),
+            training: (*mode == Mode::Train).then(training),
             ignore: ignore.clone(),
         }
     }
@@ -134,10 +156,18 @@ impl Workload {
     /// # Errors
     /// `M33` for an element type that there is not.
     pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self { mode, batch, sequence, target_sequence, dtype, ignore } = self;
+        let Self { mode, batch, sequence, target_sequence, dtype, training, ignore } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
+        let mut labels = import::Labels::default();
+        let mut options = Vec::new();
+        if let Some(training) = training {
+            labels = training.labels;
+            options.extend(training.options.clone());
+        }
         Ok(import::Workload {
+            labels,
+            training: differentiate::Training::from_pipeline(&options)?,
             batch: *batch,
             sequence: *sequence,
             target_sequence: *target_sequence,
@@ -178,6 +208,25 @@ pub struct LayoutOptions {
     /// Functions with a strategy of their own inside attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerStrategy>,
+    /// The movement that was asked for in place of the strategy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movement: Option<String>,
+    /// The movement that was asked for where keys are another sequence than queries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cross_movement: Option<String>,
+    /// Sequences with mesh axes of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<SequenceAxes>,
+}
+
+/// The mesh axes of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceAxes {
+    /// The dimension of the program.
+    pub dimension: String,
+    /// The axes that split it, major to minor.
+    pub axes: Vec<String>,
 }
 
 /// The strategy of a kind of layer.
@@ -439,14 +488,25 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
+        let choice = &self.options;
+        for text in choice.movement.iter().chain(&choice.cross_movement) {
+            parse_movement(text)?;
+        }
         let strategies = strategy::product(registry, &self.strategy)?;
-        strategy::placement(&strategies, &options.mesh)?;
-        let expected = crate::pipeline::print(&crate::compile::passes(&options));
+        let own = choice.sequences.iter().flat_map(|s| &s.axes);
+        let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
+        strategy::placement(&strategies, &options.mesh, &own)?;
+        let workload = self.workload.to_import()?;
+        let mut expected = crate::pipeline::print(&crate::compile::passes(&options));
+        if workload.mode == Mode::Train {
+            let first: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
+            expected = format!("{first},{expected}");
+        }
         if self.pipeline != expected {
             return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
         }
         self.cluster.check()?;
-        let module = import::import(&self.model.config, &self.model.name, &self.workload.to_import()?)?;
+        let module = import::program(&self.model.config, &self.model.name, &workload).map_err(first)?;
         shard::check_with(registry, &module, &options).map(|_| ())
     }
 
@@ -481,6 +541,7 @@ impl Plan {
             order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
             prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
             layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
+            attention: self.options.attention(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
         }
     }
@@ -495,6 +556,16 @@ pub fn schema() -> String {
 }
 
 impl LayoutOptions {
+    /// What they ask of attention; a movement that cannot be read is refused when the plan is.
+    fn attention(&self) -> AttentionChoice {
+        let movement = |text: &Option<String>| text.as_deref().and_then(|text| parse_movement(text).ok());
+        AttentionChoice {
+            movement: movement(&self.movement),
+            cross_movement: movement(&self.cross_movement),
+            sequences: self.sequences.iter().map(|s| (s.dimension.clone(), s.axes.clone())).collect(),
+        }
+    }
+
     /// What a plan records of the options of `shard`.
     pub fn of(options: &ShardOptions) -> Self {
         Self {
@@ -510,6 +581,14 @@ impl LayoutOptions {
                     function: function.clone(),
                     strategy: strategy.clone(),
                 })
+                .collect(),
+            movement: options.attention.movement.as_ref().map(ToString::to_string),
+            cross_movement: options.attention.cross_movement.as_ref().map(ToString::to_string),
+            sequences: options
+                .attention
+                .sequences
+                .iter()
+                .map(|(dimension, axes)| SequenceAxes { dimension: dimension.clone(), axes: axes.clone() })
                 .collect(),
         }
     }
@@ -604,6 +683,11 @@ impl Time {
 /// `x` with six significant digits.
 pub fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().expect("a printed number is a number")
+}
+
+/// The first of several diagnostics.
+fn first(diagnostics: Diagnostics) -> Diagnostic {
+    diagnostics.into_iter().next().expect("a refusal says why")
 }
 
 /// The pipeline text of a schedule.

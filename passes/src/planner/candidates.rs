@@ -54,6 +54,7 @@ pub fn candidates_with(
             order: request.order,
             prune: request.prune,
             layers: request.layers.clone(),
+            attention: request.attention.clone(),
             ..ShardOptions::new(name.clone(), mesh)
         }));
     }

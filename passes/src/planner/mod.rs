@@ -17,7 +17,7 @@ use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
 use crate::registry::Registry;
-use crate::shard::{self, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
+use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::{candidates, candidates_with};
@@ -45,6 +45,8 @@ pub struct Request {
     pub prune: Prune,
     /// Functions with a strategy of their own inside attention.
     pub layers: Vec<(String, String)>,
+    /// Another movement than that of each candidate, and sequences with axes of their own.
+    pub attention: AttentionChoice,
     /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
     pub sparsity: Sparsity,
 }

@@ -2,30 +2,44 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::mesh::AxisId;
+use ithaca_ir::layout::AxisList;
 use ithaca_ir::ops::{Attention, Keyed, Op};
-use ithaca_ir::{Diagnostic, DimId, Module, Order, Rank, Space};
+use ithaca_ir::{Diagnostic, DimId, Module, Order, Space};
 
 use super::options::{OrderChoice, Prune};
 use super::orders::{self, Split};
 use super::placements::Placements;
 use super::roles::Roles;
-use crate::movement::{Movement, Site};
+use crate::movement::{Movement, Site, admit};
 use crate::registry::Registry;
 
 /// An attention with a movement.
 pub(super) struct Inside<'a> {
     attention: &'a Attention,
     /// The axes that split its keys, major to minor.
-    pub(super) axes: Vec<AxisId>,
+    axes: AxisList,
+    /// The axes that split its queries, major to minor.
+    query_axes: AxisList,
+    /// The axes that split its heads, major to minor.
+    head_axes: AxisList,
     /// How keys and queries meet.
     pub(super) movement: &'static dyn Movement,
+    /// The options of the movement.
+    options: Vec<(String, u64)>,
+}
+
+impl Inside<'_> {
+    /// The axes that split sequence `dim`, if it is one of this attention.
+    pub(super) fn axes_of(&self, dim: DimId) -> Option<&AxisList> {
+        let Attention { queries, keys, .. } = self.attention;
+        if dim == *keys { Some(&self.axes) } else { (dim == *queries).then_some(&self.query_axes) }
+    }
 }
 
 /// Every attention with a movement.
 ///
 /// # Errors
-/// `P47` for a movement that is not known, `P40` for dropout that the layout would change.
+/// `P47` for a movement that is not known or missing, `P40` for dropout that the layout would change.
 pub(super) fn splits<'a>(
     registry: &Registry,
     module: &'a Module,
@@ -37,12 +51,15 @@ pub(super) fn splits<'a>(
         let placement = placements.function(&function.name);
         for node in &function.nodes {
             let (Op::Attention(attention) | Op::AttentionBackward(attention)) = &node.op else { continue };
-            let mut axes = placement.attention_sequence().to_vec();
+            let query_axes = placements.attention_sequence(&function.name, attention.queries);
+            let mut axes = placements.attention_sequence(&function.name, attention.keys);
             if roles.caches.contains(&attention.keys) {
                 axes.extend(placement.cache.iter().copied());
             }
-            let spread =
-                !axes.is_empty() || !placement.attention_heads().is_empty() || !placement.batch.is_empty();
+            let spread = !axes.is_empty()
+                || !query_axes.is_empty()
+                || !placement.attention_heads().is_empty()
+                || !placement.batch.is_empty();
             if spread && attention.dropout.is_some_and(|d| d.keyed == Keyed::Stream) {
                 let message = format!(
                     "attention of function `{}` drops weights by a generator that is keyed by the order of computation; \
@@ -52,10 +69,28 @@ pub(super) fn splits<'a>(
                 return Err(Diagnostic::new("P40", message)
                     .help("key the generator by position: `dropout=uniform(…, keyed=position)`"));
             }
-            if let Some(name) = placement.movement.as_deref()
-                && (!axes.is_empty() || !placement.cache.is_empty())
-            {
-                found.push(Inside { attention, axes, movement: registry.movement(name)? });
+            if axes.is_empty() && placement.cache.is_empty() {
+                continue;
+            }
+            match placements.movement(&function.name, attention) {
+                Some(by) => found.push(Inside {
+                    attention,
+                    axes,
+                    query_axes,
+                    head_axes: placement.attention_heads(),
+                    movement: registry.movement(&by.name)?,
+                    options: by.options,
+                }),
+                None if axes.is_empty() => {}
+                None => {
+                    let name = &module.space.dims[attention.keys].name;
+                    let message = format!(
+                        "sequence `{name}` stays split inside attention of function `{}`, and the strategy names no movement",
+                        function.name
+                    );
+                    return Err(Diagnostic::new("P47", message)
+                        .help("name one, as in `--movement gather` or, for cross-attention, `--cross-movement gather`"));
+                }
             }
         }
     }
@@ -71,11 +106,14 @@ pub(super) fn orders(
     inside: &[Inside<'_>],
     asked: Option<OrderChoice>,
 ) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
-    let split = |i: &'_ Inside<'_>| -> bool { space.mesh.degree(&i.axes) > 1 };
     let splits: Vec<Split<'_>> = inside
         .iter()
-        .filter(|i| split(i))
-        .map(|i| Split { attention: i.attention, axes: &i.axes, orders: i.movement.orders() })
+        .map(|i| Split {
+            attention: i.attention,
+            axes: &i.axes,
+            query_axes: &i.query_axes,
+            orders: i.movement.orders(),
+        })
         .collect();
     orders::decide(space, &splits, asked)
 }
@@ -85,9 +123,9 @@ pub(super) fn orders(
 /// # Errors
 /// What the movement refuses; `P49` where it must leave out what the mask leaves empty and cannot.
 pub(super) fn check(space: &Space, inside: &[Inside<'_>], prune: Prune) -> Result<(), Diagnostic> {
-    for Inside { attention, axes, movement } in inside {
-        let site = Site { space, attention, axes };
-        movement.check(&site)?;
+    for Inside { attention, axes, query_axes, head_axes, movement, options } in inside {
+        let site = Site { space, attention, axes, query_axes, head_axes, options };
+        admit(*movement, &site)?;
         if prune == Prune::Required && !movement.prunes() && has_empty_tile(&site) {
             let message = format!(
                 "movement `{}` moves blocks that the mask leaves empty, and was asked not to",
@@ -102,6 +140,5 @@ pub(super) fn check(space: &Space, inside: &[Inside<'_>], prune: Prune) -> Resul
 
 /// Whether some rank's queries see nothing of some rank's keys.
 fn has_empty_tile(site: &Site<'_>) -> bool {
-    let n = site.space.mesh.group_along(Rank(0), site.axes).len() as u64;
-    (0..n).any(|q| (0..n).any(|k| site.pairs(q, k) == 0))
+    (0..site.query_blocks()).any(|q| (0..site.blocks()).any(|k| site.pairs(q, k) == 0))
 }

@@ -10,6 +10,7 @@ use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Op};
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
 
+use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
 use super::placements::Placements;
@@ -41,7 +42,7 @@ pub struct Decisions {
 ///
 /// # Errors
 /// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
-/// `P25` sequences of the batch, `P26` token orders, `P40`–`P49` what a movement does not compute.
+/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P40`–`P49` what a movement does not compute.
 pub(super) fn decide(
     registry: &Registry,
     module: &Module,
@@ -52,7 +53,7 @@ pub(super) fn decide(
     let mut decisions = Decisions::default();
     let (mesh, placement) = (&options.mesh, &placements.base);
     for (i, placement) in placements.all().enumerate() {
-        let check = Check { module, mesh, placement, options };
+        let check = Check { module, mesh, placement, placements, options };
         let mut own = Decisions::default();
         for &(heads, kv_heads) in &roles.heads {
             check.heads(heads, kv_heads, &mut own)?;
@@ -66,7 +67,7 @@ pub(super) fn decide(
                 .help("use degrees that divide the key/value heads, or one strategy for all layers"));
         }
     }
-    let check = Check { module, mesh, placement, options };
+    let check = Check { module, mesh, placement, placements, options };
     let degree = mesh.degree(&placement.weights);
     for &dim in &roles.hidden {
         let Dim { name, size, .. } = &module.space.dims[dim];
@@ -87,6 +88,7 @@ pub(super) fn decide(
             ));
         }
     }
+    experts::check(module, mesh, placement, roles)?;
     let degree = mesh.degree(&placement.batch);
     for &dim in &roles.batches {
         let Dim { name, size, .. } = &module.space.dims[dim];
@@ -122,6 +124,10 @@ pub(super) fn decide(
         space.dims[dim].order.clone_from(order);
         decisions.notes.push(format!("sequence {} is dealt to ranks in order {order}", space.dims[dim].name));
     }
+    // Heads as attention will see them.
+    for (&dim, &size) in decisions.copy_weights.iter().chain(&decisions.copy_activations) {
+        space.dims[dim].size = size;
+    }
     inside::check(&space, &inside, options.prune)?;
     Ok(decisions)
 }
@@ -130,6 +136,7 @@ struct Check<'a> {
     module: &'a Module,
     mesh: &'a Mesh,
     placement: &'a Placement,
+    placements: &'a Placements,
     options: &'a ShardOptions,
 }
 
@@ -284,9 +291,9 @@ impl Check<'_> {
         if is_target { "--target-seq" } else { "--seq" }
     }
 
-    /// Into how many parts each attention splits its sequence.
-    fn parts<'i>(&'i self, inside: &'i [Inside<'_>]) -> impl Iterator<Item = u64> + 'i {
-        inside.iter().map(|i| self.degree(&i.axes))
+    /// Into how many parts each attention splits sequence `dim`, where it has that.
+    fn parts<'i>(&'i self, inside: &'i [Inside<'_>], dim: DimId) -> impl Iterator<Item = u64> + 'i {
+        inside.iter().filter_map(move |i| i.axes_of(dim)).map(|axes| self.degree(axes))
     }
 
     fn sequence(
@@ -296,7 +303,7 @@ impl Check<'_> {
         inside: &[Inside<'_>],
         decisions: &mut Decisions,
     ) -> Result<(), Diagnostic> {
-        let mut axes = self.placement.residual_sequence();
+        let mut axes = self.placements.residual_sequence(dim);
         if roles.caches.contains(&dim) {
             axes.extend(self.placement.cache.iter().copied());
         }
@@ -306,9 +313,9 @@ impl Check<'_> {
         // An order that is asked for must fit too.
         let step = match self.options.order.filter(|_| pads) {
             None | Some(OrderChoice::Contiguous | OrderChoice::Balanced) => degree,
-            Some(OrderChoice::Zigzag) => self.parts(inside).map(|n| 2 * n).fold(degree, lcm),
+            Some(OrderChoice::Zigzag) => self.parts(inside, dim).map(|n| 2 * n).fold(degree, lcm),
             Some(OrderChoice::Striped(block)) => {
-                self.parts(inside).map(|n| n.saturating_mul(block)).fold(degree, lcm)
+                self.parts(inside, dim).map(|n| n.saturating_mul(block)).fold(degree, lcm)
             }
         };
         if size % step == 0 {
@@ -336,7 +343,7 @@ impl Check<'_> {
         if self.options.order.is_none() {
             // Room for a zigzag.
             let ring = inside.iter().filter(|i| i.movement.orders() == Orders::Balanced);
-            degree = ring.map(|i| 2 * self.degree(&i.axes)).fold(degree, lcm);
+            degree = ring.filter_map(|i| i.axes_of(dim)).map(|axes| 2 * self.degree(axes)).fold(degree, lcm);
         }
         let padded = size.next_multiple_of(degree);
         let dims = &self.module.space.dims;
@@ -362,7 +369,7 @@ impl Check<'_> {
 }
 
 /// `size` and the degrees up to it that are legal.
-fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
+pub(super) fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
     let degrees: Vec<String> = (1..=size.min(4096)).filter(|&p| legal(p)).map(|p| p.to_string()).collect();
     let shown = if degrees.len() > 24 { &degrees[..24] } else { &degrees[..] };
     format!("legal {what} degrees: {}{}", shown.join(", "), if degrees.len() > 24 { ", …" } else { "" })

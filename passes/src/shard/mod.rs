@@ -15,6 +15,8 @@
 //! %o1 = reshard %o : bf16[b s@ulysses h d]
 //! ```
 
+mod choice;
+mod experts;
 mod inside;
 mod layouts;
 mod legality;
@@ -27,6 +29,7 @@ mod roles;
 pub mod strategy;
 pub mod table;
 
+pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
 pub use legality::Decisions;
 pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
@@ -107,7 +110,7 @@ impl Pass for Shard {
 /// Whether and how `options` may lay `module` out, without doing it: cheap enough to try many.
 ///
 /// # Errors
-/// `P10`–`P13` for the strategy and the mesh, `P20`–`P26` for what does not divide, `P40`–`P49` for what a movement does
+/// `P10`–`P13` for the strategy and the mesh, `P20`–`P28` for what does not divide, `P40`–`P49` for what a movement does
 /// not compute.
 pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placements, Decisions), Diagnostic> {
     check_with(&Registry::default(), module, options)
@@ -122,8 +125,8 @@ pub fn check_with(
     module: &Module,
     options: &ShardOptions,
 ) -> Result<(Placements, Decisions), Diagnostic> {
-    let placements = Placements::of(registry, module, options)?;
     let roles = Roles::of(module);
+    let placements = Placements::of(registry, module, &roles, options)?;
     let decisions = legality::decide(registry, module, &placements, &roles, options)?;
     Ok((placements, decisions))
 }

@@ -2,6 +2,7 @@
 
 use ithaca_ir::{Diagnostic, Mesh};
 
+use super::choice::AttentionChoice;
 use super::strategy;
 
 /// How heads are dealt to ranks.
@@ -98,6 +99,8 @@ pub struct ShardOptions {
     pub prune: Prune,
     /// For functions by name, another strategy inside attention than [`strategy`](Self::strategy).
     pub layers: Vec<(String, String)>,
+    /// Another movement than the strategy's, and sequences with axes of their own.
+    pub attention: AttentionChoice,
 }
 
 impl ShardOptions {
@@ -106,10 +109,10 @@ impl ShardOptions {
         Self { strategy: strategy.into(), mesh, ..Self::default() }
     }
 
-    /// The strategy as the command line takes it, with those of layers.
+    /// The strategy as the command line takes it, with those of layers and what departs from it.
     pub fn strategy_text(&self) -> String {
         let layers = self.layers.iter().map(|(layer, name)| format!(" --layer-strategy {layer}={name}"));
-        std::iter::once(self.strategy.clone()).chain(layers).collect()
+        std::iter::once(self.strategy.clone()).chain(layers).chain([self.attention.flags()]).collect()
     }
 
     /// Reads the options as a pipeline writes them: any key that is no other option is a mesh axis.
@@ -120,6 +123,9 @@ impl ShardOptions {
         let mut read = Self::default();
         let mut axes = Vec::new();
         for (key, value) in options {
+            if read.attention.read(key, value)? {
+                continue;
+            }
             let wrong = || Diagnostic::new("P02", format!("`shard` does not know {key}={value}"));
             match (key.as_str(), value.as_str()) {
                 ("strategy", name) => name.clone_into(&mut read.strategy),
@@ -163,6 +169,7 @@ impl ShardOptions {
         if self.prune == Prune::Required {
             options.push(("prune".to_owned(), "required".to_owned()));
         }
+        self.attention.write(&mut options);
         options.extend(self.layers.iter().map(|(layer, name)| (format!("strategy.{layer}"), name.clone())));
         options
     }

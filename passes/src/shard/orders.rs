@@ -17,10 +17,21 @@ use crate::movement::Orders;
 /// One attention whose sequence is split inside.
 pub(super) struct Split<'a> {
     pub(super) attention: &'a Attention,
-    /// The axes that split its sequences inside, major to minor.
+    /// The axes that split its keys inside, major to minor.
     pub(super) axes: &'a [AxisId],
+    /// The axes that split its queries inside, major to minor.
+    pub(super) query_axes: &'a [AxisId],
     /// The orders that its movement takes.
     pub(super) orders: Orders,
+}
+
+impl Split<'_> {
+    /// Into how many parts its sequence `dim` is split; one where it has no such sequence.
+    fn parts(&self, space: &Space, dim: DimId) -> u64 {
+        let Attention { queries, keys, .. } = *self.attention;
+        let degree = |is: bool, axes: &[AxisId]| if is { space.mesh.degree(axes) } else { 1 };
+        degree(keys == dim, self.axes).max(degree(queries == dim, self.query_axes))
+    }
 }
 
 /// The orders of all sequences that are split inside attention, where they are not those that the program brings.
@@ -38,8 +49,10 @@ pub(super) fn decide(
     sequences.sort_unstable();
     sequences.dedup();
     for dim in sequences {
-        let here: Vec<&Split<'_>> =
-            splits.iter().filter(|s| [s.attention.queries, s.attention.keys].contains(&dim)).collect();
+        let here: Vec<&Split<'_>> = splits.iter().filter(|s| s.parts(space, dim) > 1).collect();
+        if here.is_empty() {
+            continue;
+        }
         let order = match asked {
             Some(choice) => asked_for(space, dim, &here, choice)?,
             // An order that the program brings is its own.
@@ -59,8 +72,7 @@ fn asked_for(
     here: &[&Split<'_>],
     choice: OrderChoice,
 ) -> Result<Order, Diagnostic> {
-    let degrees: Vec<u64> = here.iter().map(|s| space.mesh.degree(s.axes)).collect();
-    let parts = degrees.first().copied().unwrap_or(1);
+    let parts = here.first().map_or(1, |s| s.parts(space, dim));
     let size = space.size(dim);
     let order = match choice {
         OrderChoice::Contiguous => Order::Contiguous,
@@ -121,7 +133,7 @@ fn balanced(space: &Space, dim: DimId, here: &[&Split<'_>]) -> Order {
         return Order::Contiguous;
     }
     let size = space.size(dim);
-    let parts = here.first().map_or(1, |s| space.mesh.degree(s.axes));
+    let parts = here.first().map_or(1, |s| s.parts(space, dim));
     let mut candidates = vec![Order::Contiguous, Order::Zigzag { parts }];
     for split in here {
         candidates.extend(bounds(&split.attention.mask).and_then(|b| Order::zigzag_documents(b, parts).ok()));
@@ -142,9 +154,9 @@ fn balanced(space: &Space, dim: DimId, here: &[&Split<'_>]) -> Order {
 fn busiest_pairs(space: &Space, split: &Split<'_>, order: &Order) -> u128 {
     let a = split.attention;
     let keys = 0..space.dims[a.keys].valid;
-    let ranks = space.mesh.group_along(Rank(0), split.axes);
+    let ranks = space.mesh.group_along(Rank(0), split.query_axes);
     let pairs = |rank: Rank| -> u128 {
-        let held = space.range(a.queries, split.axes, rank);
+        let held = space.range(a.queries, split.query_axes, rank);
         let runs = order.runs(space.size(a.queries), held);
         runs.iter().map(|run| a.mask.pairs(run.positions(), keys.clone())).sum()
     };
@@ -177,7 +189,7 @@ mod tests {
         let mask = Mask::All(vec![Mask::Causal, Mask::Documents(vec![0, 700, 720, 740, 1024])]);
         let attention = Attention::new(dims, mask, 1.0);
         let axes = [space.mesh.axis("ring").unwrap()];
-        let split = Split { attention: &attention, axes: &axes, orders: Orders::Balanced };
+        let split = Split { attention: &attention, axes: &axes, query_axes: &axes, orders: Orders::Balanced };
         let all = attention.mask.pairs(0..1024, 0..1024);
         let busiest = |order: &Order| busiest_pairs(&space, &split, order) as f64 / (all as f64 / 4.0);
         let order = dispatched(&space, s, &[&split], 4);

@@ -83,6 +83,7 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::Window(w) => new(w.dim_mut()),
                 Op::Call { scan: Some(scan), .. } => new(&mut scan.over),
                 Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
+                Op::Take { to } | Op::Join { to } => new(to),
                 Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
                 Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
                 Op::Rotary(rotary) => new(&mut rotary.over),

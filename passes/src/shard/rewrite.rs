@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Movement, Op, OpError};
+use ithaca_ir::ops::{Attention, Op, OpError};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
 
 use super::layouts::{Found, demand};
@@ -62,6 +62,15 @@ pub(super) fn functions(
     Ok(attentions)
 }
 
+/// What lies outside attention.
+#[derive(Clone, Copy)]
+enum Outside {
+    /// Inputs, and integers between functions.
+    Inputs,
+    /// The residual stream.
+    Residual,
+}
+
 struct Rewriter<'a> {
     plan: &'a Plan,
     /// The placement of this function.
@@ -115,7 +124,7 @@ impl Rewriter<'_> {
                 vec![weight]
             }
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(source.ty(node.result()), &self.placement.sequence);
+                let ty = self.by_sequence(source.ty(node.result()), Outside::Inputs);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
             Op::Call { callee, .. } => {
@@ -178,13 +187,14 @@ impl Rewriter<'_> {
         operands: &[ValueId],
     ) -> Result<Vec<ValueId>, OpError> {
         let kv_heads = attention.kv_heads;
-        let outside: Vec<TensorType> = operands[..3].iter().map(|&v| settled(self.b.ty(v))).collect();
+        let with_gradient = operands[..3].iter().chain(&operands[6..]);
+        let outside: Vec<TensorType> = with_gradient.map(|&v| settled(self.b.ty(v))).collect();
         let (attention, inside) = self.enter(attention, operands, 6)?;
         let copied = attention.kv_heads;
         let gradients = self.b.node(Op::AttentionBackward(attention), &inside, &[])?;
         let mut results = Vec::with_capacity(gradients.len());
         for (i, (mut gradient, outside)) in gradients.into_iter().zip(&outside).enumerate() {
-            if i > 0 && copied != kv_heads {
+            if (1..3).contains(&i) && copied != kv_heads {
                 // Copies go home as they are and are summed there: that is less than sums over ranks would be.
                 let mut there = outside.clone();
                 there.dims.iter_mut().filter(|d| **d == kv_heads).for_each(|d| *d = copied);
@@ -216,7 +226,9 @@ impl Rewriter<'_> {
             }
             let sequence = match (is_key, i < n_plain) {
                 (true, _) => self.key_sequence(attention.keys),
-                (false, true) => self.placement.attention_sequence(),
+                (false, true) => {
+                    self.plan.placements.attention_sequence(&self.source.name, attention.queries)
+                }
                 (false, false) => AxisList::new(),
             };
             let layout = self.inside(self.b.ty(value), &sequence);
@@ -224,10 +236,10 @@ impl Rewriter<'_> {
         }
         attention.kv_heads = copied.unwrap_or(attention.kv_heads);
         if !self.key_sequence(attention.keys).is_empty() {
-            let name = self.placement.movement.clone().ok_or_else(|| {
+            let movement = self.plan.placements.movement(&self.source.name, &attention).ok_or_else(|| {
                 OpError::new("P14", "a strategy splits the sequence inside attention and names no movement")
             })?;
-            attention.movement = Some(Movement { name, options: Vec::new() });
+            attention.movement = Some(movement);
         }
         Ok((attention, inside))
     }
@@ -243,7 +255,7 @@ impl Rewriter<'_> {
 
     /// The axes that split `keys` inside attention.
     fn key_sequence(&self, keys: DimId) -> AxisList {
-        let mut axes = self.placement.attention_sequence();
+        let mut axes = self.plan.placements.attention_sequence(&self.source.name, keys);
         if self.plan.roles.caches.contains(&keys) {
             axes.extend(self.placement.cache.iter().copied());
         }
@@ -277,6 +289,8 @@ impl Rewriter<'_> {
             let dim = ty.dims[i];
             if self.plan.roles.splits_weights(dim) && !self.plan.decisions.whole.contains(&dim) {
                 ty.layout.split[i].clone_from(&self.placement.weights);
+            } else if self.plan.roles.experts.contains(&dim) {
+                ty.layout.split[i].clone_from(&self.placement.experts);
             }
         }
         ty
@@ -284,10 +298,9 @@ impl Rewriter<'_> {
 
     /// What passes between functions: the residual stream in its layout, integers as inputs are.
     fn boundary(&self, ty: &TensorType) -> TensorType {
-        let placement = self.placement;
         match ty.dtype.is_float() {
-            true => self.by_sequence(ty, &placement.residual_sequence()),
-            false => self.by_sequence(ty, &placement.sequence),
+            true => self.by_sequence(ty, Outside::Residual),
+            false => self.by_sequence(ty, Outside::Inputs),
         }
     }
 
@@ -296,11 +309,14 @@ impl Rewriter<'_> {
         ty.dims.iter().all(|&d| !self.plan.roles.splits_weights(d))
     }
 
-    fn by_sequence(&self, ty: &TensorType, axes: &AxisList) -> TensorType {
+    fn by_sequence(&self, ty: &TensorType, outside: Outside) -> TensorType {
         let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
         for i in 0..ty.dims.len() {
             if self.plan.roles.sequences.contains(&ty.dims[i]) {
-                ty.layout.split[i].clone_from(axes);
+                ty.layout.split[i] = match outside {
+                    Outside::Inputs => self.plan.placements.sequence(ty.dims[i]).clone(),
+                    Outside::Residual => self.plan.placements.residual_sequence(ty.dims[i]),
+                };
                 if self.plan.roles.caches.contains(&ty.dims[i]) {
                     ty.layout.split[i].extend(self.placement.cache.iter().copied());
                 }
@@ -317,14 +333,13 @@ impl Rewriter<'_> {
         let ty = self.b.ty(value);
         let weight = self.weights.contains(&value);
         let mut layout = settled(ty).layout;
-        let residual = self.placement.residual_sequence();
         for (i, dim) in ty.dims.iter().enumerate() {
             if !self.plan.roles.sequences.contains(dim) {
                 continue;
             }
             let scattered: AxisList = layout.split[i].iter().chain(&ty.layout.partial).copied().collect();
             if !ty.layout.partial.is_empty()
-                && scattered == residual
+                && scattered == self.plan.placements.residual_sequence(*dim)
                 && self.b.space().can_split(*dim, &scattered)
             {
                 layout.split[i] = scattered;

@@ -48,7 +48,52 @@ pub(crate) fn case(seed: u64) -> Case {
     case.strategy = names.join("+");
     case.mesh = mesh;
     case.options = options(choices, name);
+    depart(choices, &mut case, ranks);
     case
+}
+
+/// Sometimes another movement than the strategy's, and an axis of its own for the keys of cross-attention.
+fn depart(choices: &mut Choices, case: &mut Case, ranks: u64) {
+    let gathers = ["megatron-cp-allgather", "gspmd-2d"].iter().any(|name| case.strategy.starts_with(name));
+    if choices.once_in(if gathers { 2 } else { 12 }) {
+        let axis = |name: &str| case.mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1);
+        let heads = axis("tp") * axis("ulysses");
+        let (groups, option) = choices.one_of(&[
+            (2, "movement=gather(groups=2)"),
+            (2, "movement=gather(groups=2)"),
+            (3, "movement=gather(groups=3)"),
+            (1, "movement=gather(groups=1)"),
+        ]);
+        if !choices.once_in(8) {
+            case.kv_heads = case.kv_heads.next_multiple_of(groups * heads);
+        }
+        case.options.push(option);
+    }
+    let Some(keys) = case.keys.filter(|_| choices.once_in(2)) else { return };
+    // The mask knows how many keys there are, so the axis suits them.
+    let suits = |n: &u64| n * ranks <= MAX_RANKS && (keys.is_multiple_of(*n) || ranks % 3 == 0);
+    let sizes: Vec<u64> = [2, 3, 4].into_iter().filter(suits).collect();
+    let Some(_) = sizes.first() else { return };
+    let size = choices.one_of(&sizes);
+    let at = choices.below(case.mesh.len() + 1);
+    case.mesh.insert(at, ("enc", size));
+    let movements = [
+        "cross-movement=gather",
+        "cross-movement=reduce",
+        "cross-movement=gather(groups=2)",
+        "prune=allowed",
+    ];
+    case.options.push(choices.one_of(&movements));
+    // Beside its own axis the keys may have one that splits the queries too.
+    let shared = case.mesh.iter().map(|a| a.0).find(|name| ["ring", "cp"].contains(name));
+    case.options.push(match shared.filter(|_| choices.once_in(3)) {
+        None => "sequence.s=enc",
+        Some("ring") => choices.one_of(&["sequence.s=enc+ring", "sequence.s=ring+enc"]),
+        Some(_) => choices.one_of(&["sequence.s=enc+cp", "sequence.s=cp+enc"]),
+    });
+    if choices.once_in(6) {
+        case.options.push("sequence.t=none");
+    }
 }
 
 fn options(choices: &mut Choices, strategy: &str) -> Vec<&'static str> {

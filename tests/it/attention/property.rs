@@ -26,7 +26,7 @@ const SHARES: u64 = 4;
 const AS_SCHEDULE: u64 = 3;
 
 /// Features that [`features`] tells apart.
-const FEATURES: usize = 18;
+const FEATURES: usize = 21;
 
 /// What became of the cases of one strategy.
 #[derive(Default)]
@@ -71,6 +71,9 @@ fn features(case: &Case, per_rank: &Module, expected: &Outputs<f64>) -> Vec<&'st
         (space.mesh.ranks() > 8, "more than 8 ranks"),
         (case.extent == Extent::Backward, "gradients"),
         (case.dtype == DType::BF16, "bf16"),
+        (any(&|dim| dim.part.is_some()), "gathered in groups of heads"),
+        (case.options.iter().any(|o| o.starts_with("sequence.s=")), "keys on axes of their own"),
+        (case.keys.is_some() && any(&|dim| dim.name == "parts"), "merged partial results"),
     ];
     found.into_iter().filter(|f| f.0).map(|f| f.1).collect()
 }

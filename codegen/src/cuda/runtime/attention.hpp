@@ -68,6 +68,7 @@ inline kernel::AttentionShape shape_of(const Device& device, const Attention& a,
     s.kv_heads = lk.extents[n - 2];
     s.value_width = lv.extents[n - 1];
     s.first_head = lq.box[n - 2].start;
+    s.dropped_head = space.origin(a.heads, s.first_head);
     s.first_kv_head = lk.box[n - 2].start;
     s.group = space.dims[a.heads].size / space.dims[a.kv_heads].size;
     s.query_positions = a.query_positions;

@@ -174,6 +174,44 @@ inline void sum_copies(const Device& device, Queue queue, int from, int to, View
     });
 }
 
+// Copies the part at `index` of each run of a dimension out of the tensor that has it, or into it.
+enum class PartCopy { Out, Into };
+
+inline void copy_part(const Device& device, Queue queue, PartCopy direction, int dim, View whole, View part) {
+    const Part& cut = device.space().dims[dim].part;
+    const Local lw(device, whole.type), lp(device, part.type);
+    if (lp.size == 0) return;
+    const int at = position(part.type, dim);
+    const int64_t run = device.space().dims[cut.of].size / cut.runs, each = run / cut.count;
+    const int64_t inner = lw.strides[at], runs = lw.size / (run * inner);
+    const int out = direction == PartCopy::Out ? 0 : 1;
+    Walk<2> walk;
+    walk.n = 2;
+    walk.extent[0] = runs;
+    walk.stride[out][0] = each * inner;
+    walk.stride[1 - out][0] = run * inner;
+    walk.extent[1] = each * inner;
+    walk.stride[out][1] = walk.stride[1 - out][1] = 1;
+    with_bits(part.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        T* const there = as<T>(whole.data) + cut.index * each * inner;
+        T* const here = as<T>(part.data);
+        launch(kernel::copy_box<T>, lp.size, device.stream(queue), direction == PartCopy::Out ? there : here,
+               direction == PartCopy::Out ? here : there, walk, lp.size);
+    });
+}
+
+// One part of a dimension, of what this rank holds.
+inline void take(const Device& device, Queue queue, int to, View x, View z) {
+    copy_part(device, queue, PartCopy::Out, to, x, z);
+}
+
+// The parts of a dimension become the dimension again.
+inline void join(const Device& device, Queue queue, int to, const std::vector<View>& parts, const std::vector<View>& z) {
+    const int at = position(z[0].type, to);
+    for (const View& part : parts) copy_part(device, queue, PartCopy::Into, part.type.dims[at], z[0], part);
+}
+
 inline void copy(const Device& device, Queue queue, int64_t bytes, const char* from, char* to) {
     if (bytes > 0 && from != to)
         ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, device.stream(queue)));

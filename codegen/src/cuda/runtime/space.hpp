@@ -75,12 +75,19 @@ struct Fetched {
     }
 };
 
+// One of several equal parts of another dimension: that one is [runs, count, size / (runs * count)].
+struct Part {
+    int of = -1;  // the dimension; -1: this one is no part
+    int64_t index = 0, count = 1, runs = 1;
+};
+
 struct Dim {
     const char* name;
     int64_t size, granule, valid;
     int copies;  // the dimension of which this one repeats each element, or -1
     Order order = {};
     Fetched fetched = {};
+    Part part = {};
 };
 
 struct Axis {
@@ -163,6 +170,14 @@ struct Space {
             out = wider;
         }
         return out;
+    }
+
+    // The index of the dimension that `dim` is a part of which is its `index`; the same where it is no part.
+    int64_t origin(int dim, int64_t index) const {
+        const Part& part = dims[dim].part;
+        if (part.of < 0) return index;
+        const int64_t each = dims[dim].size / part.runs;
+        return (index / each * part.count + part.index) * each + index % each;
     }
 
     // The rank whose part `rank` holds; -1 when it holds nothing.

@@ -87,7 +87,19 @@ pub(in crate::ops) fn infer_backward(
         Some(_) => Vec::new(),
         None => a.key_axes_alone(q, k),
     };
-    Ok(smallvec![result(q, keys_alone), result(k, queries_alone.clone()), result(v, queries_alone),])
+    let mut results: Types =
+        smallvec![result(q, keys_alone), result(k, queries_alone.clone()), result(v, queries_alone)];
+    if let Some(bias) = operands.get(6) {
+        // A rank sums over the sequences, queries and keys that it has; a movement shows its queries every key.
+        let front = q.layout.split[..q.dims.len() - 3].iter().flatten();
+        let keys = k.axes_of(a.keys).iter().filter(|_| a.movement.is_none());
+        let mut pending: Vec<AxisId> = front.chain(q.axes_of(a.queries)).chain(keys).copied().collect();
+        pending.sort_unstable();
+        pending.dedup();
+        let layout = Layout { partial: pending.into_iter().collect(), ..bias.layout.clone() };
+        results.push(TensorType { dtype: DType::F32, dims: bias.dims.clone(), layout });
+    }
+    Ok(results)
 }
 
 /// Roles, sizes and numbers, whatever the layouts.

@@ -1,5 +1,6 @@
 //! Attention, forward and backward: what it computes, which layouts it takes, what it costs.
 
+mod adjoint;
 mod bias;
 mod dropout;
 mod infer;
@@ -17,6 +18,7 @@ use crate::ops::Types;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::types::TensorType;
 
+pub(in crate::ops) use adjoint::adjoint;
 pub use bias::{RelativeBias, Sides};
 pub use dropout::{Dropout, Keyed};
 pub(in crate::ops) use infer::{infer, infer_backward};

@@ -105,15 +105,18 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
             Op::Gradient(Gradient::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? })
         }
         "sink_backward" => Op::Gradient(Gradient::Sink),
-        "cross_entropy" => {
-            Op::Loss(Loss::CrossEntropy { over: attrs.dim("over", names)?, ignore: read_label(attrs)? })
-        }
+        "cross_entropy" => Op::Loss(Loss::CrossEntropy {
+            over: attrs.dim("over", names)?,
+            ignore: read_label(attrs, "ignore")?,
+        }),
         "cross_entropy_backward" => Op::Gradient(Gradient::CrossEntropy {
             over: attrs.dim("over", names)?,
-            ignore: read_label(attrs)?,
+            ignore: read_label(attrs, "ignore")?,
         }),
-        "pick" => Op::Loss(Loss::Pick { over: attrs.dim("over", names)?, ignore: read_label(attrs)? }),
-        "valid" => Op::Loss(Loss::Valid { ignore: read_label(attrs)? }),
+        "pick" => {
+            Op::Loss(Loss::Pick { over: attrs.dim("over", names)?, ignore: read_label(attrs, "ignore")? })
+        }
+        "valid" => Op::Loss(Loss::Valid { ignore: read_label(attrs, "ignore")? }),
         "adamw" => Op::Optimizer(Optimizer::AdamW(AdamW {
             lr: attrs.float("lr")?,
             beta1: attrs.float("beta1")?,
@@ -127,17 +130,17 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
 }
 
 /// A label may be negative, which whole numbers of the text are not.
-fn label(label: i64) -> Attr {
+pub(super) fn label(label: i64) -> Attr {
     match u64::try_from(label) {
         Ok(label) => Attr::Int(label),
         Err(_) => Attr::Float(label as f64),
     }
 }
 
-fn read_label(attrs: &mut Attrs) -> Result<i64, AttrError> {
-    let x = attrs.float("ignore")?;
+pub(super) fn read_label(attrs: &mut Attrs, key: &str) -> Result<i64, AttrError> {
+    let x = attrs.float(key)?;
     match x.fract() == 0.0 && (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&x) {
         true => Ok(x as i64),
-        false => Err(attrs.wrong("ignore", "a whole number of 32 bits", &Attr::Float(x))),
+        false => Err(attrs.wrong(key, "a whole number of 32 bits", &Attr::Float(x))),
     }
 }

@@ -9,12 +9,12 @@ use crate::error::RunError;
 use crate::oracle::Operand;
 use crate::oracle::attention::{Extent, Gradient, check};
 
-/// Gradients for q, k and v; see the oracle's loops for the equations.
+/// Gradients for q, k and v, and for the bias if there is one; see the oracle's loops for the equations.
 pub(in crate::cpu) fn attention_backward(
     space: &Space,
     attention: &Attention,
     operands: &[Operand<'_, f32>],
-) -> Result<[Vec<f32>; 3], RunError> {
+) -> Result<Vec<Vec<f32>>, RunError> {
     check(attention)?;
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
@@ -22,6 +22,7 @@ pub(in crate::cpu) fn attention_backward(
     let (q, k, v) = (q.real()?, k.real()?, v.real()?);
     let mut scores = Scores::new(space, attention, &x, [q, k], operands.get(6))?;
     let [mut dq, mut dk, mut dv] = [q.len(), k.len(), v.len()].map(|n| vec![0.0; n]);
+    let mut d_bias = scores.no_gradient();
     let scale = attention.scale as f32;
     let mut dropped: Vec<f32> = Vec::new();
     let mut ds: Vec<f32> = Vec::new();
@@ -67,6 +68,9 @@ pub(in crate::cpu) fn attention_backward(
                     dropped[at] *= factor;
                 }
             }
+            if let Some(d_bias) = &mut d_bias {
+                scores.sum_by_bucket(&block, head, &ds, d_bias);
+            }
             if attention.softcap.is_some() {
                 ds.iter_mut().zip(&scores.slopes).for_each(|(ds, slope)| *ds *= slope);
             }
@@ -84,5 +88,5 @@ pub(in crate::cpu) fn attention_backward(
             }
         }
     }
-    Ok([dq, dk, dv])
+    Ok([dq, dk, dv].into_iter().chain(d_bias).collect())
 }

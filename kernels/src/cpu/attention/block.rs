@@ -125,6 +125,22 @@ impl<'a> Scores<'a> {
         self.buckets = block.queries.clone().zip(&block.rows).map(row).collect();
     }
 
+    /// A gradient of zero for the bias, if there is one.
+    pub(super) fn no_gradient(&self) -> Option<Vec<f32>> {
+        self.bias.as_ref().map(Bias::no_gradient)
+    }
+
+    /// Adds the gradients `ds` of a head's scores to those of their buckets.
+    pub(super) fn sum_by_bucket(&self, block: &Block, head: usize, ds: &[f32], d_bias: &mut [f32]) {
+        let Some(bias) = &self.bias else { return };
+        let rows = ds.chunks(block.width).zip(&block.rows).zip(&self.buckets);
+        for ((row, kept), buckets) in rows {
+            for (column, &bucket) in kept.iter().cloned().flatten().zip(buckets) {
+                d_bias[bias.place(bucket, head)] += row[column];
+            }
+        }
+    }
+
     /// The scores of a head, row by row; those of columns that a row does not keep mean nothing.
     pub(super) fn fill(&mut self, block: &Block, front: usize, head: usize) -> &mut [f32] {
         let x = self.extent;

@@ -33,3 +33,17 @@ fn many_blocks_of_queries_agree_with_plain_loops() {
         }
     }
 }
+
+#[test]
+fn gradients_agree_with_plain_loops() {
+    crate::oracle::tests::adjoints::each(|name, _, with_gradients, tensors| {
+        let expected = run::<f64>(with_gradients, tensors, tensors).unwrap();
+        let schedule = lower(with_gradients);
+        if let Err(d) = ithaca_ir::schedule::verify(&schedule) {
+            panic!("{name}: {d:?}");
+        }
+        let execution = execute(&schedule, tensors, tensors, &Options::default())
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        agree(name, &execution.outputs, &expected, 1e-4);
+    });
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Output};
-use ithaca_ir::ops::{Attention, AttentionDims, Binding};
+use ithaca_ir::ops::{Attention, AttentionDims, Binding, Rotary, Scaling, Turn};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
     aligned,
@@ -82,7 +82,7 @@ fn lower_function(
         let ty = |i: usize| function.ty(node.operands[i]).clone();
         match &node.op {
             Op::Param(_) | Op::Input(_) => {}
-            Op::Call { callee, layers } => {
+            Op::Call { callee, layers, scan } => {
                 let callee = FrameId::new(callee.index());
                 let base = frame.bytes;
                 frame.bytes += callees[callee].bytes;
@@ -93,7 +93,7 @@ fn lower_function(
                     arguments[i] = write;
                 }
                 frame.tasks.push(task(
-                    Work::Call { callee, layers: layers.clone(), base },
+                    Work::Call { callee, layers: layers.clone(), base, scan: *scan },
                     arguments,
                     writes,
                 ));
@@ -171,8 +171,7 @@ fn layered() -> Module {
     let y = b.push(Op::RmsNorm { over: m, eps: 1e-5, offset: 0.0 }, &[x, norm]).unwrap();
     let q = b.weight(Binding::named("q.{layer}"), TensorType::new(DType::BF16, [h, d, m])).unwrap();
     let q = b.einsum(y, q, &[s, h, d]).unwrap();
-    let rotary =
-        ithaca_ir::ops::Rotary { over: d, width: 2, theta: 10.0, scaling: ithaca_ir::ops::Scaling::None };
+    let rotary = Rotary { over: d, width: 2, theta: 10.0, scaling: Scaling::None, turn: Turn::Forth };
     let q = b.push(Op::Rotary(rotary), &[q, positions]).unwrap();
     let q = b.push(Op::AllToAll { axis: a, split: h, concat: s }, &[q]).unwrap();
     let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };

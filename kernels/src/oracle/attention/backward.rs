@@ -4,22 +4,23 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
-use super::score::Scorer;
+use super::score::{Bias, Scorer};
 use super::{Extent, check, dot};
 use crate::error::RunError;
 use crate::oracle::Operand;
 use crate::real::Real;
 
-/// Gradients for q, k and v.
+/// Gradients for q, k and v, and for the bias if there is one.
 ///
 /// With `p = exp(score − lse)`, dropped weights being zero and the others divided by the share that is kept:
-/// `dv = Σ p' d_o`, `ds = p · (kept · d_o·v − delta)`, `dq = scale · Σ ds · slope · k`, `dk` likewise. A query with
+/// `dv = Σ p' d_o`, `ds = p · (kept · d_o·v − delta)`, `dq = scale · Σ ds · slope · k`, `dk` likewise; a bucket of
+/// the bias sums the `ds` of its scores. A query with
 /// `lse = −∞` sees nothing and gives nothing.
 pub(in crate::oracle) fn attention_backward<T: Real>(
     space: &Space,
     attention: &Attention,
     operands: &[Operand<'_, T>],
-) -> Result<[Vec<T>; 3], RunError> {
+) -> Result<Vec<Vec<T>>, RunError> {
     check(attention)?;
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
@@ -28,6 +29,7 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
     let (q, k, v) = (q.real()?, k.real()?, v.real()?);
     let scale = T::from_f64(attention.scale);
     let [mut dq, mut dk, mut dv] = [q.len(), k.len(), v.len()].map(|n| vec![T::ZERO; n]);
+    let mut d_bias = scorer.bias().map(Bias::no_gradient);
     for query in 0..x.queries {
         let seen: Vec<usize> = x.seen(&attention.mask, query).into_iter().flatten().collect();
         for (front, head) in (0..x.front).flat_map(|f| (0..x.heads).map(move |h| (f, h))) {
@@ -49,7 +51,11 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
                     *dv += p * kept * d_o;
                 }
                 let dp = kept * dot(d_o, &v[wide..][..x.value_width]);
-                let ds = scale * score.slope * p * (dp - delta[row]);
+                let ds = p * (dp - delta[row]);
+                if let (Some(bias), Some(d_bias)) = (scorer.bias(), &mut d_bias) {
+                    d_bias[bias.place(bias.bucket(x.offset(query, key)), head)] += ds;
+                }
+                let ds = scale * score.slope * ds;
                 let at = row * x.width;
                 for c in 0..x.width {
                     dq[at + c] += ds * k[narrow + c];
@@ -58,7 +64,7 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
             }
         }
     }
-    Ok([dq, dk, dv])
+    Ok([dq, dk, dv].into_iter().chain(d_bias).collect())
 }
 
 /// What the backward pass gets beside the operands of the forward pass, row by row as queries are.

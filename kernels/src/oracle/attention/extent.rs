@@ -36,8 +36,8 @@ pub struct Extent {
     pub key_positions: Vec<u64>,
     /// For each query head held, the key/value head held that serves it.
     pub served_by: Vec<usize>,
-    /// The number among all query heads of the first one held.
-    first_head: u64,
+    /// The number of each query head held among all, whichever part of them this attention has.
+    head_numbers: Vec<u64>,
     /// For each combination of the dimensions in front, its number among those of all ranks.
     sequences: Vec<u64>,
     /// Keys held that are no padding, as runs by position; indices count the keys held.
@@ -88,7 +88,7 @@ impl Extent {
             query_positions: place::positions(space, queries, q[n - 3].clone()),
             key_positions: place::positions(space, keys, k[n - 3].clone()),
             served_by: served_by(space, attention, &q[n - 2], &k[n - 2])?,
-            first_head: q[n - 2].start,
+            head_numbers: q[n - 2].clone().map(|head| space.origin(heads, head)).collect(),
             sequences: Offsets::new(front_shape, steps, first).map(|i| i as u64).collect(),
             runs: key_runs(space, keys, &k[n - 3]),
         })
@@ -135,7 +135,7 @@ impl Extent {
 
     /// The factor by which `dropout` changes a weight: zero, or one over the share that is kept.
     pub fn kept(&self, dropout: &Dropout, front: usize, query: usize, head: usize, key: usize) -> f64 {
-        let head = self.first_head + head as u64;
+        let head = self.head_numbers[head];
         let (query, key) = (self.query_positions[query], self.key_positions[key]);
         match dropout.drops(self.sequences[front], head, query, key) {
             true => 0.0,

@@ -40,6 +40,11 @@ impl<'a, T: Real> Scorer<'a, T> {
         Ok(Self { attention, extent, q, k, bias })
     }
 
+    /// The bias, if there is one.
+    pub(super) fn bias(&self) -> Option<&Bias<'a, T>> {
+        self.bias.as_ref()
+    }
+
     /// The score of a query of a head and a key, counted as they are held.
     pub(super) fn score(&self, front: usize, query: usize, head: usize, key: usize) -> Score<T> {
         let x = self.extent;
@@ -97,6 +102,16 @@ impl<'a, T: Real> Bias<'a, T> {
 
     /// The bias of a bucket for a head held.
     pub(crate) fn of(&self, bucket: usize, head: usize) -> T {
-        self.table[bucket * self.heads + head]
+        self.table[self.place(bucket, head)]
+    }
+
+    /// Where the bias of a bucket for a head held lies.
+    pub(crate) fn place(&self, bucket: usize, head: usize) -> usize {
+        bucket * self.heads + head
+    }
+
+    /// A gradient of zero for each bucket and head held.
+    pub(crate) fn no_gradient(&self) -> Vec<T> {
+        vec![T::ZERO; self.table.len()]
     }
 }

@@ -62,6 +62,27 @@ impl Kind {
         if self.bias { ", %bias" } else { "" }
     }
 
+    /// The gradient of the bias behind the others, by this name, and its type, pending over these axes.
+    fn gradient(&self, name: &str, pending: &str) -> (String, String) {
+        match self.bias {
+            true => (format!(", %{name}"), format!(", f32[u h]{pending}")),
+            false => (String::new(), String::new()),
+        }
+    }
+
+    /// The output of the gradient of the bias, where there is one.
+    fn output(&self) -> &'static str {
+        if self.bias { ", dbias = %dc" } else { "" }
+    }
+
+    /// The sum of a gradient of the bias over the ranks.
+    fn total(&self, name: &str, axis: &str) -> String {
+        match self.bias {
+            true => format!("  %dc = all_reduce %{name} {{axis={axis}}} : f32[u h]\n"),
+            false => String::new(),
+        }
+    }
+
     /// The operands, split as `s` says, with the gradient of the output.
     fn inputs(&self, q: &str, k: &str) -> String {
         format!(
@@ -75,13 +96,14 @@ impl Kind {
     pub(crate) fn whole(&self, n: u64) -> String {
         let (bias, inputs) = (self.operand(), self.inputs("s", "s"));
         let (forward, backward) = (self.attrs("s", "s", "returns=with_lse"), self.attrs("s", "s", ""));
+        let ((dc, ty), out) = (self.gradient("dc", ""), self.output());
         format!(
             "ithaca 1 program\nmodel \"whole\"\n{DIMS}dim s = {n}\n\nfunc @main() {{\n{inputs}  \
              %o, %lse = attention %q, %k, %v{bias} {{{forward}}} : f32[b s h e], f32[b s h]\n  \
              %delta = einsum %g, %o : f32[b s h]\n  \
-             %dq, %dk, %dv = attention_backward %q, %k, %v, %g, %lse, %delta{bias} {{{backward}}} \
-             : f32[b s h d], f32[b s k d], f32[b s k e]\n  \
-             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv\n}}\n"
+             %dq, %dk, %dv{dc} = attention_backward %q, %k, %v, %g, %lse, %delta{bias} {{{backward}}} \
+             : f32[b s h d], f32[b s k d], f32[b s k e]{ty}\n  \
+             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv{out}\n}}\n"
         )
     }
 
@@ -124,10 +146,11 @@ impl Kind {
                 (format!("%k{i}"), format!("%v{i}"))
             };
             let (here, next) = (seat(i), seat(i + 1));
+            let (dc, ty) = self.gradient(&format!("e{i}"), " partial(ring)");
             writeln!(
                 t,
-                "  %a{i}, %b{i}, %c{i} = attention_backward %q, {k}, {v}, %g, %n{last}, %delta{bias} {{{part}}} \
-                 : f32[b s@ring h d], f32[b {here} k d], f32[b {here} k e]"
+                "  %a{i}, %b{i}, %c{i}{dc} = attention_backward %q, {k}, {v}, %g, %n{last}, %delta{bias} {{{part}}} \
+                 : f32[b s@ring h d], f32[b {here} k d], f32[b {here} k e]{ty}"
             )
             .unwrap();
             let (mut a, mut b, mut c) = (format!("%a{i}"), format!("%b{i}"), format!("%c{i}"));
@@ -136,14 +159,23 @@ impl Kind {
                 writeln!(t, "  %x{i} = accumulate {before}, {a} : f32[b s@ring h d]").unwrap();
                 writeln!(t, "  %y{i} = accumulate %py{i}, {b} : f32[b {here} k d]").unwrap();
                 writeln!(t, "  %z{i} = accumulate %pz{i}, {c} : f32[b {here} k e]").unwrap();
+                if self.bias {
+                    let before = if i == 1 { "%e0".to_owned() } else { format!("%w{}", i - 1) };
+                    writeln!(t, "  %w{i} = accumulate {before}, %e{i} : f32[u h] partial(ring)").unwrap();
+                }
                 (a, b, c) = (format!("%x{i}"), format!("%y{i}"), format!("%z{i}"));
             }
             let j = i + 1;
             writeln!(t, "  %py{j} = permute {b} : f32[b {next} k d]").unwrap();
             writeln!(t, "  %pz{j} = permute {c} : f32[b {next} k e]").unwrap();
             if j == p {
-                writeln!(t, "  return o = %m{last}, lse = %n{last}, dq = {a}, dk = %py{j}, dv = %pz{j}\n}}")
-                    .unwrap();
+                t += &self.total(&format!("w{i}"), "ring");
+                let out = self.output();
+                writeln!(
+                    t,
+                    "  return o = %m{last}, lse = %n{last}, dq = {a}, dk = %py{j}, dv = %pz{j}{out}\n}}"
+                )
+                .unwrap();
             }
         }
         t
@@ -153,17 +185,19 @@ impl Kind {
     fn gather(&self, s: &str, p: u64) -> String {
         let (bias, inputs) = (self.operand(), self.inputs("s@cp", "s@cp"));
         let (forward, backward) = (self.attrs("s", "s", "returns=with_lse"), self.attrs("s", "s", ""));
+        let ((dc, ty), out) = (self.gradient("pc", " partial(cp)"), self.output());
+        let total = self.total("pc", "cp");
         format!(
             "ithaca 1 per_rank\nmodel \"gather\"\nmesh cp={p}\n{DIMS}dim s = {s}\n\nfunc @main() {{\n{inputs}  \
              %kk = all_gather %k {{axis=cp, dim=s}} : f32[b s k d]\n  \
              %vv = all_gather %v {{axis=cp, dim=s}} : f32[b s k e]\n  \
              %o, %lse = attention %q, %kk, %vv{bias} {{{forward}}} : f32[b s@cp h e], f32[b s@cp h]\n  \
              %delta = einsum %g, %o : f32[b s@cp h]\n  \
-             %dq, %pk, %pv = attention_backward %q, %kk, %vv, %g, %lse, %delta{bias} {{{backward}}} \
-             : f32[b s@cp h d], f32[b s k d] partial(cp), f32[b s k e] partial(cp)\n  \
+             %dq, %pk, %pv{dc} = attention_backward %q, %kk, %vv, %g, %lse, %delta{bias} {{{backward}}} \
+             : f32[b s@cp h d], f32[b s k d] partial(cp), f32[b s k e] partial(cp){ty}\n{total}  \
              %dk = reduce_scatter %pk {{axis=cp, dim=s}} : f32[b s@cp k d]\n  \
              %dv = reduce_scatter %pv {{axis=cp, dim=s}} : f32[b s@cp k e]\n  \
-             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv\n}}\n"
+             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv{out}\n}}\n"
         )
     }
 
@@ -171,17 +205,19 @@ impl Kind {
     fn fetch(&self, s: &str, p: u64, fetches: &str) -> String {
         let (bias, inputs) = (self.operand(), self.inputs("s@cp", "s@cp"));
         let (forward, backward) = (self.attrs("s", "f", "returns=with_lse"), self.attrs("s", "f", ""));
+        let ((dc, ty), out) = (self.gradient("pc", " partial(cp)"), self.output());
+        let total = self.total("pc", "cp");
         format!(
             "ithaca 1 per_rank\nmodel \"fetch\"\nmesh cp={p}\n{DIMS}dim s = {s}\ndim f = {fetches}\n\nfunc @main() {{\n{inputs}  \
              %kk = fetch %k {{to=f}} : f32[b f@cp k d]\n  \
              %vv = fetch %v {{to=f}} : f32[b f@cp k e]\n  \
              %o, %lse = attention %q, %kk, %vv{bias} {{{forward}}} : f32[b s@cp h e], f32[b s@cp h]\n  \
              %delta = einsum %g, %o : f32[b s@cp h]\n  \
-             %dq, %pk, %pv = attention_backward %q, %kk, %vv, %g, %lse, %delta{bias} {{{backward}}} \
-             : f32[b s@cp h d], f32[b f@cp k d], f32[b f@cp k e]\n  \
+             %dq, %pk, %pv{dc} = attention_backward %q, %kk, %vv, %g, %lse, %delta{bias} {{{backward}}} \
+             : f32[b s@cp h d], f32[b f@cp k d], f32[b f@cp k e]{ty}\n{total}  \
              %dk = fetch_sum %pk {{from=f}} : f32[b s@cp k d]\n  \
              %dv = fetch_sum %pv {{from=f}} : f32[b s@cp k e]\n  \
-             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv\n}}\n"
+             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv{out}\n}}\n"
         )
     }
 
@@ -190,13 +226,15 @@ impl Kind {
         let (bias, inputs) = (self.operand(), self.inputs("s@ring", "s@ring"));
         let forward = self.attrs("s", "s", "returns=with_lse, movement=rotate");
         let backward = self.attrs("s", "s", "movement=rotate");
+        let ((dc, ty), out) = (self.gradient("pc", " partial(ring)"), self.output());
+        let total = self.total("pc", "ring").replace("all_reduce %pc {axis=ring}", "reshard %pc");
         format!(
             "ithaca 1 sharded\nmodel \"sharded\"\nmesh ring={p}\n{DIMS}dim s = {s}\n\nfunc @main() {{\n{inputs}  \
              %o, %lse = attention %q, %k, %v{bias} {{{forward}}} : f32[b s@ring h e], f32[b s@ring h]\n  \
              %delta = einsum %g, %o : f32[b s@ring h]\n  \
-             %dq, %dk, %dv = attention_backward %q, %k, %v, %g, %lse, %delta{bias} {{{backward}}} \
-             : f32[b s@ring h d], f32[b s@ring k d], f32[b s@ring k e]\n  \
-             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv\n}}\n"
+             %dq, %dk, %dv{dc} = attention_backward %q, %k, %v, %g, %lse, %delta{bias} {{{backward}}} \
+             : f32[b s@ring h d], f32[b s@ring k d], f32[b s@ring k e]{ty}\n{total}  \
+             return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv{out}\n}}\n"
         )
     }
 }
@@ -204,6 +242,12 @@ impl Kind {
 /// The same program of ranks with heads and the batch split as well.
 fn on_more_axes(ranks: &str) -> String {
     let split = [
+        ("partial(ring)", "partial(y,ring)"),
+        (
+            "{axis=ring} : f32[u h]",
+            "{axis=ring} : f32[u h] partial(y)\n  %dd = all_reduce %dc {axis=y} : f32[u h]",
+        ),
+        ("dbias = %dc", "dbias = %dd"),
         ("mesh ", "mesh x=2,y=2,"),
         (" h d]", " h@x d]"),
         (" h e]", " h@x e]"),

@@ -6,7 +6,10 @@ use crate::store::{TensorSource, Tensors};
 
 /// Attention of queries on other keys, of other lengths.
 fn cross(kind: &Kind, more: &str) -> String {
-    let bias = if kind.bias { ", %bias" } else { "" };
+    let (bias, dc, ty, out) = match kind.bias {
+        true => (", %bias", ", %dc", ", f32[u h]", ", dbias = %dc"),
+        false => ("", "", "", ""),
+    };
     let forward = kind.attrs("s", "t", "returns=with_lse");
     let backward = kind.attrs("s", "t", "");
     format!(
@@ -17,9 +20,9 @@ fn cross(kind: &Kind, more: &str) -> String {
          %sink = param {{name=\"sink\"}} : f64[h]\n  \
          %a, %c = attention %q, %k, %v{bias} {{{forward}}} : f64[b s h e], f32[b s h]\n{more}  \
          %delta = einsum %g, %o : f64[b s h]\n  \
-         %dq, %dk, %dv = attention_backward %q, %k, %v, %g, %lse, %delta{bias} {{{backward}}} \
-         : f64[b s h d], f64[b t k d], f64[b t k e]\n  \
-         return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv\n}}\n"
+         %dq, %dk, %dv{dc} = attention_backward %q, %k, %v, %g, %lse, %delta{bias} {{{backward}}} \
+         : f64[b s h d], f64[b t k d], f64[b t k e]{ty}\n  \
+         return o = %o, lse = %lse, dq = %dq, dk = %dk, dv = %dv{out}\n}}\n"
     )
 }
 
@@ -44,7 +47,8 @@ fn check_against_differences(kind: &Kind, more: &str) {
         o.iter().zip(&gradient.data).map(|(x, y)| x * y).sum()
     };
     let found = run::<f64>(&module, &tensors, &tensors).unwrap();
-    for (input, output) in [("q1", "dq"), ("k", "dk"), ("v", "dv")] {
+    let of_bias = kind.bias.then_some(("bias", "dbias"));
+    for (input, output) in [("q1", "dq"), ("k", "dk"), ("v", "dv")].into_iter().chain(of_bias) {
         let x = tensors.read(input).unwrap();
         for i in (0..x.data.len()).step_by(5) {
             let moved = |by: f64| {

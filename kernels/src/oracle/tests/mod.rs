@@ -1,11 +1,14 @@
 //! Every operation against values taken by hand or computed in another way.
 
+pub(crate) mod adjoints;
 pub(crate) mod distributed;
 mod gradients;
 pub(crate) mod movements;
+mod sharded;
+mod steps;
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Turn, Unary};
 use ithaca_ir::{
     Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, Space, TensorType, ValueId,
 };
@@ -201,7 +204,8 @@ fn rotary_is_a_complex_product_under_each_scaling() {
     };
     let llama = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
     for scaling in [Scaling::None, Scaling::Linear { factor: 2.0 }, llama, yarn] {
-        let rotary = Rotary { over: space.dim("d").unwrap(), width: 8, theta: 100.0, scaling };
+        let turn = Turn::Forth;
+        let rotary = Rotary { over: space.dim("d").unwrap(), width: 8, theta: 100.0, scaling, turn };
         let op = Op::Rotary(rotary.clone());
         let found = apply(&space, op, &[("s h d", F, &x), ("s", DType::I32, &positions)], None).unwrap();
         for (row, (x, y)) in x.chunks(10).zip(found.chunks(10)).enumerate() {

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use ithaca_ir::ops::{Binding, Rotary, Turn, Window};
+use ithaca_ir::ops::{Rotary, Turn, Window};
 use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, ValueId};
 
 use super::gated::LAYER;
@@ -127,8 +127,7 @@ fn project(
         false => Ok(y),
         true => {
             let window = std::iter::once(rows).collect();
-            let binding = Binding { name: format!("{name}.bias"), stored: vec![all], view: Vec::new(), window };
-            let bias = f.weight(binding, cx.tensors.ty(&[part]))?;
+            let bias = cx.tensors.window(f, &format!("{name}.bias"), vec![all], window, &[part])?;
             f.add(y, bias)
         }
     }

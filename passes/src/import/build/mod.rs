@@ -9,6 +9,7 @@ mod experts;
 mod gated;
 mod gpt2;
 mod latent;
+mod loss;
 mod plain;
 mod t5;
 mod tensors;
@@ -39,7 +40,11 @@ pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<M
         Structure::T5(spec) => t5::module(spec, name, workload, dropout),
         Structure::Bert(spec) => bert::module(spec, name, workload, dropout),
     };
-    built.map_err(|e| Diagnostic::new(e.code, e.message))
+    let built = built.map_err(|e| Diagnostic::new(e.code, e.message))?;
+    match workload.mode {
+        Mode::Train => loss::of_logits(&built, workload.labels),
+        Mode::Prefill | Mode::Decode => Ok(built),
+    }
 }
 
 /// What attention drops: something in training only, and the same weights in every layout.

@@ -58,7 +58,7 @@ impl Tensors {
             true => Vec::new(),
             false => stored,
         };
-        f.weight(Binding { name: name.to_owned(), stored, view, window }, ty)
+        f.weight(Binding { stored, view, window, ..Binding::named(name) }, ty)
     }
 
     /// `x` plus the bias of `name`.

@@ -1,9 +1,11 @@
 //! The forward pass of an attention, by its plan.
 
 use ithaca_ir::layout::Layout;
+use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Binary, OpError, Returns};
 use ithaca_ir::{DimId, FunctionBuilder, Op, TensorType, ValueId};
 
+use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, merge};
 use crate::movement::Step;
@@ -24,6 +26,9 @@ pub(super) fn forward(
             let (k, v) = (gathered(b, a.keys, k)?, gathered(b, a.keys, v)?);
             attend(b, &a, [q, k, v], bias)
         }
+        Plan::Groups { heads, kv_heads } => {
+            groups::forward(b, &a, Groups { heads, kv_heads }, [q, k, v], bias)
+        }
         Plan::Fetch(to) => {
             let k = b.push(Op::Fetch { to: *to }, &[k])?;
             let v = b.push(Op::Fetch { to: *to }, &[v])?;
@@ -35,7 +40,8 @@ pub(super) fn forward(
             steps_forward(b, &a, steps, [q, k, v], bias)
         }
         Plan::TwoPass { steps, columns } => two_pass(b, &a, steps, *columns, [q, k, v]),
-        Plan::Reduce { parts } => {
+        Plan::Reduce { parts, axes } => {
+            let (k, v) = (split_by(b, a.keys, axes, k)?, split_by(b, a.keys, axes, v)?);
             a.returns = Returns::Part;
             a.parts = Some(*parts);
             let partial = attend(b, &a, [q, k, v], bias)?;
@@ -45,7 +51,7 @@ pub(super) fn forward(
     }
 }
 
-fn attend(
+pub(super) fn attend(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
     qkv: [ValueId; 3],
@@ -57,7 +63,20 @@ fn attend(
 
 /// `value` with `keys` whole on every rank.
 pub(super) fn gathered(b: &mut FunctionBuilder<'_>, keys: DimId, value: ValueId) -> Result<ValueId, OpError> {
-    let ty = b.ty(value).clone().split(keys, []);
+    split_by(b, keys, &[], value)
+}
+
+/// `value` with `keys` split by `axes` only.
+pub(super) fn split_by(
+    b: &mut FunctionBuilder<'_>,
+    keys: DimId,
+    axes: &[AxisId],
+    value: ValueId,
+) -> Result<ValueId, OpError> {
+    let ty = b.ty(value).clone().split(keys, axes.iter().copied());
+    if *b.ty(value) == ty {
+        return Ok(value);
+    }
     b.push_as(Op::Reshard, &[value], ty)
 }
 

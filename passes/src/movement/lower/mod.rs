@@ -16,6 +16,7 @@
 
 mod backward;
 mod forward;
+mod groups;
 mod plan;
 mod travel;
 
@@ -117,7 +118,7 @@ fn expand(
     for (&old, new) in node.results.iter().zip(results) {
         let ty = function.ty(old);
         let mut value = new;
-        if !b.ty(value).layout.partial.is_empty() {
+        if b.ty(value).layout.partial != ty.layout.partial {
             // Sums are taken before they are rounded.
             let wide = TensorType { dtype: b.ty(value).dtype, ..ty.clone() };
             value = b.push_as(Op::Reshard, &[value], wide)?;

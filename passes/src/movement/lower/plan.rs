@@ -6,15 +6,22 @@ use ithaca_ir::layout::{Layout, Move};
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::Attention;
 use ithaca_ir::order::{Run, joined};
-use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Rank, Space, TensorType};
+use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Part, Rank, Space, TensorType};
 
-use crate::movement::{Movement, Seat, Site, Step, Visits};
+use crate::movement::{Movement, Seat, Site, Step, Visits, admit};
 use crate::registry::Registry;
 
 /// How one attention is carried out.
 #[derive(Clone, Debug)]
 pub(super) enum Plan {
     Gather,
+    /// Keys are gathered in groups of heads, one after another.
+    Groups {
+        /// For each group its part of the query heads.
+        heads: Vec<DimId>,
+        /// For each group its part of the key/value heads.
+        kv_heads: Vec<DimId>,
+    },
     /// Keys are fetched into this dimension.
     Fetch(DimId),
     Steps(Vec<Step>),
@@ -26,6 +33,8 @@ pub(super) enum Plan {
     Reduce {
         /// The dimension of partial results.
         parts: DimId,
+        /// The axes that split keys and not queries; along others keys are gathered.
+        axes: Vec<AxisId>,
     },
 }
 
@@ -38,15 +47,26 @@ pub(super) fn plan(
 ) -> Result<Plan, Diagnostic> {
     let name = attention.movement.as_ref().map_or("", |m| m.name.as_str());
     let movement = registry.movement(name)?;
-    if let Some((option, n)) = attention.movement.iter().flat_map(|m| &m.options).next() {
-        let message = format!("movement `{name}` has no option `{option}`, which is {n} here");
-        return Err(Diagnostic::new("P47", message).help(format!("write `movement={name}`")));
-    }
     let axes: Vec<AxisId> = operands[1].axes_of(attention.keys).to_vec();
-    let site = Site { space, attention, axes: &axes };
-    movement.check(&site)?;
+    let site = Site {
+        space,
+        attention,
+        axes: &axes,
+        query_axes: operands[0].axes_of(attention.queries),
+        head_axes: operands[0].axes_of(attention.heads),
+        options: attention.movement.as_ref().map_or(&[], |m| &m.options),
+    };
+    admit(movement, &site)?;
     match movement.visits(&site) {
         Visits::Gather => Ok(Plan::Gather),
+        Visits::GatherGroups(groups) => {
+            let runs = space.mesh.degree(operands[0].axes_of(attention.heads));
+            let cut = |space: &mut Space, of: DimId| -> Vec<DimId> {
+                (0..groups).map(|index| part(space, Part { of, index, count: groups, runs })).collect()
+            };
+            let heads = cut(space, attention.heads);
+            Ok(Plan::Groups { heads, kv_heads: cut(space, attention.kv_heads) })
+        }
         Visits::Fetch => fetched(space, attention, &axes).map(Plan::Fetch),
         Visits::Steps(steps) => steps_of(movement, &site, steps).map(Plan::Steps),
         Visits::TwoPass(steps) => {
@@ -59,7 +79,7 @@ pub(super) fn plan(
             let queries = operands[0].axes_of(attention.queries);
             let alone: Vec<AxisId> = axes.iter().copied().filter(|a| !queries.contains(a)).collect();
             let size = space.mesh.degree(&alone);
-            Ok(Plan::Reduce { parts: declare(space, "parts", size) })
+            Ok(Plan::Reduce { parts: declare(space, "parts", size), axes: alone })
         }
     }
 }
@@ -74,6 +94,20 @@ fn declare(space: &mut Space, name: &str, size: u64) -> DimId {
             Some(_) => name.push('_'),
         }
     }
+}
+
+/// The dimension that is this part: one that is there already, or a new one.
+fn part(space: &mut Space, part: Part) -> DimId {
+    if let Some((id, _)) = space.dims.iter().find(|(_, dim)| dim.part == Some(part)) {
+        return id;
+    }
+    let whole = &space.dims[part.of];
+    let (granule, size) = (whole.granule, whole.size / part.count);
+    let mut name = format!("{}_{}", whole.name, part.index);
+    while space.dim(&name).is_some() {
+        name.push('_');
+    }
+    space.dims.push(Dim { granule, part: Some(part), ..Dim::new(name, size) })
 }
 
 /// From how many ranges on they are joined before more are looked at.

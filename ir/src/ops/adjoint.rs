@@ -1,0 +1,132 @@
+//! Adjoints: what an operation does to gradients on their way back.
+//!
+//! The adjoint of an operation stands beside the operation; this file chooses it. A gradient has the type of the value
+//! that it is the gradient of, so that a gradient of `bf16` is `bf16`; what is summed in `f32` is rounded once.
+
+use crate::builder::FunctionBuilder;
+use crate::module::ValueId;
+use crate::ops::{Gradient, Op, OpError, attention, elementwise, linear, loss, norm, parts, sink};
+use crate::types::TensorType;
+
+/// The gradient of each operand; none where no gradient flows, or the operand is of integers.
+pub type Gradients = Vec<Option<ValueId>>;
+
+impl Op {
+    /// Adds the nodes that compute the gradients of `operands` from those of `results`, all of them values of `b`; the
+    /// operation itself, with these operands and results, stands in `b` as well. An operand that occurs twice has two
+    /// gradients, to be added up.
+    ///
+    /// Where no result has a gradient no operand has one. `attention` must have returned its lse.
+    ///
+    /// # Errors
+    /// `V30` where a gradient reaches an operation, or a result of it, that has no adjoint.
+    pub fn adjoint(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        operands: &[ValueId],
+        results: &[ValueId],
+        gradients: &[Option<ValueId>],
+    ) -> Result<Gradients, OpError> {
+        let Some(d) = gradients.iter().copied().flatten().next() else {
+            return Ok(vec![None; operands.len()]);
+        };
+        match self {
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Fill { .. }
+            | Op::Positions
+            | Op::Loss(loss::Loss::Valid { .. }) => Ok(vec![None; operands.len()]),
+            Op::Einsum => linear::adjoint_einsum(b, operands, d),
+            Op::Sum => linear::adjoint_sum(b, operands[0], d),
+            Op::Expand => linear::adjoint_expand(b, operands[0], d),
+            Op::Embed { over } => linear::adjoint_embed(b, *over, operands, d),
+            Op::Unary(f) => Ok(vec![Some(b.push(Op::Gradient(Gradient::Unary(*f)), &[operands[0], d])?)]),
+            Op::Binary(f) => elementwise::adjoint_binary(*f, b, operands, results[0], d),
+            Op::Scale { factor } => Ok(vec![Some(b.push(Op::Scale { factor: *factor }, &[d])?)]),
+            Op::Cast { .. } => {
+                let to = b.ty(operands[0]).dtype;
+                Ok(vec![if to.is_float() { Some(cast(b, d, to)?) } else { None }])
+            }
+            Op::RmsNorm { over, eps, offset } => norm::adjoint_rms(
+                b,
+                Gradient::RmsNorm { over: *over, eps: *eps, offset: *offset },
+                operands,
+                d,
+            ),
+            Op::RmsScale { over, eps } => {
+                norm::adjoint_rms(b, Gradient::RmsScale { over: over.clone(), eps: *eps }, operands, d)
+            }
+            Op::LayerNorm { over, eps } => norm::adjoint_layer(b, *over, *eps, operands, d),
+            Op::Rotary(rotary) => {
+                let mut back = rotary.clone();
+                back.turn = rotary.turn.inverse();
+                Ok(vec![Some(b.push(Op::Rotary(back), &[d, operands[1]])?), None])
+            }
+            Op::Attention(a) => attention::adjoint(a, b, operands, results, gradients),
+            Op::Sink => sink::adjoint(b, operands, results, gradients),
+            Op::Accumulate => Ok(vec![Some(d), Some(d)]),
+            Op::Repeat { from, to } => Ok(vec![Some(b.push(Op::SumCopies { from: *to, to: *from }, &[d])?)]),
+            Op::SumCopies { from, to } => Ok(vec![Some(b.push(Op::Repeat { from: *to, to: *from }, &[d])?)]),
+            Op::Loss(loss::Loss::CrossEntropy { over, ignore }) => {
+                loss::adjoint_cross_entropy(b, (*over, *ignore), operands, results, gradients)
+            }
+            Op::Loss(loss::Loss::Pick { over, ignore }) => {
+                loss::adjoint_pick(b, (*over, *ignore), operands, d)
+            }
+            Op::Join { to } => parts::adjoint_join(b, *to, operands, d),
+            Op::Experts(experts) => experts.adjoint(b, operands, results, gradients),
+            Op::Window(window) => window.adjoint(b, operands, d),
+            Op::Assign { .. }
+            | Op::AttentionBackward(_)
+            | Op::Take { .. }
+            | Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. }
+            | Op::Call { .. }
+            | Op::Gradient(_)
+            | Op::Optimizer(_)
+            | Op::Reshard
+            | Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::Slice { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. } => Err(OpError::new(
+                "V30",
+                format!("a gradient reaches `{}`, which has no adjoint", self.name()),
+            )),
+        }
+    }
+}
+
+/// `x` with the dimensions of `like`, in their order, the others being summed over.
+pub(super) fn summed_to(
+    b: &mut FunctionBuilder<'_>,
+    x: ValueId,
+    like: &TensorType,
+) -> Result<ValueId, OpError> {
+    let ty = b.ty(x).clone();
+    if ty.dims == like.dims {
+        return Ok(x);
+    }
+    let to = TensorType::new(ty.dtype, like.dims.iter().copied());
+    if ty.dims.iter().filter(|&&d| like.has(d)).eq(&like.dims) {
+        return b.push_as(Op::Sum, &[x], to);
+    }
+    // `sum` keeps the order of dimensions; a product with one does not.
+    let one = b.push_as(Op::Fill { value: 1.0 }, &[], TensorType::new(ty.dtype, []))?;
+    b.push_as(Op::Einsum, &[x, one], to)
+}
+
+/// `x` in another element type, where it has not that one already.
+pub(super) fn cast(b: &mut FunctionBuilder<'_>, x: ValueId, to: crate::DType) -> Result<ValueId, OpError> {
+    match b.ty(x).dtype == to {
+        true => Ok(x),
+        false => b.push(Op::Cast { to }, &[x]),
+    }
+}

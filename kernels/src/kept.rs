@@ -1,0 +1,95 @@
+//! What a run keeps: weights and states that it assigned, as a file has them.
+//!
+//! A part is what one binding writes, of one layer. The parts of a stored tensor (windows of a fused one, say) are put
+//! together from what ranks hold, padding cut and copies of one element compared; where nothing was written, the
+//! stored tensor is what it was before the run.
+
+use std::borrow::Cow;
+
+use ithaca_ir::ops::{Binding, source};
+use ithaca_ir::{Rank, Space, TensorType};
+
+use crate::error::RunError;
+use crate::oracle::put_together;
+use crate::place;
+use crate::real::Real;
+use crate::store::TensorSource;
+use crate::tensor::{Tensor, extents, index, whole, write_part};
+
+/// What one binding wrote.
+pub(crate) struct Part<'a, T: Clone> {
+    pub(crate) binding: &'a Binding,
+    pub(crate) ty: &'a TensorType,
+    /// What each rank holds, in order of ranks.
+    pub(crate) held: Vec<Cow<'a, [T]>>,
+}
+
+/// A stored tensor under its name, the members of a stack under theirs.
+pub(crate) fn members<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
+    let n = tensor.shape.first().copied().unwrap_or(1);
+    let names = source::members(name, n as u64);
+    if names.len() == 1 && names[0] == name {
+        return vec![(name.to_owned(), tensor)];
+    }
+    let shape = tensor.shape[1..].to_vec();
+    let size = shape.iter().product::<usize>().max(1);
+    let parts = tensor.data.chunks(size).map(|part| Tensor::new(shape.clone(), part.to_vec()));
+    names.into_iter().zip(parts).collect()
+}
+
+/// The stored tensor `name`, of which `parts` were written; `before` has what it was.
+///
+/// # Errors
+/// [`RunError::ReplicasDiffer`] when two elements that are stored as one differ; [`RunError::Store`].
+pub(crate) fn join<T: Real>(
+    space: &Space,
+    name: &str,
+    parts: &[Part<'_, T>],
+    before: &dyn TensorSource,
+) -> Result<Tensor<T>, RunError> {
+    let Some(first) = parts.first() else {
+        return Err(RunError::invalid(format!("nothing was written to `{name}`")));
+    };
+    let shape = first.binding.stored_shape(space, first.ty);
+    let mut stored: Vec<Option<T>> = vec![None; shape.iter().map(|&n| index(n)).product()];
+    for Part { binding, ty, held } in parts {
+        if binding.stored_shape(space, ty) != shape {
+            return Err(RunError::invalid(format!("`{name}` is stored in two shapes")));
+        }
+        let sizes: Vec<usize> = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
+        let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)].as_ref()));
+        let part = put_together(space, name, ty, &sizes, place::loaded_from, local)?;
+        let seen = if binding.view.is_empty() { &shape } else { &binding.view };
+        let window = if binding.window.is_empty() { whole(seen) } else { binding.window.clone() };
+        if extents(&window).iter().product::<usize>() != part.len() {
+            return Err(RunError::invalid(format!("`{name}` is bound to a type of another size")));
+        }
+        write_part(&whole(seen), &mut stored, &window, &part);
+    }
+    let shape: Vec<usize> = shape.iter().map(|&n| index(n)).collect();
+    if stored.iter().any(Option::is_none) {
+        let names = source::members(name, shape.first().map_or(1, |&n| n as u64));
+        let rest = match names.iter().all(|n| before.shape(n).is_some()) {
+            true if first.binding.is_stack() => {
+                let mut data = Vec::new();
+                for name in &names {
+                    data.extend(before.read(name)?.data);
+                }
+                // Members of other shapes together have another length, and are refused below.
+                let whole = data.len() == shape.iter().product::<usize>();
+                Tensor { shape: if whole { shape.clone() } else { vec![data.len()] }, data }
+            }
+            true => before.read(name)?,
+            false => Tensor::filled(shape.clone(), 0.0),
+        };
+        if rest.shape != shape {
+            return Err(RunError::invalid(format!("`{name}` has another shape than the program says")));
+        }
+        for (element, &x) in stored.iter_mut().zip(&rest.data) {
+            element.get_or_insert(T::from_f64(x));
+        }
+    }
+    let data: Option<Vec<T>> = stored.into_iter().collect();
+    let data = data.ok_or_else(|| RunError::invalid(format!("`{name}` is not known in full")))?;
+    Ok(Tensor::new(shape, data))
+}

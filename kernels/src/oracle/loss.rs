@@ -1,0 +1,170 @@
+//! The loss: cross-entropy of labels, its gradient, and the pieces that ranks with parts of the vocabulary compute.
+//!
+//! Padding counts for nothing: neither what is padded of the vocabulary, whose logits are no one's, nor tokens of padding,
+//! whatever their labels.
+
+use ithaca_ir::{DimId, Space};
+
+use super::Operand;
+use super::partial::log_sum_exp;
+use super::rows::Lines;
+use crate::error::RunError;
+use crate::place;
+use crate::real::Real;
+use crate::tensor::strides;
+
+/// Rows of logits, and the label of each.
+struct Rows {
+    lines: Lines,
+    /// Of each row, the label's index in the vocabulary; none where it is ignored or padding.
+    labels: Vec<Option<u64>>,
+    /// Which columns held are no padding.
+    data: Vec<bool>,
+    /// The first column held.
+    first: u64,
+}
+
+impl Rows {
+    fn of<T: Real>(
+        space: &Space,
+        (over, ignore): (DimId, i64),
+        logits: &Operand<'_, T>,
+        labels: &Operand<'_, T>,
+    ) -> Result<Self, RunError> {
+        let lines = Lines::of(logits, over)?;
+        let column = logits.ty.position(over).map(|i| logits.region[i].clone()).unwrap_or_default();
+        let data = place::carries_data(space, over, column.clone());
+        let labels = counted(space, ignore, Some(over), labels)?;
+        if labels.len() != lines.starts.len() {
+            return Err(RunError::invalid("logits and labels are held in parts that do not fit"));
+        }
+        Ok(Self { lines, labels, data, first: column.start })
+    }
+
+    /// Where the logit of a row's label lies, if the rank holds it.
+    fn label(&self, row: usize) -> Option<usize> {
+        let j = usize::try_from(self.labels[row]?.checked_sub(self.first)?).ok()?;
+        (j < self.lines.length).then(|| self.lines.starts[row] + j * self.lines.step)
+    }
+
+    /// The columns that are no padding, by where they lie.
+    fn columns(&self, row: usize) -> impl Iterator<Item = usize> + Clone + '_ {
+        let at = move |j: usize| self.lines.starts[row] + j * self.lines.step;
+        self.data.iter().enumerate().filter(|&(_, &data)| data).map(move |(j, _)| at(j))
+    }
+}
+
+/// Of each token the label that counts; none where it is ignored, or the token is padding.
+fn counted<T: Real>(
+    space: &Space,
+    ignore: i64,
+    over: Option<DimId>,
+    labels: &Operand<'_, T>,
+) -> Result<Vec<Option<u64>>, RunError> {
+    let shape = labels.shape();
+    let steps = strides(&shape);
+    let data: Vec<Vec<bool>> = labels
+        .ty
+        .dims
+        .iter()
+        .zip(&labels.region)
+        .map(|(&d, held)| place::carries_data(space, d, held.clone()))
+        .collect();
+    let label = |(i, &label): (usize, &i32)| {
+        let padding = data.iter().zip(&steps).any(|(data, step)| !data[i / step % data.len()]);
+        if padding || i64::from(label) == ignore {
+            return Ok(None);
+        }
+        let known = over.map_or(u64::MAX, |over| space.dims[over].valid);
+        match u64::try_from(label) {
+            Ok(index) if index < known => Ok(Some(index)),
+            _ if over.is_none() => Ok(Some(0)),
+            _ => Err(RunError::LabelOutOfRange {
+                value: label,
+                labels: known,
+                dim: over.map(|over| space.dims[over].name.clone()).unwrap_or_default(),
+                at: at(space, labels, i, &steps),
+            }),
+        }
+    };
+    labels.int()?.iter().enumerate().map(label).collect()
+}
+
+/// The positions of element `i` of what a rank holds.
+fn at<T: Real>(space: &Space, x: &Operand<'_, T>, i: usize, steps: &[usize]) -> Vec<u64> {
+    let shape = x.shape();
+    let along = |d: usize| {
+        let index = x.region[d].start + (i / steps[d] % shape[d]) as u64;
+        let positions = place::positions(space, x.ty.dims[d], index..index + 1);
+        positions.first().copied().unwrap_or(index)
+    };
+    (0..shape.len()).map(along).collect()
+}
+
+/// `nll = lse − logit[label]`, zero where the label is ignored; and lse.
+pub(super) fn cross_entropy<T: Real>(
+    space: &Space,
+    attrs: (DimId, i64),
+    operands: &[Operand<'_, T>],
+) -> Result<Vec<Vec<T>>, RunError> {
+    let logits = operands[0].real()?;
+    let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
+    let lse: Vec<T> =
+        (0..rows.labels.len()).map(|row| log_sum_exp(rows.columns(row).map(|i| logits[i]))).collect();
+    let nll = lse.iter().enumerate();
+    let nll = nll.map(|(row, &lse)| rows.label(row).map_or(T::ZERO, |i| lse - logits[i])).collect();
+    Ok(vec![nll, lse])
+}
+
+/// `(exp(logit − lse) − [v = label]) · d_nll`, zero where the label is ignored and in padding.
+pub(super) fn cross_entropy_backward<T: Real>(
+    space: &Space,
+    attrs: (DimId, i64),
+    operands: &[Operand<'_, T>],
+) -> Result<Vec<T>, RunError> {
+    let (logits, lse, d) = (operands[0].real()?, operands[2].real()?, operands[3].real()?);
+    let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
+    let mut out = vec![T::ZERO; logits.len()];
+    for row in (0..rows.labels.len()).filter(|&row| rows.labels[row].is_some()) {
+        for i in rows.columns(row) {
+            out[i] = (logits[i] - lse[row]).through(f64::exp) * d[row];
+        }
+        if let Some(i) = rows.label(row) {
+            out[i] = out[i] - d[row];
+        }
+    }
+    Ok(out)
+}
+
+/// The logit of each label; zero where the label is ignored, or another rank has it.
+pub(super) fn pick<T: Real>(
+    space: &Space,
+    attrs: (DimId, i64),
+    operands: &[Operand<'_, T>],
+) -> Result<Vec<T>, RunError> {
+    let logits = operands[0].real()?;
+    let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
+    Ok((0..rows.labels.len()).map(|row| rows.label(row).map_or(T::ZERO, |i| logits[i])).collect())
+}
+
+/// One for labels that count, zero for those that are ignored and for padding.
+pub(super) fn valid<T: Real>(
+    space: &Space,
+    ignore: i64,
+    labels: &Operand<'_, T>,
+) -> Result<Vec<T>, RunError> {
+    let counted = counted(space, ignore, None, labels)?;
+    Ok(counted.into_iter().map(|label| if label.is_some() { T::ONE } else { T::ZERO }).collect())
+}
+
+/// The logarithm of the sum of exponentials along the part of a dimension that a rank holds, padding left out; −∞ of
+/// nothing.
+pub(super) fn row_lse<T: Real>(space: &Space, x: &Operand<'_, T>, over: DimId) -> Result<Vec<T>, RunError> {
+    let logits = x.real()?;
+    let lines = Lines::of(x, over)?;
+    let held = x.ty.position(over).map(|i| x.region[i].clone()).unwrap_or_default();
+    let data = place::carries_data(space, over, held);
+    let columns = (0..lines.length).filter(|&j| data[j]);
+    let line = |&start: &usize| log_sum_exp(columns.clone().map(|j| logits[start + j * lines.step]));
+    Ok(lines.starts.iter().map(line).collect())
+}

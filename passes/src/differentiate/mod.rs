@@ -1,0 +1,306 @@
+//! `differentiate`: from a program that computes a loss to one training step.
+//!
+//! Every function becomes two. The forward function returns what it returned and, behind it, what its gradients need; the
+//! backward function takes gradients of the results and what was kept, writes the gradients of its weights to states, and
+//! returns the gradients of its arguments. `main` calls the forward functions, the backward functions in reverse, and the
+//! optimizer.
+//!
+//! ```text
+//! %x = call %x0 {callee=@block, layers=0..32}
+//! ```
+//! becomes
+//! ```text
+//! %x, %q, … = call %x0 {callee=@block, layers=0..32, over=l, carried=1}
+//! …
+//! %dx0 = call %dx, %q, … {callee=@block.backward, layers=0..32, over=l, carried=1, order=descending}
+//! ```
+//!
+//! Reverse mode, an operation at a time (Griewank and Walther, Evaluating Derivatives); the adjoint of each operation stands
+//! beside it. What of the forward pass is kept is chosen on a function that holds both passes, as PyTorch's
+//! ahead-of-time autograd does.
+
+mod active;
+mod joint;
+mod micro;
+mod options;
+mod split;
+mod step;
+mod update;
+
+pub use options::{ADAMW, OPTIONS, Recompute, Training};
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Layers, Level, ValueId};
+use ithaca_ir::ops::{Binding, OpError};
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
+
+use crate::pass::{Context, Pass};
+use crate::shard::Roles;
+use active::Activity;
+use joint::{Kept, joint};
+use split::{Runs, split};
+use step::{Cx, Differentiated, Optimize, Sweep};
+use update::Owned;
+
+/// The pass.
+#[derive(Clone, Debug, Default)]
+pub struct Differentiate {
+    training: Training,
+}
+
+impl Differentiate {
+    /// The pass with these options.
+    pub fn new(training: Training) -> Self {
+        Self { training }
+    }
+}
+
+impl Pass for Differentiate {
+    fn name(&self) -> &'static str {
+        "differentiate"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        self.training.to_pipeline()
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        let module = module.module();
+        if module.level != Level::Program {
+            let message =
+                format!("`differentiate` takes a whole program; this one is {}", module.level.name());
+            return Err(vec![Diagnostic::new("P03", message)]);
+        }
+        if !cx.rewrite() {
+            return Ok(module.clone());
+        }
+        let step = training_step(module, &self.training);
+        step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
+    }
+}
+
+/// The name of the function that `name` was made from: `block` of `block.backward`.
+pub fn origin(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
+}
+
+/// One training step of `module`, which computes an output `loss`.
+fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
+    let (main, loss) = loss_of(module)?;
+    let mut stepped = module.emptied(Level::Program);
+    let cut = cut(&mut stepped, module, training.micro_batches)?;
+    let activity = Activity::of(module);
+    let layers = layers(module, main);
+    let owned = owned(module, main, &layers, training.micro_batches);
+    let kept = |binding: &Binding| {
+        let mut weights = owned.iter().flat_map(|o| &o.weights);
+        weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept)
+    };
+    let stacks = stacks(&mut stepped, &layers);
+    let stack = |n: u64| {
+        let found = stacks.iter().find(|(length, _)| *length == n);
+        found.expect("a dimension was declared for each number of layers").1
+    };
+
+    let mut functions: Vec<Option<Differentiated>> = Vec::new();
+    for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
+        let joint = joint(&stepped.space, id, function, &activity, kept)?;
+        let looped = layers[id.index()].iter().any(|l| l.end - l.start > 1);
+        let runs = if looped { Runs::Looped } else { Runs::Once };
+        let mut halves = split(&stepped.space, id, function, &joint, &activity, (runs, training.recompute))?;
+        let forward = stepped.functions.push(halves.forward.clone());
+        let backward = stepped.functions.push(std::mem::take(&mut halves.backward));
+        functions.push(Some(Differentiated { halves, forward, backward }));
+    }
+
+    let scalar = TensorType::new(update::scalar_type(&owned), []);
+    let mut zero = Sweep::default();
+    let mut optimize = training.optimizer.map(|_| Optimize {
+        squares: Sweep::default(),
+        update: Sweep::default(),
+        clip: training.clip,
+        scalar: scalar.clone(),
+    });
+    for owned in &owned {
+        if owned.is_summed() {
+            let function = update::zero(&stepped.space, owned)?;
+            zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
+        }
+        if let (Some(adamw), Some(optimize)) = (training.optimizer, &mut optimize) {
+            if training.clip.is_some() {
+                let function = update::squares(&stepped.space, owned, &scalar)?;
+                optimize.squares.calls.push((stepped.functions.push(function), owned.layers.clone()));
+            }
+            let function = update::update(&stepped.space, owned, adamw, &scalar)?;
+            optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
+        }
+    }
+    let cx =
+        Cx { source: module, main, activity: &activity, functions: &functions, stack: &stack, kept: &kept };
+    let ends = (&zero, optimize.as_ref());
+    let function = match cut {
+        None => step::main(&cx, &stepped.space, &stepped.functions, loss, ends)?,
+        Some(cut) => micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), ends)?,
+    };
+    stepped.functions.push(function);
+    Ok(stepped)
+}
+
+/// `main` and the value of its output `loss`.
+fn loss_of(module: &Module) -> Result<(FuncId, ValueId), OpError> {
+    let main = module.main().ok_or_else(|| OpError::new("P50", "there is no `@main` to differentiate"))?;
+    let function = &module.functions[main];
+    let loss = function.outputs.iter().find(|o| o.name.as_deref() == Some("loss"));
+    let loss = loss.ok_or_else(|| OpError::new("P50", "`@main` returns no `loss` to differentiate"))?.value;
+    let ty = function.ty(loss);
+    if !ty.dims.is_empty() || !ty.dtype.is_float() {
+        return Err(OpError::new("P50", "the `loss` that `@main` returns is no real scalar"));
+    }
+    let nested = module
+        .functions
+        .iter()
+        .filter(|&(id, _)| id != main)
+        .find(|(_, f)| f.nodes.iter().any(|n| matches!(n.op, Op::Call { .. })));
+    if let Some((_, nested)) = nested {
+        let message =
+            format!("`@{}` calls a function; only `@main` may, in a program to differentiate", nested.name);
+        return Err(OpError::new("P51", message));
+    }
+    let lasting = module.functions.values().flat_map(|f| &f.nodes);
+    let mut lasting = lasting.filter(|n| matches!(n.op, Op::State(_) | Op::Assign { .. }));
+    match lasting.next() {
+        Some(_) => Err(OpError::new("P51", "a program to differentiate reads and writes no states")),
+        None => Ok((main, loss)),
+    }
+}
+
+/// Cuts the batch into micro-batches.
+fn cut(stepped: &mut Module, module: &Module, n: u64) -> Result<Option<micro::Cut>, OpError> {
+    if n == 1 {
+        return Ok(None);
+    }
+    let batches = Roles::of(module).batches;
+    let [batch] = batches.iter().copied().collect::<Vec<DimId>>()[..] else {
+        let message = format!("{} dimensions of inputs are batches; micro-batches cut one", batches.len());
+        return Err(OpError::new("P52", message));
+    };
+    let dim = &mut stepped.space.dims[batch];
+    if dim.size % n != 0 {
+        let message = format!("{} sequences `{}` do not divide into {n} micro-batches", dim.size, dim.name);
+        return Err(OpError::new("P52", message));
+    }
+    dim.size /= n;
+    dim.valid = dim.size;
+    let over = declare(stepped, "micro", n);
+    Ok(Some(micro::Cut { over, batch }))
+}
+
+/// For each function the layers of its calls.
+fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
+    let mut layers = vec![Vec::new(); module.functions.len()];
+    for node in &module.functions[main].nodes {
+        if let Op::Call { callee, layers: called, .. } = &node.op {
+            layers[callee.index()].push(called.clone());
+        }
+    }
+    layers[main.index()].push(0..1);
+    layers
+}
+
+/// Which function owns which weights: the first that reads one.
+fn owned(module: &Module, main: FuncId, layers: &[Vec<Layers>], micro_batches: u64) -> Vec<Owned> {
+    let mut owned: Vec<Owned> = Vec::new();
+    let mut seen: Vec<(&Binding, usize)> = Vec::new();
+    for (id, function) in module.functions.iter() {
+        let layers = &layers[id.index()];
+        if layers.is_empty() {
+            continue;
+        }
+        let mut own = Owned { name: function.name.clone(), weights: Vec::new(), layers: distinct(layers) };
+        let mut here: Vec<&Binding> = Vec::new();
+        for node in &function.nodes {
+            let Op::Param(binding) = &node.op else { continue };
+            if here.contains(&binding) {
+                continue;
+            }
+            here.push(binding);
+            let often = match binding.is_per_layer() {
+                true => overlap(layers),
+                false => layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1,
+            };
+            let known = seen.iter().find(|(known, _)| *known == binding).map(|&(_, owner)| owner);
+            let Some(owner) = known else {
+                let kept = if often || micro_batches > 1 { Kept::Added } else { Kept::Once };
+                own.weights.push((binding.clone(), function.ty(node.result()).clone(), kept));
+                seen.push((binding, owned.len()));
+                continue;
+            };
+            let weight = owned.get_mut(owner).and_then(|o| o.weights.iter_mut().find(|w| w.0 == *binding));
+            if let Some((_, _, kept)) = weight {
+                *kept = Kept::Added;
+            }
+        }
+        owned.push(own);
+    }
+    debug_assert!(owned.len() <= main.index() + 1, "every function owns once");
+    // A weight that every layer shares changes once.
+    owned.into_iter().flat_map(by_layer).filter(|o| !o.weights.is_empty()).collect()
+}
+
+/// The weights that each layer has, and those that all layers share.
+fn by_layer(owned: Owned) -> Vec<Owned> {
+    let Owned { name, weights, layers } = owned;
+    let (own, shared): (Vec<_>, Vec<_>) = weights.into_iter().partition(|(b, _, _)| b.is_per_layer());
+    let once = vec![0..1];
+    let shared_name = if own.is_empty() { name.clone() } else { format!("{name}.shared") };
+    vec![Owned { name, weights: own, layers }, Owned { name: shared_name, weights: shared, layers: once }]
+}
+
+/// The same layers, each range once.
+fn distinct(layers: &[Layers]) -> Vec<Layers> {
+    let mut all: Vec<Layers> = Vec::new();
+    let mut sorted = layers.to_vec();
+    sorted.sort_by_key(|l| (l.start, l.end));
+    for range in sorted {
+        match all.last_mut() {
+            // Layers that run twice change once.
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
+/// Whether some layer runs twice.
+fn overlap(layers: &[Layers]) -> bool {
+    let mut sorted = layers.to_vec();
+    sorted.sort_by_key(|l| (l.start, l.end));
+    sorted.windows(2).any(|pair| pair[1].start < pair[0].end)
+}
+
+/// A dimension for each number of layers that a call runs over.
+fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> Vec<(u64, DimId)> {
+    let mut stacks: Vec<(u64, DimId)> = Vec::new();
+    for n in layers.iter().flatten().map(|l| l.end - l.start).filter(|&n| n > 1) {
+        if !stacks.iter().any(|&(known, _)| known == n) {
+            let over = declare(stepped, "l", n);
+            stacks.push((n, over));
+        }
+    }
+    stacks
+}
+
+/// A new dimension called `base`, or that with a number behind it.
+fn declare(module: &mut Module, base: &str, size: u64) -> DimId {
+    let mut name = base.to_owned();
+    let mut i = 1;
+    while module.space.dim(&name).is_some() {
+        i += 1;
+        name = format!("{base}{i}");
+    }
+    module.space.dims.push(Dim::new(&name, size))
+}
+
+#[cfg(test)]
+mod tests;

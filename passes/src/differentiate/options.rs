@@ -1,0 +1,215 @@
+//! Options of a training step, as the text of a pipeline has them.
+
+use std::fmt;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::ops::AdamW;
+
+/// What is computed again in the backward pass instead of being kept from the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Recompute {
+    /// Nothing: every value that a gradient needs is kept.
+    #[default]
+    None,
+    /// Attention: its results are computed again from q, k and v (Korthikanti et al., arXiv 2205.05198).
+    Selective,
+    /// Each function: only its arguments are kept.
+    Full,
+    /// Each function but its attention, whose results are kept, so that no attention is computed twice (DistFlashAttn,
+    /// arXiv 2310.03294).
+    KeepAttention,
+}
+
+impl Recompute {
+    /// Every policy.
+    pub const ALL: [Recompute; 4] =
+        [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::KeepAttention];
+
+    /// The spelling in pipelines and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+            Recompute::KeepAttention => "keep-attention",
+        }
+    }
+
+    /// The policy spelled `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|r| r.name() == name)
+    }
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a training step does beside the forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Training {
+    /// What is computed again.
+    pub recompute: Recompute,
+    /// Parts of the batch whose gradients are summed before the weights change.
+    pub micro_batches: u64,
+    /// The optimizer; gradients only when `None`.
+    pub optimizer: Option<AdamW>,
+    /// The largest norm of all gradients together; they are scaled down to it.
+    pub clip: Option<f64>,
+}
+
+impl Default for Training {
+    /// One batch, nothing recomputed, AdamW as PyTorch has it, no clipping.
+    fn default() -> Self {
+        Self { recompute: Recompute::None, micro_batches: 1, optimizer: Some(ADAMW), clip: None }
+    }
+}
+
+/// AdamW with the constants that PyTorch has by default.
+pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+
+impl Training {
+    /// The options as a pipeline has them; those that are as by default are left out.
+    pub fn to_pipeline(&self) -> Vec<(String, String)> {
+        let Self { recompute, micro_batches, optimizer, clip } = self;
+        let standard = Self::default();
+        let mut options = Vec::new();
+        let mut set = |key: &str, value: String| options.push((key.to_owned(), value));
+        if *recompute != standard.recompute {
+            set("recompute", recompute.to_string());
+        }
+        if *micro_batches != standard.micro_batches {
+            set("micro_batches", micro_batches.to_string());
+        }
+        match optimizer {
+            None => set("optimizer", "none".to_owned()),
+            Some(adamw) => {
+                for (key, value, usual) in constants(adamw) {
+                    if value != usual {
+                        set(key, format!("{value:?}"));
+                    }
+                }
+            }
+        }
+        if let Some(clip) = clip {
+            set("clip", format!("{clip:?}"));
+        }
+        options
+    }
+
+    /// The options of a pipeline.
+    ///
+    /// # Errors
+    /// `P02` for an option that is unknown or out of range.
+    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
+        let mut training = Self::default();
+        for (key, value) in options {
+            training.set(key, value)?;
+        }
+        Ok(training)
+    }
+
+    /// Sets the option `key`.
+    ///
+    /// # Errors
+    /// `P02` when there is no such option, or its value is out of range.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
+        let refused = |expected: &str| {
+            let message = format!("option `{key}={value}` of `differentiate` is not {expected}");
+            Diagnostic::new("P02", message)
+        };
+        match key {
+            "recompute" => {
+                let names = Recompute::ALL.map(Recompute::name).join(", ");
+                self.recompute =
+                    Recompute::parse(value).ok_or_else(|| refused(&format!("one of {names}")))?;
+            }
+            "micro_batches" => {
+                let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_MICRO_BATCHES).contains(&n));
+                self.micro_batches = n.ok_or_else(|| refused(&format!("1 to {MAX_MICRO_BATCHES}")))?;
+            }
+            "optimizer" => {
+                self.optimizer = match value {
+                    "none" => None,
+                    "adamw" => Some(self.optimizer.unwrap_or(ADAMW)),
+                    _ => return Err(refused("adamw or none")),
+                };
+            }
+            "clip" => self.clip = Some(number(value, |x| x > 0.0).ok_or_else(|| refused("a positive norm"))?),
+            _ => return self.set_constant(key, value),
+        }
+        Ok(())
+    }
+
+    fn set_constant(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
+        let adamw = self.optimizer.get_or_insert(ADAMW);
+        let (constant, fits): (&mut f64, fn(f64) -> bool) = match key {
+            "lr" => (&mut adamw.lr, |x| x >= 0.0),
+            "beta1" => (&mut adamw.beta1, |x| (0.0..1.0).contains(&x)),
+            "beta2" => (&mut adamw.beta2, |x| (0.0..1.0).contains(&x)),
+            "eps" => (&mut adamw.eps, |x| x >= 0.0),
+            "weight_decay" => (&mut adamw.weight_decay, |x| x >= 0.0),
+            _ => {
+                let message = format!("`differentiate` has no option `{key}`");
+                return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
+            }
+        };
+        *constant = number(value, fits).ok_or_else(|| {
+            Diagnostic::new("P02", format!("option `{key}={value}` of `differentiate` is out of range"))
+        })?;
+        Ok(())
+    }
+}
+
+/// The options, for the table of passes.
+pub const OPTIONS: &str = "recompute=none|selective|full|keep-attention, micro_batches=N, optimizer=adamw|none, \
+                           lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
+
+/// The most micro-batches of a step.
+const MAX_MICRO_BATCHES: u64 = 4096;
+
+/// Each constant with its name and what it is by default.
+fn constants(adamw: &AdamW) -> [(&'static str, f64, f64); 5] {
+    let AdamW { lr, beta1, beta2, eps, weight_decay } = *adamw;
+    [
+        ("lr", lr, ADAMW.lr),
+        ("beta1", beta1, ADAMW.beta1),
+        ("beta2", beta2, ADAMW.beta2),
+        ("eps", eps, ADAMW.eps),
+        ("weight_decay", weight_decay, ADAMW.weight_decay),
+    ]
+}
+
+fn number(text: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
+    text.parse().ok().filter(|&x: &f64| x.is_finite() && fits(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_print_as_they_are_read() {
+        let text = |t: &Training| t.to_pipeline();
+        assert!(text(&Training::default()).is_empty());
+        let mut training = Training { recompute: Recompute::Full, micro_batches: 4, ..Training::default() };
+        training.set("lr", "0.25").unwrap();
+        training.set("clip", "1").unwrap();
+        assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
+        let none = Training { optimizer: None, ..Training::default() };
+        assert_eq!(Training::from_pipeline(&text(&none)).unwrap(), none);
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        for (key, value) in
+            [("beta1", "1"), ("micro_batches", "0"), ("clip", "nan"), ("recompute", "some"), ("speed", "1")]
+        {
+            let refused = Training::default().set(key, value).unwrap_err();
+            assert_eq!(refused.code, "P02");
+            assert!(refused.message.contains(key), "{}", refused.message);
+        }
+    }
+}

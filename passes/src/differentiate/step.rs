@@ -1,0 +1,279 @@
+//! `main` of a training step: forward calls, backward calls in reverse, the optimizer.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
+use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Scan, ScanOrder, Target, state};
+use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
+
+use super::active::Activity;
+use super::joint::{Kept, Tape, copy_node, keep, zeros};
+use super::split::Halves;
+use super::update::assign;
+
+/// A function of the program and what it became.
+pub(super) struct Differentiated {
+    pub(super) halves: Halves,
+    pub(super) forward: FuncId,
+    pub(super) backward: FuncId,
+}
+
+/// What `main` is rewritten by.
+pub(super) struct Cx<'a> {
+    pub(super) source: &'a Module,
+    pub(super) main: FuncId,
+    pub(super) activity: &'a Activity,
+    /// By function of the source; none for `main`.
+    pub(super) functions: &'a [Option<Differentiated>],
+    /// The dimension of so many layers.
+    pub(super) stack: &'a dyn Fn(u64) -> DimId,
+    /// How the gradient of a weight is kept.
+    pub(super) kept: &'a dyn Fn(&Binding) -> Kept,
+}
+
+/// A call of the forward pass, as its backward pass needs it.
+struct Called<'a> {
+    function: &'a Differentiated,
+    layers: Layers,
+    /// Arguments in the new function.
+    arguments: Vec<ValueId>,
+    /// What was kept.
+    saved: Vec<ValueId>,
+}
+
+impl<'a> Cx<'a> {
+    fn function(&self) -> &'a Function {
+        &self.source.functions[self.main]
+    }
+
+    /// The nodes for which `runs` holds, forward, then the gradients of all weights from the gradient of `loss`.
+    ///
+    /// # Errors
+    /// An operation of `main` that has no adjoint.
+    pub(super) fn forward_and_backward(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        map: &mut [Option<ValueId>],
+        loss: ValueId,
+        runs: impl Fn(&Node) -> bool,
+    ) -> Result<(), OpError> {
+        let source = self.function();
+        let mut calls: Vec<Option<Called<'a>>> = Vec::new();
+        for node in &source.nodes {
+            let mut called = None;
+            match &node.op {
+                _ if !runs(node) => {}
+                Op::Call { callee, layers, .. } => called = Some(self.call(b, map, node, *callee, layers)?),
+                _ => copy_node(b, source, node, map)?,
+            }
+            calls.push(called);
+        }
+        let mut tape = Tape::new(source.values.len());
+        let loss_type = source.ty(loss).clone();
+        let one = b.push_as(Op::Fill { value: 1.0 }, &[], loss_type)?;
+        tape.set(loss, one);
+        for (node, called) in source.nodes.iter().zip(&calls).rev() {
+            let gradients: Vec<Option<ValueId>> = node.results.iter().map(|&r| tape.of(r)).collect();
+            if !runs(node) || gradients.iter().all(Option::is_none) {
+                continue;
+            }
+            match (&node.op, called) {
+                (Op::Param(binding), _) => {
+                    let gradient = gradients[0].expect("one of one gradients is there");
+                    keep(b, binding, gradient, (self.kept)(binding))?;
+                }
+                (_, Some(called)) => self.call_backward(b, &mut tape, node, called, &gradients)?,
+                (op, None) => self.adjoint(b, &mut tape, map, node, op, &gradients)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The adjoint of an operation of `main` itself.
+    fn adjoint(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        tape: &mut Tape,
+        map: &[Option<ValueId>],
+        node: &Node,
+        op: &Op,
+        gradients: &[Option<ValueId>],
+    ) -> Result<(), OpError> {
+        let active = |v: ValueId| self.activity.is_active(self.main, v);
+        if !node.operands.iter().any(|&v| active(v)) {
+            return Ok(());
+        }
+        let new = |v: &ValueId| map[v.index()].expect("what ran has values");
+        let operands: Vec<ValueId> = node.operands.iter().map(new).collect();
+        let results: Vec<ValueId> = node.results.iter().map(new).collect();
+        let contributions = op.adjoint(b, &operands, &results, gradients)?;
+        for (&operand, contribution) in node.operands.iter().zip(contributions) {
+            if let Some(contribution) = contribution.filter(|_| active(operand)) {
+                tape.add(b, operand, contribution)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        map: &mut [Option<ValueId>],
+        node: &Node,
+        callee: FuncId,
+        layers: &Layers,
+    ) -> Result<Called<'a>, OpError> {
+        let function =
+            self.functions[callee.index()].as_ref().expect("only main is not differentiated by itself");
+        let new = |v: &ValueId| map[v.index()].expect("what a call reads was put before it");
+        let arguments: Vec<ValueId> = node.operands.iter().map(new).collect();
+        let n_results = function.halves.n_results;
+        let n_saved = function.halves.forward.outputs.len() - n_results;
+        let scan = (layers.end - layers.start > 1 && n_saved > 0).then(|| Scan {
+            over: (self.stack)(layers.end - layers.start),
+            carried: n_results,
+            order: ScanOrder::Ascending,
+        });
+        let op = Op::Call { callee: function.forward, layers: layers.clone(), scan };
+        let results = b.node(op, &arguments, &[])?;
+        for (&old, &result) in node.results.iter().zip(&results) {
+            b.name(result, self.function().values[old].name.as_deref());
+            map[old.index()] = Some(result);
+        }
+        Ok(Called { function, layers: layers.clone(), arguments, saved: results[n_results..].to_vec() })
+    }
+
+    fn call_backward(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        tape: &mut Tape,
+        node: &Node,
+        called: &Called<'_>,
+        gradients: &[Option<ValueId>],
+    ) -> Result<(), OpError> {
+        let source = self.function();
+        let Called { function, layers, arguments, saved } = called;
+        let halves = &function.halves;
+        let mut operands = Vec::new();
+        for &i in &halves.seeds {
+            operands.push(match gradients[i] {
+                Some(gradient) => gradient,
+                None => zeros(b, source.ty(node.results[i]))?,
+            });
+        }
+        for &i in &halves.sums {
+            operands.push(match tape.of(node.operands[i]) {
+                Some(gradient) => gradient,
+                None => zeros(b, source.ty(node.operands[i]))?,
+            });
+        }
+        let n_carried = operands.len();
+        operands.extend(halves.again.iter().map(|&i| arguments[i]));
+        operands.extend(saved);
+        let n_layers = layers.end - layers.start;
+        let scan = (n_layers > 1).then(|| Scan {
+            over: (self.stack)(n_layers),
+            carried: n_carried,
+            order: ScanOrder::Descending,
+        });
+        let op = Op::Call { callee: function.backward, layers: layers.clone(), scan };
+        let results = b.node(op, &operands, &[])?;
+        let active = |v: ValueId| self.activity.is_active(self.main, v);
+        for (&i, &gradient) in halves.gives.iter().zip(&results) {
+            if active(node.operands[i]) {
+                tape.add(b, node.operands[i], gradient)?;
+            }
+        }
+        for (&i, &sum) in halves.sums.iter().zip(&results[halves.gives.len()..]) {
+            if active(node.operands[i]) {
+                tape.set(node.operands[i], sum);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What runs over the layers of the functions that own weights.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sweep {
+    /// For each function its layers.
+    pub(super) calls: Vec<(FuncId, Vec<Layers>)>,
+}
+
+impl Sweep {
+    /// Calls every function on `constant` arguments.
+    pub(super) fn run(&self, b: &mut FunctionBuilder<'_>, constant: &[ValueId]) -> Result<(), OpError> {
+        for (function, layers) in &self.calls {
+            for layers in layers {
+                // Without results nothing is handed on, and arguments are the same for all layers.
+                b.node(Op::Call { callee: *function, layers: layers.clone(), scan: None }, constant, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls every function on a sum that each adds to.
+    pub(super) fn sum(&self, b: &mut FunctionBuilder<'_>, mut sum: ValueId) -> Result<ValueId, OpError> {
+        for (function, layers) in &self.calls {
+            for layers in layers {
+                let op = Op::Call { callee: *function, layers: layers.clone(), scan: None };
+                sum = b.node(op, &[sum], &[])?[0];
+            }
+        }
+        Ok(sum)
+    }
+}
+
+/// The optimizer's functions, and what they are called with.
+pub(super) struct Optimize {
+    pub(super) squares: Sweep,
+    pub(super) update: Sweep,
+    pub(super) clip: Option<f64>,
+    pub(super) scalar: TensorType,
+}
+
+impl Optimize {
+    /// Counts the step, finds the factor that clips, updates the weights.
+    pub(super) fn run(&self, b: &mut FunctionBuilder<'_>) -> Result<(), OpError> {
+        let binding = Binding::named(state::STEP);
+        let one = b.push_as(Op::Fill { value: 1.0 }, &[], self.scalar.clone())?;
+        let before = b.push_as(Op::State(binding.clone()), &[], self.scalar.clone())?;
+        let step = b.push(Op::Binary(Binary::Add), &[before, one])?;
+        assign(b, Target::State, binding, step)?;
+        let clip = match self.clip {
+            None => one,
+            Some(max_norm) => {
+                let zero = zeros(b, &self.scalar)?;
+                let squares = self.squares.sum(b, zero)?;
+                b.name(squares, Some("squares"));
+                b.push(Op::Optimizer(Optimizer::ClipFactor { max_norm }), &[squares])?
+            }
+        };
+        self.update.run(b, &[step, clip])
+    }
+}
+
+/// `main` for one batch.
+///
+/// # Errors
+/// An operation of `main` that has no adjoint.
+pub(super) fn main(
+    cx: &Cx<'_>,
+    space: &Space,
+    functions: &Arena<FuncId, Function>,
+    loss: ValueId,
+    (zero, optimize): (&Sweep, Option<&Optimize>),
+) -> Result<Function, OpError> {
+    let source = cx.function();
+    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut map = vec![None; source.values.len()];
+    zero.run(&mut b, &[])?;
+    cx.forward_and_backward(&mut b, &mut map, loss, |_| true)?;
+    if let Some(optimize) = optimize {
+        optimize.run(&mut b)?;
+    }
+    let output = |o: &Output| Output {
+        name: o.name.clone(),
+        value: map[o.value.index()].expect("every node of main ran"),
+    };
+    Ok(b.finish(source.outputs.iter().map(output).collect::<Vec<_>>()))
+}

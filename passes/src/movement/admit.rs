@@ -1,0 +1,48 @@
+//! What every movement is asked before it is used: its options, the axes of queries and keys, and its own rules.
+
+use ithaca_ir::Diagnostic;
+
+use super::{Movement, Reach, Site};
+
+/// Whether `movement` serves the attention at `site`.
+///
+/// # Errors
+/// `P47` for an option that it has not or that is given twice, `P41` for queries on axes that it does not reach, and what
+/// the movement itself refuses.
+pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diagnostic> {
+    let name = movement.name();
+    for (i, (option, n)) in site.options.iter().enumerate() {
+        let known = movement.options();
+        if !known.iter().any(|(key, _)| key == option) {
+            let message = format!("movement `{name}` has no option `{option}`, which is {n} here");
+            let help = match known {
+                [] => format!("write `movement={name}`"),
+                [(first, _), ..] => format!("write `movement={name}` or `movement={name}({first}=…)`"),
+            };
+            return Err(Diagnostic::new("P47", message).help(help));
+        }
+        if site.options[..i].iter().any(|(key, _)| key == option) {
+            return Err(Diagnostic::new(
+                "P47",
+                format!("option `{option}` of movement `{name}` stands twice"),
+            ));
+        }
+    }
+    if movement.reach() == Reach::SameAxes && site.query_axes != site.axes {
+        let dims = &site.space.dims;
+        let (queries, keys) = (&dims[site.attention.queries].name, &dims[site.attention.keys].name);
+        let split = |dim: &str, axes: String| match axes.is_empty() {
+            true => format!("`{dim}` is whole"),
+            false => format!("`{dim}` is split by {axes}"),
+        };
+        let message = format!(
+            "movement `{name}` brings blocks of keys to blocks of queries on the same axes, but queries {} and keys {}",
+            split(queries, site.axes_named(site.query_axes)),
+            split(keys, site.axes_text()),
+        );
+        return Err(Diagnostic::new("P41", message)
+            .help("`gather` and `reduce` serve queries on any axes: `--cross-movement gather`")
+            .help("or split both sequences by the same axes"));
+    }
+    movement.check(site)
+}

@@ -1,0 +1,3 @@
+//! Training steps: gradients and optimizer against the library's, whole and distributed.
+
+mod goldens;
