@@ -165,7 +165,7 @@ pub(super) fn judge<A: Real, B: Real>(
         Expected::File(path) => {
             let file = store::open(path)?;
             compare::with_source(found, &FusedExperts::new(file))?
-        },
+        }
     };
     if rows.is_empty() {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();

@@ -273,7 +273,14 @@ impl Body<'_> {
                 Scaling::Linear { factor: 2.0 },
                 Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8.0 },
             ]);
-            let rotary = Op::Rotary(Rotary { over: d, width: 2, theta: 100.0, scaling, pairs: Pairs::Halves, turn: Turn::Forth });
+            let rotary = Op::Rotary(Rotary {
+                over: d,
+                width: 2,
+                theta: 100.0,
+                scaling,
+                pairs: Pairs::Halves,
+                turn: Turn::Forth,
+            });
             q = self.builder.push(rotary.clone(), &[q, self.positions]).unwrap();
             key = self.builder.push(rotary, &[key, self.positions]).unwrap();
         }

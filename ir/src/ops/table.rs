@@ -56,7 +56,10 @@ const fn row(
 }
 
 const BINDING: &[(&str, &str)] = &[
-    ("name", "the tensor's name in the file; `{layer}` stands for the layer, `{expert}` for each index of the first dimension"),
+    (
+        "name",
+        "the tensor's name in the file; `{layer}` stands for the layer, `{expert}` for each index of the first dimension",
+    ),
     ("stored", "its shape in the file; the shape of the type when left out"),
     ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
     ("window", "the range of each dimension of the view that is taken; all when left out"),
@@ -228,7 +231,10 @@ pub const TABLE: &[OpInfo] = &[
             ("width", "elements that are rotated; those behind pass through"),
             ("theta", "base of the frequencies"),
             ("scaling", "none, linear(…), llama3(…) or yarn(…)"),
-            ("pairs", "neighbours: elements 2i and 2i + 1; halves when left out: i of the first and i of the second"),
+            (
+                "pairs",
+                "neighbours: elements 2i and 2i + 1; halves when left out: i of the first and i of the second",
+            ),
             ("turn", "back: by the opposite angle, the adjoint; forth when left out"),
         ],
         "rotary position embedding",

@@ -68,7 +68,9 @@ impl Window {
                 }
                 let kept: Vec<DimId> = front.iter().copied().filter(|d| rows.contains(d)).collect();
                 if kept != rows || behind == last {
-                    return Err(shape("y has dimensions of x, in their order, and a last one of its own".to_owned()));
+                    return Err(shape(
+                        "y has dimensions of x, in their order, and a last one of its own".to_owned(),
+                    ));
                 }
                 let (n, m, all) = (space.size(last), space.size(behind), space.size(*over));
                 if n + m != all {
@@ -134,9 +136,7 @@ impl Window {
                 }
                 Ok(gradients)
             }
-            Window::Cut { .. } => {
-                Err(OpError::new("V30", "a gradient reaches `cut`, which has no adjoint"))
-            }
+            Window::Cut { .. } => Err(OpError::new("V30", "a gradient reaches `cut`, which has no adjoint")),
         }
     }
 }

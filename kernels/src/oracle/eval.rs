@@ -4,8 +4,8 @@ use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
 use super::{
-    Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts, products,
-    rows, window,
+    Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts,
+    products, rows, window,
 };
 use crate::error::RunError;
 use crate::place;

@@ -302,7 +302,9 @@ fn best<T: Real>(values: &[T], allowed: &[bool], n: usize) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::with_capacity(n);
     for _ in 0..n.min(values.len()) {
         let free = (0..values.len()).filter(|&i| allowed[i] && !chosen.contains(&i));
-        let Some(next) = free.reduce(|best, i| if values[i] > values[best] { i } else { best }) else { break };
+        let Some(next) = free.reduce(|best, i| if values[i] > values[best] { i } else { best }) else {
+            break;
+        };
         chosen.push(next);
     }
     chosen

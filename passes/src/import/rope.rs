@@ -148,7 +148,9 @@ impl<'a> Rope<'a> {
     /// # Errors
     /// `M03` for a value that is no number.
     pub(super) fn sharpening(&self, scaling: &Scaling) -> Result<f64, Diagnostic> {
-        let (Scaling::Yarn { factor, .. }, Some(parameters)) = (scaling, self.parameters) else { return Ok(1.0) };
+        let (Scaling::Yarn { factor, .. }, Some(parameters)) = (scaling, self.parameters) else {
+            return Ok(1.0);
+        };
         let mut fields = Fields::new(parameters, format!("{}.", self.key), self.ignore);
         let mscale = fields.number("mscale_all_dim")?.unwrap_or(0.0);
         Ok(if mscale == 0.0 || *factor <= 1.0 { 1.0 } else { (0.1 * mscale * factor.ln() + 1.0).powi(2) })
@@ -184,7 +186,8 @@ impl<'a> Rope<'a> {
         }
         let (theta_name, partial_name, part) = self.cx.partial.names();
         let nested = fields.positive("rope_theta")?;
-        let theta = agree(&fields.path("rope_theta"), nested, theta_name, self.theta)?.unwrap_or(self.cx.theta);
+        let theta =
+            agree(&fields.path("rope_theta"), nested, theta_name, self.theta)?.unwrap_or(self.cx.theta);
         let nested = fields.positive("partial_rotary_factor")?;
         let partial = agree(&fields.path("partial_rotary_factor"), nested, partial_name, self.partial)?;
         let width = self.width(partial.unwrap_or(part))?;

@@ -33,7 +33,9 @@ pub(super) fn check(
                 "{size} experts ({name}) do not divide by the expert degree {degree} ({})",
                 axes.join(" × ")
             );
-            return Err(Diagnostic::new("P28", message).help(legal_degrees(*size, "expert", |p| size % p == 0)));
+            return Err(
+                Diagnostic::new("P28", message).help(legal_degrees(*size, "expert", |p| size % p == 0))
+            );
         }
     }
     Ok(())

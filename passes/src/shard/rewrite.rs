@@ -6,7 +6,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Attention, Op, OpError};
-use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
+use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
 
 use super::layouts::{Found, demand};
 use super::legality::Decisions;
@@ -285,10 +285,12 @@ impl Rewriter<'_> {
     /// A weight where the placement has it: split along heads, hidden width and vocabulary.
     fn weight(&self, ty: &TensorType) -> TensorType {
         let mut ty = settled(ty);
+        let of_experts = ty.dims.iter().any(|d| self.plan.roles.experts.contains(d));
         for i in 0..ty.dims.len() {
             let dim = ty.dims[i];
             if self.plan.roles.splits_weights(dim) && !self.plan.decisions.whole.contains(&dim) {
-                ty.layout.split[i].clone_from(&self.placement.weights);
+                let free = |a: &&AxisId| !of_experts || !self.placement.experts.contains(a);
+                ty.layout.split[i] = self.placement.weights.iter().filter(free).copied().collect();
             } else if self.plan.roles.experts.contains(&dim) {
                 ty.layout.split[i].clone_from(&self.placement.experts);
             }

@@ -2,9 +2,9 @@
 
 use super::{Attr, AttrError, Attrs, Names};
 use crate::dim::DimId;
+use crate::ops::Op;
 use crate::ops::experts::{Capacity, ExpertGroups, Experts, Gates, Route, Scoring, Slots};
 use crate::ops::window::Window;
-use crate::ops::Op;
 
 fn dim(names: Names<'_>, d: DimId) -> Attr {
     Attr::Word(names.space.dims[d].name.clone())
@@ -22,7 +22,9 @@ pub(super) fn experts_attrs(experts: &Experts, names: Names<'_>) -> Vec<(&'stati
             if route.scale != 1.0 {
                 attrs.push(("scale", Attr::Float(route.scale)));
             }
-            attrs.extend(route.groups.map(|g| ("groups", Attr::Numbers("best".to_owned(), vec![g.kept, g.count]))));
+            attrs.extend(
+                route.groups.map(|g| ("groups", Attr::Numbers("best".to_owned(), vec![g.kept, g.count]))),
+            );
             attrs
         }
         Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots) => {

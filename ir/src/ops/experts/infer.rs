@@ -22,7 +22,9 @@ impl Experts {
                 cx.choices(operands[1])?;
                 let rows = cx.chosen(route, operands[0]);
                 if operands[1].dims != rows || operands[2].dims != rows {
-                    return Err(cx.shape("choices and gradients have the dimensions of the logits, the last chosen from"));
+                    return Err(cx.shape(
+                        "choices and gradients have the dimensions of the logits, the last chosen from",
+                    ));
                 }
                 need_float(cx.name, operands[2].dtype)?;
                 Ok(smallvec![unplaced(operands[0])])
@@ -57,7 +59,9 @@ impl Experts {
                 let ty = declared.first().filter(|ty| ty.has(slots.experts))?;
                 Some((slots.experts, ty.axes_of(slots.experts).into()))
             }
-            Experts::Route(_) | Experts::RouteBackward(_) | Experts::Combine(_) | Experts::Products(_) => None,
+            Experts::Route(_) | Experts::RouteBackward(_) | Experts::Combine(_) | Experts::Products(_) => {
+                None
+            }
         }
     }
 }
@@ -78,10 +82,7 @@ impl Cx<'_> {
             }
         }
         let dims = self.chosen(route, logits);
-        Ok(smallvec![
-            TensorType::new(logits.dtype, dims.iter().copied()),
-            TensorType::new(DType::I32, dims)
-        ])
+        Ok(smallvec![TensorType::new(logits.dtype, dims.iter().copied()), TensorType::new(DType::I32, dims)])
     }
 
     fn check_route(&self, route: &Route, logits: &TensorType) -> Result<(), OpError> {
@@ -94,7 +95,12 @@ impl Cx<'_> {
             None => experts,
             Some(g) => {
                 let size = experts / g.count.max(1);
-                if g.count == 0 || !experts.is_multiple_of(g.count) || g.kept == 0 || g.kept > g.count || size < 2 {
+                if g.count == 0
+                    || !experts.is_multiple_of(g.count)
+                    || g.kept == 0
+                    || g.kept > g.count
+                    || size < 2
+                {
                     return Err(self.shape(&format!(
                         "{experts} experts cannot be chosen from {} of {} groups; a group has two or more",
                         g.kept, g.count

@@ -134,10 +134,9 @@ impl Experts {
     pub fn n_results(&self) -> usize {
         match self {
             Experts::Route(_) => 2,
-            Experts::RouteBackward(_)
-            | Experts::Dispatch(_)
-            | Experts::Combine(_)
-            | Experts::Products(_) => 1,
+            Experts::RouteBackward(_) | Experts::Dispatch(_) | Experts::Combine(_) | Experts::Products(_) => {
+                1
+            }
         }
     }
 

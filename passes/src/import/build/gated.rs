@@ -181,9 +181,7 @@ fn projection_weight(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, part: &str, heads
         | Family::Gpt2
         | Family::Mixtral
         | Family::Qwen3Moe
-        | Family::DeepseekV3 => {
-            cx.tensors.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims)
-        }
+        | Family::DeepseekV3 => cx.tensors.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims),
     }
 }
 

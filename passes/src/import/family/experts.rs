@@ -66,7 +66,10 @@ pub(super) fn groups(
     } else if n_kept > n {
         format!("`{}` is {n_kept}, but `{}` is {n}", kept.0, groups.0)
     } else if size < 2 {
-        format!("`{}` of {n} leaves {size} of {count} experts in a group; a group is judged by its two best", groups.0)
+        format!(
+            "`{}` of {n} leaves {size} of {count} experts in a group; a group is judged by its two best",
+            groups.0
+        )
     } else if top > size * n_kept {
         format!("{top} experts for a token, but {n_kept} groups of {size} to choose from")
     } else {

@@ -34,8 +34,14 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
     ] {
         let _ = fields.raw(name);
     }
-    let kind =
-        |label: String, scale: f64| Kind { label, mask: Mask::Causal, scale, softcap: None, rotary: None, mlp: Mlp::Dense };
+    let kind = |label: String, scale: f64| Kind {
+        label,
+        mask: Mask::Causal,
+        scale,
+        softcap: None,
+        rotary: None,
+        mlp: Mlp::Dense,
+    };
     let by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false)?;
     let (kinds, runs) = match by_layer {
         false => (vec![kind("full".to_owned(), scale)], runs((0..layers).map(|_| 0))),

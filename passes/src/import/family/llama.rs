@@ -21,7 +21,8 @@ pub(super) fn read<'a>(
         mask: Mask::Causal,
         scale: usual_scale(sizes.head_dim),
         softcap: None,
-        rotary: Some(rope.of_model()?), mlp: Mlp::Dense,
+        rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     let spec = sizes.spec(Family::Llama, dtype, vec![kind], layers);

@@ -43,7 +43,10 @@ pub const FAMILIES: [(&str, &str); 15] = [
     ("gpt2", "learned positions, layer norms, biases everywhere"),
     ("mixtral", "experts in every layer, shares of the best by softmax; else as mistral"),
     ("qwen3_moe", "experts by layer, one sliding window for all layers; else as qwen3"),
-    ("deepseek_v3", "latent attention, experts in groups beside shared ones, dense first layers; rotary as llama"),
+    (
+        "deepseek_v3",
+        "latent attention, experts in groups beside shared ones, dense first layers; rotary as llama",
+    ),
     ("t5", "encoder and decoder, biases by relative position, plain or gated MLP, head tied or not"),
     ("bert", "encoder: learned positions, types of token, norms after; pooler or masked language model"),
 ];

@@ -46,7 +46,11 @@ impl ExpertSpec {
         let wide = check_heads(self.count, self.ffn)?;
         check_elements(&[
             ("the experts", wide.into(), hidden),
-            ("the slots of experts", tokens(workload.batch, workload.sequence) * u128::from(self.count), hidden.max(self.ffn)),
+            (
+                "the slots of experts",
+                tokens(workload.batch, workload.sequence) * u128::from(self.count),
+                hidden.max(self.ffn),
+            ),
         ])
     }
 }
@@ -68,7 +72,8 @@ pub(in crate::import) struct Latent {
 
 impl Latent {
     pub(super) fn check(&self, heads: u64, hidden: u64) -> Result<(), Diagnostic> {
-        let wide = self.plain.checked_add(self.value).filter(|&n| n <= Dim::MAX_SIZE).unwrap_or(Dim::MAX_SIZE);
+        let wide =
+            self.plain.checked_add(self.value).filter(|&n| n <= Dim::MAX_SIZE).unwrap_or(Dim::MAX_SIZE);
         let wide = check_heads(heads, wide)?;
         check_elements(&[
             ("the latents' projections", wide.into(), self.keys.max(self.queries.unwrap_or(1))),
