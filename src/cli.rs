@@ -147,6 +147,9 @@ pub struct LayoutArgs {
     /// Refuse a strategy that moves blocks which the mask leaves empty.
     #[arg(long)]
     pub prune: bool,
+    /// Split over ranks that hold the same weights: 1 and 2 the optimizer and gradients, 3 parameters too.
+    #[arg(long, value_name = "STAGE")]
+    pub zero: Option<u64>,
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
     pub layer_strategies: Vec<String>,

@@ -51,27 +51,6 @@ pub fn load(
     Ok(stored)
 }
 
-/// The tensor `name`, which must have this shape, and whole numbers where the type is one of integers.
-fn read(
-    from: &dyn TensorSource,
-    name: String,
-    expected: &[u64],
-    dtype: DType,
-) -> Result<Tensor<f64>, RunError> {
-    let found = from.shape(&name).ok_or_else(|| StoreError::missing(from, &name))?;
-    if found != expected {
-        let expected = expected.to_vec();
-        return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());
-    }
-    let stored = from.read(&name)?;
-    match stored.data.iter().find(|&&x| f64::from(x as i32) != x) {
-        Some(&value) if dtype == DType::I32 => {
-            Err(StoreError::NotAnInteger { store: from.description(), name, value }.into())
-        }
-        Some(_) | None => Ok(stored),
-    }
-}
-
 /// Moves every element `by` places to the front of its row; the end is filled up.
 fn read_ahead(stored: &mut Tensor<f64>, by: usize, fill: f64) {
     let Some(&row) = stored.shape.last() else { return };
@@ -108,6 +87,27 @@ pub fn load_state(
             let shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
             Ok(Tensor::filled(shape, 0.0))
         }
+    }
+}
+
+/// The tensor `name`, which must have this shape, and whole numbers where the type is one of integers.
+fn read(
+    from: &dyn TensorSource,
+    name: String,
+    expected: &[u64],
+    dtype: DType,
+) -> Result<Tensor<f64>, RunError> {
+    let found = from.shape(&name).ok_or_else(|| StoreError::missing(from, &name))?;
+    if found != expected {
+        let expected = expected.to_vec();
+        return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());
+    }
+    let stored = from.read(&name)?;
+    match stored.data.iter().find(|&&x| f64::from(x as i32) != x) {
+        Some(&value) if dtype == DType::I32 => {
+            Err(StoreError::NotAnInteger { store: from.description(), name, value }.into())
+        }
+        Some(_) | None => Ok(stored),
     }
 }
 

@@ -141,7 +141,7 @@ fn main_function(
     let positions = builder.push_as(Op::Positions, &[], positions).unwrap();
     let table = TensorType::new(stream.dtype, [dims.v, dims.m]);
     let table = builder.weight(Binding::named("table"), table).unwrap();
-    let x = builder.push(Op::Embed { over: dims.v }, &[table, tokens]).unwrap();
+    let x = builder.push(Op::Embed { over: dims.v, padding: None }, &[table, tokens]).unwrap();
     let dtype = stream.dtype;
     let mut body = Body { builder, dims, dtype, precision, positions, pool: vec![x], prefix: "" };
     let mut x = body.grow(choices, 3);

@@ -144,7 +144,7 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
-    fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.items.iter().any(|(k, _)| k == key)
     }
 
@@ -286,7 +286,7 @@ impl Op {
             | Op::Binary(_)
             | Op::Reshard
             | Op::Permute => Vec::new(),
-            Op::Embed { over } => vec![("over", dim(*over))],
+            Op::Embed { over, padding } => training::embed_attrs(*over, *padding, names),
             Op::Scale { factor } => vec![("factor", Attr::Float(*factor))],
             Op::Cast { to } => vec![("to", Attr::Word(to.name().to_owned()))],
             Op::RmsNorm { over, eps, offset } => {
@@ -385,7 +385,10 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "einsum" => Op::Einsum,
         "sum" => Op::Sum,
         "expand" => Op::Expand,
-        "embed" => Op::Embed { over: attrs.dim("over", names)? },
+        "embed" => {
+            let (over, padding) = training::read_embed(attrs, names)?;
+            Op::Embed { over, padding }
+        }
         "scale" => Op::Scale { factor: attrs.float("factor")? },
         "cast" => {
             let word = attrs.word("to")?;

@@ -89,6 +89,8 @@ pub enum Op {
     Embed {
         /// The dimension of the table that the integers index.
         over: DimId,
+        /// The row of padding tokens, through which no gradient flows; PyTorch's `padding_idx`.
+        padding: Option<u64>,
     },
     /// A function of each element.
     Unary(Unary),
@@ -181,10 +183,6 @@ pub enum Op {
         /// The dimension of the result.
         to: DimId,
     },
-    /// A mixture of experts: routing, dispatch, combination.
-    Experts(Experts),
-    /// Parts of a dimension.
-    Window(Window),
     /// The part `to` of a dimension, of what each rank holds.
     Take {
         /// The dimension of the result, declared to be a part of one of the operand's.
@@ -195,6 +193,10 @@ pub enum Op {
         /// The dimension of the result.
         to: DimId,
     },
+    /// A mixture of experts: routing, dispatch, combination.
+    Experts(Experts),
+    /// Parts of a dimension.
+    Window(Window),
     /// Runs a function for each layer, its results becoming its first arguments.
     Call {
         /// The function.
@@ -337,10 +339,10 @@ impl Op {
             Op::Weigh { .. } => "weigh",
             Op::Repeat { .. } => "repeat",
             Op::SumCopies { .. } => "sum_copies",
-            Op::Experts(e) => e.name(),
-            Op::Window(w) => w.name(),
             Op::Take { .. } => "take",
             Op::Join { .. } => "join",
+            Op::Experts(e) => e.name(),
+            Op::Window(w) => w.name(),
             Op::Call { .. } => "call",
             Op::Gradient(g) => g.name(),
             Op::Loss(l) => l.name(),
@@ -404,10 +406,10 @@ impl Op {
             | Op::Weigh { .. }
             | Op::Repeat { .. }
             | Op::SumCopies { .. }
-            | Op::Experts(_)
-            | Op::Window(_)
             | Op::Take { .. }
             | Op::Join { .. }
+            | Op::Experts(_)
+            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::Slice { .. } => false,
@@ -474,7 +476,7 @@ impl Op {
             Op::Einsum => linear::infer_einsum(cx.space, operands, declared)?,
             Op::Sum => linear::infer_sum(cx.space, operands[0], declared)?,
             Op::Expand => linear::infer_expand(cx.space, operands[0], declared)?,
-            Op::Embed { over } => linear::infer_embed(cx.space, *over, operands)?,
+            Op::Embed { over, .. } => linear::infer_embed(cx.space, *over, operands)?,
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
             Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
@@ -483,9 +485,9 @@ impl Op {
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
-            Op::Window(window) => window.infer(cx.space, operands)?,
             Op::Take { to } => parts::infer_take(cx.space, *to, operands[0])?,
             Op::Join { to } => parts::infer_join(cx.space, *to, operands)?,
+            Op::Window(window) => window.infer(cx.space, operands)?,
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
@@ -536,7 +538,7 @@ impl Op {
             Op::Optimizer(_) => Some(Optimizer::rule(operands, results)),
             Op::Experts(experts) => Some(experts.rule(operands, results)),
             Op::Window(_) => Some(Window::rule(operands, results[0])),
-            Op::Embed { over } => Some(linear::rule_embed(*over, operands, results[0])),
+            Op::Embed { over, .. } => Some(linear::rule_embed(*over, operands, results[0])),
             Op::Unary(_)
             | Op::Binary(_)
             | Op::Scale { .. }
@@ -627,9 +629,9 @@ impl Op {
             | Op::Cast { .. }
             | Op::Expand
             | Op::Repeat { .. }
-            | Op::Window(_)
             | Op::Take { .. }
             | Op::Join { .. }
+            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }

@@ -55,7 +55,7 @@ pub(super) fn infer_join(space: &Space, to: DimId, parts: &[&TensorType]) -> Res
     let name = &space.dims[to].name;
     let first = parts[0];
     let is_part = |&d: &DimId| space.dims[d].part.is_some_and(|part| part.of == to);
-    let Some(at) = first.dims.iter().position(|d| is_part(d)).filter(|_| !first.has(to)) else {
+    let Some(at) = first.dims.iter().position(is_part).filter(|_| !first.has(to)) else {
         return wrong(format!("the first operand has no part of `{name}`, or `{name}` itself"));
     };
     let runs = space.dims[first.dims[at]].part.map_or(1, |part| part.runs);

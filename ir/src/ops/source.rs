@@ -95,15 +95,11 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
-    let has_first = match binding.stored.is_empty() {
-        true => !ty.dims.is_empty(),
-        false => binding.stored.len() > 1,
-    };
-    if binding.is_stack() && !has_first {
-        let message = format!("`{}` names a stack, which has a first dimension", binding.name);
-        return Err(OpError::new("V17", message));
-    }
     let Binding { name, stored, view, window, ahead, fill } = binding;
+    let has_first = if stored.is_empty() { !ty.dims.is_empty() } else { stored.len() > 1 };
+    if binding.is_stack() && !has_first {
+        return Err(OpError::new("V17", format!("`{name}` names a stack, which has a first dimension")));
+    }
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
     }

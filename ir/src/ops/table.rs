@@ -77,6 +77,10 @@ const ASSIGN: &[(&str, &str)] = &[
     BINDING[4],
     BINDING[5],
 ];
+const EMBED: &[(&str, &str)] = &[
+    ("over", "the dimension of the table that is looked up"),
+    ("padding", "the row of padding tokens, through which no gradient flows; none when left out"),
+];
 const LABELS: &[(&str, &str)] = &[LOSS[1]];
 const LOSS: &[(&str, &str)] = &[("over", "the vocabulary"), ("ignore", "the label that counts for nothing")];
 const MOVE: &[(&str, &str)] = &[("axis", "the mesh axis"), ("dim", "the dimension")];
@@ -163,7 +167,7 @@ pub const TABLE: &[OpInfo] = &[
         Family::Linear,
         2..=2,
         "v m, b s -> b s m",
-        &[("over", "the dimension of the table that is looked up")],
+        EMBED,
         "rows of a table, chosen by integers; a rank that lacks the row contributes zero",
     ),
     row("silu", Family::Elementwise, 1..=1, "x -> x", &[], "x · sigmoid(x)"),
@@ -399,7 +403,7 @@ pub const TABLE: &[OpInfo] = &[
         Family::Training,
         2..=2,
         "b s, b s m -> v m",
-        &[("over", "the dimension of the table that is looked up")],
+        EMBED,
         "each row sums the gradients of the tokens that looked it up",
     ),
     row(

@@ -113,7 +113,7 @@ impl Window {
     /// The gradients of the operands: windows of that of the result, summed over what y lacks.
     ///
     /// # Errors
-    /// `V30` for `cut`, which stands in backward passes only.
+    /// `V32` for `cut`, which stands in backward passes only.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -136,7 +136,7 @@ impl Window {
                 }
                 Ok(gradients)
             }
-            Window::Cut { .. } => Err(OpError::new("V30", "a gradient reaches `cut`, which has no adjoint")),
+            Window::Cut { .. } => Err(OpError::new("V32", "a gradient reaches `cut`, which has no adjoint")),
         }
     }
 }

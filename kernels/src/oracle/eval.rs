@@ -160,7 +160,9 @@ fn one<T: Real>(
             let (x, d) = (operands[0].real()?, operands[1].real()?);
             real(x.iter().zip(d).map(|(&x, &d)| d * gradients::slope(*f, x)).collect())
         }
-        Op::Gradient(Gradient::Embed { over }) => real(gradients::embed(space, *over, operands, ty, region)?),
+        Op::Gradient(Gradient::Embed { over, padding }) => {
+            real(gradients::embed(space, (*over, *padding), operands, ty, region)?)
+        }
         Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
             real(loss::cross_entropy_backward(space, (*over, *ignore), operands)?)
         }
@@ -170,7 +172,9 @@ fn one<T: Real>(
             real(optimizer::clip_factor(*max_norm, &operands[0])?)
         }
         Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
-        Op::Embed { over } => real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?),
+        Op::Embed { over, .. } => {
+            real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?)
+        }
         Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
         Op::Scale { factor } => {
             let factor = T::from_f64(*factor);
@@ -234,7 +238,6 @@ fn one<T: Real>(
         | Op::Merge
         | Op::MergeParts { .. }
         | Op::Sink
-        | Op::Experts(_)
         | Op::Gradient(
             Gradient::RmsNorm { .. }
             | Gradient::RmsScale { .. }
@@ -242,9 +245,8 @@ fn one<T: Real>(
             | Gradient::Sink,
         )
         | Op::Loss(Loss::CrossEntropy { .. })
-        | Op::Optimizer(Optimizer::AdamW(_)) => {
-            Err(RunError::invalid(format!("`{}` has several results", op.name())))
-        }
+        | Op::Optimizer(Optimizer::AdamW(_))
+        | Op::Experts(_) => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
         Op::Param(_)
         | Op::Input(_)
         | Op::State(_)

@@ -137,7 +137,9 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
             };
         };
         match &node.op {
-            Op::Embed { over } => note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid))),
+            Op::Embed { over, .. } => {
+                note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid)))
+            }
             Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
                 if let Some(&weight) = node.operands.get(1) {
                     note(weight, Some(Use::Norm));

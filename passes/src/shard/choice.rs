@@ -118,6 +118,13 @@ mod tests {
     }
 
     #[test]
+    fn pipelines_read_as_they_print() {
+        let text = "shard{strategy=ring,ring=2,enc=4,movement=name(a=1, b=2),cross-movement=gather(groups=2),sequence.s=enc+ring,sequence.t=none}";
+        let passes = crate::pipeline::parse(text).unwrap();
+        assert_eq!(crate::pipeline::print(&passes), text);
+    }
+
+    #[test]
     fn axes_read_as_they_print() {
         for text in ["cp", "outer+cp", "none"] {
             assert_eq!(axes_text(&parse_axes(text)), text);

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::module::Function;
 use ithaca_ir::ops::{Experts, Op};
 use ithaca_ir::{DimId, Module};
+
+use super::flow::family;
 
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +35,10 @@ impl Roles {
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
-        for function in module.functions.values() {
+        let mut stacks = BTreeSet::new();
+        // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
+        let forward = |f: &&Function| family(&f.name) == f.name;
+        for function in module.functions.values().filter(forward) {
             // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
@@ -55,7 +61,7 @@ impl Roles {
                         widths.insert(a.width);
                         widths.extend(function.ty(node.operands[2]).dims.last());
                     }
-                    Op::Embed { over } => {
+                    Op::Embed { over, .. } => {
                         let ids = function.values[node.operands[1]].ty.dims.len();
                         // Positions are one-dimensional and look up a table that is too small to split.
                         if ids > 1 {
@@ -66,6 +72,9 @@ impl Roles {
                     }
                     Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                         residual.insert(*over);
+                    }
+                    Op::Call { scan: Some(scan), .. } => {
+                        stacks.insert(scan.over);
                     }
                     Op::Input(_) => {
                         let ty = function.ty(node.result());
@@ -103,7 +112,11 @@ impl Roles {
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));
         batches.retain(|d| {
-            !sequences.contains(d) && !products.contains(d) && !heads.contains(d) && !widths.contains(d)
+            !stacks.contains(d)
+                && !sequences.contains(d)
+                && !products.contains(d)
+                && !heads.contains(d)
+                && !widths.contains(d)
         });
         roles.hidden = products
             .into_iter()

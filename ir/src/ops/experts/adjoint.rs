@@ -10,7 +10,7 @@ impl Experts {
     /// The gradients of the operands from those of the results; choices and the bias of a route have none.
     ///
     /// # Errors
-    /// `V30` where a gradient reaches the gradient of a route.
+    /// `V32` where a gradient reaches the gradient of a route.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -28,7 +28,7 @@ impl Experts {
             }
             Experts::RouteBackward(_) => {
                 let message = "a gradient reaches `route_backward`, which has no adjoint";
-                return Err(OpError::new("V30", message));
+                return Err(OpError::new("V32", message));
             }
             Experts::Dispatch(slots) => {
                 let back: Vec<ValueId> = [choices, d].into_iter().chain(operands.get(2).copied()).collect();

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use ithaca_ir::ops::{Rotary, Turn, Window};
+use ithaca_ir::ops::{Binding, Rotary, Turn, Window};
 use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, ValueId};
 
 use super::gated::LAYER;
@@ -127,7 +127,8 @@ fn project(
         false => Ok(y),
         true => {
             let window = std::iter::once(rows).collect();
-            let bias = cx.tensors.window(f, &format!("{name}.bias"), vec![all], window, &[part])?;
+            let binding = Binding { stored: vec![all], window, ..Binding::named(format!("{name}.bias")) };
+            let bias = f.weight(binding, cx.tensors.ty(&[part]))?;
             f.add(y, bias)
         }
     }

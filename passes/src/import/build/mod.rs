@@ -224,11 +224,11 @@ impl Cx<'_> {
         let mut f = FunctionBuilder::new("embed", space, &none);
         let ids = f.param(TensorType::new(DType::I32, [b, s]), Some("input_ids"));
         let table = self.tensors.weight(&mut f, self.embedding(), &[v, m])?;
-        let mut x = f.push(Op::Embed { over: v }, &[table, ids])?;
+        let mut x = f.push(Op::Embed { over: v, padding: self.spec.padding }, &[table, ids])?;
         if let Some(p) = p {
             let positions = self.positions(&mut f)?;
             let table = self.tensors.weight(&mut f, "transformer.wpe.weight", &[p, m])?;
-            let embedded = f.push(Op::Embed { over: p }, &[table, positions])?;
+            let embedded = f.push(Op::Embed { over: p, padding: None }, &[table, positions])?;
             x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
         }
         if self.spec.family == Family::Gemma2 {

@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
 use super::experts::{groups, kinds, read_loss};
-use super::{Family, Rope, Sizes, read_activation, usual_scale};
+use super::{Family, Rope, Sizes, padding_row, read_activation, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
 use crate::import::spec::{Biases, ExpertSpec, Latent, Spec, check_layers};
@@ -86,13 +86,15 @@ fn read_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, Diagnos
         }
     }
     let layers = fields.count("num_hidden_layers", 61)?;
+    let vocab = fields.size("vocab_size", 129_280)?;
     Ok(Sizes {
         hidden: fields.size("hidden_size", 7168)?,
         heads,
         kv_heads,
         head_dim,
         ffn: fields.size("intermediate_size", 18_432)?,
-        vocab: fields.size("vocab_size", 129_280)?,
+        vocab,
+        padding: padding_row(fields, None, vocab)?,
         layers: check_layers("num_hidden_layers", layers)?,
         eps: fields.epsilon("rms_norm_eps", 1e-6)?,
         activation: read_activation(fields, "hidden_act", "silu")?,

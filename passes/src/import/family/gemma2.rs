@@ -37,6 +37,7 @@ pub(super) fn read<'a>(
             eps: ("rms_norm_eps", 1e-6),
             activation: ("hidden_activation", "gelu_pytorch_tanh"),
             tied: true,
+            padding: Some(0),
         },
     )?;
     if read_activation(fields, "hidden_act", "gelu_pytorch_tanh")? != sizes.activation

@@ -68,6 +68,7 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
         residual: Residual::Serial,
         logit_cap: None,
         tied: fields.flag("tie_word_embeddings", true)?,
+        padding: None,
         experts: None,
         latent: None,
         learned: Some(positions),

@@ -28,6 +28,7 @@ pub(super) fn read<'a>(
         activation: read_activation(fields, "hidden_act", "gelu")?,
         max_positions: fields.size("max_position_embeddings", 2048)?,
         tied: fields.flag("tie_word_embeddings", false)?,
+        padding: None,
     };
     let bias = fields.flag("attention_bias", true)?;
     let residual = match fields.flag("use_parallel_residual", true)? {

@@ -351,6 +351,7 @@ struct Sizes {
     activation: Unary,
     max_positions: u64,
     tied: bool,
+    padding: Option<u64>,
 }
 
 /// What absent fields mean, family by family.
@@ -369,6 +370,8 @@ struct Defaults {
     /// The field of the MLP's function, and its value.
     activation: (&'static str, &'static str),
     tied: bool,
+    /// The token of padding.
+    padding: Option<i64>,
 }
 
 /// What most families have in common.
@@ -384,6 +387,7 @@ const USUAL: Defaults = Defaults {
     eps: ("rms_norm_eps", 1e-6),
     activation: ("hidden_act", "silu"),
     tied: false,
+    padding: None,
 };
 
 /// What an absent `head_dim` means.
@@ -415,19 +419,35 @@ fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Dia
         ));
     }
     let layers = fields.count("num_hidden_layers", defaults.layers)?;
+    let vocab = fields.size("vocab_size", defaults.vocab)?;
     Ok(Sizes {
         hidden,
         heads,
         kv_heads,
         head_dim,
         ffn: fields.size("intermediate_size", defaults.ffn)?,
-        vocab: fields.size("vocab_size", defaults.vocab)?,
+        vocab,
         layers: check_layers("num_hidden_layers", layers)?,
         eps: fields.epsilon(defaults.eps.0, defaults.eps.1)?,
         activation: read_activation(fields, defaults.activation.0, defaults.activation.1)?,
         max_positions: fields.size("max_position_embeddings", defaults.max_positions)?,
         tied: fields.flag("tie_word_embeddings", defaults.tied)?,
+        padding: padding_row(fields, defaults.padding, vocab)?,
     })
+}
+
+/// The row of the embedding through which no gradient flows: that of the token of padding, counted from the end where it is
+/// negative. A token beyond the vocabulary has none.
+fn padding_row(fields: &mut Fields<'_>, absent: Option<i64>, vocab: u64) -> Result<Option<u64>, Diagnostic> {
+    let token = match fields.raw("pad_token_id") {
+        None => absent,
+        Some(Value::Null) => None,
+        Some(value) => Some(
+            value.as_i64().ok_or_else(|| fields.wrong("pad_token_id", value, "a whole number or null"))?,
+        ),
+    };
+    let row = token.map(|token| if token < 0 { i128::from(vocab) + i128::from(token) } else { token.into() });
+    Ok(row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < vocab))
 }
 
 fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diagnostic> {
@@ -473,6 +493,7 @@ impl Sizes {
             residual: Residual::Serial,
             logit_cap: None,
             tied: self.tied,
+            padding: self.padding,
             learned: None,
             experts: None,
             latent: None,

@@ -13,7 +13,10 @@ pub(super) fn read<'a>(
     dtype: DType,
     ignore: &'a [String],
 ) -> Result<Spec, Diagnostic> {
-    let sizes = read_sizes(fields, &Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), ..USUAL })?;
+    let sizes = read_sizes(
+        fields,
+        &Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), padding: Some(1), ..USUAL },
+    )?;
     let bias = fields.flag("attention_bias", false)?;
     let rope = Rope::read(fields, sizes.rope_context(COMMON, Partial::Whole), ignore)?;
     let kind = Kind {

@@ -23,6 +23,7 @@ pub(super) fn read<'a>(
             ffn: 8192,
             max_positions: 4096,
             eps: ("rms_norm_eps", 1e-5),
+            padding: Some(32_000),
             ..USUAL
         },
     )?;

@@ -101,6 +101,8 @@ pub(super) struct Spec {
     pub(super) logit_cap: Option<f64>,
     /// Whether the head reads the embedding's table.
     pub(super) tied: bool,
+    /// The row of the embedding through which no gradient flows.
+    pub(super) padding: Option<u64>,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
     /// The experts of the kinds that have them.
