@@ -273,7 +273,9 @@ impl<'s> Emitter<'_, 's> {
                 let constants = [lr, beta1, beta2, eps, weight_decay].map(|x| names::double(*x)).join(", ");
                 call("adamw", &[format!("AdamW{{{constants}}}")])
             }
-            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => call("clip_factor", &[names::double(*max_norm)]),
+            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+                call("clip_factor", &[names::double(*max_norm)])
+            }
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::SumCopies { from, to } => call("sum_copies", &[dim(*from), dim(*to)]),
             Op::Take { to } => call("take", &[dim(*to)]),
@@ -301,7 +303,9 @@ impl<'s> Emitter<'_, 's> {
         let plain = found.order == Order::Contiguous && found.fetched.is_none();
         match plain || found.valid == found.size {
             true => Ok(()),
-            false => Err(unsupported(&format!("a sum over `{}`, which has an order and padding,", found.name))),
+            false => {
+                Err(unsupported(&format!("a sum over `{}`, which has an order and padding,", found.name)))
+            }
         }
     }
 
