@@ -39,6 +39,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("attention.hpp", include_str!("runtime/attention.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
+    ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
 

@@ -125,14 +125,24 @@ fn tensors(keys: usize) -> Tensors {
     .collect()
 }
 
-/// Runs a schedule on the host with inputs in single precision.
-///
-/// With a reference, the emitted program compares itself with it as well.
 fn outputs_on_host(
     name: &str,
     schedule: &Schedule,
     reference: Option<&Schedule>,
     tensors: &Tensors,
+) -> (tempfile::TempDir, SafeTensorsFile) {
+    steps_on_host(name, schedule, reference, tensors, 1)
+}
+
+/// Runs so many steps of a schedule on the host with inputs in single precision.
+///
+/// With a reference, the emitted program compares itself with it as well.
+pub(super) fn steps_on_host(
+    name: &str,
+    schedule: &Schedule,
+    reference: Option<&Schedule>,
+    tensors: &dyn TensorSource,
+    steps: usize,
 ) -> (tempfile::TempDir, SafeTensorsFile) {
     let out = tempfile::tempdir().unwrap();
     write_program(schedule, reference, out.path());
@@ -149,6 +159,7 @@ fn outputs_on_host(
         .args(["--weights".as_ref(), file.as_os_str(), "--inputs".as_ref(), file.as_os_str()])
         .arg("--output")
         .arg(out.path().join("out.safetensors"))
+        .args(["--steps", &steps.to_string()])
         .args(reference.map(|_| "--self-check"))
         .output()
         .unwrap();
@@ -159,7 +170,7 @@ fn outputs_on_host(
 }
 
 /// Compares every output with what the oracle found.
-fn assert_close(
+pub(super) fn assert_close(
     name: &str,
     outputs: &SafeTensorsFile,
     expected: &ithaca_kernels::Outputs<f64>,
@@ -192,7 +203,7 @@ fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&s
 }
 
 #[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
-fn can_run() -> bool {
+pub(super) fn can_run() -> bool {
     let can = found("g++") && found("bash");
     if !can {
         eprintln!("skipped: g++ and bash are needed");
