@@ -77,7 +77,7 @@ pub fn load_state(
     layer: u64,
     from: &dyn TensorSource,
 ) -> Result<Tensor<f64>, RunError> {
-    match from.shape(&binding.stored_name(layer)) {
+    match from.shape(&binding.stored_names(layer, 1)[0]) {
         Some(_) => load(space, binding, ty, layer, from),
         None if binding.name.starts_with(state::MASTER) => {
             let name = binding.name[state::MASTER.len()..].to_owned();

@@ -47,6 +47,7 @@ pub const PASS: &[Code] = &[
     code("P24", "no mask lets tokens see the padding of a sequence"),
     code("P25", "sequences of the batch divide by the data-parallel degree"),
     code("P26", "the parts of a token order divide the sequence"),
+    code("P28", "there are experts to split, and they divide by the expert degree"),
     code("P30", "the cluster has the GPUs, and some strategy has a mesh of them"),
     code("P31", "some candidate is legal"),
     code("P32", "some candidate fits in memory"),

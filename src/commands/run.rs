@@ -8,7 +8,7 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::store::{self, Layered, RandomTensors, Renamed, TensorSource, Tensors};
+use ithaca_kernels::store::{self, FusedExperts, Layered, RandomTensors, Renamed, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, Storage, cpu, oracle};
 
 use super::{Done, Session};
@@ -117,7 +117,7 @@ impl Data {
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
         Ok(Data {
             weights: match &job.weights {
-                Some(path) => store::open(path)?,
+                Some(path) => Box::new(FusedExperts::new(store::open(path)?)),
                 None => random(&job.program),
             },
             inputs: match inputs {
@@ -184,7 +184,10 @@ pub(super) fn judge<A: Real, B: Real>(
 ) -> Result<Judgement> {
     let rows = match expected {
         Expected::Whole(whole) => compare::outputs(found, whole),
-        Expected::File(path) => compare::with_source(found, store::open(path)?.as_ref())?,
+        Expected::File(path) => {
+            let file = store::open(path)?;
+            compare::with_source(found, &FusedExperts::new(file))?
+        }
     };
     if rows.is_empty() {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();

@@ -75,11 +75,11 @@ impl Op {
                 loss::adjoint_pick(b, (*over, *ignore), operands, d)
             }
             Op::Join { to } => parts::adjoint_join(b, *to, operands, d),
+            Op::Experts(experts) => experts.adjoint(b, operands, results, gradients),
+            Op::Window(window) => window.adjoint(b, operands, d),
             Op::Assign { .. }
             | Op::AttentionBackward(_)
             | Op::Take { .. }
-            | Op::Experts(_)
-            | Op::Window(_)
             | Op::Merge
             | Op::MergeParts { .. }
             | Op::Scores { .. }

@@ -52,11 +52,7 @@ impl Binding {
 
     /// The names in the file for a layer, of which a stack of `n` has as many.
     pub fn stored_names(&self, layer: u64, n: u64) -> Vec<String> {
-        let name = self.stored_name(layer);
-        match self.is_stack() {
-            true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
-            false => vec![name],
-        }
+        members(&self.stored_name(layer), n)
     }
 
     /// Whether each layer has its own tensor.
@@ -70,6 +66,14 @@ impl Binding {
             true => ty.dims.iter().map(|&d| stored_size(space, d)).collect(),
             false => self.stored.clone(),
         }
+    }
+}
+
+/// The names of the `n` members of the stack `name`; `name` alone when it is no stack.
+pub fn members(name: &str, n: u64) -> Vec<String> {
+    match name.contains(EXPERT) {
+        true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
+        false => vec![name.to_owned()],
     }
 }
 

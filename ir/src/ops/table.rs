@@ -383,7 +383,7 @@ pub const TABLE: &[OpInfo] = &[
         "x and behind it y along the last dimension; y may lack dimensions of x",
     ),
     row(
-        "take",
+        "cut",
         Family::Elementwise,
         1..=1,
         "x c -> x a",

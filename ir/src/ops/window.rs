@@ -22,7 +22,7 @@ pub enum Window {
         over: DimId,
     },
     /// `x […, a] → […, to]`: elements of the last dimension from `start` on.
-    Take {
+    Cut {
         /// The last dimension of the result.
         to: DimId,
         /// The first element that is taken.
@@ -35,7 +35,7 @@ impl Window {
     pub fn name(&self) -> &'static str {
         match self {
             Window::Concat { .. } => "concat",
-            Window::Take { .. } => "take",
+            Window::Cut { .. } => "cut",
         }
     }
 
@@ -43,7 +43,7 @@ impl Window {
     pub fn dim_mut(&mut self) -> &mut DimId {
         match self {
             Window::Concat { over } => over,
-            Window::Take { to, .. } => to,
+            Window::Cut { to, .. } => to,
         }
     }
 
@@ -78,7 +78,7 @@ impl Window {
                 }
                 *over
             }
-            Window::Take { to, start } => {
+            Window::Cut { to, start } => {
                 let (n, all) = (space.size(*to), space.size(last));
                 if start.checked_add(n).is_none_or(|end| end > all) {
                     return Err(shape(format!("{n} elements from {start} on are more than {all}")));
@@ -113,7 +113,7 @@ impl Window {
     /// The gradients of the operands: windows of that of the result, summed over what y lacks.
     ///
     /// # Errors
-    /// `V32` for `take`, which stands in backward passes only.
+    /// `V32` for `cut`, which stands in backward passes only.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -127,7 +127,7 @@ impl Window {
                 for &operand in operands {
                     let ty = TensorType::new(b.ty(operand).dtype, b.ty(operand).dims.iter().copied());
                     let to = *ty.dims.last().expect("inference saw a last dimension");
-                    let mut part = b.push(Op::Window(Window::Take { to, start }), &[d])?;
+                    let mut part = b.push(Op::Window(Window::Cut { to, start }), &[d])?;
                     start += b.space().size(to);
                     if b.ty(part).dims != ty.dims {
                         part = b.push_as(Op::Sum, &[part], ty)?;
@@ -136,9 +136,7 @@ impl Window {
                 }
                 Ok(gradients)
             }
-            Window::Take { .. } => {
-                Err(OpError::new("V32", "a gradient reaches `take`, which has no adjoint"))
-            }
+            Window::Cut { .. } => Err(OpError::new("V32", "a gradient reaches `cut`, which has no adjoint")),
         }
     }
 }

@@ -183,10 +183,11 @@ fn kept(
         let held = held.iter().map(|done| Cow::Borrowed(done.lasting[number].as_slice())).collect();
         parts.entry(binding.stored_name(*layer)).or_default().push(Part { binding, ty, held });
     }
-    let join = |(name, parts): (String, Vec<Part<'_, f32>>)| {
-        kept::join(&schedule.space, &name, &parts, before).map(|tensor| (name, tensor))
-    };
-    parts.into_iter().map(join).collect()
+    let mut kept = Outputs::new();
+    for (name, parts) in parts {
+        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
+    }
+    Ok(kept)
 }
 
 /// All results, or the failure of the first rank that did not merely stop for another's.

@@ -1,4 +1,4 @@
-//! Parts of a dimension: `concat`, `take`.
+//! Parts of a dimension: `concat`, `cut`.
 
 use ithaca_ir::TensorType;
 use ithaca_ir::ops::Window;
@@ -25,10 +25,10 @@ pub(super) fn window<T: Real>(
         return Err(RunError::invalid(format!("`{}` has another number of rows than its result", op.name())));
     }
     match op {
-        Window::Take { start, .. } => {
+        Window::Cut { start, .. } => {
             let start = index(*start);
             if start + width > n {
-                return Err(RunError::invalid("`take` on a part of its dimension"));
+                return Err(RunError::invalid("`cut` on a part of its dimension"));
             }
             Ok((0..rows).flat_map(|row| &x[row * n + start..][..width]).copied().collect())
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::module::Function;
-use ithaca_ir::ops::Op;
+use ithaca_ir::ops::{Experts, Op};
 use ithaca_ir::{DimId, Module};
 
 use super::flow::family;
@@ -21,6 +21,8 @@ pub struct Roles {
     pub caches: BTreeSet<DimId>,
     /// Tables that token ids look up.
     pub vocabularies: BTreeSet<DimId>,
+    /// Experts whose weights a rank may hold a part of.
+    pub experts: BTreeSet<DimId>,
     /// Widths between two products of a feed-forward network.
     pub hidden: BTreeSet<DimId>,
 }
@@ -79,6 +81,20 @@ impl Roles {
                         roles.batches.extend(ty.dims.iter().copied());
                         residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
                     }
+                    // Routers compare all experts, so what they score is never split.
+                    Op::Experts(Experts::Route(route) | Experts::RouteBackward(route)) => {
+                        widths.extend([route.over, route.top]);
+                    }
+                    Op::Experts(
+                        Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots),
+                    ) => {
+                        roles.experts.insert(slots.experts);
+                    }
+                    // Parts of a head.
+                    Op::Window(_) => {
+                        let values = node.operands.iter().chain(&node.results);
+                        widths.extend(values.filter_map(|&v| function.ty(v).dims.last()));
+                    }
                     // Sums of squares, and of outputs times their gradients, multiply by no weight.
                     Op::Einsum if weights.contains(&node.operands[1]) => {
                         let weight = function.ty(node.operands[1]);
@@ -95,6 +111,14 @@ impl Roles {
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));
+        // Stacks of micro-batches are taken apart by calls.
+        let nodes = module.functions.values().flat_map(|f| &f.nodes);
+        let stacks: BTreeSet<DimId> = nodes
+            .filter_map(|n| match &n.op {
+                Op::Call { scan, .. } => scan.map(|scan| scan.over),
+                _ => None,
+            })
+            .collect();
         batches.retain(|d| {
             !stacks.contains(d)
                 && !sequences.contains(d)
@@ -106,6 +130,7 @@ impl Roles {
             .into_iter()
             .filter(|d| !heads.contains(d) && !widths.contains(d) && !residual.contains(d))
             .filter(|d| !roles.sequences.contains(d) && !roles.vocabularies.contains(d))
+            .filter(|d| !roles.experts.contains(d))
             .collect();
         roles
     }

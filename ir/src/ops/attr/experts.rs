@@ -42,7 +42,7 @@ pub(super) fn experts_attrs(experts: &Experts, names: Names<'_>) -> Vec<(&'stati
 pub(super) fn window_attrs(window: &Window, names: Names<'_>) -> Vec<(&'static str, Attr)> {
     match window {
         Window::Concat { over } => vec![("over", dim(names, *over))],
-        Window::Take { to, start } => vec![("to", dim(names, *to)), ("start", Attr::Int(*start))],
+        Window::Cut { to, start } => vec![("to", dim(names, *to)), ("start", Attr::Int(*start))],
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
         "combine" => Op::Experts(Experts::Combine(read_slots(attrs, names)?)),
         "slot_products" => Op::Experts(Experts::Products(read_slots(attrs, names)?)),
         "concat" => Op::Window(Window::Concat { over: attrs.dim("over", names)? }),
-        "take" => Op::Window(Window::Take { to: attrs.dim("to", names)?, start: attrs.int("start")? }),
+        "cut" => Op::Window(Window::Cut { to: attrs.dim("to", names)?, start: attrs.int("start")? }),
         _ => return Ok(None),
     }))
 }
