@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::Op;
 use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Op, Scan, ScanOrder};
 use ithaca_ir::{Function, Module, Node, Order, boxes, text};
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -129,8 +129,17 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::Param(binding) | Op::Input(binding) | Op::State(binding) | Op::Assign { binding, .. } => {
             format!("{} {}", op.name(), binding.name)
         }
-        Op::Call { callee, layers, scan: _ } => {
-            format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end)
+        Op::Call { callee, layers, scan } => {
+            let call = format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end);
+            match scan {
+                None => call,
+                Some(Scan { over, carried: _, order: ScanOrder::Ascending }) => {
+                    format!("{call}, stacked over {}", dim(*over))
+                }
+                Some(Scan { over, carried: _, order: ScanOrder::Descending }) => {
+                    format!("{call}, last layer first, stacked over {}", dim(*over))
+                }
+            }
         }
         Op::AllToAll { axis: a, split, concat } => {
             format!("all_to_all over {}: split {}, join {}", axis(*a), dim(*split), dim(*concat))

@@ -215,7 +215,7 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
         };
         let _ = writeln!(
             out,
-            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {{{}}}, {}}};",
+            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {{{}}}, {}{}}};",
             names::string(&source.binding.name),
             source.ty,
             sizes(&source.binding.stored),
@@ -225,7 +225,9 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
             match source.file {
                 SourceFile::Weights => "File::Weights",
                 SourceFile::Inputs => "File::Inputs",
-            }
+                SourceFile::States => "File::States",
+            },
+            if source.is_written { ", true" } else { "" }
         );
     }
     out.push('\n');

@@ -139,6 +139,19 @@ pub(super) fn outputs_on_host(
     reference: Option<&Schedule>,
     tensors: &Tensors,
 ) -> (tempfile::TempDir, SafeTensorsFile) {
+    steps_on_host(name, schedule, reference, tensors, 1)
+}
+
+/// Runs so many steps of a schedule on the host with inputs in single precision.
+///
+/// With a reference, the emitted program compares itself with it as well.
+pub(super) fn steps_on_host(
+    name: &str,
+    schedule: &Schedule,
+    reference: Option<&Schedule>,
+    tensors: &dyn TensorSource,
+    steps: usize,
+) -> (tempfile::TempDir, SafeTensorsFile) {
     let out = tempfile::tempdir().unwrap();
     write_program(schedule, reference, out.path());
     let stored: Vec<(String, Tensor<f64>)> =
@@ -154,6 +167,7 @@ pub(super) fn outputs_on_host(
         .args(["--weights".as_ref(), file.as_os_str(), "--inputs".as_ref(), file.as_os_str()])
         .arg("--output")
         .arg(out.path().join("out.safetensors"))
+        .args(["--steps", &steps.to_string()])
         .args(reference.map(|_| "--self-check"))
         .output()
         .unwrap();
