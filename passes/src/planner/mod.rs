@@ -260,12 +260,12 @@ impl Tried {
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
     for options in candidates_with(&compiler.registry(), cluster, request)? {
-        match price(compiler, cluster, options) {
+        match price(compiler, cluster, &options) {
             Ok(priced) => match priced.memory.over(cluster) {
                 None => tried.fits.push(priced),
                 Some(over) => tried.too_large.push((priced, over)),
             },
-            Err((options, diagnostic)) => tried.refused.push((options, diagnostic)),
+            Err(diagnostic) => tried.refused.push((options, diagnostic)),
         }
     }
     let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
@@ -278,20 +278,16 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
     Ok(tried)
 }
 
-fn price(
-    compiler: &dyn Compiler,
-    cluster: &Cluster,
-    options: ShardOptions,
-) -> Result<Priced, (ShardOptions, Diagnostic)> {
-    match compiler.compile(&options) {
+fn price(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Result<Priced, Diagnostic> {
+    match compiler.compile(options) {
         Ok(compiled) => {
             let simulation = simulate(cluster, &compiled.schedule);
             let memory = memory::of_schedule(&compiled.schedule);
-            Ok(Priced { options, compiled, simulation, memory })
+            Ok(Priced { options: options.clone(), compiled, simulation, memory })
         }
         Err(diagnostics) => {
             let first = diagnostics.into_iter().next();
-            Err((options, first.expect("a refusal has at least one diagnostic")))
+            Err(first.expect("a refusal has at least one diagnostic"))
         }
     }
 }

@@ -219,7 +219,7 @@ fn works(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool 
     candidates_with(&compiler.registry(), cluster, request).is_ok_and(|all| {
         all.into_iter().any(|options| {
             compiler.check(&options).is_ok()
-                && price(compiler, cluster, options).is_ok_and(|p| p.memory.over(cluster).is_none())
+                && price(compiler, cluster, &options).is_ok_and(|p| p.memory.over(cluster).is_none())
         })
     })
 }

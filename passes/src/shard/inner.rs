@@ -100,6 +100,8 @@ fn by_rows(node: &Node) -> bool {
         | Op::SumCopies { .. }
         | Op::Call { .. }
         | Op::Gradient(_)
+        | Op::Experts(_)
+        | Op::Window(_)
         | Op::Loss(_)
         | Op::Optimizer(_)
         | Op::Reshard

@@ -16,6 +16,7 @@
 //! ```
 
 mod choice;
+mod experts;
 mod flow;
 mod inner;
 mod inside;
@@ -119,7 +120,7 @@ impl Pass for Shard {
 /// Whether and how `options` may lay `module` out, without doing it: cheap enough to try many.
 ///
 /// # Errors
-/// `P10`–`P13` for the strategy and the mesh, `P20`–`P26` for what does not divide, `P40`–`P49` for what a movement does
+/// `P10`–`P13` for the strategy and the mesh, `P20`–`P28` for what does not divide, `P40`–`P49` for what a movement does
 /// not compute.
 pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placements, Decisions), Diagnostic> {
     check_with(&Registry::default(), module, options)

@@ -6,7 +6,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer};
-use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
+use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
 
 use super::flow::{Flows, Passing};
 use super::layouts::{Found, demand};
@@ -41,10 +41,15 @@ impl Plan {
     /// A weight where the placement has it: split along heads, hidden width and vocabulary.
     pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
         let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+        let of_experts = ty.dims.iter().any(|d| self.roles.experts.contains(d));
         for i in 0..ty.dims.len() {
             let dim = ty.dims[i];
             if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
-                ty.layout.split[i].clone_from(&placement.weights);
+                // An axis that splits experts does not split their width as well.
+                let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
+                ty.layout.split[i] = placement.weights.iter().filter(free).copied().collect();
+            } else if self.roles.experts.contains(&dim) {
+                ty.layout.split[i].clone_from(&placement.experts);
             }
         }
         ty
