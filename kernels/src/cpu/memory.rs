@@ -98,6 +98,9 @@ pub(super) enum Found {
     Lasting(usize),
 }
 
+/// What a rank has of each weight and state that is written, in order of numbers.
+pub(super) type Own = Vec<Vec<f32>>;
+
 /// A weight or a state that ranks write.
 #[derive(Debug)]
 pub(super) struct Written<'a> {
@@ -182,10 +185,10 @@ impl<'a> SourcePlan<'a> {
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
         storage: Storage,
-    ) -> Result<(Sources, Vec<Vec<Vec<f32>>>), RunError> {
+    ) -> Result<(Sources, Vec<Own>), RunError> {
         let mut sources =
             Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of, lasting: BTreeMap::new() };
-        let mut own: Vec<Vec<Vec<f32>>> = vec![Vec::new(); index(space.mesh.ranks())];
+        let mut own: Vec<Own> = vec![Vec::new(); index(space.mesh.ranks())];
         for (i, tensor) in self.tensors.into_iter().enumerate() {
             let Planned { binding, ty, layer, .. } = tensor;
             let stored = match tensor.file {

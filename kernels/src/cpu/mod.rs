@@ -129,7 +129,7 @@ pub fn execute(
         ledger: &ledger,
         storage: options.storage,
     };
-    let run_rank = |rank: Rank, lasting: Vec<Vec<f32>>| {
+    let run_rank = |rank: Rank, lasting: memory::Own| {
         let run = || rank::run(world, rank, lasting);
         let result = std::panic::catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
@@ -140,7 +140,7 @@ pub fn execute(
         result
     };
     let results: Vec<Result<rank::Done, RunError>> = std::thread::scope(|scope| {
-        let spawn = |(rank, lasting): (Rank, Vec<Vec<f32>>)| {
+        let spawn = |(rank, lasting): (Rank, memory::Own)| {
             let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
             let run_rank = &run_rank;
             builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
