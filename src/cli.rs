@@ -147,6 +147,9 @@ pub struct LayoutArgs {
     /// Refuse a strategy that moves blocks which the mask leaves empty.
     #[arg(long)]
     pub prune: bool,
+    /// Split over ranks that hold the same weights: 1 and 2 the optimizer and gradients, 3 parameters too.
+    #[arg(long, value_name = "STAGE")]
+    pub zero: Option<u64>,
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
     pub layer_strategies: Vec<String>,
@@ -247,6 +250,9 @@ pub struct RunArgs {
     /// The largest error, absolute or relative, that passes.
     #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: f64,
+    /// Steps of training, each on the weights and the optimizer's state that the one before left.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
+    pub steps: u64,
     /// Where to write outputs, as safetensors.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

@@ -170,6 +170,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         | Op::Gradient(_)
         | Op::Loss(_)
         | Op::Optimizer(_)
+        | Op::Experts(_)
+        | Op::Window(_)
         | Op::Positions
         | Op::Einsum
         | Op::Embed { .. }

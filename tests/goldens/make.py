@@ -41,6 +41,10 @@ COMMON = dict(
 
 NEOX = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
 
+DEEPSEEK = dict(vocab_size=128, hidden_size=64, intermediate_size=40, moe_intermediate_size=16, num_attention_heads=4,
+                num_key_value_heads=4, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+                max_position_embeddings=256, attention_dropout=0.0)
+
 # name: (class, configuration, batch, sequence)
 MODELS = {
     "llama-biases-one-kv-head": (
@@ -192,6 +196,35 @@ MODELS = {
         dict(COMMON, vocab_size=96, hidden_size=32, num_key_value_heads=2, tie_word_embeddings=True),
         4, 16,
     ),
+    "mixtral": (
+        "Mixtral",
+        dict(COMMON, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2, bos_token_id=0, eos_token_id=1,
+             rope_parameters=dict(rope_type="default", rope_theta=1000.0)),
+        4, 32,
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        dict(COMMON, num_hidden_layers=3, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=3, head_dim=16,
+             decoder_sparse_step=1, mlp_only_layers=[1], norm_topk_prob=False),
+        4, 32,
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        dict(DEEPSEEK, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3,
+             n_group=4, topk_group=2, n_shared_experts=2, routed_scaling_factor=2.5, norm_topk_prob=True,
+             q_lora_rank=24,
+             rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, beta_fast=8, beta_slow=1,
+                                  mscale=0.8, mscale_all_dim=1.2, original_max_position_embeddings=64)),
+        4, 32,
+    ),
+    "deepseek-v3-whole-queries": (
+        "DeepseekV3",
+        dict(DEEPSEEK, num_hidden_layers=2, first_k_dense_replace=0, n_routed_experts=4, num_experts_per_tok=2,
+             n_group=1, topk_group=1, n_shared_experts=1, routed_scaling_factor=1.0, norm_topk_prob=False,
+             q_lora_rank=None, attention_bias=True, rope_interleave=False,
+             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+        2, 40,
+    ),
 }
 
 # Tokens without a label, by model: sequence and range of positions. One sequence has none, ranges are of all lengths.
@@ -256,7 +289,12 @@ def model_of(family, model_class, settings):
                 parameter.copy_(base + 0.2 * torch.randn_like(parameter))
             else:
                 scale = 1.0 if "relative_attention_bias" in key else 0.1
+                # Routers decide clearly, so that no choice hangs on the last digit.
+                scale = 0.5 if key.endswith("mlp.gate.weight") else scale
                 parameter.copy_(scale * torch.randn_like(parameter))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 

@@ -255,6 +255,8 @@ impl<'s> Emitter<'_, 's> {
             | Op::Gradient(_)
             | Op::Loss(_)
             | Op::Optimizer(_)
+            | Op::Experts(_)
+            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }

@@ -287,7 +287,7 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
 /// Token ids below it have a row in every table that is looked up.
 fn id_bound(schedule: &Schedule) -> u64 {
     let tables = schedule.frames.values().flat_map(|f| &f.tasks).filter_map(|task| match &task.work {
-        Work::Compute(Op::Embed { over }) => Some(schedule.space.dims[*over].valid),
+        Work::Compute(Op::Embed { over, .. }) => Some(schedule.space.dims[*over].valid),
         _ => None,
     });
     tables.min().unwrap_or(1).max(1)

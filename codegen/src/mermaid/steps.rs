@@ -74,8 +74,10 @@ pub(super) fn of_function(module: &Module, drawn: &Drawn, id: FuncId) -> Vec<(Ph
     from(module, drawn, id, Phase::Forward)
 }
 
+/// The same, beginning in `phase`. A function that calls others goes through phases; one that does not stays in its own.
 fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Phase, Step)> {
     let mut steps: Vec<(Phase, Step)> = Vec::new();
+    let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     for node in &module.functions[id].nodes {
         if let Op::Call { callee, layers, scan: _ } = &node.op {
             let called = call(module, drawn, *callee, layers.end - layers.start, phase);
@@ -93,13 +95,11 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
             continue;
         }
         phase = match own_phase(&node.op) {
-            Some(own) if phase != Phase::Update => own,
+            Some(own) if calls && phase != Phase::Update => own,
             _ => phase,
         };
-        let Some(step) = step(module, drawn, id, node) else { continue };
-        match steps.last_mut().filter(|(last, _)| *last == phase) {
-            Some((_, last)) if joined(last, &step) => {}
-            _ => steps.push((phase, step)),
+        if let Some(step) = step(module, drawn, id, node) {
+            push(&mut steps, phase, step);
         }
     }
     repeat::folded(steps)
@@ -109,29 +109,19 @@ fn call(module: &Module, drawn: &Drawn, callee: FuncId, layers: u64, phase: Phas
     let name = module.functions[callee].name.clone();
     let own = phase_of(&name);
     let is_leaf = !module.functions[callee].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
-    // A function that calls others goes through phases; one that does not is in its own from first to last.
     let phase = own.unwrap_or(if is_leaf { Phase::Forward } else { phase });
-    let mut steps = from(module, drawn, callee, phase);
-    if is_leaf {
-        let mut local: Vec<(Phase, Step)> = Vec::new();
-        for (_, step) in steps {
-            match local.last_mut() {
-                Some((_, last)) if joined(last, &step) => {}
-                _ => local.push((phase, step)),
-            }
-        }
-        steps = local;
-    }
+    let steps = from(module, drawn, callee, phase);
     Step::Call { name, layers, phase: is_leaf.then_some(phase), steps }
 }
 
 /// The phase that a function's name tells: what was made from `@block` is `@block.backward` and so on.
 fn phase_of(name: &str) -> Option<Phase> {
-    match name.split_once('.').map(|(_, rest)| rest.rsplit('.').next().unwrap_or(rest)) {
-        Some("backward") => Some(Phase::Backward),
-        Some("update" | "squares") => Some(Phase::Update),
-        Some("zero") => Some(Phase::Load),
-        _ => None,
+    let is_zero = name.ends_with(".zero");
+    match traffic::Phase::of_function(name) {
+        traffic::Phase::Update if is_zero => Some(Phase::Load),
+        traffic::Phase::Backward => Some(Phase::Backward),
+        traffic::Phase::Update => Some(Phase::Update),
+        traffic::Phase::Forward => None,
     }
 }
 
@@ -166,8 +156,8 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
     let ends = node.operands.first().zip(node.results.first());
     let sent = ends.and_then(|(&x, &y)| {
         let (from, to) = (function.ty(x), function.ty(y));
-        traffic::key(space, &node.op, from, to).map(|(kind, axis, _)| Step::Exchange {
-            kind,
+        traffic::axis(space, &node.op, (from, to)).map(|axis| Step::Exchange {
+            kind: node.op.name(),
             axis,
             count: 1,
             bytes: traffic::busiest_bytes(space, &node.op, from, to),
@@ -177,8 +167,17 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
     Some(sent.unwrap_or_else(|| Step::Local(vec![(node.op.name(), 1)])))
 }
 
-/// Whether `next` could be counted into `last`, which it follows.
-pub(super) fn joined(last: &mut Step, next: &Step) -> bool {
+/// Adds a step, to the last one where both are of a kind.
+fn push(steps: &mut Vec<(Phase, Step)>, phase: Phase, step: Step) {
+    let last = steps.last_mut().filter(|(last, _)| *last == phase);
+    let is_counted = last.is_some_and(|(_, last)| joined(last, &step));
+    if !is_counted {
+        steps.push((phase, step));
+    }
+}
+
+/// Counts `next` into `last`, which it follows, if both are of a kind; says whether it did.
+fn joined(last: &mut Step, next: &Step) -> bool {
     match (last, next) {
         (Step::Local(ops), Step::Local(more)) => {
             for &(name, n) in more {

@@ -53,7 +53,7 @@ pub(super) fn of_graph(graph: &DiGraph<Vertex, String>) -> Layers {
 
 /// The layer of each vertex: below all that it uses; what uses nothing stands right above its first use.
 fn depths(graph: &DiGraph<Vertex, String>) -> Vec<usize> {
-    let mut layer = vec![0; graph.node_count()];
+    let mut layer: Vec<usize> = vec![0; graph.node_count()];
     // Vertices stand in order of definition, so what a vertex uses comes before it.
     for v in graph.node_indices() {
         let used = graph.neighbors_directed(v, Direction::Incoming).map(|u| layer[u.index()] + 1);

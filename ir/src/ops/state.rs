@@ -44,6 +44,19 @@ pub const MASTER: &str = "optimizer.master.";
 /// The name of the count of steps, a scalar.
 pub const STEP: &str = "optimizer.step";
 
+/// Whether a kernel may write a result where it reads an operand of the same elements: it reads element i of all its
+/// operands before it writes element i of any result.
+pub fn works_in_place(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::Optimizer(crate::ops::Optimizer::AdamW(_))
+    )
+}
+
 pub(super) fn infer_state(
     binding: &Binding,
     space: &Space,

@@ -168,7 +168,7 @@ impl Case {
                 let mut operands = vec![q, key, v, d_o, lse, delta];
                 operands.extend(bias);
                 let gradients = f.node(Op::AttentionBackward(attention), &operands);
-                outputs.extend(["dq", "dk", "dv"].into_iter().zip(gradients));
+                outputs.extend(["dq", "dk", "dv", "dbias"].into_iter().zip(gradients));
             }
         }
         for &(name, value) in &outputs {
