@@ -272,6 +272,7 @@ BUCKETS = [
     for sides in ("both", "before")
 ]
 
+
 def model_of(family, model_class, settings):
     """A model with random weights."""
     config = getattr(transformers, f"{family}Config")(**settings)

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::state::Target;
 use ithaca_ir::ops::{Binding, Op};
-use ithaca_ir::entity::Entity;
 use ithaca_ir::{Module, text};
 
 /// What is loaded.

@@ -51,7 +51,8 @@ impl Drawn {
         let mut ranks = vec![Rank(0)];
         for ((axis, _), &k) in mesh.axes.iter().zip(&kept) {
             let along = |r: Rank| (0..k).map(move |c| (r, c));
-            ranks = ranks.into_iter().flat_map(along).map(|(r, c)| mesh.with_coordinate(r, axis, c)).collect();
+            ranks =
+                ranks.into_iter().flat_map(along).map(|(r, c)| mesh.with_coordinate(r, axis, c)).collect();
         }
         Self { ranks, n_ranks: mesh.ranks() }
     }

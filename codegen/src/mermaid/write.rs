@@ -24,7 +24,8 @@ pub(super) fn diagram(module: &Module, drawn: &Drawn, load: &Load, steps: &[(Pha
     lines.section(Phase::Load, |lines| {
         let inputs = load.inputs.iter().map(|(name, ty)| format!("{name}: {ty}"));
         let memory = [(load.weights, "of weights"), (load.states, "of gradients and optimizer states")];
-        let memory = memory.iter().filter(|(n, _)| *n > 0).map(|&(n, of)| format!("{} {of} per rank", bytes(n)));
+        let memory =
+            memory.iter().filter(|(n, _)| *n > 0).map(|&(n, of)| format!("{} {of} per rank", bytes(n)));
         let said: Vec<String> = memory.chain(inputs).collect();
         if !said.is_empty() {
             lines.note(&said);

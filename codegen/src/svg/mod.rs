@@ -17,12 +17,14 @@ use crate::dot;
 
 /// The picture of a module.
 pub fn emit(module: &Module) -> String {
-    let panels = module.functions.values().map(|function| {
+    let runs = module.run_counts();
+    let panels = module.functions.values().zip(runs).map(|(function, runs)| {
         let graph = dot::dataflow(module, function);
         let mut layers = layers::of_graph(&graph);
         order::untangle(&mut layers);
         let placed = place::place(&graph, &layers);
-        write::panel(&format!("@{}", function.name), &graph, &layers, &placed)
+        let times = if runs == 1 { String::new() } else { format!(", {runs} times") };
+        write::panel(&format!("@{}{times}", function.name), &graph, &layers, &placed)
     });
     write::document(module, panels.collect())
 }

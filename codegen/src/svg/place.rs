@@ -16,10 +16,10 @@ const LAYER_GAP: f64 = 30.0;
 const PADDING: f64 = 8.0;
 
 /// How often places are drawn to their neighbours.
-const SWEEPS: usize = 10;
+const SWEEPS: usize = 24;
 
 /// How much more a passing value counts than a box: long edges are straight.
-const STRAIGHT: f64 = 4.0;
+const STRAIGHT: f64 = 16.0;
 
 /// The places of a graph.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -101,7 +101,8 @@ fn wanted(layers: &Layers, x: &[BTreeMap<Slot, f64>], at: usize, slot: Slot) -> 
         let edges = layers.edges[up].iter().filter(move |(_, to)| *to == slot);
         edges.map(move |(from, to)| (up, *from, *to))
     });
-    let below = layers.edges[at].iter().filter(|(from, _)| *from == slot).map(|(from, to)| (at + 1, *to, *from));
+    let below =
+        layers.edges[at].iter().filter(|(from, _)| *from == slot).map(|(from, to)| (at + 1, *to, *from));
     let (mut sum, mut total) = (0.0, 0.0);
     for (layer, other, mine) in above.into_iter().flatten().chain(below) {
         let straight = matches!((other, mine), (Slot::Passing(_), Slot::Passing(_)));

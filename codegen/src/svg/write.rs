@@ -21,12 +21,7 @@ pub(super) struct Panel {
 }
 
 /// The graph of a function, its top left corner at the origin.
-pub(super) fn panel(
-    title: &str,
-    graph: &DiGraph<Vertex, String>,
-    layers: &Layers,
-    placed: &Placed,
-) -> Panel {
+pub(super) fn panel(title: &str, graph: &DiGraph<Vertex, String>, layers: &Layers, placed: &Placed) -> Panel {
     let mut body = String::new();
     for (at, edges) in layers.edges.iter().enumerate() {
         for &(from, to) in edges {
