@@ -3,10 +3,11 @@
 //! Which part a dimension is stands with the dimension ([`Part`](crate::dim::Part)): every rank takes it from what it
 //! holds, and nothing is sent.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
+use crate::layout::AxisList;
 use crate::module::ValueId;
 use crate::ops::{Op, OpError};
 use crate::rule::{FactorKind, FactorRule, Factors};
@@ -55,7 +56,7 @@ pub(super) fn infer_join(space: &Space, to: DimId, parts: &[&TensorType]) -> Res
     let name = &space.dims[to].name;
     let first = parts[0];
     let is_part = |&d: &DimId| space.dims[d].part.is_some_and(|part| part.of == to);
-    let Some(at) = first.dims.iter().position(|d| is_part(d)).filter(|_| !first.has(to)) else {
+    let Some(at) = first.dims.iter().position(is_part).filter(|_| !first.has(to)) else {
         return wrong(format!("the first operand has no part of `{name}`, or `{name}` itself"));
     };
     let runs = space.dims[first.dims[at]].part.map_or(1, |part| part.runs);
@@ -90,4 +91,19 @@ pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
         operands: operands.iter().map(|_| factors.clone()).collect(),
         results: smallvec![factors],
     }
+}
+
+/// Operands that are pending sums over the same axes, as if these were taken, and the axes: parts of a pending sum make
+/// one that is as pending.
+pub(super) fn without_pending(operands: &[&TensorType]) -> (SmallVec<[TensorType; 4]>, Option<AxisList>) {
+    let pending = &operands[0].layout.partial;
+    if pending.is_empty() || operands.iter().any(|ty| ty.layout.partial != *pending) {
+        return (SmallVec::new(), None);
+    }
+    let taken = |ty: &&TensorType| {
+        let mut ty = (*ty).clone();
+        ty.layout.partial.clear();
+        ty
+    };
+    (operands.iter().map(taken).collect(), Some(pending.clone()))
 }

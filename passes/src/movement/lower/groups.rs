@@ -57,7 +57,7 @@ pub(super) fn forward(
     joined(b, a.heads, &parts)
 }
 
-/// Gradients for q, k and v; `rows` are q, d_o, lse and delta.
+/// Gradients for q, k, v and the bias, that of the bias being a sum still to be taken; `rows` are q, d_o, lse and delta.
 pub(super) fn backward(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
@@ -68,6 +68,7 @@ pub(super) fn backward(
 ) -> Result<Vec<ValueId>, OpError> {
     let mut d_q = Vec::with_capacity(groups.heads.len());
     let mut d_kv = Vec::with_capacity(groups.heads.len());
+    let mut d_bias = Vec::with_capacity(groups.heads.len());
     for own in groups.attentions(a) {
         let rows = taken(b, own.heads, rows)?;
         let bias = taken(b, own.heads, bias)?;
@@ -82,11 +83,13 @@ pub(super) fn backward(
                 *gradient = b.push_as(Op::Reshard, &[*gradient], ty)?;
             }
         }
+        d_bias.push(part.split_off(3));
         d_kv.push(part.split_off(1));
         d_q.push(part);
     }
     let mut gradients = joined(b, a.heads, &d_q)?;
     gradients.extend(joined(b, a.kv_heads, &d_kv)?);
+    gradients.extend(joined(b, a.heads, &d_bias)?);
     Ok(gradients)
 }
 
