@@ -33,7 +33,7 @@ pub enum Command {
         after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
     )]
     Plan(PlanArgs),
-    /// Write a plan as code: IR, schedule, JSON, a graph, or a CUDA/NCCL program.
+    /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare.
@@ -147,6 +147,9 @@ pub struct LayoutArgs {
     /// Refuse a strategy that moves blocks which the mask leaves empty.
     #[arg(long)]
     pub prune: bool,
+    /// Split over ranks that hold the same weights: 1 and 2 the optimizer and gradients, 3 parameters too.
+    #[arg(long, value_name = "STAGE")]
+    pub zero: Option<u64>,
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
     pub layer_strategies: Vec<String>,
@@ -206,6 +209,10 @@ pub enum Target {
     Json,
     /// The per-rank program as a graph for Graphviz.
     Dot,
+    /// The same graph as a picture.
+    Svg,
+    /// A sequence diagram for Mermaid: ranks, phases, collectives.
+    Mermaid,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }
@@ -247,6 +254,9 @@ pub struct RunArgs {
     /// The largest error, absolute or relative, that passes.
     #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: f64,
+    /// Steps of training, each on the weights and the optimizer's state that the one before left.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
+    pub steps: u64,
     /// Where to write outputs, as safetensors.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

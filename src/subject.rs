@@ -13,7 +13,7 @@ use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::DATA_AXIS;
 use ithaca_passes::shard::{
-    HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_axes, parse_mesh, parse_movement,
+    HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh, parse_movement,
 };
 use serde_json::Value;
 
@@ -356,6 +356,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         pad_sequence,
         order,
         prune,
+        zero,
         layer_strategies,
         movement,
         cross_movement,
@@ -371,6 +372,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--pad-sequence", *pad_sequence),
         ("--order", order.is_some()),
         ("--prune", *prune),
+        ("--zero", zero.is_some()),
         ("--layer-strategy", !layer_strategies.is_empty()),
         ("--movement", movement.is_some()),
         ("--cross-movement", cross_movement.is_some()),
@@ -466,6 +468,9 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     }
     if args.prune {
         options.prune = Prune::Required;
+    }
+    if let Some(stage) = args.zero {
+        options.zero = Zero::of_stage(stage)?;
     }
     for item in &args.layer_strategies {
         let Some((layer, strategy)) = item.split_once('=') else {

@@ -9,7 +9,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::module::{FuncId, Function, Layers, Node, Output, Value, ValueId};
-use crate::ops::{Binary, Binding, Context, Op, OpError};
+use crate::ops::{Binary, Binding, Context, Op, OpError, Scan};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -131,6 +131,20 @@ impl<'a> FunctionBuilder<'a> {
         operands: &[ValueId],
     ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
         self.node(Op::Call { callee, layers, scan: None }, operands, &[])
+    }
+
+    /// Adds a call of `callee` for each layer, of which some results are stacked and some arguments taken apart.
+    ///
+    /// # Errors
+    /// `V14`, `V15`, `V18` when the call does not fit the function.
+    pub fn scan(
+        &mut self,
+        callee: FuncId,
+        layers: Layers,
+        scan: Scan,
+        operands: &[ValueId],
+    ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
+        self.node(Op::Call { callee, layers, scan: Some(scan) }, operands, &[])
     }
 
     /// Names a value; a name that is taken, or that the text form could not spell, is left out.

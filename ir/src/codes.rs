@@ -67,7 +67,7 @@ pub const MODULE: &[Code] = &[
     code("V21", "query heads split by whole groups that share a key/value head"),
     code(
         "V22",
-        "dimensions have different names, sizes from 1 to 2^40, and granules, padding and copies that fit",
+        "dimensions have different names, sizes from 1 to 2^40, and granules, padding, copies and parts that fit",
     ),
     code("V23", "mesh axes have different names, sizes from 1, and at most 2^20 ranks in all"),
     code("V24", "no tensor has more than 2^62 bytes, and no attribute is infinite or not a number"),
@@ -82,7 +82,12 @@ pub const MODULE: &[Code] = &[
         "parts move along axes that split a dimension, by less than a round, and no pending sum does",
     ),
     code("V29", "attention has a movement in sharded programs only"),
-    code("V30", "where a gradient flows back, operations have adjoints"),
+    code(
+        "V30",
+        "bindings of one stored tensor that is assigned are equal, or are windows of one shape that do not meet, and are all of weights or all of states",
+    ),
+    code("V31", "what is assigned is read and assigned as one type"),
+    code("V32", "where a gradient flows back, operations have adjoints"),
 ];
 
 /// Invariants of schedules.
@@ -99,9 +104,10 @@ pub const SCHEDULE: &[Code] = &[
     code("S07", "tasks that touch the same bytes, one of them writing, are ordered by a stream or by events"),
     code("S08", "a task writes where it reads only if it works element by element"),
     code("S09", "a call passes each argument and takes each result, with the callee's types and bytes"),
-    code("S10", "over several layers the buffer of result i is that of argument i"),
-    code("S11", "weights, inputs and arguments are not written"),
+    code("S10", "over several layers the buffer of result i, if it is carried, is that of argument i"),
+    code("S11", "inputs and arguments are not written"),
     code("S12", "collectives are on the stream `comm`"),
+    code("S13", "weights and states that are written are bound alike everywhere, as V30 and V31 say"),
 ];
 
 /// The rule behind `code`, if it is one of this crate's.

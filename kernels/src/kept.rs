@@ -24,6 +24,19 @@ pub(crate) struct Part<'a, T: Clone> {
     pub(crate) held: Vec<Cow<'a, [T]>>,
 }
 
+/// A stored tensor under its name, the members of a stack under theirs.
+pub(crate) fn members<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
+    let n = tensor.shape.first().copied().unwrap_or(1);
+    let names = source::members(name, n as u64);
+    if names.len() == 1 && names[0] == name {
+        return vec![(name.to_owned(), tensor)];
+    }
+    let shape = tensor.shape[1..].to_vec();
+    let size = shape.iter().product::<usize>().max(1);
+    let parts = tensor.data.chunks(size).map(|part| Tensor::new(shape.clone(), part.to_vec()));
+    names.into_iter().zip(parts).collect()
+}
+
 /// The stored tensor `name`, of which `parts` were written; `before` has what it was.
 ///
 /// # Errors
@@ -55,9 +68,19 @@ pub(crate) fn join<T: Real>(
     }
     let shape: Vec<usize> = shape.iter().map(|&n| index(n)).collect();
     if stored.iter().any(Option::is_none) {
-        let rest = match before.shape(name) {
-            Some(_) => before.read(name)?,
-            None => Tensor::filled(shape.clone(), 0.0),
+        let names = source::members(name, shape.first().map_or(1, |&n| n as u64));
+        let rest = match names.iter().all(|n| before.shape(n).is_some()) {
+            true if first.binding.is_stack() => {
+                let mut data = Vec::new();
+                for name in &names {
+                    data.extend(before.read(name)?.data);
+                }
+                // Members of other shapes together have another length, and are refused below.
+                let whole = data.len() == shape.iter().product::<usize>();
+                Tensor { shape: if whole { shape.clone() } else { vec![data.len()] }, data }
+            }
+            true => before.read(name)?,
+            false => Tensor::filled(shape.clone(), 0.0),
         };
         if rest.shape != shape {
             return Err(RunError::invalid(format!("`{name}` has another shape than the program says")));

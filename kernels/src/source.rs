@@ -25,16 +25,17 @@ pub fn load(
     layer: u64,
     from: &dyn TensorSource,
 ) -> Result<Tensor<f64>, RunError> {
-    let name = binding.stored_name(layer);
-    let expected = binding.stored_shape(space, ty);
-    let found = from.shape(&name).ok_or_else(|| StoreError::missing(from, &name))?;
-    if found != expected {
-        return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());
-    }
-    let mut stored = from.read(&name)?;
-    if let (DType::I32, Some(&value)) = (ty.dtype, stored.data.iter().find(|&&x| f64::from(x as i32) != x)) {
-        return Err(StoreError::NotAnInteger { store: from.description(), name, value }.into());
-    }
+    let found = binding.stored_shape(space, ty);
+    let mut stored = match binding.is_stack() {
+        true => {
+            let mut data = Vec::new();
+            for name in binding.stored_names(layer, found.first().copied().unwrap_or(0)) {
+                data.extend(read(from, name, &found[1..], ty.dtype)?.data);
+            }
+            Tensor::new(found.iter().map(|&n| index(n)).collect(), data)
+        }
+        false => read(from, binding.stored_name(layer), &found, ty.dtype)?,
+    };
     if !binding.window.is_empty() {
         let seen = if binding.view.is_empty() { &found } else { &binding.view };
         let data = tensor::read_part(&whole(seen), &stored.data, &binding.window);
@@ -76,7 +77,7 @@ pub fn load_state(
     layer: u64,
     from: &dyn TensorSource,
 ) -> Result<Tensor<f64>, RunError> {
-    match from.shape(&binding.stored_name(layer)) {
+    match from.shape(&binding.stored_names(layer, 1)[0]) {
         Some(_) => load(space, binding, ty, layer, from),
         None if binding.name.starts_with(state::MASTER) => {
             let name = binding.name[state::MASTER.len()..].to_owned();
@@ -86,6 +87,27 @@ pub fn load_state(
             let shape = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
             Ok(Tensor::filled(shape, 0.0))
         }
+    }
+}
+
+/// The tensor `name`, which must have this shape, and whole numbers where the type is one of integers.
+fn read(
+    from: &dyn TensorSource,
+    name: String,
+    expected: &[u64],
+    dtype: DType,
+) -> Result<Tensor<f64>, RunError> {
+    let found = from.shape(&name).ok_or_else(|| StoreError::missing(from, &name))?;
+    if found != expected {
+        let expected = expected.to_vec();
+        return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());
+    }
+    let stored = from.read(&name)?;
+    match stored.data.iter().find(|&&x| f64::from(x as i32) != x) {
+        Some(&value) if dtype == DType::I32 => {
+            Err(StoreError::NotAnInteger { store: from.description(), name, value }.into())
+        }
+        Some(_) | None => Ok(stored),
     }
 }
 

@@ -79,6 +79,8 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         | Op::Gradient(_)
         | Op::Loss(_)
         | Op::Optimizer(_)
+        | Op::Experts(_)
+        | Op::Window(_)
         | Op::Embed { .. }
         | Op::Unary(_)
         | Op::Binary(_)

@@ -38,7 +38,7 @@ pub const PASSES: &[PassInfo] = &[
     PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
-        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME",
+        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, zero=0|1|2|3, movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME",
     },
     PassInfo {
         name: "lower-movements",

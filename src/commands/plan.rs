@@ -34,6 +34,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         sequence: options.sequence,
         order: options.order,
         prune: options.prune,
+        zero: options.zero,
         layers: options.layers,
         attention: options.attention,
         sparsity: planner::Sparsity::of(&module),

@@ -4,7 +4,9 @@ use ithaca_ir::boxes;
 use ithaca_ir::mesh::Rank;
 use ithaca_ir::ops::Op;
 use ithaca_ir::traffic::{self, Traffic};
+use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Mask, Module};
+use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::STRATEGIES;
 
@@ -329,4 +331,58 @@ fn decoding_sends_the_same_however_long_the_cache_is() {
         assert!(rows.iter().all(|r| r.kind != "permute" && r.kind != "fetch"), "{rows:?}");
         assert!(rows.iter().any(|r| r.bytes_sent_per_rank > 0), "{rows:?}");
     }
+}
+
+/// Gathered in groups of heads, keys are as many bytes on the wire, and a rank holds those of one group only.
+#[test]
+fn keys_gathered_in_groups_are_as_many_and_take_less_memory() {
+    for (ranks, heads, extent) in [(2, 1, Extent::Backward), (4, 2, Extent::Backward), (4, 1, Extent::Output)]
+    {
+        let mesh = [("cp", ranks), ("tp", heads)];
+        // Wide enough for keys to be most of what there is.
+        let whole = Case {
+            kv_heads: 8 * heads,
+            group: 1,
+            width: 32,
+            extent,
+            ..Case::new("gspmd-2d", &mesh, 64 * ranks)
+        };
+        let whole = Case { dtype: DType::BF16, ..whole };
+        let along = |case: &Case| sent(case).into_iter().filter(|row| row.axis == "cp").collect::<Vec<_>>();
+        let plain = along(&whole);
+        let peak = |case: &Case| lower(verify(&per_rank(case)).unwrap()).unwrap().arena_bytes();
+        let mut before = peak(&whole);
+        for groups in [2u64, 4, 8] {
+            let option =
+                ["movement=gather(groups=2)", "movement=gather(groups=4)", "movement=gather(groups=8)"];
+            let case = Case { options: vec![option[groups.ilog2() as usize - 1]], ..whole.clone() };
+            let rows = along(&case);
+            for kind in ["all_gather", "reduce_scatter"] {
+                let ((n, bytes), (n_plain, bytes_plain)) = (total(&rows, kind), total(&plain, kind));
+                assert_eq!(
+                    (n, bytes),
+                    (groups * n_plain, bytes_plain),
+                    "{kind} in {groups} groups: {rows:?}"
+                );
+            }
+            let gathered = gathered_at_once(&case);
+            assert_eq!(gathered * groups, gathered_at_once(&whole), "{groups} groups");
+            let peak = peak(&case);
+            // Beyond some number of groups something else is the peak.
+            let less = if groups == 2 { peak < before } else { peak <= before };
+            assert!(less, "{groups} groups take {peak} bytes, and {before} with half as many");
+            before = peak;
+        }
+    }
+}
+
+/// The most elements of a tensor whose keys are whole.
+fn gathered_at_once(case: &Case) -> u64 {
+    let per_rank = per_rank(case);
+    let along = per_rank.space.mesh.axis("cp").unwrap();
+    let gathers = per_rank.functions.values().flat_map(|f| {
+        let gathers = f.nodes.iter().filter(|n| matches!(n.op, Op::AllGather { axis, .. } if axis == along));
+        gathers.map(|n| per_rank.space.max_local_elements(f.ty(n.result()))).collect::<Vec<_>>()
+    });
+    gathers.max().unwrap()
 }

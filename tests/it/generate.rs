@@ -4,7 +4,7 @@
 //! so proptest shrinks a failing program by shrinking the list.
 
 use ithaca_ir::mesh::Mesh;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Turn, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Pairs, Rotary, Scaling, Turn, Unary};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
     Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
@@ -141,7 +141,7 @@ fn main_function(
     let positions = builder.push_as(Op::Positions, &[], positions).unwrap();
     let table = TensorType::new(stream.dtype, [dims.v, dims.m]);
     let table = builder.weight(Binding::named("table"), table).unwrap();
-    let x = builder.push(Op::Embed { over: dims.v }, &[table, tokens]).unwrap();
+    let x = builder.push(Op::Embed { over: dims.v, padding: None }, &[table, tokens]).unwrap();
     let dtype = stream.dtype;
     let mut body = Body { builder, dims, dtype, precision, positions, pool: vec![x], prefix: "" };
     let mut x = body.grow(choices, 3);
@@ -273,7 +273,14 @@ impl Body<'_> {
                 Scaling::Linear { factor: 2.0 },
                 Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8.0 },
             ]);
-            let rotary = Op::Rotary(Rotary { over: d, width: 2, theta: 100.0, scaling, turn: Turn::Forth });
+            let rotary = Op::Rotary(Rotary {
+                over: d,
+                width: 2,
+                theta: 100.0,
+                scaling,
+                pairs: Pairs::Halves,
+                turn: Turn::Forth,
+            });
             q = self.builder.push(rotary.clone(), &[q, self.positions]).unwrap();
             key = self.builder.push(rotary, &[key, self.positions]).unwrap();
         }

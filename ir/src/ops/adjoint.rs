@@ -19,7 +19,7 @@ impl Op {
     /// Where no result has a gradient no operand has one. `attention` must have returned its lse.
     ///
     /// # Errors
-    /// `V30` where a gradient reaches an operation, or a result of it, that has no adjoint.
+    /// `V32` where a gradient reaches an operation, or a result of it, that has no adjoint.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -40,7 +40,7 @@ impl Op {
             Op::Einsum => linear::adjoint_einsum(b, operands, d),
             Op::Sum => linear::adjoint_sum(b, operands[0], d),
             Op::Expand => linear::adjoint_expand(b, operands[0], d),
-            Op::Embed { over } => linear::adjoint_embed(b, *over, operands, d),
+            Op::Embed { over, padding } => linear::adjoint_embed(b, (*over, *padding), operands, d),
             Op::Unary(f) => Ok(vec![Some(b.push(Op::Gradient(Gradient::Unary(*f)), &[operands[0], d])?)]),
             Op::Binary(f) => elementwise::adjoint_binary(*f, b, operands, results[0], d),
             Op::Scale { factor } => Ok(vec![Some(b.push(Op::Scale { factor: *factor }, &[d])?)]),
@@ -75,6 +75,8 @@ impl Op {
                 loss::adjoint_pick(b, (*over, *ignore), operands, d)
             }
             Op::Join { to } => parts::adjoint_join(b, *to, operands, d),
+            Op::Experts(experts) => experts.adjoint(b, operands, results, gradients),
+            Op::Window(window) => window.adjoint(b, operands, d),
             Op::Assign { .. }
             | Op::AttentionBackward(_)
             | Op::Take { .. }
@@ -95,7 +97,7 @@ impl Op {
             | Op::Permute
             | Op::Fetch { .. }
             | Op::FetchSum { .. } => Err(OpError::new(
-                "V30",
+                "V32",
                 format!("a gradient reaches `{}`, which has no adjoint", self.name()),
             )),
         }

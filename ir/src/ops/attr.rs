@@ -3,6 +3,7 @@
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
 mod attention;
+mod experts;
 pub(crate) mod training;
 
 use std::fmt;
@@ -12,7 +13,7 @@ use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::mesh::AxisId;
 use crate::module::{FuncId, Function};
-use crate::ops::{Binary, Binding, Op, Rotary, Scaling, Turn, Unary};
+use crate::ops::{Binary, Binding, Op, Pairs, Rotary, Scaling, Turn, Unary};
 use crate::space::Space;
 
 /// The value of an attribute.
@@ -143,7 +144,7 @@ impl Attrs {
         Self { op: op.into(), items }
     }
 
-    fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.items.iter().any(|(k, _)| k == key)
     }
 
@@ -275,6 +276,8 @@ impl Op {
             Op::Gradient(g) => training::gradient_attrs(g, names),
             Op::Loss(l) => training::loss_attrs(l, names),
             Op::Optimizer(o) => training::optimizer_attrs(o),
+            Op::Experts(e) => experts::experts_attrs(e, names),
+            Op::Window(w) => experts::window_attrs(w, names),
             Op::Positions
             | Op::Einsum
             | Op::Sum
@@ -283,7 +286,7 @@ impl Op {
             | Op::Binary(_)
             | Op::Reshard
             | Op::Permute => Vec::new(),
-            Op::Embed { over } => vec![("over", dim(*over))],
+            Op::Embed { over, padding } => training::embed_attrs(*over, *padding, names),
             Op::Scale { factor } => vec![("factor", Attr::Float(*factor))],
             Op::Cast { to } => vec![("to", Attr::Word(to.name().to_owned()))],
             Op::RmsNorm { over, eps, offset } => {
@@ -305,6 +308,10 @@ impl Op {
                     ("theta", Attr::Float(rotary.theta)),
                     ("scaling", scaling_attr(&rotary.scaling)),
                 ];
+                match rotary.pairs {
+                    Pairs::Halves => {}
+                    Pairs::Neighbours => attrs.push(("pairs", Attr::Word("neighbours".to_owned()))),
+                }
                 match rotary.turn {
                     Turn::Forth => {}
                     Turn::Back => attrs.push(("turn", Attr::Word("back".to_owned()))),
@@ -378,7 +385,10 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         "einsum" => Op::Einsum,
         "sum" => Op::Sum,
         "expand" => Op::Expand,
-        "embed" => Op::Embed { over: attrs.dim("over", names)? },
+        "embed" => {
+            let (over, padding) = training::read_embed(attrs, names)?;
+            Op::Embed { over, padding }
+        }
         "scale" => Op::Scale { factor: attrs.float("factor")? },
         "cast" => {
             let word = attrs.word("to")?;
@@ -396,6 +406,11 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
             width: attrs.int("width")?,
             theta: attrs.float("theta")?,
             scaling: read_scaling(attrs)?,
+            pairs: match attrs.optional("pairs") {
+                None => Pairs::Halves,
+                Some(Attr::Word(word)) if word == "neighbours" => Pairs::Neighbours,
+                Some(other) => return Err(attrs.wrong("pairs", "neighbours, or left out", &other)),
+            },
             turn: match attrs.optional("turn") {
                 None => Turn::Forth,
                 Some(Attr::Word(word)) if word == "back" => Turn::Back,
@@ -453,7 +468,12 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
         "permute" => Op::Permute,
-        _ => return training::read(name, attrs, names),
+        _ => {
+            if let Some(op) = experts::read(name, attrs, names)? {
+                return Ok(op);
+            }
+            return training::read(name, attrs, names);
+        }
     })
 }
 

@@ -22,6 +22,8 @@ pub enum Gradient {
     Embed {
         /// The dimension of the table that the integers index.
         over: DimId,
+        /// The row that has no gradient.
+        padding: Option<u64>,
     },
     /// `x, weight, dy → dx, d_weight` of [`RmsNorm`](crate::Op::RmsNorm).
     RmsNorm {
@@ -78,7 +80,7 @@ impl Gradient {
         let dims: Vec<&mut DimId> = match self {
             Gradient::Unary(_) | Gradient::Sink => Vec::new(),
             Gradient::RmsScale { over, .. } => over.iter_mut().collect(),
-            Gradient::Embed { over }
+            Gradient::Embed { over, .. }
             | Gradient::RmsNorm { over, .. }
             | Gradient::LayerNorm { over, .. }
             | Gradient::CrossEntropy { over, .. } => vec![over],
@@ -112,7 +114,7 @@ impl Gradient {
                 same(name, operands[0], operands[1])?;
                 Ok(smallvec![unplaced(operands[0])])
             }
-            Gradient::Embed { over } => embed(space, *over, operands, declared),
+            Gradient::Embed { over, .. } => embed(space, *over, operands, declared),
             Gradient::RmsNorm { over, .. } => {
                 norm::infer(name, space, *over, &operands[..2])?;
                 same(name, operands[0], operands[2])?;

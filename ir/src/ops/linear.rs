@@ -179,12 +179,12 @@ pub(super) fn adjoint_expand(
 /// The table's gradient; integers have none.
 pub(super) fn adjoint_embed(
     b: &mut FunctionBuilder<'_>,
-    over: DimId,
+    (over, padding): (DimId, Option<u64>),
     operands: &[ValueId],
     d: ValueId,
 ) -> Result<Gradients, OpError> {
     let table = b.ty(operands[0]).clone();
-    let gradient = b.push_as(Op::Gradient(Gradient::Embed { over }), &[operands[1], d], table)?;
+    let gradient = b.push_as(Op::Gradient(Gradient::Embed { over, padding }), &[operands[1], d], table)?;
     Ok(vec![Some(gradient), None])
 }
 

@@ -138,7 +138,7 @@ pub(super) fn adjoint_cross_entropy(
 ) -> Result<Gradients, OpError> {
     let (Some(d_nll), None) = (gradients[0], gradients[1]) else {
         return Err(OpError::new(
-            "V30",
+            "V32",
             "a gradient reaches the lse of `cross_entropy`, which is not differentiated",
         ));
     };

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod attr;
 pub mod collective;
 pub mod elementwise;
+pub mod experts;
 pub mod gradient;
 pub mod linear;
 pub mod loss;
@@ -24,6 +25,7 @@ pub mod source;
 pub mod state;
 pub mod structure;
 mod table;
+pub mod window;
 
 use smallvec::SmallVec;
 
@@ -41,16 +43,18 @@ pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
 pub use elementwise::{Binary, Unary};
+pub use experts::Experts;
 pub use gradient::Gradient;
 pub use loss::Loss;
 pub use optimizer::{AdamW, Optimizer};
 pub use parts::MAX_PARTS;
 pub use reference::reference;
-pub use rotary::{Rotary, Scaling, Turn};
+pub use rotary::{Pairs, Rotary, Scaling, Turn};
 pub use source::Binding;
 pub use state::Target;
 pub use structure::{Scan, ScanOrder};
 pub use table::{Family, OpInfo, TABLE};
+pub use window::Window;
 
 /// An operation with its attributes. Operands and results stand in the node.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +89,8 @@ pub enum Op {
     Embed {
         /// The dimension of the table that the integers index.
         over: DimId,
+        /// The row of padding tokens, through which no gradient flows; PyTorch's `padding_idx`.
+        padding: Option<u64>,
     },
     /// A function of each element.
     Unary(Unary),
@@ -187,6 +193,10 @@ pub enum Op {
         /// The dimension of the result.
         to: DimId,
     },
+    /// A mixture of experts: routing, dispatch, combination.
+    Experts(Experts),
+    /// Parts of a dimension.
+    Window(Window),
     /// Runs a function for each layer, its results becoming its first arguments.
     Call {
         /// The function.
@@ -331,6 +341,8 @@ impl Op {
             Op::SumCopies { .. } => "sum_copies",
             Op::Take { .. } => "take",
             Op::Join { .. } => "join",
+            Op::Experts(e) => e.name(),
+            Op::Window(w) => w.name(),
             Op::Call { .. } => "call",
             Op::Gradient(g) => g.name(),
             Op::Loss(l) => l.name(),
@@ -396,6 +408,8 @@ impl Op {
             | Op::SumCopies { .. }
             | Op::Take { .. }
             | Op::Join { .. }
+            | Op::Experts(_)
+            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::Slice { .. } => false,
@@ -425,7 +439,7 @@ impl Op {
                 return state::infer_assign(binding, *target, cx.space, operands[0]);
             }
             Op::Fill { .. } => return state::infer_fill(declared),
-            Op::Gradient(_) | Op::Loss(_) | Op::Optimizer(_) => {
+            Op::Gradient(_) | Op::Loss(_) | Op::Optimizer(_) | Op::Experts(_) => {
                 return self.infer_by_rule(cx, operands, declared);
             }
             Op::Param(binding) | Op::Input(binding) => {
@@ -436,6 +450,9 @@ impl Op {
             Op::Attention(attention) => return attention::infer(attention, cx.space, operands),
             Op::AttentionBackward(attention) => {
                 return attention::infer_backward(attention, cx.space, operands);
+            }
+            Op::Take { .. } | Op::Join { .. } => {
+                return parts::infer(self, cx.space, operands).map(|ty| smallvec::smallvec![ty]);
             }
             Op::SumCopies { from, to } => {
                 return repeat::infer_sum(cx.space, *from, *to, operands[0])
@@ -462,7 +479,7 @@ impl Op {
             Op::Einsum => linear::infer_einsum(cx.space, operands, declared)?,
             Op::Sum => linear::infer_sum(cx.space, operands[0], declared)?,
             Op::Expand => linear::infer_expand(cx.space, operands[0], declared)?,
-            Op::Embed { over } => linear::infer_embed(cx.space, *over, operands)?,
+            Op::Embed { over, .. } => linear::infer_embed(cx.space, *over, operands)?,
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
             Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
@@ -471,8 +488,7 @@ impl Op {
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
-            Op::Take { to } => parts::infer_take(cx.space, *to, operands[0])?,
-            Op::Join { to } => parts::infer_join(cx.space, *to, operands)?,
+            Op::Window(window) => window.infer(cx.space, operands)?,
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
@@ -501,6 +517,7 @@ impl Op {
             Op::Gradient(gradient) => gradient.infer(cx.space, operands, declared)?,
             Op::Loss(loss) => loss.infer(cx.space, operands)?,
             Op::Optimizer(optimizer) => optimizer.infer(operands)?,
+            Op::Experts(experts) => experts.infer(cx.space, operands)?,
             _ => unreachable!("only families of several results come here"),
         };
         let layouts = {
@@ -510,6 +527,14 @@ impl Op {
         };
         for (result, layout) in results.iter_mut().zip(layouts) {
             result.layout = layout;
+        }
+        if let Op::Experts(experts) = self
+            && let Some((dim, axes)) = experts.declared_experts(declared)
+        {
+            if results[0].layout.axes().any(|a| axes.contains(&a)) {
+                return Err(self.misfit(cx.space, Misfit::AxisTwice(dim)));
+            }
+            results[0].layout.split[0] = axes;
         }
         Ok(results)
     }
@@ -521,7 +546,9 @@ impl Op {
             Op::Gradient(gradient) => Some(gradient.rule(operands, results)),
             Op::Loss(loss) => Some(loss.rule(operands, results)),
             Op::Optimizer(_) => Some(Optimizer::rule(operands, results)),
-            Op::Embed { over } => Some(linear::rule_embed(*over, operands, results[0])),
+            Op::Experts(experts) => Some(experts.rule(operands, results)),
+            Op::Window(_) => Some(Window::rule(operands, results[0])),
+            Op::Embed { over, .. } => Some(linear::rule_embed(*over, operands, results[0])),
             Op::Unary(_)
             | Op::Binary(_)
             | Op::Scale { .. }
@@ -581,6 +608,9 @@ impl Op {
             | Op::Fill { .. }
             | Op::State(_) => 0,
             Op::Optimizer(_) => elements(operands[0]) * 15,
+            Op::Experts(e) => {
+                operands.iter().chain(results).map(|ty| elements(ty)).max().unwrap_or(0) * e.flops()
+            }
             Op::Merge => per_element(4),
             Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
             Op::Sink => per_element(2),
@@ -611,6 +641,7 @@ impl Op {
             | Op::Repeat { .. }
             | Op::Take { .. }
             | Op::Join { .. }
+            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }

@@ -42,6 +42,9 @@ fn heading(family: Family) -> (&'static str, &'static str) {
         Family::Elementwise => ("Element by element", "Every dimension may be split."),
         Family::Norm => ("Normalisation", "The normalised dimension stays whole on each rank."),
         Family::Attention => ("Attention", "Heads are one factor, query heads and key/value heads alike."),
+        Family::Experts => {
+            ("Mixtures of experts", "Which experts a token goes to, the way there and the way back.")
+        }
         Family::Training => {
             ("Training", "The loss, gradients that are kernels of their own, and the optimizer.")
         }

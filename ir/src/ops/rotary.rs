@@ -8,7 +8,7 @@ use crate::ops::{OpError, unplaced};
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// Attributes of `rotary`. Element `i` of the first half of `width` pairs with element `i` of the second half.
+/// Attributes of `rotary`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
     /// The dimension whose pairs are rotated.
@@ -19,8 +19,30 @@ pub struct Rotary {
     pub theta: f64,
     /// How frequencies are stretched beyond the trained length.
     pub scaling: Scaling,
+    /// Which elements turn together.
+    pub pairs: Pairs,
     /// Which way pairs turn.
     pub turn: Turn,
+}
+
+/// Which elements turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Pairs {
+    /// Element `i` of the first half of the width and element `i` of the second.
+    #[default]
+    Halves,
+    /// Elements `2i` and `2i + 1`.
+    Neighbours,
+}
+
+impl Pairs {
+    /// The places of pair `i` of `width` elements.
+    pub fn places(self, i: usize, width: usize) -> (usize, usize) {
+        match self {
+            Pairs::Halves => (i, i + width / 2),
+            Pairs::Neighbours => (2 * i, 2 * i + 1),
+        }
+    }
 }
 
 /// Which way pairs turn.

@@ -14,9 +14,12 @@ use crate::types::TensorType;
 /// their valid sizes; a dimension that copies another reads that one and repeats. So `q_proj.weight` stored
 /// `[4096, 4096]` is bound to `[h d m]`, one third of a fused `c_attn.weight` is a window, and where queries, keys and
 /// values alternate head by head, one of them is a window of the view `[h, 3, d, m]`.
+///
+/// A name with `{expert}` is that of many tensors, one for each index of the first stored dimension; `stored`, `view` and
+/// `window` speak of their stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Binding {
-    /// The name of the stored tensor; `{layer}` stands for the layer of the call.
+    /// The name of the stored tensor; `{layer}` stands for the layer of the call, `{expert}` for the index of an expert.
     pub name: String,
     /// The stored shape; empty when it is that of the type.
     pub stored: Vec<u64>,
@@ -42,6 +45,16 @@ impl Binding {
         self.name.replace("{layer}", &layer.to_string())
     }
 
+    /// Whether each expert has its own tensor: members of a stack along the first dimension.
+    pub fn is_stack(&self) -> bool {
+        self.name.contains(EXPERT)
+    }
+
+    /// The names in the file for a layer, of which a stack of `n` has as many.
+    pub fn stored_names(&self, layer: u64, n: u64) -> Vec<String> {
+        members(&self.stored_name(layer), n)
+    }
+
     /// Whether each layer has its own tensor.
     pub fn is_per_layer(&self) -> bool {
         self.name.contains("{layer}")
@@ -55,6 +68,17 @@ impl Binding {
         }
     }
 }
+
+/// The names of the `n` members of the stack `name`; `name` alone when it is no stack.
+pub fn members(name: &str, n: u64) -> Vec<String> {
+    match name.contains(EXPERT) {
+        true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
+        false => vec![name.to_owned()],
+    }
+}
+
+/// What stands for the index of an expert in a name.
+const EXPERT: &str = "{expert}";
 
 /// Elements of a dimension that a file holds: padding and copies are not stored.
 pub fn stored_size(space: &Space, dim: crate::DimId) -> u64 {
@@ -72,6 +96,10 @@ pub(super) fn infer(
 ) -> Result<Types, OpError> {
     let ty = only(op.name(), declared)?;
     let Binding { name, stored, view, window, ahead, fill } = binding;
+    let has_first = if stored.is_empty() { !ty.dims.is_empty() } else { stored.len() > 1 };
+    if binding.is_stack() && !has_first {
+        return Err(OpError::new("V17", format!("`{name}` names a stack, which has a first dimension")));
+    }
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
     }

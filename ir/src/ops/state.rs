@@ -35,6 +35,8 @@ impl Target {
 
 /// The prefix of the names of gradients: that of `w` is `grad.w`.
 pub const GRADIENT: &str = "grad.";
+/// The prefix of the names of what an optimizer keeps.
+pub const OPTIMIZER: &str = "optimizer.";
 /// The prefix of the names of first moments.
 pub const FIRST_MOMENT: &str = "optimizer.exp_avg.";
 /// The prefix of the names of second moments.
@@ -43,6 +45,19 @@ pub const SECOND_MOMENT: &str = "optimizer.exp_avg_sq.";
 pub const MASTER: &str = "optimizer.master.";
 /// The name of the count of steps, a scalar.
 pub const STEP: &str = "optimizer.step";
+
+/// Whether a kernel may write a result where it reads an operand of the same elements: it reads element i of all its
+/// operands before it writes element i of any result.
+pub fn works_in_place(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::Optimizer(crate::ops::Optimizer::AdamW(_))
+    )
+}
 
 pub(super) fn infer_state(
     binding: &Binding,

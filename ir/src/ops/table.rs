@@ -17,6 +17,8 @@ pub enum Family {
     Norm,
     /// Attention and what surrounds it.
     Attention,
+    /// Mixtures of experts.
+    Experts,
     /// What training adds: the loss, gradients, the optimizer.
     Training,
     /// Functions.
@@ -54,7 +56,10 @@ const fn row(
 }
 
 const BINDING: &[(&str, &str)] = &[
-    ("name", "the tensor's name in the file; `{layer}` stands for the layer"),
+    (
+        "name",
+        "the tensor's name in the file; `{layer}` stands for the layer, `{expert}` for each index of the first dimension",
+    ),
     ("stored", "its shape in the file; the shape of the type when left out"),
     ("view", "the shape as which it is seen, its elements in the same order; `stored` when left out"),
     ("window", "the range of each dimension of the view that is taken; all when left out"),
@@ -72,9 +77,31 @@ const ASSIGN: &[(&str, &str)] = &[
     BINDING[4],
     BINDING[5],
 ];
+const EMBED: &[(&str, &str)] = &[
+    ("over", "the dimension of the table that is looked up"),
+    ("padding", "the row of padding tokens, through which no gradient flows; none when left out"),
+];
 const LABELS: &[(&str, &str)] = &[LOSS[1]];
 const LOSS: &[(&str, &str)] = &[("over", "the vocabulary"), ("ignore", "the label that counts for nothing")];
 const MOVE: &[(&str, &str)] = &[("axis", "the mesh axis"), ("dim", "the dimension")];
+
+const ROUTE: &[(&str, &str)] = &[
+    ("over", "the experts to choose from, the last dimension of the logits"),
+    ("top", "how many are chosen, the last dimension of the result"),
+    ("scoring", "softmax over all experts, or sigmoid of each"),
+    ("gates", "scores of the chosen, or shares: divided by their sum"),
+    ("scale", "factor of the gates; 1 when left out"),
+    ("groups", "best(KEPT, COUNT): experts are in COUNT groups, and only the KEPT best are chosen from"),
+];
+const SLOTS: &[(&str, &str)] = &[
+    ("experts", "the dimension of the experts that slots have"),
+    ("top", "the last dimension of the choices"),
+    (
+        "capacity",
+        "dealt(sequence=…, groups=…, slots=…): tokens of a group share slots, dealt in order of position; a slot for \
+         every token when left out",
+    ),
+];
 
 const ATTENTION: &[(&str, &str)] = &[
     ("heads", "query heads"),
@@ -140,7 +167,7 @@ pub const TABLE: &[OpInfo] = &[
         Family::Linear,
         2..=2,
         "v m, b s -> b s m",
-        &[("over", "the dimension of the table that is looked up")],
+        EMBED,
         "rows of a table, chosen by integers; a rank that lacks the row contributes zero",
     ),
     row("silu", Family::Elementwise, 1..=1, "x -> x", &[], "x · sigmoid(x)"),
@@ -208,9 +235,13 @@ pub const TABLE: &[OpInfo] = &[
             ("width", "elements that are rotated; those behind pass through"),
             ("theta", "base of the frequencies"),
             ("scaling", "none, linear(…), llama3(…) or yarn(…)"),
+            (
+                "pairs",
+                "neighbours: elements 2i and 2i + 1; halves when left out: i of the first and i of the second",
+            ),
             ("turn", "back: by the opposite angle, the adjoint; forth when left out"),
         ],
-        "rotary position embedding; element i of the first half pairs with element i of the second",
+        "rotary position embedding",
     ),
     row(
         "attention",
@@ -304,6 +335,62 @@ pub const TABLE: &[OpInfo] = &[
         "the adjoint of repeat: sums the copies of each element",
     ),
     row(
+        "route",
+        Family::Experts,
+        1..=2,
+        "b s r, (r) -> b s n, b s n",
+        ROUTE,
+        "the experts of each token, the best first, and their weights; a bias takes part in the choice only",
+    ),
+    row(
+        "route_backward",
+        Family::Experts,
+        3..=3,
+        "b s r, b s n, b s n -> b s r",
+        ROUTE,
+        "the gradient of the logits, from logits, choices and the gradient of the gates",
+    ),
+    row(
+        "dispatch",
+        Family::Experts,
+        2..=3,
+        "b s n, b s m, (b s n) -> e b s m",
+        SLOTS,
+        "every token in its slots at the experts of its choice, times its gates; zero where no token is",
+    ),
+    row(
+        "combine",
+        Family::Experts,
+        2..=3,
+        "b s n, e b s m, (b s n) -> b s m",
+        SLOTS,
+        "every token sums its slots, times its gates; a rank sums the experts that it holds",
+    ),
+    row(
+        "slot_products",
+        Family::Experts,
+        3..=3,
+        "b s n, e b s m, b s m -> b s n",
+        SLOTS,
+        "the product of a token with each of its slots, the gradient of a gate",
+    ),
+    row(
+        "concat",
+        Family::Elementwise,
+        2..=2,
+        "x a, x b -> x c",
+        &[("over", "the last dimension of the result")],
+        "x and behind it y along the last dimension; y may lack dimensions of x",
+    ),
+    row(
+        "cut",
+        Family::Elementwise,
+        1..=1,
+        "x c -> x a",
+        &[("to", "the last dimension of the result"), ("start", "the first element that is taken")],
+        "a window of the last dimension",
+    ),
+    row(
         "unary_backward",
         Family::Training,
         2..=2,
@@ -316,7 +403,7 @@ pub const TABLE: &[OpInfo] = &[
         Family::Training,
         2..=2,
         "b s, b s m -> v m",
-        &[("over", "the dimension of the table that is looked up")],
+        EMBED,
         "each row sums the gradients of the tokens that looked it up",
     ),
     row(

@@ -5,6 +5,7 @@
 
 mod function;
 mod space;
+pub(crate) mod states;
 
 pub use space::{MAX_AXES, MAX_BYTES, MAX_DIMS, MAX_RANKS};
 pub(crate) use space::{check_axis, check_dim, check_space, check_type};
@@ -82,6 +83,9 @@ fn check_functions(module: &Module, found: &mut Diagnostics) {
             true | false => {}
         }
         function::check(module, id, found);
+    }
+    if found.is_empty() {
+        states::check(module, found);
     }
     match module.functions.iter().next_back() {
         Some(_) if names.contains_key("main") => check_runs(module, found),

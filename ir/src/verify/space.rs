@@ -250,8 +250,15 @@ fn check_split(space: &Space, dim: DimId, axes: &[AxisId]) -> Result<(), OpError
     if space.can_split(dim, axes) {
         return Ok(());
     }
-    let Dim { name, size, granule, uneven, .. } = &space.dims[dim];
+    let Dim { name, size, granule, uneven, part, .. } = &space.dims[dim];
     let degree = space.mesh.degree(axes);
+    if let Some(part) = part {
+        let message = format!(
+            "`{name}` is a part of `{}` in {} runs, which is split by as many ranks or not at all, and not by {degree}",
+            space.dims[part.of].name, part.runs
+        );
+        return Err(OpError::new("V09", message));
+    }
     let message = match uneven {
         true => format!("{} granules of `{name}` leave some of {degree} ranks without any", size / granule),
         false => format!(

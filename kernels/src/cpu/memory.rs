@@ -51,6 +51,8 @@ impl ArenaShape {
 enum File {
     Weights,
     Inputs,
+    /// The weights, or zeros.
+    States,
 }
 
 /// One stored tensor and the parts of it that ranks hold.
@@ -64,6 +66,8 @@ struct Planned<'a> {
     regions: Vec<Region>,
     /// For each rank, which part.
     part_of: Vec<usize>,
+    /// Whether some task writes it, so that each rank has its own.
+    is_written: bool,
 }
 
 /// What is to be loaded.
@@ -81,6 +85,28 @@ pub(super) struct Sources {
     /// For each tensor of the plan and each rank, its part.
     part_of: Vec<Vec<usize>>,
     of: BTreeMap<(FrameId, BufferId, u64), usize>,
+    /// For each tensor that is written, its number among those.
+    lasting: BTreeMap<usize, usize>,
+}
+
+/// Where a rank finds what is loaded for a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A part that ranks share and nobody writes.
+    Part(usize),
+    /// Something of the rank's own, by its number.
+    Lasting(usize),
+}
+
+/// What a rank has of each weight and state that is written, in order of numbers.
+pub(super) type Own = Vec<Vec<f32>>;
+
+/// A weight or a state that ranks write.
+#[derive(Debug)]
+pub(super) struct Written<'a> {
+    pub(super) binding: &'a Binding,
+    pub(super) ty: &'a TensorType,
+    pub(super) layer: u64,
 }
 
 impl<'a> SourcePlan<'a> {
@@ -95,8 +121,10 @@ impl<'a> SourcePlan<'a> {
                 let (file, binding) = match &buffer.place {
                     Place::Weight(binding) => (File::Weights, binding),
                     Place::Input(binding) => (File::Inputs, binding),
-                    Place::State(_) | Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+                    Place::State(binding) => (File::States, binding),
+                    Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
                 };
+                let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
                 let Content::Tensor(ty) = &buffer.content else {
                     return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
                 };
@@ -115,6 +143,7 @@ impl<'a> SourcePlan<'a> {
                         same.push(plan.tensors.len() - 1);
                         plan.tensors.len() - 1
                     });
+                    plan.tensors[i].is_written |= is_written;
                     plan.of.insert((frame_id, buffer_id, layer), i);
                 }
             }
@@ -125,8 +154,14 @@ impl<'a> SourcePlan<'a> {
     /// Bytes that the run will take.
     pub(super) fn check(&self, schedule: &Schedule, arena: &ArenaShape, limit: u64) -> Result<u64, RunError> {
         let bytes = |elements: u64| u128::from(elements) * u128::from(STORED_BYTES);
-        let regions = self.tensors.iter().flat_map(|t| &t.regions);
-        let weights: u128 = regions.map(|r| bytes(boxes::elements(r))).sum();
+        let elements = |t: &Planned<'_>| -> u64 {
+            let of = |part: usize| boxes::elements(&t.regions[part]);
+            match t.is_written {
+                true => t.part_of.iter().map(|&part| of(part)).sum(),
+                false => (0..t.regions.len()).map(of).sum(),
+            }
+        };
+        let weights: u128 = self.tensors.iter().map(|t| bytes(elements(t))).sum();
         let ranks = schedule.space.mesh.ranks();
         let arena = bytes(arena.slots);
         let needed = arena * u128::from(ranks) + weights;
@@ -136,21 +171,31 @@ impl<'a> SourcePlan<'a> {
         }
     }
 
-    /// Reads every stored tensor once and cuts it for the ranks.
+    /// What ranks write, in order of its numbers.
+    pub(super) fn written(&self) -> Vec<Written<'a>> {
+        let written = self.tensors.iter().filter(|t| t.is_written);
+        written.map(|t| Written { binding: t.binding, ty: t.ty, layer: t.layer }).collect()
+    }
+
+    /// Reads every stored tensor once and cuts it for the ranks; gives beside what is shared what each rank has of its
+    /// own: for each rank what it may write, in order of numbers.
     pub(super) fn load(
         self,
         space: &Space,
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
         storage: Storage,
-    ) -> Result<Sources, RunError> {
-        let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of };
-        for tensor in self.tensors {
-            let from = match tensor.file {
-                File::Weights => weights,
-                File::Inputs => inputs,
+    ) -> Result<(Sources, Vec<Own>), RunError> {
+        let mut sources =
+            Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of, lasting: BTreeMap::new() };
+        let mut own: Vec<Own> = vec![Vec::new(); index(space.mesh.ranks())];
+        for (i, tensor) in self.tensors.into_iter().enumerate() {
+            let Planned { binding, ty, layer, .. } = tensor;
+            let stored = match tensor.file {
+                File::Weights => source::load(space, binding, ty, layer, weights)?,
+                File::Inputs => source::load(space, binding, ty, layer, inputs)?,
+                File::States => source::load_state(space, binding, ty, layer, weights)?,
             };
-            let stored = source::load(space, tensor.binding, tensor.ty, tensor.layer, from)?;
             let first = sources.parts.len();
             let is_float = tensor.ty.dtype.is_float();
             let convert = |x: f64| match is_float {
@@ -162,10 +207,19 @@ impl<'a> SourcePlan<'a> {
                 storage.keep(tensor.ty.dtype, &mut data);
                 data
             };
-            sources.parts.extend(tensor.regions.iter().map(cut));
-            sources.part_of.push(tensor.part_of.iter().map(|part| first + part).collect());
+            let parts: Vec<Vec<f32>> = tensor.regions.iter().map(cut).collect();
+            if tensor.is_written {
+                sources.lasting.insert(i, sources.lasting.len());
+                for (rank, &part) in own.iter_mut().zip(&tensor.part_of) {
+                    rank.push(parts[part].clone());
+                }
+                sources.part_of.push(Vec::new());
+            } else {
+                sources.parts.extend(parts);
+                sources.part_of.push(tensor.part_of.iter().map(|part| first + part).collect());
+            }
         }
-        Ok(sources)
+        Ok((sources, own))
     }
 }
 
@@ -183,15 +237,18 @@ impl<'a> Planned<'a> {
             });
             part_of.push(part);
         }
-        Self { file, binding, ty, layer, regions, part_of }
+        Self { file, binding, ty, layer, regions, part_of, is_written: false }
     }
 }
 
 impl Sources {
-    /// Which part `rank` holds of what is loaded for a buffer.
-    pub(super) fn find(&self, frame: FrameId, buffer: BufferId, layer: u64, rank: Rank) -> Option<usize> {
+    /// What `rank` holds of what is loaded for a buffer.
+    pub(super) fn find(&self, frame: FrameId, buffer: BufferId, layer: u64, rank: Rank) -> Option<Found> {
         let &tensor = self.of.get(&(frame, buffer, layer))?;
-        self.part_of[tensor].get(index(rank.0)).copied()
+        match self.lasting.get(&tensor) {
+            Some(&number) => Some(Found::Lasting(number)),
+            None => self.part_of[tensor].get(index(rank.0)).copied().map(Found::Part),
+        }
     }
 
     /// The elements of a part.

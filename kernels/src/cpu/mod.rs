@@ -44,6 +44,7 @@ mod transfer;
 mod tests;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -56,6 +57,7 @@ pub use communicator::{Communicator, Mailboxes};
 
 use crate::Outputs;
 use crate::error::RunError;
+use crate::kept::{self, Part};
 use crate::storage::Storage;
 use crate::store::TensorSource;
 use crate::tensor::index;
@@ -83,15 +85,20 @@ impl Default for Options {
 pub struct Execution {
     /// The outputs of `main`, assembled from all ranks and cut to the valid part.
     pub outputs: Outputs<f32>,
+    /// Every weight and state that the schedule writes, assembled from all ranks, under its stored name and in its
+    /// stored shape, in order of names; [`Layered`](crate::store::Layered) over the weights it is what the next step
+    /// reads.
+    pub kept: Outputs<f32>,
     /// What was sent, counted as it was sent, in bytes of the schedule's element types.
     pub traffic: Vec<Traffic>,
-    /// Bytes of memory that arenas, weights and inputs took on this machine.
+    /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
 }
 
 /// Executes a schedule on as many threads as its mesh has ranks.
 ///
-/// `weights` and `inputs` answer the buffers placed at `weight` and `input`.
+/// `weights` and `inputs` answer the buffers placed at `weight` and `input`; a state is zero where `weights` has none of
+/// its name.
 ///
 /// # Errors
 /// [`RunError::Memory`] before anything is loaded, [`RunError::Store`] for a source, [`RunError::Rank`] for the first
@@ -109,12 +116,21 @@ pub fn execute(
     let arena = memory::ArenaShape::of(schedule)?;
     let plan = memory::SourcePlan::of(schedule)?;
     let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
-    let sources = plan.load(&schedule.space, weights, inputs, options.storage)?;
+    let written = plan.written();
+    let (sources, lasting) = plan.load(&schedule.space, weights, inputs, options.storage)?;
 
     let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
     let ledger = Mutex::new(Ledger::default());
-    let run_rank = |rank: Rank| {
-        let run = || rank::run(schedule, &arena, &sources, rank, &mailboxes, &ledger, options.storage);
+    let world = rank::World {
+        schedule,
+        shape: &arena,
+        sources: &sources,
+        communicator: &mailboxes,
+        ledger: &ledger,
+        storage: options.storage,
+    };
+    let run_rank = |rank: Rank, lasting: memory::Own| {
+        let run = || rank::run(world, rank, lasting);
         let result = std::panic::catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
         match &result {
@@ -123,16 +139,16 @@ pub fn execute(
         }
         result
     };
-    let results: Vec<Result<Vec<Vec<f32>>, RunError>> = std::thread::scope(|scope| {
-        let spawn = |rank: Rank| {
+    let results: Vec<Result<rank::Done, RunError>> = std::thread::scope(|scope| {
+        let spawn = |(rank, lasting): (Rank, memory::Own)| {
             let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
             let run_rank = &run_rank;
-            builder.spawn_scoped(scope, move || run_rank(rank)).map_err(|source| {
+            builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
                 mailboxes.stop();
                 RunError::Thread { rank: rank.0, source }
             })
         };
-        let threads: Vec<_> = schedule.space.mesh.iter_ranks().map(spawn).collect();
+        let threads: Vec<_> = schedule.space.mesh.iter_ranks().zip(lasting).map(spawn).collect();
         let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, RunError>| {
             thread?.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
         };
@@ -146,12 +162,32 @@ pub fn execute(
         let Content::Tensor(ty) = &schedule.frames[main].buffers[output.buffer].content else {
             return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
         };
-        let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)][i].as_slice()));
+        let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)].outputs[i].as_slice()));
         let tensor = crate::oracle::assemble(&schedule.space, &name, ty, local)?;
         outputs.insert(name, tensor);
     }
+    let kept = kept(schedule, &written, &held, weights)?;
     let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, traffic, memory_bytes })
+    Ok(Execution { outputs, kept, traffic, memory_bytes })
+}
+
+/// What ranks wrote, as files have it; `before` has what was there.
+fn kept(
+    schedule: &Schedule,
+    written: &[memory::Written<'_>],
+    held: &[rank::Done],
+    before: &dyn TensorSource,
+) -> Result<Outputs<f32>, RunError> {
+    let mut parts: BTreeMap<String, Vec<Part<'_, f32>>> = BTreeMap::new();
+    for (number, memory::Written { binding, ty, layer }) in written.iter().enumerate() {
+        let held = held.iter().map(|done| Cow::Borrowed(done.lasting[number].as_slice())).collect();
+        parts.entry(binding.stored_name(*layer)).or_default().push(Part { binding, ty, held });
+    }
+    let mut kept = Outputs::new();
+    for (name, parts) in parts {
+        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
+    }
+    Ok(kept)
 }
 
 /// All results, or the failure of the first rank that did not merely stop for another's.

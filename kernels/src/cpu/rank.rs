@@ -3,12 +3,14 @@
 use std::sync::{Mutex, PoisonError};
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::module::Layers;
+use ithaca_ir::ops::{Scan, ScanOrder, structure};
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
 
 use super::communicator::Communicator;
-use super::memory::{ArenaShape, Sources, from_int, to_int};
+use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval};
@@ -20,8 +22,26 @@ use crate::tensor::{extents, index};
 enum Location {
     /// From this element of the arena.
     Arena(usize),
-    /// A part of the sources.
-    Loaded(usize),
+    /// From an element of a part of the sources.
+    Loaded(usize, usize),
+    /// From an element of what the rank has of a weight or state that is written.
+    Lasting(usize, usize),
+}
+
+/// The location `n` elements further.
+fn further(location: Location, n: usize) -> Location {
+    match location {
+        Location::Arena(start) => Location::Arena(start + n),
+        Location::Loaded(part, start) => Location::Loaded(part, start + n),
+        Location::Lasting(number, start) => Location::Lasting(number, start + n),
+    }
+}
+
+/// For each argument and each result of a call the elements of a layer's slice; `None` for those that all layers have
+/// alike.
+struct Strides {
+    reads: Vec<Option<usize>>,
+    writes: Vec<Option<usize>>,
 }
 
 /// One run of a frame.
@@ -43,26 +63,40 @@ struct Runner<'a> {
     ledger: &'a Mutex<Ledger>,
     storage: Storage,
     arena: Vec<f32>,
+    /// What the rank has of weights and states that are written.
+    lasting: Own,
 }
 
-/// Runs `main` on `rank` and returns the rank's part of each output; integers are returned as numbers.
-pub(super) fn run(
-    schedule: &Schedule,
-    shape: &ArenaShape,
-    sources: &Sources,
-    rank: Rank,
-    communicator: &dyn Communicator,
-    ledger: &Mutex<Ledger>,
-    storage: Storage,
-) -> Result<Vec<Vec<f32>>, RunError> {
+/// What all ranks run in.
+#[derive(Clone, Copy)]
+pub(super) struct World<'a> {
+    pub(super) schedule: &'a Schedule,
+    pub(super) shape: &'a ArenaShape,
+    pub(super) sources: &'a Sources,
+    pub(super) communicator: &'a dyn Communicator,
+    pub(super) ledger: &'a Mutex<Ledger>,
+    pub(super) storage: Storage,
+}
+
+/// What a rank has when it is done.
+pub(super) struct Done {
+    /// Its part of each output of `main`; integers are returned as numbers.
+    pub(super) outputs: Vec<Vec<f32>>,
+    /// Its part of each weight and state that is written.
+    pub(super) lasting: Own,
+}
+
+/// Runs `main` on `rank`, which starts with `lasting` of what is written.
+pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, RunError> {
+    let World { schedule, shape, sources, communicator, ledger, storage } = world;
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     // What was never written is not a number, so that it cannot pass for a result.
     let arena = vec![f32::NAN; index(shape.slots)];
-    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena };
+    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting };
     let scope = Scope { frame: main, base: 0, layer: 0, arguments: &[], results: &[] };
     runner.frame(&scope)?;
-    let outputs = &schedule.frames[main].outputs;
-    outputs
+    let outputs = schedule.frames[main]
+        .outputs
         .iter()
         .map(|output| {
             let data = runner.read(&scope, output.buffer)?;
@@ -71,7 +105,8 @@ pub(super) fn run(
                 false => data.iter().map(|&x| to_int(x) as f32).collect(),
             })
         })
-        .collect()
+        .collect::<Result<_, RunError>>()?;
+    Ok(Done { outputs, lasting: runner.lasting })
 }
 
 impl Runner<'_> {
@@ -135,30 +170,84 @@ impl Runner<'_> {
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(t, sent * t.from.dtype.bytes());
+                        self.count(scope.frame, t, sent * t.from.dtype.bytes());
                         written
                     }
                 };
                 self.write(scope, to, &written)
             }
-            Work::Call { callee, layers, base, scan: _ } => {
-                let locate = |buffers: &[BufferId]| -> Result<Vec<Location>, RunError> {
-                    buffers.iter().map(|&b| self.locate(scope, b)).collect()
-                };
-                let (mut arguments, results) = (locate(&task.reads)?, locate(&task.writes)?);
+            Work::Call { callee, layers, scan, base } => {
                 let base = scope.base + self.shape.slot(*base)?;
-                for layer in layers.clone() {
-                    let inner =
-                        Scope { frame: *callee, base, layer, arguments: &arguments, results: &results };
-                    self.frame(&inner)?;
-                    // Results become the first arguments of the next layer.
-                    for (argument, result) in arguments.iter_mut().zip(&results) {
-                        *argument = *result;
-                    }
-                }
-                Ok(())
+                self.layers(scope, task, *callee, layers, scan.as_ref(), base)
             }
         }
+    }
+
+    /// Runs a frame for each layer: what is carried is handed on, of stacks each layer has its slice.
+    fn layers(
+        &mut self,
+        scope: &Scope<'_>,
+        task: &Task,
+        callee: FrameId,
+        layers: &Layers,
+        scan: Option<&Scan>,
+        base: usize,
+    ) -> Result<(), RunError> {
+        let locate = |buffers: &[BufferId]| -> Result<Vec<Location>, RunError> {
+            buffers.iter().map(|&b| self.locate(scope, b)).collect()
+        };
+        let (arguments, results) = (locate(&task.reads)?, locate(&task.writes)?);
+        let n_carried = scan.map_or(results.len(), |scan| scan.carried);
+        let strides = self.strides(scope, task, callee, scan)?;
+        let at = |location: &Location, stride: &Option<usize>, k: usize| match stride {
+            Some(stride) => further(*location, k * stride),
+            None => *location,
+        };
+        let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
+        for (done, layer) in order.layers(layers).enumerate() {
+            let k = index(layer - layers.start);
+            let mut own: Vec<Location> =
+                arguments.iter().zip(&strides.reads).map(|(l, stride)| at(l, stride, k)).collect();
+            // What is carried is the argument of the first layer, and a result of the one before to the others.
+            if done > 0 {
+                for (argument, result) in own.iter_mut().zip(&results).take(n_carried) {
+                    *argument = *result;
+                }
+            }
+            let own_results: Vec<Location> =
+                results.iter().zip(&strides.writes).map(|(l, stride)| at(l, stride, k)).collect();
+            let inner = Scope { frame: callee, base, layer, arguments: &own, results: &own_results };
+            self.frame(&inner)?;
+        }
+        Ok(())
+    }
+
+    /// The slices that layers of a call have.
+    fn strides(
+        &self,
+        scope: &Scope<'_>,
+        task: &Task,
+        callee: FrameId,
+        scan: Option<&Scan>,
+    ) -> Result<Strides, RunError> {
+        let mut strides =
+            Strides { reads: vec![None; task.reads.len()], writes: vec![None; task.writes.len()] };
+        let Some(scan) = scan else { return Ok(strides) };
+        for buffer in self.schedule.frames[callee].buffers.values() {
+            let Content::Tensor(ty) = &buffer.content else { continue };
+            let n: usize = extents(&self.schedule.space.local_box(ty, self.rank)).iter().product();
+            match buffer.place {
+                Place::Argument(i) if i < task.reads.len() => {
+                    let here = self.tensor_type(scope, task.reads[i])?;
+                    strides.reads[i] = structure::is_sliced(Some(scan), i, here, ty).then_some(n);
+                }
+                Place::Result(i) if i < task.writes.len() => {
+                    strides.writes[i] = (i >= scan.carried).then_some(n);
+                }
+                _ => {}
+            }
+        }
+        Ok(strides)
     }
 
     /// Runs a kernel: its results are made beside the arena and then put there, so operands may lie where they go.
@@ -219,9 +308,11 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn count(&self, transfer: &Transfer, bytes: u64) {
+    fn count(&self, frame: FrameId, transfer: &Transfer, bytes: u64) {
         let Transfer { op, from, to } = transfer;
-        if let Some(key) = traffic::key(&self.schedule.space, op, from, to) {
+        if let Some(key) =
+            traffic::key(&self.schedule.space, &self.schedule.frames[frame].name, op, (from, to))
+        {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }
@@ -249,7 +340,10 @@ impl Runner<'_> {
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                self.sources.find(scope.frame, id, scope.layer, self.rank).map(Location::Loaded)
+                self.sources.find(scope.frame, id, scope.layer, self.rank).map(|found| match found {
+                    Found::Part(part) => Location::Loaded(part, 0),
+                    Found::Lasting(number) => Location::Lasting(number, 0),
+                })
             }
         };
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
@@ -267,7 +361,10 @@ impl Runner<'_> {
         let n = self.length(scope, id)?;
         let data = match self.locate(scope, id)? {
             Location::Arena(start) => self.arena.get(start..start + n),
-            Location::Loaded(part) => Some(self.sources.part(part)).filter(|data| data.len() == n),
+            Location::Loaded(part, start) => self.sources.part(part).get(start..start + n),
+            Location::Lasting(number, start) => {
+                self.lasting.get(number).and_then(|data| data.get(start..start + n))
+            }
         };
         data.ok_or_else(|| self.outside(scope, id))
     }
@@ -280,10 +377,16 @@ impl Runner<'_> {
             Content::Tensor(_) => data.len() == n,
             Content::Wire { .. } => data.len() <= n,
         };
-        let Location::Arena(start) = self.locate(scope, id)? else {
-            return Err(RunError::invalid("a weight or an input is written"));
+        let place = match self.locate(scope, id)? {
+            Location::Arena(start) => self.arena.get_mut(start..start + data.len()),
+            Location::Lasting(number, start) => {
+                self.lasting.get_mut(number).and_then(|own| own.get_mut(start..start + data.len()))
+            }
+            Location::Loaded(..) => {
+                return Err(RunError::invalid("it writes an input, or what other ranks share"));
+            }
         };
-        match self.arena.get_mut(start..start + data.len()) {
+        match place {
             Some(place) if fits => {
                 place.copy_from_slice(data);
                 self.storage.keep(dtype, place);

@@ -4,8 +4,8 @@ use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
 use super::{
-    Elements, Operand, Value, Wanted, attention, gradients, loss, norms, optimizer, partial, parts, products,
-    rows,
+    Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts,
+    products, rows, window,
 };
 use crate::error::RunError;
 use crate::place;
@@ -105,6 +105,7 @@ pub fn eval<T: Real>(
         Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::Experts(op) => return experts::experts(space, op, operands, wanted),
         op => return one(space, op, operands, first).map(|value| vec![value]),
     };
     into_results(op, values, wanted)
@@ -159,7 +160,9 @@ fn one<T: Real>(
             let (x, d) = (operands[0].real()?, operands[1].real()?);
             real(x.iter().zip(d).map(|(&x, &d)| d * gradients::slope(*f, x)).collect())
         }
-        Op::Gradient(Gradient::Embed { over }) => real(gradients::embed(space, *over, operands, ty, region)?),
+        Op::Gradient(Gradient::Embed { over, padding }) => {
+            real(gradients::embed(space, (*over, *padding), operands, ty, region)?)
+        }
         Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
             real(loss::cross_entropy_backward(space, (*over, *ignore), operands)?)
         }
@@ -169,7 +172,9 @@ fn one<T: Real>(
             real(optimizer::clip_factor(*max_norm, &operands[0])?)
         }
         Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
-        Op::Embed { over } => real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?),
+        Op::Embed { over, .. } => {
+            real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?)
+        }
         Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
         Op::Scale { factor } => {
             let factor = T::from_f64(*factor);
@@ -194,6 +199,7 @@ fn one<T: Real>(
         }
         Op::RowLse { over, parts: _ } => real(loss::row_lse(space, &operands[0], *over)?),
         Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
+        Op::Window(window) => real(window::window(window, operands, ty, &shape)?),
         Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
         Op::SumCopies { from, to } => {
             real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
@@ -239,9 +245,8 @@ fn one<T: Real>(
             | Gradient::Sink,
         )
         | Op::Loss(Loss::CrossEntropy { .. })
-        | Op::Optimizer(Optimizer::AdamW(_)) => {
-            Err(RunError::invalid(format!("`{}` has several results", op.name())))
-        }
+        | Op::Optimizer(Optimizer::AdamW(_))
+        | Op::Experts(_) => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
         Op::Param(_)
         | Op::Input(_)
         | Op::State(_)

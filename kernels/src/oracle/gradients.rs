@@ -41,7 +41,7 @@ pub(super) fn slope<T: Real>(f: Unary, x: T) -> T {
 /// Each row of the table that the rank is to hold sums the gradients of the tokens held that looked it up.
 pub(super) fn embed<T: Real>(
     space: &Space,
-    over: DimId,
+    (over, padding): (DimId, Option<u64>),
     operands: &[Operand<'_, T>],
     ty: &TensorType,
     region: &Region,
@@ -60,7 +60,7 @@ pub(super) fn embed<T: Real>(
     }
     for ((token, place), &x) in token.zip(Offsets::new(d.shape(), place, 0)).zip(gradient) {
         let row = known_row(space, over, tokens[token])?;
-        if region[0].contains(&row) {
+        if region[0].contains(&row) && padding != Some(row) {
             out[index(row - region[0].start) * width + place] += x;
         }
     }

@@ -92,7 +92,7 @@ impl<T: Real> Assigned<T> {
                 let held = entry.held.iter().map(real).collect::<Result<_, _>>()?;
                 parts.push(Part { binding: &entry.binding, ty: &entry.ty, held });
             }
-            kept.insert(name.clone(), kept::join(space, name, &parts, before)?);
+            kept.extend(kept::members(name, kept::join(space, name, &parts, before)?));
         }
         Ok(kept)
     }

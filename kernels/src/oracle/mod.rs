@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod collective;
 pub mod eval;
+mod experts;
 
 mod gradients;
 mod interpret;
@@ -23,6 +24,7 @@ mod partial;
 mod parts;
 pub(crate) mod products;
 mod rows;
+mod window;
 
 #[cfg(test)]
 pub(crate) mod tests;

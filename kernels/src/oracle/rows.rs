@@ -177,8 +177,8 @@ pub(super) fn rotary<T: Real>(
 ) -> Result<Vec<T>, RunError> {
     let (data, at) = (x.real()?, positions.int()?);
     let lines = Lines::of(x, rotary.over)?;
-    let half = index(rotary.width / 2);
-    if lines.length < 2 * half {
+    let width = index(rotary.width);
+    if lines.length < width {
         return Err(RunError::invalid("`rotary` on a part of its dimension"));
     }
     let place: Vec<usize> = Offsets::new(x.shape(), positions.strides_in(ty), 0).collect();
@@ -189,7 +189,8 @@ pub(super) fn rotary<T: Real>(
         for (pair, frequency) in frequencies.iter().enumerate() {
             let (sin, cos) = (rotary.turn.sign() * position * frequency).sin_cos();
             let (sin, cos) = (T::from_f64(amplitude * sin), T::from_f64(amplitude * cos));
-            let (i, j) = (start + pair * lines.step, start + (pair + half) * lines.step);
+            let (i, j) = rotary.pairs.places(pair, width);
+            let (i, j) = (start + i * lines.step, start + j * lines.step);
             out[i] = data[i] * cos - data[j] * sin;
             out[j] = data[j] * cos + data[i] * sin;
         }

@@ -4,6 +4,7 @@
 //! element type that is accepted fits exactly, 64-bit integers up to 2^53.
 
 mod checkpoint;
+mod experts;
 mod file;
 mod layered;
 mod memory;
@@ -14,6 +15,7 @@ mod write;
 use std::path::PathBuf;
 
 pub use checkpoint::{Checkpoint, open};
+pub use experts::FusedExperts;
 pub use file::SafeTensorsFile;
 pub use layered::Layered;
 pub use memory::Tensors;
@@ -39,6 +41,42 @@ pub trait TensorSource: Sync {
     /// # Errors
     /// [`StoreError`]: a name that is not there, a type that cannot be read, a file that does not hold what it says.
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError>;
+}
+
+impl<S: TensorSource + ?Sized> TensorSource for &S {
+    fn description(&self) -> String {
+        (**self).description()
+    }
+
+    fn names(&self) -> Vec<String> {
+        (**self).names()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<u64>> {
+        (**self).shape(name)
+    }
+
+    fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
+        (**self).read(name)
+    }
+}
+
+impl<S: TensorSource + ?Sized> TensorSource for Box<S> {
+    fn description(&self) -> String {
+        (**self).description()
+    }
+
+    fn names(&self) -> Vec<String> {
+        (**self).names()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<u64>> {
+        (**self).shape(name)
+    }
+
+    fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
+        (**self).read(name)
+    }
 }
 
 /// Why a tensor could not be read or written.

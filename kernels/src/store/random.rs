@@ -60,14 +60,20 @@ impl RandomTensors {
                 let (Op::Param(binding) | Op::Input(binding)) = &node.op else { continue };
                 let Some(&result) = node.results.first() else { continue };
                 let ty = function.ty(result);
-                let shape = binding.stored_shape(&module.space, ty);
+                let mut shape = binding.stored_shape(&module.space, ty);
+                let members = shape.first().copied().unwrap_or(1);
+                if binding.is_stack() {
+                    shape.remove(0);
+                }
                 let spread = spread(ty.dtype, &shape, uses[result.index()]);
                 for &layer in &layers[id.index()] {
-                    let recipe = Recipe { shape: shape.clone(), spread };
-                    tensors
-                        .entry(binding.stored_name(layer))
-                        .and_modify(|known: &mut Recipe| known.spread = narrower(known.spread, spread))
-                        .or_insert(recipe);
+                    for name in binding.stored_names(layer, members) {
+                        let recipe = Recipe { shape: shape.clone(), spread };
+                        tensors
+                            .entry(name)
+                            .and_modify(|known: &mut Recipe| known.spread = narrower(known.spread, spread))
+                            .or_insert(recipe);
+                    }
                     if !binding.is_per_layer() {
                         break;
                     }
@@ -131,7 +137,9 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
             };
         };
         match &node.op {
-            Op::Embed { over } => note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid))),
+            Op::Embed { over, .. } => {
+                note(node.operands[1], Some(Use::Index(module.space.dims[*over].valid)))
+            }
             Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
                 if let Some(&weight) = node.operands.get(1) {
                     note(weight, Some(Use::Norm));

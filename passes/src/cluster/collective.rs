@@ -83,6 +83,8 @@ impl Cluster {
             | Op::Gradient(_)
             | Op::Loss(_)
             | Op::Optimizer(_)
+            | Op::Experts(_)
+            | Op::Window(_)
             | Op::Positions
             | Op::Einsum
             | Op::Embed { .. }

@@ -177,6 +177,14 @@ impl<'a> Fields<'a> {
         words.map(Some).ok_or_else(|| self.wrong(name, value, "a list of words"))
     }
 
+    /// A list of counts, `None` when absent or null.
+    pub(super) fn counts(&mut self, name: &str) -> Result<Option<Vec<u64>>, Diagnostic> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let counts: Option<Vec<u64>> =
+            value.as_array().and_then(|items| items.iter().map(Value::as_u64).collect());
+        counts.map(Some).ok_or_else(|| self.wrong(name, value, "a list of counts"))
+    }
+
     /// An object, `None` when absent, null or empty.
     pub(super) fn object(&mut self, name: &str) -> Result<Option<&'a Map<String, Value>>, Diagnostic> {
         match self.value(name) {

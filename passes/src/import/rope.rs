@@ -5,7 +5,7 @@
 //! refused, since the author of the description meant something by it.
 
 use ithaca_ir::Diagnostic;
-use ithaca_ir::ops::Scaling;
+use ithaca_ir::ops::{Pairs, Scaling};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
@@ -22,6 +22,19 @@ pub(super) struct RopeContext<'a> {
     pub(super) types: &'a [&'static str],
     /// Whether the family may rotate a part of each head.
     pub(super) partial: Partial,
+    /// The base where none is given.
+    pub(super) theta: f64,
+}
+
+impl RopeContext<'_> {
+    /// What most families have.
+    pub(super) const USUAL: RopeContext<'static> = RopeContext {
+        head_dim: 0,
+        max_positions: 0,
+        types: COMMON,
+        partial: Partial::Whole,
+        theta: 10_000.0,
+    };
 }
 
 /// Whether a family may rotate a part of each head.
@@ -129,6 +142,20 @@ impl<'a> Rope<'a> {
         }
     }
 
+    /// By how much YaRN sharpens scores beside cosine and sine, where `mscale_all_dim` asks for it: the square of
+    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    ///
+    /// # Errors
+    /// `M03` for a value that is no number.
+    pub(super) fn sharpening(&self, scaling: &Scaling) -> Result<f64, Diagnostic> {
+        let (Scaling::Yarn { factor, .. }, Some(parameters)) = (scaling, self.parameters) else {
+            return Ok(1.0);
+        };
+        let mut fields = Fields::new(parameters, format!("{}.", self.key), self.ignore);
+        let mscale = fields.number("mscale_all_dim")?.unwrap_or(0.0);
+        Ok(if mscale == 0.0 || *factor <= 1.0 { 1.0 } else { (0.1 * mscale * factor.ln() + 1.0).powi(2) })
+    }
+
     fn parse(
         &self,
         prefix: String,
@@ -159,13 +186,14 @@ impl<'a> Rope<'a> {
         }
         let (theta_name, partial_name, part) = self.cx.partial.names();
         let nested = fields.positive("rope_theta")?;
-        let theta = agree(&fields.path("rope_theta"), nested, theta_name, self.theta)?.unwrap_or(10_000.0);
+        let theta =
+            agree(&fields.path("rope_theta"), nested, theta_name, self.theta)?.unwrap_or(self.cx.theta);
         let nested = fields.positive("partial_rotary_factor")?;
         let partial = agree(&fields.path("partial_rotary_factor"), nested, partial_name, self.partial)?;
         let width = self.width(partial.unwrap_or(part))?;
         let scaling = self.scaling(&kind, theta, &mut fields)?;
         fields.finish(&[])?;
-        Ok(RotarySpec { width, theta, scaling })
+        Ok(RotarySpec { width, theta, scaling, pairs: Pairs::Halves })
     }
 
     fn width(&self, partial: f64) -> Result<u64, Diagnostic> {

@@ -7,7 +7,7 @@ use ithaca_ir::{Diagnostic, Mask};
 use serde_json::{Map, Value, json};
 
 use super::family::{self, Family};
-use super::spec::{Bert, Spec, Structure, T5};
+use super::spec::{Bert, Mlp, Spec, Structure, T5};
 
 /// How small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,23 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Starcoder2 => {
             sizes.write_common(small);
         }
+        Family::Mixtral => sizes.write_common(small),
+        Family::Qwen3Moe => {
+            sizes.write_common(small);
+            sizes.write_experts(spec, multiple, small);
+            // Of the layers that remain, those are dense that are of a dense kind.
+            let dense = (0..).zip(&sizes.kinds).filter(|(_, kind)| spec.kinds[**kind].mlp == Mlp::Dense);
+            let dense: Vec<u64> = dense.map(|(layer, _)| layer).collect();
+            small.insert("mlp_only_layers".to_owned(), json!(dense));
+            small.insert("decoder_sparse_step".to_owned(), json!(1));
+        }
+        Family::DeepseekV3 => {
+            sizes.write_common(small);
+            sizes.write_experts(spec, multiple, small);
+            sizes.write_latent(spec, small);
+            let dense = sizes.kinds.iter().filter(|&&kind| spec.kinds[kind].mlp == Mlp::Dense).count();
+            small.insert("first_k_dense_replace".to_owned(), json!(dense));
+        }
         Family::Qwen2 | Family::Qwen3 | Family::Gemma2 => {
             sizes.write_common(small);
             sizes.write_layer_types(spec, small);
@@ -129,6 +146,28 @@ impl Small {
         if let Some(window) = self.window {
             set("sliding_window", window);
         }
+    }
+
+    /// The number of experts stays, and how they are chosen; their width becomes as small as that of the MLP.
+    fn write_experts(&self, spec: &Spec, multiple: u64, config: &mut Map<String, Value>) {
+        if let Some(experts) = &spec.experts {
+            config.insert("moe_intermediate_size".to_owned(), json!(alike(experts.ffn, multiple, 16)));
+        }
+    }
+
+    /// The parts of a head and the latents become small.
+    fn write_latent(&self, spec: &Spec, config: &mut Map<String, Value>) {
+        let Some(latent) = spec.latent else { return };
+        config.remove("head_dim");
+        config.remove("qk_head_dim");
+        let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
+        if let Some(n) = latent.queries {
+            set("q_lora_rank", n.min(16));
+        }
+        set("kv_lora_rank", latent.keys.min(16));
+        set("qk_nope_head_dim", latent.plain.min(8));
+        set("qk_rope_head_dim", latent.rotated.min(8));
+        set("v_head_dim", latent.value.min(8));
     }
 
     /// States the type of each layer, which large models may derive from `max_window_layers`.

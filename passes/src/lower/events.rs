@@ -8,50 +8,56 @@ use std::ops::Range;
 
 use ithaca_ir::Space;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, Place, Stream, Task, Work};
 
 /// Memory that a task touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Memory {
+enum Memory<'a> {
     /// Bytes of the frame.
     Frame(Range<u64>),
     /// Argument and result of one number, which may be one place.
     Slot(usize),
+    /// A weight or a state.
+    Lasting(Target, &'a Binding),
 }
 
-impl Memory {
-    fn of(frame: &Frame, space: &Space, id: BufferId) -> Option<Memory> {
+impl<'a> Memory<'a> {
+    fn of(frame: &'a Frame, space: &Space, id: BufferId) -> Option<Memory<'a>> {
         let buffer = &frame.buffers[id];
-        match buffer.place {
-            Place::Frame(offset) => Some(Memory::Frame(offset..offset + buffer.bytes(space))),
-            Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(i)),
+        match &buffer.place {
+            Place::Frame(offset) => Some(Memory::Frame(*offset..offset + buffer.bytes(space))),
+            Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
+            Place::Weight(binding) => Some(Memory::Lasting(Target::Param, binding)),
+            Place::State(binding) => Some(Memory::Lasting(Target::State, binding)),
             // Nobody writes these.
-            Place::Weight(_) | Place::Input(_) | Place::State(_) => None,
+            Place::Input(_) => None,
         }
     }
 
-    fn meets(&self, other: &Memory) -> bool {
+    fn meets(&self, other: &Memory<'_>) -> bool {
         match (self, other) {
             (Memory::Frame(a), Memory::Frame(b)) => a.start < b.end && b.start < a.end,
             (Memory::Slot(a), Memory::Slot(b)) => a == b,
-            (Memory::Frame(_), Memory::Slot(_)) | (Memory::Slot(_), Memory::Frame(_)) => false,
+            (Memory::Lasting(..), Memory::Lasting(..)) => self == other,
+            (Memory::Frame(_) | Memory::Slot(_) | Memory::Lasting(..), _) => false,
         }
     }
 }
 
-struct Effects {
-    reads: Vec<Memory>,
-    writes: Vec<Memory>,
+struct Effects<'a> {
+    reads: Vec<Memory<'a>>,
+    writes: Vec<Memory<'a>>,
 }
 
-impl Effects {
-    fn of(frame: &Frame, space: &Space, task: &Task) -> Effects {
+impl<'a> Effects<'a> {
+    fn of(frame: &'a Frame, space: &Space, task: &Task) -> Effects<'a> {
         let memory = |ids: &[BufferId]| ids.iter().filter_map(|&id| Memory::of(frame, space, id)).collect();
         Effects { reads: memory(&task.reads), writes: memory(&task.writes) }
     }
 
-    fn conflicts(&self, other: &Effects) -> bool {
-        let meet = |a: &[Memory], b: &[Memory]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
+    fn conflicts(&self, other: &Effects<'_>) -> bool {
+        let meet = |a: &[Memory<'_>], b: &[Memory<'_>]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
         meet(&self.writes, &other.writes)
             || meet(&self.writes, &other.reads)
             || meet(&self.reads, &other.writes)
@@ -60,7 +66,8 @@ impl Effects {
 
 /// Inserts events into the tasks of `frame`.
 pub(super) fn insert(frame: &mut Frame, space: &Space) {
-    let effects: Vec<Effects> = frame.tasks.iter().map(|t| Effects::of(frame, space, t)).collect();
+    let before = frame.clone();
+    let effects: Vec<Effects<'_>> = before.tasks.iter().map(|t| Effects::of(&before, space, t)).collect();
     // For each stream, its tasks so far, and how many of the other's it is known to come after.
     let mut issued: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
     let mut met = [0usize; 2];

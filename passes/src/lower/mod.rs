@@ -2,22 +2,26 @@
 //!
 //! Each function becomes a frame: nodes become tasks in the same order, values become buffers. A collective becomes
 //! pack, exchange and unpack; packing is left out where the blocks lie in a row already. Then buffers get offsets from
-//! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`).
+//! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`). Weights and states that
+//! are assigned are written where they lie, if nobody needs what is there (`lasting`).
 
 mod arena;
 mod events;
+mod lasting;
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
-use ithaca_ir::ops::Scan;
+use ithaca_ir::ops::{Scan, Target};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
 };
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
+
+use lasting::{Effects, Home, Homes};
 
 /// The schedule of a per-rank program.
 ///
@@ -31,8 +35,9 @@ pub fn lower(module: Verified<'_>) -> Result<Schedule, Diagnostics> {
         return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
     }
     let mut frames: Arena<FrameId, Frame> = Arena::new();
-    for (id, function) in module.functions.iter() {
-        let frame = Lowering::new(module, function, &frames, module.main() == Some(id)).frame();
+    let effects = Effects::of(module);
+    for (id, _) in module.functions.iter() {
+        let frame = Lowering::new(module, id, &frames, &effects).frame();
         frames.push(frame);
     }
     Ok(Schedule {
@@ -56,15 +61,22 @@ struct Lowering<'a> {
     buffers: Vec<Option<BufferId>>,
     /// For each value the node after which it is not used any more; outputs live to the end.
     last_use: Vec<usize>,
+    /// Values that live where something lasts.
+    homes: Homes,
+    /// What the function writes of what lasts, callees included.
+    effects: &'a Effects,
+    /// The buffers of what is written, one for each.
+    lasting: Vec<(Home, BufferId)>,
 }
 
 impl<'a> Lowering<'a> {
     fn new(
         module: &'a Module,
-        function: &'a Function,
+        id: FuncId,
         frames: &'a Arena<FrameId, Frame>,
-        is_main: bool,
+        effects: &'a [Effects],
     ) -> Self {
+        let function = &module.functions[id];
         let mut last_use = vec![0; function.values.len()];
         for (i, node) in function.nodes.iter().enumerate() {
             for &v in &node.operands {
@@ -77,15 +89,19 @@ impl<'a> Lowering<'a> {
         let frame =
             Frame { name: function.name.clone(), n_arguments: function.params.len(), ..Frame::default() };
         let buffers = vec![None; function.values.len()];
+        let homes = Homes::of(function, effects, &last_use);
         Self {
             space: &module.space,
             function,
             frames,
-            is_main,
+            is_main: module.main() == Some(id),
             frame,
             names: BTreeSet::new(),
             buffers,
             last_use,
+            homes,
+            effects: &effects[id.index()],
+            lasting: Vec::new(),
         }
     }
 
@@ -104,33 +120,87 @@ impl<'a> Lowering<'a> {
 
     fn node(&mut self, index: usize, node: &Node) {
         match &node.op {
-            Op::Param(binding) => {
-                self.value_buffer(node.result(), Place::Weight(binding.clone()));
-            }
+            Op::Param(binding) => self.read_lasting(node.result(), (Target::Param, binding.clone())),
+            Op::State(binding) => self.read_lasting(node.result(), (Target::State, binding.clone())),
+            Op::Assign { target, binding } => self.assign(node.operands[0], (*target, binding.clone())),
             Op::Input(binding) => {
                 self.value_buffer(node.result(), Place::Input(binding.clone()));
-            }
-            Op::State(binding) => {
-                self.value_buffer(node.result(), Place::State(binding.clone()));
             }
             Op::Call { callee, layers, scan } => self.call(index, node, *callee, layers, *scan),
             op if op.is_communication() => self.transfer(node),
             op => {
                 let reads = self.reads(node);
-                let writes = node.results.iter().map(|&v| self.value_buffer(v, UNPLACED)).collect();
+                let writes = node.results.iter().map(|&v| self.result_buffer(v)).collect();
                 self.task(Stream::Compute, Work::Compute(op.clone()), reads, writes);
             }
         }
     }
 
-    /// A loop over layers works in place: its arguments are copied first where they are needed afterwards.
+    /// A value is read where it lasts, or copied from there before it is overwritten.
+    fn read_lasting(&mut self, value: ValueId, home: Home) {
+        if self.homes.copied.contains(&value) {
+            let from = self.lasting_buffer(value, home);
+            let copy = self.value_buffer(value, UNPLACED);
+            self.task(Stream::Compute, Work::Copy, vec![from], vec![copy]);
+        } else {
+            let buffer = self.lasting_buffer(value, home);
+            self.buffers[value.index()] = Some(buffer);
+        }
+    }
+
+    /// A value that was not made in its place is copied there.
+    fn assign(&mut self, value: ValueId, home: Home) {
+        if self.homes.of[value.index()].as_ref() != Some(&home) {
+            let to = self.lasting_buffer(value, home);
+            self.task(Stream::Compute, Work::Copy, vec![self.buffer(value)], vec![to]);
+        }
+    }
+
+    /// The buffer of what lasts, for a value of its type: one in a frame, if it is written there.
+    fn lasting_buffer(&mut self, value: ValueId, home: Home) -> BufferId {
+        if let Some((_, buffer)) = self.lasting.iter().find(|(known, _)| *known == home) {
+            return *buffer;
+        }
+        let is_value = self.homes.of[value.index()].as_ref() == Some(&home);
+        let name = self.name(value);
+        let name = self.unique(if is_value { name } else { format!("{name}.kept") });
+        let content = Content::Tensor(self.function.ty(value).clone());
+        let place = match &home {
+            (Target::Param, binding) => Place::Weight(binding.clone()),
+            (Target::State, binding) => Place::State(binding.clone()),
+        };
+        let buffer = self.frame.buffers.push(Buffer { name, content, place });
+        if self.effects.writes(&home) {
+            self.lasting.push((home, buffer));
+        }
+        buffer
+    }
+
+    /// Where a value is made: in the frame, or where it lasts.
+    fn result_buffer(&mut self, value: ValueId) -> BufferId {
+        match self.homes.of[value.index()].clone() {
+            Some(home) => {
+                let buffer = self.lasting_buffer(value, home);
+                self.buffers[value.index()] = Some(buffer);
+                buffer
+            }
+            None => self.value_buffer(value, UNPLACED),
+        }
+    }
+
+    /// A loop over layers works in place on what it hands on: such arguments are copied first where they are needed
+    /// afterwards. Stacks are buffers of their own.
     fn call(&mut self, index: usize, node: &Node, callee: FuncId, layers: &Layers, scan: Option<Scan>) {
         let callee = FrameId::new(callee.index());
         let mut reads = self.reads(node);
         let mut writes = Vec::new();
-        let looped = layers.end - layers.start > 1;
+        let n_carried = match (layers.end - layers.start, scan) {
+            (1, _) => 0,
+            (_, Some(scan)) => scan.carried,
+            (_, None) => node.results.len(),
+        };
         for (i, &result) in node.results.iter().enumerate() {
-            if !looped {
+            if i >= n_carried {
                 writes.push(self.value_buffer(result, UNPLACED));
                 continue;
             }
@@ -167,10 +237,10 @@ impl<'a> Lowering<'a> {
         if ends.unpack {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
-            let result = self.value_buffer(node.result(), UNPLACED);
+            let result = self.result_buffer(node.result());
             self.task(Stream::Compute, Work::Unpack(transfer), vec![received], vec![result]);
         } else {
-            let result = self.value_buffer(node.result(), UNPLACED);
+            let result = self.result_buffer(node.result());
             self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
         }
     }
@@ -185,7 +255,7 @@ impl<'a> Lowering<'a> {
             let owned = matches!(self.frame.buffers[buffer].place, Place::Frame(_)) && !repeated;
             let target = if self.is_main && owned {
                 buffer
-            } else if !self.is_main && owned && self.may_write_early(i, output.value) {
+            } else if !self.is_main && owned && self.may_write_early(i, output.value, buffer) {
                 self.frame.buffers[buffer].place = Place::Result(i);
                 buffer
             } else {
@@ -216,8 +286,16 @@ impl<'a> Lowering<'a> {
     }
 
     /// Whether result `i` may be written where it is defined: argument `i`, which may lie there, is read no later.
-    fn may_write_early(&self, i: usize, output: ValueId) -> bool {
+    fn may_write_early(&self, i: usize, output: ValueId, buffer: BufferId) -> bool {
         let Some(&argument) = self.function.params.get(i) else { return true };
+        // A loop works in the buffer of a value before its own.
+        let read = self.buffer(argument);
+        let written = self.frame.tasks.iter().position(|task| task.writes.contains(&buffer));
+        let read_later =
+            written.is_some_and(|at| self.frame.tasks[at..].iter().any(|t| t.reads.contains(&read)));
+        if read_later {
+            return false;
+        }
         let defined = self.function.nodes.iter().position(|n| n.results.contains(&output));
         // Reading the argument in the very node that writes the result is not safe for every kernel.
         defined.is_some_and(|at| self.last_use[argument.index()] < at || !self.is_read(argument))

@@ -10,7 +10,7 @@ mod digest;
 use std::collections::BTreeMap;
 
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::traffic::{self, Phase};
+use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,8 @@ use crate::memory;
 use crate::pass::Pass;
 use crate::registry::Registry;
 use crate::shard::{
-    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, parse_movement, strategy,
+    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_movement,
+    strategy,
 };
 use crate::simulate::Simulation;
 
@@ -205,6 +206,9 @@ pub struct LayoutOptions {
     /// The movement must leave out what the mask leaves empty.
     #[serde(default)]
     pub prune: bool,
+    /// The ZeRO stage: what is split over ranks that hold the same weights, from 0, nothing, to 3.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub zero: u64,
     /// Functions with a strategy of their own inside attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerStrategy>,
@@ -227,6 +231,12 @@ pub struct SequenceAxes {
     pub dimension: String,
     /// The axes that split it, major to minor.
     pub axes: Vec<String>,
+}
+
+/// Whether a number is left out of a document.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// The strategy of a kind of layer.
@@ -293,13 +303,22 @@ pub struct Collective {
 pub struct MemoryUse {
     /// Parameters.
     pub parameters: u64,
+    /// Gradients.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gradients: u64,
+    /// What the optimizer keeps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer: u64,
+    /// What else lasts from step to step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub states: u64,
     /// Activations, outputs and communication buffers.
     pub arena: u64,
     /// Inputs.
     pub inputs: u64,
     /// Outputs, which lie in the arena.
     pub outputs: u64,
-    /// Parameters, arena and inputs.
+    /// All of them but outputs.
     pub total: u64,
     /// What a device has, its reserve taken off.
     pub usable: u64,
@@ -488,6 +507,7 @@ impl Plan {
         if let Some(order) = &self.options.order {
             OrderChoice::parse(order)?;
         }
+        Zero::of_stage(self.options.zero)?;
         let choice = &self.options;
         for text in choice.movement.iter().chain(&choice.cross_movement) {
             parse_movement(text)?;
@@ -540,6 +560,7 @@ impl Plan {
             // What cannot be read is refused when the plan is.
             order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
             prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
+            zero: Zero::of_stage(self.options.zero).unwrap_or_default(),
             layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
             attention: self.options.attention(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
@@ -574,6 +595,7 @@ impl LayoutOptions {
             pad_sequence: options.sequence == SequenceFit::Pad,
             order: options.order.map(|order| order.to_string()),
             prune: options.prune == Prune::Required,
+            zero: options.zero.stage(),
             layers: options
                 .layers
                 .iter()
@@ -627,15 +649,11 @@ pub fn attention(uses: &[AttentionUse], options: &ShardOptions) -> Vec<Attention
 
 /// The collectives of a per-rank module, as a plan writes them.
 pub fn collectives(per_rank: &Module) -> Vec<Collective> {
-    let phase = |phase| match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-    };
     let rows = traffic::of_module(per_rank).into_iter();
     rows.map(|row| Collective {
         kind: row.kind,
         axis: row.axis,
-        phase: phase(row.phase).to_owned(),
+        phase: row.phase.name().to_owned(),
         count: row.count,
         bytes_sent_per_rank: row.bytes_sent_per_rank,
     })
@@ -648,6 +666,9 @@ impl MemoryUse {
         let largest = memory.largest.iter();
         Self {
             parameters: memory.parameters,
+            gradients: memory.gradients,
+            optimizer: memory.optimizer,
+            states: memory.states,
             arena: memory.arena,
             inputs: memory.inputs,
             outputs: memory.outputs,

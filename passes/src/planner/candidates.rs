@@ -53,6 +53,7 @@ pub fn candidates_with(
             sequence: request.sequence,
             order: request.order,
             prune: request.prune,
+            zero: request.zero,
             layers: request.layers.clone(),
             attention: request.attention.clone(),
             ..ShardOptions::new(name.clone(), mesh)

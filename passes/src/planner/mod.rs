@@ -17,7 +17,7 @@ use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
 use crate::registry::Registry;
-use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
+use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero};
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::{candidates, candidates_with};
@@ -43,6 +43,8 @@ pub struct Request {
     pub order: Option<OrderChoice>,
     /// Whether movements must leave out what masks leave empty.
     pub prune: Prune,
+    /// What is split over ranks that hold the same weights.
+    pub zero: Zero,
     /// Functions with a strategy of their own inside attention.
     pub layers: Vec<(String, String)>,
     /// Another movement than that of each candidate, and sequences with axes of their own.
@@ -258,12 +260,12 @@ impl Tried {
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
     for options in candidates_with(&compiler.registry(), cluster, request)? {
-        match price(compiler, cluster, options) {
+        match price(compiler, cluster, &options) {
             Ok(priced) => match priced.memory.over(cluster) {
                 None => tried.fits.push(priced),
                 Some(over) => tried.too_large.push((priced, over)),
             },
-            Err((options, diagnostic)) => tried.refused.push((options, diagnostic)),
+            Err(diagnostic) => tried.refused.push((options, diagnostic)),
         }
     }
     let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
@@ -276,20 +278,16 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
     Ok(tried)
 }
 
-fn price(
-    compiler: &dyn Compiler,
-    cluster: &Cluster,
-    options: ShardOptions,
-) -> Result<Priced, (ShardOptions, Diagnostic)> {
-    match compiler.compile(&options) {
+fn price(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Result<Priced, Diagnostic> {
+    match compiler.compile(options) {
         Ok(compiled) => {
             let simulation = simulate(cluster, &compiled.schedule);
             let memory = memory::of_schedule(&compiled.schedule);
-            Ok(Priced { options, compiled, simulation, memory })
+            Ok(Priced { options: options.clone(), compiled, simulation, memory })
         }
         Err(diagnostics) => {
             let first = diagnostics.into_iter().next();
-            Err((options, first.expect("a refusal has at least one diagnostic")))
+            Err(first.expect("a refusal has at least one diagnostic"))
         }
     }
 }

@@ -45,7 +45,7 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
 ///
 /// Every one was checked; flags add to those of `options`, layouts replace theirs.
 pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
-    let ShardOptions { strategy, mesh, heads, sequence, order, prune, layers, attention } = options;
+    let ShardOptions { strategy, mesh, heads, sequence, order, prune, zero, layers, attention } = options;
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
         let of = Request {
@@ -54,6 +54,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
             sequence: *sequence,
             order: *order,
             prune: *prune,
+            zero: *zero,
             layers: layers.clone(),
             attention: attention.clone(),
             ..Request::new(gpus)
@@ -218,7 +219,7 @@ fn works(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool 
     candidates_with(&compiler.registry(), cluster, request).is_ok_and(|all| {
         all.into_iter().any(|options| {
             compiler.check(&options).is_ok()
-                && price(compiler, cluster, options).is_ok_and(|p| p.memory.over(cluster).is_none())
+                && price(compiler, cluster, &options).is_ok_and(|p| p.memory.over(cluster).is_none())
         })
     })
 }

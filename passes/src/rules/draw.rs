@@ -3,7 +3,7 @@
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{Axis, AxisId};
 use ithaca_ir::ops::Attr;
-use ithaca_ir::{DType, Dim, DimId, Fetched, Layout, Mesh, Order, Space, TensorType};
+use ithaca_ir::{DType, Dim, DimId, Fetched, Layout, Mesh, Order, Part, Space, TensorType};
 
 use super::sizes::Focus;
 use super::syntax::{Rule, Term};
@@ -161,8 +161,31 @@ impl Draw {
                 self.space.dims.push(Dim { copies: Some(of), granule, uneven, ..plain });
             }
         }
+        if rule.mentions(&["take", "join"]) {
+            self.parts();
+        }
         if rule.mentions(&["fetch", "fetch_sum"]) {
             self.fetched();
+        }
+    }
+
+    /// Both halves of a dimension, of what each rank of the first axis holds or of the whole.
+    fn parts(&mut self) {
+        let axis = self.space.mesh.axes.ids().next().filter(|_| self.dice.once_in(2));
+        let runs = axis.map_or(1, |axis| self.space.mesh.size(axis));
+        let ids: Vec<DimId> = self.space.dims.ids().collect();
+        let fits = |&d: &DimId| {
+            let dim = &self.space.dims[d];
+            let plain = dim.order == Order::Contiguous && dim.copies.is_none() && dim.fetched.is_none();
+            plain && dim.size.is_multiple_of(2 * runs * dim.granule)
+        };
+        let candidates: Vec<DimId> = ids.into_iter().filter(fits).collect();
+        let Some(of) = self.dice.one_of(&candidates) else { return };
+        for index in 0..2 {
+            let Dim { size, granule, .. } = self.space.dims[of];
+            let plain = Dim::new(self.free_name(), size / 2);
+            let part = Some(Part { of, index, count: 2, runs });
+            self.space.dims.push(Dim { granule, part, ..plain });
         }
     }
 

@@ -104,6 +104,20 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
             d.dim("from", from);
             vec![renamed(want, to, from)?]
         }
+        "take" => {
+            let parts = want.dims.iter().copied().filter(|&p| d.draw.space.dims[p].part.is_some());
+            let to = d.one_dim("to", &parts.collect::<Vec<_>>())?;
+            let of = d.draw.space.dims[to].part?.of;
+            vec![renamed(want, to, of)?]
+        }
+        "join" => {
+            let whole = |&of: &DimId| d.draw.space.dims.values().any(|p| p.part.is_some_and(|p| p.of == of));
+            let whole: Vec<DimId> = want.dims.iter().copied().filter(whole).collect();
+            let to = d.one_dim("to", &whole)?;
+            let parts = d.draw.space.dims.iter().filter(|(_, p)| p.part.is_some_and(|p| p.of == to));
+            let parts: Vec<DimId> = parts.map(|(id, _)| id).collect();
+            parts.into_iter().map(|part| renamed(want, to, part)).collect::<Option<_>>()?
+        }
         "fetch" => {
             let fetched = want.dims.iter().copied().filter(|&f| d.draw.space.dims[f].fetched.is_some());
             let to = d.one_dim("to", &fetched.collect::<Vec<_>>())?;

@@ -50,8 +50,10 @@ impl AttentionChoice {
     /// The flags that ask for it on the command line, each with a space in front.
     pub fn flags(&self) -> String {
         let Self { movement, cross_movement, sequences } = self;
-        let movement = movement.iter().map(|m| format!(" --movement '{m}'"));
-        let cross = cross_movement.iter().map(|m| format!(" --cross-movement '{m}'"));
+        // A shell would take parentheses for its own.
+        let quote = |m: &Movement| if m.options.is_empty() { m.to_string() } else { format!("'{m}'") };
+        let movement = movement.iter().map(|m| format!(" --movement {}", quote(m)));
+        let cross = cross_movement.iter().map(|m| format!(" --cross-movement {}", quote(m)));
         let sequences =
             sequences.iter().map(|(dim, axes)| format!(" --sequence-axes {dim}={}", axes_text(axes)));
         movement.chain(cross).chain(sequences).collect()
@@ -115,6 +117,13 @@ mod tests {
         {
             assert_eq!(parse_movement(text).unwrap_err().code, "P02", "{text}");
         }
+    }
+
+    #[test]
+    fn pipelines_read_as_they_print() {
+        let text = "shard{strategy=ring,ring=2,enc=4,movement=name(a=1, b=2),cross-movement=gather(groups=2),sequence.s=enc+ring,sequence.t=none}";
+        let passes = crate::pipeline::parse(text).unwrap();
+        assert_eq!(crate::pipeline::print(&passes), text);
     }
 
     #[test]

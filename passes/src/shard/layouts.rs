@@ -18,9 +18,18 @@ pub struct Found<'a> {
     pub weight: bool,
 }
 
-/// The layouts that operands must have, in order.
-pub fn demand(rule: &FactorRule, operands: &[Found<'_>]) -> Vec<Layout> {
+/// The layouts that operands must have, in order. `result` is the layout that the first result is wanted in, as far as
+/// operands can give it: the gradient of a weight is best made where the weight is.
+pub fn demand(rule: &FactorRule, operands: &[Found<'_>], result: Option<&Layout>) -> Vec<Layout> {
     let mut axes: Vec<AxisList> = vec![AxisList::new(); rule.factors.len()];
+    for (&factor, split) in rule.results.iter().take(1).flatten().zip(result.iter().flat_map(|r| &r.split)) {
+        match rule.factors[factor] {
+            FactorKind::Parallel if rule.operands.iter().any(|o| o.contains(&factor)) => {
+                extend(&mut axes, factor, split);
+            }
+            FactorKind::Parallel | FactorKind::Whole | FactorKind::Softmax | FactorKind::Sum => {}
+        }
+    }
     let (weights, others): (Vec<usize>, Vec<usize>) = (0..operands.len()).partition(|&i| operands[i].weight);
     for i in weights.into_iter().chain(others) {
         for (&factor, split) in rule.operands[i].iter().zip(&operands[i].layout.split) {

@@ -10,6 +10,7 @@ use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Op};
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
 
+use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
 use super::placements::Placements;
@@ -41,7 +42,7 @@ pub struct Decisions {
 ///
 /// # Errors
 /// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
-/// `P25` sequences of the batch, `P26` token orders, `P40`–`P49` what a movement does not compute.
+/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P40`–`P49` what a movement does not compute.
 pub(super) fn decide(
     registry: &Registry,
     module: &Module,
@@ -87,6 +88,7 @@ pub(super) fn decide(
             ));
         }
     }
+    experts::check(module, mesh, placement, roles)?;
     let degree = mesh.degree(&placement.batch);
     for &dim in &roles.batches {
         let Dim { name, size, .. } = &module.space.dims[dim];
@@ -367,7 +369,7 @@ impl Check<'_> {
 }
 
 /// `size` and the degrees up to it that are legal.
-fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
+pub(super) fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
     let degrees: Vec<String> = (1..=size.min(4096)).filter(|&p| legal(p)).map(|p| p.to_string()).collect();
     let shown = if degrees.len() > 24 { &degrees[..24] } else { &degrees[..] };
     format!("legal {what} degrees: {}{}", shown.join(", "), if degrees.len() > 24 { ", …" } else { "" })

@@ -16,6 +16,9 @@
 //! ```
 
 mod choice;
+mod experts;
+mod flow;
+mod inner;
 mod inside;
 mod layouts;
 mod legality;
@@ -27,6 +30,8 @@ mod rewrite;
 mod roles;
 pub mod strategy;
 pub mod table;
+mod training;
+mod zero;
 
 pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
@@ -35,11 +40,14 @@ pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
 pub use placements::Placements;
 pub use roles::Roles;
 pub use strategy::{Placement, STRATEGIES, Strategy, parse_mesh};
+pub use zero::Zero;
 
 use ithaca_ir::module::Level;
-use ithaca_ir::ops::Op;
+use ithaca_ir::ops::{Op, OpError};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module};
+
+use flow::Flows;
 
 use crate::pass::{Context, Pass};
 use crate::registry::Registry;
@@ -84,19 +92,22 @@ impl Pass for Shard {
         if !cx.rewrite() {
             return Ok(module.clone());
         }
+        let broken = |error: OpError| vec![Diagnostic::new(error.code, error.message)];
         let roles = Roles::of(module);
-        for note in &decisions.notes {
-            cx.note(note.clone());
-        }
-        let (mut sharded, copies) = respace::respace(module, &self.options.mesh, &roles, &decisions);
+        let both = flow::keep_both_sides(module).map_err(broken)?;
+        let (mut sharded, copies) = respace::respace(&both, &self.options.mesh, &roles, &decisions);
         let roles = Roles::of(&sharded);
+        let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
+        let parts = respace::parts(&mut sharded, &placements.base.weights, is_split);
+        let replicas = zero::axes(&placements, &sharded.space);
+        let flows = Flows::of(&sharded);
+        let zero = self.options.zero;
+        let plan = rewrite::Plan { placements, roles, decisions, copies, parts, flows, zero, replicas };
+        for note in plan.decisions.notes.iter().cloned().chain(zero::notes(&sharded, &plan)) {
+            cx.note(note);
+        }
         let program = std::mem::take(&mut sharded.functions);
-        let rewritten = rewrite::functions(
-            &mut sharded,
-            &program,
-            &rewrite::Plan { placements, roles, decisions, copies },
-        )
-        .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?;
+        let rewritten = rewrite::functions(&mut sharded, &program, &plan).map_err(broken)?;
         let reached = attentions(module);
         if reached != rewritten {
             let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");
@@ -109,7 +120,7 @@ impl Pass for Shard {
 /// Whether and how `options` may lay `module` out, without doing it: cheap enough to try many.
 ///
 /// # Errors
-/// `P10`–`P13` for the strategy and the mesh, `P20`–`P26` for what does not divide, `P40`–`P49` for what a movement does
+/// `P10`–`P13` for the strategy and the mesh, `P20`–`P28` for what does not divide, `P40`–`P49` for what a movement does
 /// not compute.
 pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placements, Decisions), Diagnostic> {
     check_with(&Registry::default(), module, options)

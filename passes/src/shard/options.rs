@@ -4,6 +4,7 @@ use ithaca_ir::{Diagnostic, Mesh};
 
 use super::choice::AttentionChoice;
 use super::strategy;
+use super::zero::Zero;
 
 /// How heads are dealt to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +98,8 @@ pub struct ShardOptions {
     pub order: Option<OrderChoice>,
     /// Whether the movement must leave out what the mask leaves empty.
     pub prune: Prune,
+    /// What is split over ranks that hold the same weights.
+    pub zero: Zero,
     /// For functions by name, another strategy inside attention than [`strategy`](Self::strategy).
     pub layers: Vec<(String, String)>,
     /// Another movement than the strategy's, and sequences with axes of their own.
@@ -138,6 +141,9 @@ impl ShardOptions {
                 ("order", text) => read.order = Some(OrderChoice::parse(text)?),
                 ("prune", "allowed") => read.prune = Prune::Allowed,
                 ("prune", "required") => read.prune = Prune::Required,
+                ("zero", stage) => {
+                    read.zero = Zero::of_stage(stage.parse().map_err(|_| wrong())?)?;
+                }
                 ("heads" | "sequence" | "prune", _) => return Err(wrong()),
                 (layer, name) if layer.starts_with("strategy.") => {
                     read.layers.push((layer["strategy.".len()..].to_owned(), name.to_owned()));
@@ -168,6 +174,9 @@ impl ShardOptions {
         options.extend(self.order.map(|order| ("order".to_owned(), order.to_string())));
         if self.prune == Prune::Required {
             options.push(("prune".to_owned(), "required".to_owned()));
+        }
+        if self.zero != Zero::Off {
+            options.push(("zero".to_owned(), self.zero.stage().to_string()));
         }
         self.attention.write(&mut options);
         options.extend(self.layers.iter().map(|(layer, name)| (format!("strategy.{layer}"), name.clone())));

@@ -1,9 +1,10 @@
 //! Prepares the space: declares copied, uneven and padded dimensions, and the mesh.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use ithaca_ir::mesh::AxisId;
 use ithaca_ir::module::Level;
-use ithaca_ir::ops::Op;
+use ithaca_ir::ops::{Loss, Op};
 use ithaca_ir::{Dim, DimId, Mesh, Module, TensorType};
 
 use super::legality::Decisions;
@@ -60,6 +61,30 @@ fn declare_copy(module: &mut Module, of: DimId, size: u64) -> DimId {
     module.space.dims.push(Dim { copies: Some(of), ..Dim::new(name, size) })
 }
 
+/// For each vocabulary of a loss that ranks split by `axes`, a dimension that tells apart what they have of it.
+pub(super) fn parts(
+    module: &mut Module,
+    axes: &[AxisId],
+    is_split: impl Fn(DimId) -> bool,
+) -> BTreeMap<DimId, DimId> {
+    let size = module.space.mesh.degree(axes);
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    let over = nodes.filter_map(|n| match n.op {
+        Op::Loss(Loss::CrossEntropy { over, .. }) => Some(over),
+        _ => None,
+    });
+    let over: BTreeSet<DimId> = over.filter(|&d| size > 1 && is_split(d)).collect();
+    if over.is_empty() {
+        return BTreeMap::new();
+    }
+    let mut name = "parts".to_owned();
+    while module.space.dim(&name).is_some() {
+        name.push('_');
+    }
+    let parts = module.space.dims.push(Dim::new(name, size));
+    over.into_iter().map(|d| (d, parts)).collect()
+}
+
 /// Replaces dimensions in every type and attribute.
 fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
     if renamed.is_empty() {
@@ -79,10 +104,12 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::RowLse { over, parts } => std::iter::once(over).chain(parts).for_each(new),
                 Op::Gradient(g) => g.dims_mut().for_each(new),
                 Op::Loss(l) => l.dims_mut().for_each(new),
+                Op::Experts(e) => e.dims_mut().for_each(new),
+                Op::Window(w) => new(w.dim_mut()),
                 Op::Call { scan: Some(scan), .. } => new(&mut scan.over),
                 Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
                 Op::Take { to } | Op::Join { to } => new(to),
-                Op::Embed { over } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
+                Op::Embed { over, .. } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
                 Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
                 Op::Rotary(rotary) => new(&mut rotary.over),
                 Op::Repeat { from, to } | Op::SumCopies { from, to } => [from, to].into_iter().for_each(new),

@@ -5,14 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Op, OpError};
-use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
+use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer};
+use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
 
+use super::flow::{Flows, Passing};
 use super::layouts::{Found, demand};
 use super::legality::Decisions;
 use super::placements::Placements;
 use super::roles::Roles;
 use super::strategy::Placement;
+use super::training;
+use super::zero::Zero;
 
 /// What the rewriting goes by.
 pub(super) struct Plan {
@@ -24,6 +27,33 @@ pub(super) struct Plan {
     pub(super) decisions: Decisions,
     /// For key/value heads as they are loaded, the dimension in which attention sees them.
     pub(super) copies: BTreeMap<DimId, DimId>,
+    /// For a vocabulary that weights are split along, the dimension that tells apart what its parts give.
+    pub(super) parts: BTreeMap<DimId, DimId>,
+    /// What passes between functions.
+    pub(super) flows: Flows,
+    /// What is split over ranks that hold the same weights.
+    pub(super) zero: Zero,
+    /// The axes along which ranks hold the same weights.
+    pub(super) replicas: AxisList,
+}
+
+impl Plan {
+    /// A weight where the placement has it: split along heads, hidden width and vocabulary.
+    pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+        let of_experts = ty.dims.iter().any(|d| self.roles.experts.contains(d));
+        for i in 0..ty.dims.len() {
+            let dim = ty.dims[i];
+            if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
+                // An axis that splits experts does not split their width as well.
+                let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
+                ty.layout.split[i] = placement.weights.iter().filter(free).copied().collect();
+            } else if self.roles.experts.contains(&dim) {
+                ty.layout.split[i].clone_from(&placement.experts);
+            }
+        }
+        ty
+    }
 }
 
 /// Fills `module` with the functions of `program`, laid out; returns how many attention operations were rewritten.
@@ -33,53 +63,82 @@ pub(super) fn functions(
     plan: &Plan,
 ) -> Result<usize, OpError> {
     let mut attentions = 0;
+    let mut outside: Vec<Vec<Option<TensorType>>> = Vec::with_capacity(program.len());
     let main = program.ids().next_back();
     for (id, function) in program.iter() {
         let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
+        let placement = plan.placements.function(&function.name);
         let mut rewriter = Rewriter {
             plan,
-            placement: plan.placements.function(&function.name),
-            program,
+            placement,
+            made: &module.functions,
+            given: &outside,
+            id,
             source: function,
             b,
+            wanted: training::wanted(plan, placement, &module.space, function),
+            inside: BTreeMap::new(),
+            outside: BTreeMap::new(),
+            gathered: BTreeMap::new(),
+            summands: BTreeMap::new(),
             map: Vec::new(),
             resharded: BTreeMap::new(),
             came_from: BTreeMap::new(),
             repeated: BTreeMap::new(),
             weights: BTreeSet::new(),
         };
-        let rewritten = rewriter.function(Some(id) == main)?;
+        let (rewritten, left) = rewriter.function(Some(id) == main)?;
         attentions += rewritten;
-        let Rewriter { b, map, .. } = rewriter;
-        let outputs: Vec<Output> = function
-            .outputs
-            .iter()
-            .map(|o| Output { name: o.name.clone(), value: map[o.value.index()] })
-            .collect();
+        let Rewriter { b, .. } = rewriter;
+        let outputs = function.outputs.iter().zip(&left);
+        let outputs: Vec<Output> =
+            outputs.map(|(o, left)| Output { name: o.name.clone(), value: left.value }).collect();
         let function = b.finish(outputs);
         module.functions.push(function);
+        outside.push(left.into_iter().map(|left| left.outside).collect());
     }
     Ok(attentions)
 }
 
+/// How a result leaves its function.
+struct Left {
+    value: ValueId,
+    /// What it was outside attention, when it is left inside.
+    outside: Option<TensorType>,
+}
+
 /// What lies outside attention.
 #[derive(Clone, Copy)]
-enum Outside {
+pub(super) enum Outside {
     /// Inputs, and integers between functions.
     Inputs,
     /// The residual stream.
     Residual,
 }
 
-struct Rewriter<'a> {
-    plan: &'a Plan,
+pub(super) struct Rewriter<'a> {
+    pub(super) plan: &'a Plan,
     /// The placement of this function.
-    placement: &'a Placement,
-    program: &'a Arena<FuncId, Function>,
-    source: &'a Function,
-    b: FunctionBuilder<'a>,
+    pub(super) placement: &'a Placement,
+    /// The functions before this one, laid out.
+    made: &'a Arena<FuncId, Function>,
+    /// For each result of these functions, what it was outside attention if it is left inside.
+    given: &'a [Vec<Option<TensorType>>],
+    pub(super) id: FuncId,
+    pub(super) source: &'a Function,
+    pub(super) b: FunctionBuilder<'a>,
     /// The new value of each old one.
-    map: Vec<ValueId>,
+    pub(super) map: Vec<ValueId>,
+    /// For old values that become what lasts, and for what these are made of by element: the layout that they end in.
+    pub(super) wanted: BTreeMap<ValueId, Layout>,
+    /// For old values that attention reads or returns, the new value inside.
+    inside: BTreeMap<ValueId, ValueId>,
+    /// For new values that came in inside attention, what they were outside.
+    outside: BTreeMap<ValueId, TensorType>,
+    /// For weights that are kept in shards, the layout in which they are used.
+    pub(super) gathered: BTreeMap<ValueId, Layout>,
+    /// For old scalars that are sums over different axes, all still to be taken: the summands.
+    pub(super) summands: BTreeMap<ValueId, Vec<ValueId>>,
     /// Reshards made before: the same value is never moved twice to the same layout.
     resharded: BTreeMap<(ValueId, Layout), ValueId>,
     /// What each reshard was made of.
@@ -87,74 +146,120 @@ struct Rewriter<'a> {
     /// Copies of heads made before.
     repeated: BTreeMap<(ValueId, DimId), ValueId>,
     /// Values that are weights, as they were loaded.
-    weights: BTreeSet<ValueId>,
+    pub(super) weights: BTreeSet<ValueId>,
 }
 
 impl Rewriter<'_> {
-    /// Rewrites the function; the outputs are left in `map`.
-    fn function(&mut self, is_main: bool) -> Result<usize, OpError> {
+    /// Rewrites the function; gives how many attention operations it has, and what leaves it.
+    fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
         let source = self.source;
-        for &param in &source.params {
-            let ty = self.boundary(source.ty(param));
+        for (i, &param) in source.params.iter().enumerate() {
+            let given = self.plan.flows.given(self.id, i).filter(|s| s.function.index() < self.made.len());
+            let ty = match given {
+                None => self.boundary(source.ty(param)),
+                Some(s) => {
+                    let function = &self.made[s.function];
+                    function.ty(function.outputs[s.output].value).clone()
+                }
+            };
             let value = self.b.param(ty, source.values[param].name.as_deref());
+            if let Some(outside) = given.and_then(|s| self.given[s.function.index()][s.output].clone()) {
+                self.outside.insert(value, outside);
+            }
             self.map.push(value);
         }
         let mut attentions = 0;
-        for node in &source.nodes {
+        for (i, node) in source.nodes.iter().enumerate() {
             attentions += usize::from(super::is_attention(&node.op));
-            self.node(node)?;
+            self.node(i, node)?;
         }
-        for output in &source.outputs {
-            let value = self.map[output.value.index()];
-            let ty = self.b.ty(value).clone();
-            let leaves = if self.is_residual(&ty) && !is_main { self.boundary(&ty) } else { settled(&ty) };
-            self.map[output.value.index()] = self.reshard(value, leaves.layout)?;
+        let mut left = Vec::with_capacity(source.outputs.len());
+        for (i, output) in source.outputs.iter().enumerate() {
+            left.push(self.leaving(i, output.value, is_main)?);
         }
-        Ok(attentions)
+        Ok((attentions, left))
     }
 
-    fn node(&mut self, node: &Node) -> Result<(), OpError> {
-        let source = self.source;
-        let operands: Vec<ValueId> = node.operands.iter().map(|v| self.map[v.index()]).collect();
-        let results = match &node.op {
-            Op::Param(_) => {
-                let ty = self.weight(source.ty(node.result()));
-                let weight = self.b.push_as(node.op.clone(), &[], ty)?;
-                self.weights.insert(weight);
-                vec![weight]
+    /// The `i`-th result as it leaves.
+    fn leaving(&mut self, i: usize, old: ValueId, is_main: bool) -> Result<Left, OpError> {
+        let value = self.value(old)?;
+        let ty = self.b.ty(value).clone();
+        let layout = match self.plan.flows.passing(self.id, i) {
+            Passing::Inside if self.inside.contains_key(&old) => {
+                let known = self.outside.get(&value).cloned();
+                let outside = Some(known.unwrap_or_else(|| settled(&ty)));
+                return Ok(Left { value: self.inside[&old], outside });
             }
+            Passing::Inside | Passing::Kept => self.found(value).layout,
+            Passing::Plain if self.is_residual(&ty) && !is_main => self.boundary(&ty).layout,
+            Passing::Plain => settled(&ty).layout,
+        };
+        Ok(Left { value: self.reshard(value, layout)?, outside: None })
+    }
+
+    fn node(&mut self, i: usize, node: &Node) -> Result<(), OpError> {
+        let source = self.source;
+        if self.defers_sum(node) {
+            return Ok(());
+        }
+        let mut operands: Vec<ValueId> = Vec::with_capacity(node.operands.len());
+        for &operand in &node.operands {
+            operands.push(self.value(operand)?);
+        }
+        let declared = || source.ty(node.result());
+        let results = match &node.op {
+            Op::Param(binding) => self.param(binding, declared())?,
+            Op::State(binding) => self.state(binding, declared())?,
+            Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
+            Op::Fill { .. } => self.fill(i, node)?,
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(source.ty(node.result()), Outside::Inputs);
+                let ty = self.by_sequence(declared(), Outside::Inputs);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
             Op::Call { callee, .. } => {
-                let params = &self.program[*callee].params;
+                let params = &self.made[*callee].params;
                 let types: Vec<TensorType> =
-                    params.iter().map(|&p| self.boundary(self.program[*callee].ty(p))).collect();
+                    params.iter().map(|&p| self.made[*callee].ty(p).clone()).collect();
                 let mut arguments = Vec::new();
-                for (value, ty) in operands.into_iter().zip(types) {
+                for (value, mut ty) in operands.into_iter().zip(types) {
+                    // One layer's own is taken from a stack.
+                    let n_stacked =
+                        self.b.ty(value).dims.len() - ty.dims.len().min(self.b.ty(value).dims.len());
+                    ty.layout.split.insert_many(0, (0..n_stacked).map(|_| AxisList::new()));
                     arguments.push(self.reshard(value, ty.layout)?);
                 }
                 self.b.node(node.op.clone(), &arguments, &[])?.to_vec()
             }
-            Op::Attention(attention) => self.attention(attention, &operands)?,
+            Op::Attention(attention) => self.attention(attention, node, &operands)?,
             Op::AttentionBackward(attention) => self.attention_backward(attention, &operands)?,
+            Op::Optimizer(Optimizer::AdamW(_)) => self.step(node, &operands)?,
+            Op::Loss(Loss::CrossEntropy { over, ignore }) => {
+                self.cross_entropy(node, (*over, *ignore), &operands)?
+            }
+            _ if self.plan.flows.inner(self.id).serves(i) => self.served(node, &operands)?,
             _ => self.by_rule(node, &operands)?,
         };
         for (&old, &new) in node.results.iter().zip(&results) {
             self.b.name(new, source.values[old].name.as_deref());
+            let new = self.reduced(old, new)?;
             self.map.push(new);
         }
         Ok(())
     }
 
     /// An operation on values: operands in the layouts that its rule demands.
-    fn by_rule(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+    pub(super) fn by_rule(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        if let Some(value) = self.by_element(node, operands)? {
+            return Ok(vec![value]);
+        }
+        let used: Vec<ValueId> = operands.to_vec();
+        let operands = &self.gather(used)?;
         let declared: Vec<TensorType> = node
             .results
             .iter()
             .map(|&v| TensorType::new(self.source.ty(v).dtype, self.source.ty(v).dims.iter().copied()))
             .collect();
+        let preferred = self.preferred(node);
         let layouts = {
             let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
             let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
@@ -163,7 +268,7 @@ impl Rewriter<'_> {
                 let message = format!("`{}` belongs to a program that is laid out already", node.op.name());
                 OpError::new("P14", message)
             })?;
-            demand(&rule, &found)
+            demand(&rule, &found, preferred.as_ref())
         };
         let mut moved = Vec::with_capacity(operands.len());
         for (&value, layout) in operands.iter().zip(layouts) {
@@ -172,12 +277,36 @@ impl Rewriter<'_> {
         Ok(self.b.node(node.op.clone(), &moved, &declared)?.to_vec())
     }
 
-    /// Attention in its inside layout, the results where the queries were.
-    fn attention(&mut self, attention: &Attention, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let outside = settled(self.b.ty(operands[0]));
+    /// Attention in its inside layout; the results that are read outside, where the queries were.
+    fn attention(
+        &mut self,
+        attention: &Attention,
+        node: &Node,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        let outside = self.outside_of(operands[0]);
         let (attention, inside) = self.enter(attention, operands, 3)?;
         let results = self.b.node(Op::Attention(attention), &inside, &[])?;
-        results.into_iter().map(|result| self.leave(result, &outside)).collect()
+        let old = node.operands[..3].iter().chain(&node.results);
+        self.inside.extend(old.copied().zip(inside[..3].iter().chain(&results).copied()));
+        let mut left = Vec::with_capacity(results.len());
+        for (&old, result) in node.results.iter().zip(results) {
+            left.push(if self.is_read_outside(old) { self.leave(result, &outside)? } else { result });
+        }
+        Ok(left)
+    }
+
+    /// Whether something outside attention reads a value.
+    fn is_read_outside(&self, old: ValueId) -> bool {
+        let flows = &self.plan.flows;
+        let inside = |i: usize| flows.passing(self.id, i) == Passing::Inside;
+        let mut outputs = self.source.outputs.iter().enumerate();
+        flows.inner(self.id).reads(old).outside || outputs.any(|(i, o)| o.value == old && !inside(i))
+    }
+
+    /// What a value is outside attention, if it came in inside; else what it is.
+    fn outside_of(&self, value: ValueId) -> TensorType {
+        self.outside.get(&value).cloned().unwrap_or_else(|| settled(self.b.ty(value)))
     }
 
     /// The backward pass in the inside layout of the forward pass, gradients where q, k and v were.
@@ -188,7 +317,7 @@ impl Rewriter<'_> {
     ) -> Result<Vec<ValueId>, OpError> {
         let kv_heads = attention.kv_heads;
         let with_gradient = operands[..3].iter().chain(&operands[6..]);
-        let outside: Vec<TensorType> = with_gradient.map(|&v| settled(self.b.ty(v))).collect();
+        let outside: Vec<TensorType> = with_gradient.map(|&v| self.outside_of(v)).collect();
         let (attention, inside) = self.enter(attention, operands, 6)?;
         let copied = attention.kv_heads;
         let gradients = self.b.node(Op::AttentionBackward(attention), &inside, &[])?;
@@ -206,6 +335,17 @@ impl Rewriter<'_> {
         Ok(results)
     }
 
+    /// A node that only serves attention, in its layout.
+    fn served(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let mut inside = Vec::with_capacity(operands.len());
+        for &operand in operands {
+            let layout = self.inside_rows(self.b.ty(operand));
+            inside.push(self.reshard(operand, layout)?);
+        }
+        let declared: Vec<TensorType> = node.results.iter().map(|&v| self.source.ty(v).clone()).collect();
+        Ok(self.b.node(node.op.clone(), &inside, &declared)?.to_vec())
+    }
+
     /// The attention as it is inside, and its operands there; the bias, if any, stands at `n_plain`.
     fn enter(
         &mut self,
@@ -219,7 +359,8 @@ impl Rewriter<'_> {
         for (i, &operand) in operands.iter().enumerate() {
             let mut value = operand;
             let is_key = i == 1 || i == 2;
-            if let Some(to) = copied.filter(|_| is_key) {
+            // What was kept inside has its copies.
+            if let Some(to) = copied.filter(|&to| is_key && !self.b.ty(value).has(to)) {
                 let settled = settled(self.b.ty(value)).layout;
                 value = self.reshard(value, settled)?;
                 value = self.repeat(value, attention.kv_heads, to)?;
@@ -262,6 +403,13 @@ impl Rewriter<'_> {
         axes
     }
 
+    /// The layout inside attention of what goes with queries.
+    pub(super) fn inside_rows(&self, ty: &TensorType) -> Layout {
+        let sequence = ty.dims.iter().find(|d| self.plan.roles.sequences.contains(d));
+        let axes = sequence.map(|&d| self.plan.placements.attention_sequence(&self.source.name, d));
+        self.inside(ty, &axes.unwrap_or_default())
+    }
+
     /// The layout of an operand inside attention, its sequence split by `sequence`.
     fn inside(&self, ty: &TensorType, sequence: &AxisList) -> Layout {
         let mut layout = Layout::whole(ty.dims.len());
@@ -282,20 +430,8 @@ impl Rewriter<'_> {
         copied || self.plan.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
     }
 
-    /// A weight where the placement has it: split along heads, hidden width and vocabulary.
-    fn weight(&self, ty: &TensorType) -> TensorType {
-        let mut ty = settled(ty);
-        for i in 0..ty.dims.len() {
-            let dim = ty.dims[i];
-            if self.plan.roles.splits_weights(dim) && !self.plan.decisions.whole.contains(&dim) {
-                ty.layout.split[i].clone_from(&self.placement.weights);
-            }
-        }
-        ty
-    }
-
     /// What passes between functions: the residual stream in its layout, integers as inputs are.
-    fn boundary(&self, ty: &TensorType) -> TensorType {
+    pub(super) fn boundary(&self, ty: &TensorType) -> TensorType {
         match ty.dtype.is_float() {
             true => self.by_sequence(ty, Outside::Residual),
             false => self.by_sequence(ty, Outside::Inputs),
@@ -303,11 +439,11 @@ impl Rewriter<'_> {
     }
 
     /// Whether a value has only dimensions that no weight is split along.
-    fn is_residual(&self, ty: &TensorType) -> bool {
+    pub(super) fn is_residual(&self, ty: &TensorType) -> bool {
         ty.dims.iter().all(|&d| !self.plan.roles.splits_weights(d))
     }
 
-    fn by_sequence(&self, ty: &TensorType, outside: Outside) -> TensorType {
+    pub(super) fn by_sequence(&self, ty: &TensorType, outside: Outside) -> TensorType {
         let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
         for i in 0..ty.dims.len() {
             if self.plan.roles.sequences.contains(&ty.dims[i]) {
@@ -327,7 +463,7 @@ impl Rewriter<'_> {
 
     /// An operand for [`demand`]. A pending sum counts as scattered along the sequence where the residual stream is
     /// split by the axes of the sum, and as taken whole elsewhere.
-    fn found(&self, value: ValueId) -> Found<'_> {
+    pub(super) fn found(&self, value: ValueId) -> Found<'_> {
         let ty = self.b.ty(value);
         let weight = self.weights.contains(&value);
         let mut layout = settled(ty).layout;
@@ -348,7 +484,7 @@ impl Rewriter<'_> {
     }
 
     /// `value` in `layout`.
-    fn reshard(&mut self, value: ValueId, layout: Layout) -> Result<ValueId, OpError> {
+    pub(super) fn reshard(&mut self, value: ValueId, layout: Layout) -> Result<ValueId, OpError> {
         let ty = self.b.ty(value);
         if ty.layout == layout {
             return Ok(value);
@@ -383,7 +519,7 @@ impl Rewriter<'_> {
 }
 
 /// The type once pending sums are taken, nothing else moved.
-fn settled(ty: &TensorType) -> TensorType {
+pub(super) fn settled(ty: &TensorType) -> TensorType {
     let mut ty = ty.clone();
     ty.layout.partial.clear();
     ty

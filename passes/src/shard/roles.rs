@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::ops::Op;
+use ithaca_ir::module::Function;
+use ithaca_ir::ops::{Experts, Op};
 use ithaca_ir::{DimId, Module};
+
+use super::flow::family;
 
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +21,8 @@ pub struct Roles {
     pub caches: BTreeSet<DimId>,
     /// Tables that token ids look up.
     pub vocabularies: BTreeSet<DimId>,
+    /// Experts whose weights a rank may hold a part of.
+    pub experts: BTreeSet<DimId>,
     /// Widths between two products of a feed-forward network.
     pub hidden: BTreeSet<DimId>,
 }
@@ -30,7 +35,10 @@ impl Roles {
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
-        for function in module.functions.values() {
+        let mut stacks = BTreeSet::new();
+        // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
+        let forward = |f: &&Function| family(&f.name) == f.name;
+        for function in module.functions.values().filter(forward) {
             // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {
                 residual.extend(function.ty(value).dims.iter().copied());
@@ -53,7 +61,7 @@ impl Roles {
                         widths.insert(a.width);
                         widths.extend(function.ty(node.operands[2]).dims.last());
                     }
-                    Op::Embed { over } => {
+                    Op::Embed { over, .. } => {
                         let ids = function.values[node.operands[1]].ty.dims.len();
                         // Positions are one-dimensional and look up a table that is too small to split.
                         if ids > 1 {
@@ -65,10 +73,27 @@ impl Roles {
                     Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                         residual.insert(*over);
                     }
+                    Op::Call { scan: Some(scan), .. } => {
+                        stacks.insert(scan.over);
+                    }
                     Op::Input(_) => {
                         let ty = function.ty(node.result());
                         roles.batches.extend(ty.dims.iter().copied());
                         residual.extend(ty.dims.iter().copied().filter(|_| ty.dtype.is_float()));
+                    }
+                    // Routers compare all experts, so what they score is never split.
+                    Op::Experts(Experts::Route(route) | Experts::RouteBackward(route)) => {
+                        widths.extend([route.over, route.top]);
+                    }
+                    Op::Experts(
+                        Experts::Dispatch(slots) | Experts::Combine(slots) | Experts::Products(slots),
+                    ) => {
+                        roles.experts.insert(slots.experts);
+                    }
+                    // Parts of a head.
+                    Op::Window(_) => {
+                        let values = node.operands.iter().chain(&node.results);
+                        widths.extend(values.filter_map(|&v| function.ty(v).dims.last()));
                     }
                     // Sums of squares, and of outputs times their gradients, multiply by no weight.
                     Op::Einsum if weights.contains(&node.operands[1]) => {
@@ -86,13 +111,26 @@ impl Roles {
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));
+        // Stacks of micro-batches are taken apart by calls.
+        let nodes = module.functions.values().flat_map(|f| &f.nodes);
+        let stacks: BTreeSet<DimId> = nodes
+            .filter_map(|n| match &n.op {
+                Op::Call { scan, .. } => scan.map(|scan| scan.over),
+                _ => None,
+            })
+            .collect();
         batches.retain(|d| {
-            !sequences.contains(d) && !products.contains(d) && !heads.contains(d) && !widths.contains(d)
+            !stacks.contains(d)
+                && !sequences.contains(d)
+                && !products.contains(d)
+                && !heads.contains(d)
+                && !widths.contains(d)
         });
         roles.hidden = products
             .into_iter()
             .filter(|d| !heads.contains(d) && !widths.contains(d) && !residual.contains(d))
             .filter(|d| !roles.sequences.contains(d) && !roles.vocabularies.contains(d))
+            .filter(|d| !roles.experts.contains(d))
             .collect();
         roles
     }

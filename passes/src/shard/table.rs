@@ -6,6 +6,7 @@ use ithaca_ir::Mesh;
 use ithaca_ir::mesh::AxisId;
 
 use super::strategy::{Placement, Strategy};
+use crate::movement::Reach;
 use crate::registry::Registry;
 
 /// The table of strategies and of movements, for a terminal.
@@ -37,7 +38,17 @@ pub fn strategies(registry: &Registry) -> String {
     for movement in registry.movements() {
         let _ = writeln!(out, "{:<22} {}", movement.name(), movement.summary());
         let _ = writeln!(out, "{:<22} legal: {}", "", movement.legality());
+        for (option, meaning) in movement.options() {
+            let _ = writeln!(out, "{:<22} option {}({option}=N): {meaning}", "", movement.name());
+        }
+        if movement.reach() == Reach::AnyAxes {
+            let _ = writeln!(out, "{:<22} serves queries on any axes, as in cross-attention", "");
+        }
     }
+    out.push_str(
+        "\n`--movement` names another movement than the strategy's, `--cross-movement` one for attention whose keys are\n\
+         another sequence than its queries; `--sequence-axes s=AXIS` splits a sequence by axes of its own.\n",
+    );
     out
 }
 

@@ -139,6 +139,19 @@ pub(super) fn outputs_on_host(
     reference: Option<&Schedule>,
     tensors: &Tensors,
 ) -> (tempfile::TempDir, SafeTensorsFile) {
+    steps_on_host(name, schedule, reference, tensors, 1)
+}
+
+/// Runs so many steps of a schedule on the host with inputs in single precision.
+///
+/// With a reference, the emitted program compares itself with it as well.
+pub(super) fn steps_on_host(
+    name: &str,
+    schedule: &Schedule,
+    reference: Option<&Schedule>,
+    tensors: &dyn TensorSource,
+    steps: usize,
+) -> (tempfile::TempDir, SafeTensorsFile) {
     let out = tempfile::tempdir().unwrap();
     write_program(schedule, reference, out.path());
     let stored: Vec<(String, Tensor<f64>)> =
@@ -154,6 +167,7 @@ pub(super) fn outputs_on_host(
         .args(["--weights".as_ref(), file.as_os_str(), "--inputs".as_ref(), file.as_os_str()])
         .arg("--output")
         .arg(out.path().join("out.safetensors"))
+        .args(["--steps", &steps.to_string()])
         .args(reference.map(|_| "--self-check"))
         .output()
         .unwrap();
@@ -228,6 +242,7 @@ fn rings_and_gathers_of_every_order() {
         ("ring", &[("ring", "4"), ("order", "striped:2")]),
         ("pass-q", &[("ring", "4"), ("order", "contiguous")]),
         ("megatron-cp-allgather", &[("cp", "2"), ("order", "zigzag")]),
+        ("megatron-cp-allgather", &[("cp", "2"), ("order", "zigzag"), ("movement", "gather(groups=2)")]),
         ("loongtrain", &[("outer", "2"), ("ring", "2"), ("ulysses", "2")]),
     ] {
         check_strategy(&whole, &tensors, strategy, axes);
@@ -310,6 +325,47 @@ fn tables_of_tokens_over_two_axes() {
     assert_close("tables", &outputs, &expected, 2e-5);
 }
 
+/// Every rank takes parts of its own heads, and dropout knows which they are among all.
+#[test]
+fn parts_of_the_heads_of_each_rank() {
+    if !can_run() {
+        return;
+    }
+    let (mut nodes, mut dims) = (String::new(), String::new());
+    for i in 0..2 {
+        writeln!(
+            dims,
+            "dim h{i} = 4 granule 2 part {i} of 2 of h in 2 runs\ndim k{i} = 2 part {i} of 2 of k in 2 runs"
+        )
+        .unwrap();
+        for (name, to, of, last) in [("q", "h", "h", "d"), ("k", "k", "k", "d"), ("v", "k", "k", "e")] {
+            writeln!(nodes, "  %{name}{i} = take %{name} {{to={to}{i}}} : f32[b s {of}{i}@tp {last}]")
+                .unwrap();
+        }
+        writeln!(
+            nodes,
+            "  %o{i}, %l{i} = attention %q{i}, %k{i}, %v{i} {{heads=h{i}, kv_heads=k{i}, queries=s, keys=s, width=d, \
+             mask=causal, scale=0.6, dropout=uniform(rate=0.4, seed=7, keyed=position), returns=with_lse}} \
+             : f32[b s h{i}@tp e], f32[b s h{i}@tp]"
+        )
+        .unwrap();
+    }
+    let ranks = module(&format!(
+        "ithaca 1 per_rank\nmodel \"parts\"\nmesh tp=2\ndim b = 2\ndim h = 8 granule 2\ndim k = 4\ndim d = 3\n\
+         dim e = 2\ndim s = 16\n{dims}\nfunc @main() {{\n  %q = input {{name=\"q\"}} : f32[b s h@tp d]\n  \
+         %k = input {{name=\"k\"}} : f32[b s k@tp d]\n  %v = input {{name=\"v\"}} : f32[b s k@tp e]\n{nodes}  \
+         %o = join %o0, %o1 {{to=h}} : f32[b s h@tp e]\n  %l = join %l0, %l1 {{to=h}} : f32[b s h@tp]\n  \
+         return o = %o, l = %l\n}}\n"
+    ));
+    let tensors =
+        [("q", noise(&[2, 16, 8, 3], 1)), ("k", noise(&[2, 16, 4, 3], 2)), ("v", noise(&[2, 16, 4, 2], 3))];
+    let tensors: Tensors = tensors.into_iter().collect();
+    let schedule = lower(verify(&ranks).unwrap()).unwrap();
+    let (_out, outputs) = outputs_on_host("parts", &schedule, None, &tensors);
+    let expected = oracle::run_ranks::<f64>(&ranks, &tensors, &tensors).unwrap();
+    assert_close("parts", &outputs, &expected, 2e-5);
+}
+
 #[test]
 fn storage_of_other_widths() {
     if !can_run() {
@@ -340,6 +396,9 @@ fn a_cache_that_is_split() {
         .attrs("t", "output")
     ));
     check_strategy(&whole, &tensors(24), "decode-reduce", &[("cp", "4")]);
+    // Queries on one axis, keys on another.
+    let axes = [("ring", "2"), ("enc", "2"), ("sequence.t", "enc"), ("cross-movement", "reduce")];
+    check_strategy(&whole, &tensors(24), "ring", &axes);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(in crate::ops) fn adjoint(
 ) -> Result<Gradients, OpError> {
     let (&[o, lse], Returns::WithLse, None) = (results, a.returns, &a.movement) else {
         return Err(OpError::new(
-            "V30",
+            "V32",
             "a gradient reaches `attention`, whose adjoint needs `returns=with_lse` and no movement",
         ));
     };

@@ -38,10 +38,22 @@ pub(super) fn read_target(attrs: &mut Attrs) -> Result<Target, AttrError> {
     target.ok_or_else(|| attrs.wrong("target", "param or state", &Attr::Word(word)))
 }
 
+pub(super) fn embed_attrs(over: DimId, padding: Option<u64>, names: Names<'_>) -> Vec<(&'static str, Attr)> {
+    let mut attrs = vec![("over", dim(names, over))];
+    attrs.extend(padding.map(|row| ("padding", Attr::Int(row))));
+    attrs
+}
+
+pub(super) fn read_embed(attrs: &mut Attrs, names: Names<'_>) -> Result<(DimId, Option<u64>), AttrError> {
+    let over = attrs.dim("over", names)?;
+    let padding = if attrs.has("padding") { Some(attrs.int("padding")?) } else { None };
+    Ok((over, padding))
+}
+
 pub(super) fn gradient_attrs(gradient: &Gradient, names: Names<'_>) -> Vec<(&'static str, Attr)> {
     match gradient {
         Gradient::Unary(f) => vec![("of", Attr::Word(f.name().to_owned()))],
-        Gradient::Embed { over } => vec![("over", dim(names, *over))],
+        Gradient::Embed { over, padding } => embed_attrs(*over, *padding, names),
         Gradient::RmsNorm { over, eps, offset } => {
             let mut attrs = vec![("over", dim(names, *over)), ("eps", Attr::Float(*eps))];
             if *offset != 0.0 {
@@ -92,7 +104,10 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
             let f = f.ok_or_else(|| attrs.wrong("of", "a function of one element", &Attr::Word(word)))?;
             Op::Gradient(Gradient::Unary(f))
         }
-        "embed_backward" => Op::Gradient(Gradient::Embed { over: attrs.dim("over", names)? }),
+        "embed_backward" => {
+            let (over, padding) = read_embed(attrs, names)?;
+            Op::Gradient(Gradient::Embed { over, padding })
+        }
         "rms_norm_backward" => Op::Gradient(Gradient::RmsNorm {
             over: attrs.dim("over", names)?,
             eps: attrs.float("eps")?,

@@ -7,11 +7,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::lasting::Lasting;
 use super::order::Order;
+use super::work::is_sliced;
 use super::{MAX_DIAGNOSTICS, describe, in_frame, in_task, name};
 use crate::diagnostic::Diagnostics;
-use crate::ops::{Op, OpError};
-use crate::schedule::{BufferId, Content, Frame, Place, Schedule, Work};
+use crate::ops::state::works_in_place;
+use crate::ops::{Op, OpError, Scan};
+use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
 
 /// What a task touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +23,9 @@ enum Region {
     Bytes(Range<u64>),
     /// Argument and result of this number, which may lie in one place.
     Port(usize),
-    /// Weights and inputs: never written.
+    /// A weight or a state that some task of the schedule writes, by number.
+    Lasting(usize),
+    /// Inputs, and other weights and states: never written.
     Outside,
 }
 
@@ -28,8 +33,8 @@ impl Region {
     fn overlaps(&self, other: &Region) -> bool {
         match (self, other) {
             (Region::Bytes(a), Region::Bytes(b)) => a.start.max(b.start) < a.end.min(b.end),
-            (Region::Port(a), Region::Port(b)) => a == b,
-            (Region::Bytes(_) | Region::Port(_) | Region::Outside, _) => false,
+            (Region::Port(a), Region::Port(b)) | (Region::Lasting(a), Region::Lasting(b)) => a == b,
+            (Region::Bytes(_) | Region::Port(_) | Region::Lasting(_) | Region::Outside, _) => false,
         }
     }
 }
@@ -38,8 +43,10 @@ impl Region {
 struct Touched {
     reads: Vec<Region>,
     writes: Vec<Region>,
-    /// Where the callee's frame lies.
-    callee: Option<Region>,
+    /// What the callee writes: where its frame lies, and what lasts.
+    callee: Vec<Region>,
+    /// What the callee reads of what lasts.
+    callee_reads: Vec<Region>,
 }
 
 impl Touched {
@@ -49,15 +56,22 @@ impl Touched {
 
     fn conflicts(&self, other: &Touched) -> bool {
         let meets = |region: &Region, other: &Touched| {
-            other.reads.iter().chain(other.written()).any(|o| region.overlaps(o))
+            other.reads.iter().chain(&other.callee_reads).chain(other.written()).any(|o| region.overlaps(o))
         };
         self.written().any(|r| meets(r, other)) || other.written().any(|r| meets(r, self))
     }
 }
 
 /// Adds what is wrong with the frame's use of memory.
-pub(super) fn check(schedule: &Schedule, frame: &Frame, order: &Order, found: &mut Diagnostics) {
-    let regions: Vec<Region> = frame.buffers.ids().map(|buffer| region(schedule, frame, buffer)).collect();
+pub(super) fn check(
+    schedule: &Schedule,
+    frame: &Frame,
+    lasting: &Lasting<'_>,
+    order: &Order,
+    found: &mut Diagnostics,
+) {
+    let regions: Vec<Region> =
+        frame.buffers.ids().map(|buffer| region(schedule, frame, lasting, buffer)).collect();
     let region = |buffer: BufferId| {
         use crate::entity::Entity;
         regions[buffer.index()].clone()
@@ -65,15 +79,20 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, order: &Order, found: &m
     let touched: Vec<Touched> = frame
         .tasks
         .iter()
-        .map(|task| Touched {
-            reads: task.reads.iter().map(|&b| region(b)).collect(),
-            writes: task.writes.iter().map(|&b| region(b)).collect(),
-            callee: match task.work {
-                Work::Call { callee, base, .. } => {
-                    Some(Region::Bytes(base..base + schedule.frames[callee].bytes))
-                }
-                Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
-            },
+        .map(|task| {
+            let (mut callee, mut callee_reads) = (Vec::new(), Vec::new());
+            if let Work::Call { callee: called, base, .. } = task.work {
+                let effects = lasting.effects(called);
+                callee.push(Region::Bytes(base..base + schedule.frames[called].bytes));
+                callee.extend(effects.writes.iter().map(|&n| Region::Lasting(n)));
+                callee_reads.extend(effects.reads.iter().map(|&n| Region::Lasting(n)));
+            }
+            Touched {
+                reads: task.reads.iter().map(|&b| region(b)).collect(),
+                writes: task.writes.iter().map(|&b| region(b)).collect(),
+                callee,
+                callee_reads,
+            }
         })
         .collect();
     let mut owners = Owners::default();
@@ -86,7 +105,7 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, order: &Order, found: &m
                 found.push(in_task(frame, i, error));
             }
         }
-        if let Err(error) = check_in_place(frame, i, &touched[i]) {
+        if let Err(error) = check_in_place(schedule, frame, i, &touched[i]) {
             found.push(in_task(frame, i, error));
         }
         for other in order.concurrent(i) {
@@ -98,14 +117,16 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, order: &Order, found: &m
                 found.push(in_task(frame, i, OpError::new("S07", message)));
             }
         }
-        if let Some(Region::Bytes(range)) = &touched[i].callee {
-            owners.write(range.clone(), None);
+        for region in &touched[i].callee {
+            if let Region::Bytes(range) = region {
+                owners.write(range.clone(), None);
+            }
         }
         for (&buffer, region) in task.writes.iter().zip(&touched[i].writes) {
             match region {
                 Region::Bytes(range) => owners.write(range.clone(), Some(buffer)),
                 Region::Port(n) => drop(owners.results.insert(*n, i)),
-                Region::Outside => {}
+                Region::Lasting(_) | Region::Outside => {}
             }
         }
     }
@@ -117,35 +138,48 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, order: &Order, found: &m
     }
 }
 
-fn region(schedule: &Schedule, frame: &Frame, buffer: BufferId) -> Region {
-    let buffer = &frame.buffers[buffer];
+fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferId) -> Region {
+    let buffer = &frame.buffers[id];
     match buffer.place {
         Place::Frame(offset) => Region::Bytes(offset..offset + buffer.bytes(&schedule.space)),
         Place::Argument(i) | Place::Result(i) => Region::Port(i),
-        Place::Weight(_) | Place::Input(_) | Place::State(_) => Region::Outside,
+        Place::Weight(_) | Place::State(_) => {
+            lasting.number(frame, id).map_or(Region::Outside, Region::Lasting)
+        }
+        Place::Input(_) => Region::Outside,
     }
 }
 
 /// A task may write where it reads when element i of the result needs element i of the operand only; a call, when the
-/// argument and the result have one number; an all-reduce, when it is given the tensor itself.
-fn check_in_place(frame: &Frame, index: usize, touched: &Touched) -> Result<(), OpError> {
+/// argument and the result have one number and each layer is done with what it overwrites; an all-reduce, when it is
+/// given the tensor itself.
+fn check_in_place(
+    schedule: &Schedule,
+    frame: &Frame,
+    index: usize,
+    touched: &Touched,
+) -> Result<(), OpError> {
     let task = &frame.tasks[index];
     let refuse = |what: String| Err(OpError::new("S08", what));
     for (j, written) in touched.writes.iter().enumerate() {
         let write = task.writes[j];
-        if touched.writes[..j].iter().chain(&touched.callee).any(|other| other.overlaps(written)) {
+        let elsewhere = touched.writes[..j].iter().chain(&touched.callee).chain(&touched.callee_reads);
+        if elsewhere.into_iter().any(|other| other.overlaps(written)) {
             return refuse(format!("it writes `${}` where it writes something else", name(frame, write)));
         }
         for (i, read) in touched.reads.iter().enumerate().filter(|(_, read)| read.overlaps(written)) {
             let operand = task.reads[i];
             let same_elements = same_place(read, written) && same_elements(frame, operand, write);
             let fits = match &task.work {
-                Work::Compute(Op::Unary(_) | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. }) => {
-                    same_elements
-                }
+                Work::Compute(op) => works_in_place(op) && same_elements,
                 Work::Exchange(transfer) => matches!(transfer.op, Op::AllReduce { .. }) && read == written,
-                Work::Call { .. } => i == j && (operand == write || matches!(read, Region::Port(_))),
-                Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) | Work::Copy => false,
+                Work::Call { callee, layers, scan, .. } => {
+                    let is_own = scan.is_none_or(|scan| i < scan.carried)
+                        || layers.end - layers.start == 1
+                        || takes_slices(schedule, frame, *callee, scan.as_ref(), i, operand);
+                    i == j && is_own && (operand == write || matches!(read, Region::Port(_)))
+                }
+                Work::Pack(_) | Work::Unpack(_) | Work::Copy => false,
             };
             if !fits {
                 let (operand, write) = (name(frame, operand), name(frame, write));
@@ -153,18 +187,38 @@ fn check_in_place(frame: &Frame, index: usize, touched: &Touched) -> Result<(), 
             }
         }
     }
-    let frame_of_callee = touched.callee.iter();
-    match frame_of_callee.clone().any(|callee| touched.reads.iter().any(|read| read.overlaps(callee))) {
-        true => refuse("the callee's frame lies where an argument lies".to_owned()),
-        false => Ok(()),
+    for callee in &touched.callee {
+        let Some(i) = touched.reads.iter().position(|read| read.overlaps(callee)) else { continue };
+        return refuse(match callee {
+            Region::Lasting(_) => format!("the callee writes `${}`, an argument", name(frame, task.reads[i])),
+            Region::Bytes(_) | Region::Port(_) | Region::Outside => {
+                "the callee's frame lies where an argument lies".to_owned()
+            }
+        });
     }
+    Ok(())
+}
+
+/// Whether each layer of a call gets its slice of argument `index`.
+fn takes_slices(
+    schedule: &Schedule,
+    frame: &Frame,
+    callee: FrameId,
+    scan: Option<&Scan>,
+    index: usize,
+    argument: BufferId,
+) -> bool {
+    let mut buffers = schedule.frames[callee].buffers.values();
+    let parameter = buffers.find(|b| b.place == Place::Argument(index));
+    parameter
+        .is_some_and(|parameter| is_sliced(scan, index, &frame.buffers[argument].content, &parameter.content))
 }
 
 fn same_place(a: &Region, b: &Region) -> bool {
     match (a, b) {
         (Region::Bytes(a), Region::Bytes(b)) => a.start == b.start && a.end == b.end,
-        (Region::Port(a), Region::Port(b)) => a == b,
-        (Region::Bytes(_) | Region::Port(_) | Region::Outside, _) => false,
+        (Region::Port(a), Region::Port(b)) | (Region::Lasting(a), Region::Lasting(b)) => a == b,
+        (Region::Bytes(_) | Region::Port(_) | Region::Lasting(_) | Region::Outside, _) => false,
     }
 }
 
@@ -233,7 +287,7 @@ impl Owners {
                 true => Ok(()),
                 false => refuse("is read before it is written"),
             },
-            (Region::Bytes(_) | Region::Port(_) | Region::Outside, _) => Ok(()),
+            (Region::Bytes(_) | Region::Port(_) | Region::Lasting(_) | Region::Outside, _) => Ok(()),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A schedule has no source text of its own, so diagnostics name the frame and the task. The invariants are listed in
 //! [`crate::codes::SCHEDULE`].
 
+mod lasting;
 mod memory;
 mod order;
 mod structure;
@@ -29,22 +30,29 @@ pub fn verify(schedule: &Schedule) -> Result<(), Diagnostics> {
     let mut found = check_space(&schedule.space);
     if found.is_empty() {
         structure::check_frames(schedule, &mut found);
-        for (id, frame) in schedule.frames.iter() {
-            let before = found.len();
+        for id in schedule.frames.ids() {
             structure::check_frame(schedule, id, &mut found);
-            if found.len() == before {
-                work::check(schedule, frame, &mut found);
-            }
-            if found.len() == before {
-                let order = order::check(frame, &mut found);
-                memory::check(schedule, frame, &order, &mut found);
-            }
             if found.len() >= MAX_DIAGNOSTICS {
-                found.truncate(MAX_DIAGNOSTICS);
                 break;
             }
         }
     }
+    if found.is_empty() {
+        lasting::check(schedule, &mut found);
+        let lasting = lasting::Lasting::of(schedule);
+        for frame in schedule.frames.values() {
+            let before = found.len();
+            work::check(schedule, frame, &mut found);
+            if found.len() == before {
+                let order = order::check(frame, &mut found);
+                memory::check(schedule, frame, &lasting, &order, &mut found);
+            }
+            if found.len() >= MAX_DIAGNOSTICS {
+                break;
+            }
+        }
+    }
+    found.truncate(MAX_DIAGNOSTICS);
     if found.is_empty() { Ok(()) } else { Err(found) }
 }
 

@@ -6,8 +6,8 @@ use crate::diagnostic::Diagnostics;
 use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::mesh::Rank;
-use crate::ops::structure::MAX_LAYERS;
-use crate::ops::{Context, Op, OpError};
+use crate::ops::structure::{self, MAX_LAYERS};
+use crate::ops::{Context, Op, OpError, Scan};
 use crate::schedule::{Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work};
 use crate::text::show;
 use crate::types::TensorType;
@@ -32,8 +32,8 @@ impl<'s> Checker<'s> {
     fn writes_its_own(&self) -> Result<(), OpError> {
         for &written in &self.task.writes {
             match self.frame.buffers[written].place {
-                Place::Frame(_) | Place::Result(_) => {}
-                Place::Argument(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => {
+                Place::Frame(_) | Place::Result(_) | Place::Weight(_) | Place::State(_) => {}
+                Place::Argument(_) | Place::Input(_) => {
                     let message =
                         format!("it writes `${}`, which is not the frame's", name(self.frame, written));
                     return Err(OpError::new("S11", message));
@@ -89,7 +89,10 @@ impl<'s> Checker<'s> {
     }
 
     fn compute(&self, op: &Op) -> Result<(), OpError> {
-        let elsewhere = matches!(op, Op::Param(_) | Op::Input(_) | Op::Call { .. } | Op::Reshard);
+        let elsewhere = matches!(
+            op,
+            Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Assign { .. } | Op::Call { .. } | Op::Reshard
+        );
         if elsewhere || op.is_communication() {
             return Err(OpError::new("S03", format!("`{}` is no work on local tensors", op.name())));
         }
@@ -198,7 +201,7 @@ impl<'s> Checker<'s> {
     fn call(&self, callee: FrameId) -> Result<(), OpError> {
         let Task { reads, writes, work, .. } = self.task;
         let frame = &self.schedule.frames[callee];
-        let Work::Call { layers, .. } = work else { return Ok(()) };
+        let Work::Call { layers, scan, .. } = work else { return Ok(()) };
         if layers.start >= layers.end || layers.end > MAX_LAYERS {
             let message = format!("it runs over layers {}..{}", layers.start, layers.end);
             return Err(OpError::new("S09", message));
@@ -216,18 +219,44 @@ impl<'s> Checker<'s> {
                 ),
             ));
         }
+        let n_carried = scan.map_or(writes.len(), |scan| scan.carried);
+        if let Some(Scan { over, carried, .. }) = scan
+            && (self.schedule.space.size(*over) != layers.end - layers.start || *carried > writes.len())
+        {
+            let message = format!(
+                "{} layers of `@{}` hand on {carried} of {} results and stack the others along `{}` of {}",
+                layers.end - layers.start,
+                frame.name,
+                writes.len(),
+                self.schedule.space.dims[*over].name,
+                self.schedule.space.size(*over)
+            );
+            return Err(OpError::new("S09", message));
+        }
         for buffer in frame.buffers.values() {
-            let (here, what) = match buffer.place {
-                Place::Argument(i) => (self.read(i), format!("argument {i}")),
-                Place::Result(i) => (self.write(i), format!("result {i}")),
+            let (fits, what) = match buffer.place {
+                Place::Argument(i) => (
+                    *self.read(i) == buffer.content
+                        || is_sliced(scan.as_ref(), i, self.read(i), &buffer.content),
+                    format!("argument {i}"),
+                ),
+                Place::Result(i) => {
+                    let here = match (scan, self.write(i), &buffer.content) {
+                        (Some(scan), Content::Tensor(here), Content::Tensor(ty)) if i >= n_carried => {
+                            *here == structure::stacked(ty, scan.over)
+                        }
+                        (_, here, content) => here == content,
+                    };
+                    (here, format!("result {i}"))
+                }
                 Place::Frame(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => continue,
             };
-            if *here != buffer.content {
+            if !fits {
                 let message = format!("{what} of `@{}` has another content than its buffer here", frame.name);
                 return Err(OpError::new("S09", message));
             }
         }
-        let carried = (0..writes.len()).find(|&i| reads.get(i) != Some(&writes[i]));
+        let carried = (0..n_carried).find(|&i| reads.get(i) != Some(&writes[i]));
         match carried {
             Some(i) if layers.end - layers.start > 1 => {
                 let message =
@@ -236,5 +265,15 @@ impl<'s> Checker<'s> {
             }
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+/// Whether a call passes each layer its slice of an argument.
+pub(super) fn is_sliced(scan: Option<&Scan>, index: usize, argument: &Content, parameter: &Content) -> bool {
+    match (argument, parameter) {
+        (Content::Tensor(argument), Content::Tensor(parameter)) => {
+            structure::is_sliced(scan, index, argument, parameter)
+        }
+        _ => false,
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Output};
-use ithaca_ir::ops::{Attention, AttentionDims, Binding, Rotary, Scaling, Turn};
+use ithaca_ir::ops::{Attention, AttentionDims, Binding, Pairs, Rotary, Scaling, Turn};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
     aligned,
@@ -171,7 +171,14 @@ fn layered() -> Module {
     let y = b.push(Op::RmsNorm { over: m, eps: 1e-5, offset: 0.0 }, &[x, norm]).unwrap();
     let q = b.weight(Binding::named("q.{layer}"), TensorType::new(DType::BF16, [h, d, m])).unwrap();
     let q = b.einsum(y, q, &[s, h, d]).unwrap();
-    let rotary = Rotary { over: d, width: 2, theta: 10.0, scaling: Scaling::None, turn: Turn::Forth };
+    let rotary = Rotary {
+        over: d,
+        width: 2,
+        theta: 10.0,
+        scaling: Scaling::None,
+        turn: Turn::Forth,
+        pairs: Pairs::default(),
+    };
     let q = b.push(Op::Rotary(rotary), &[q, positions]).unwrap();
     let q = b.push(Op::AllToAll { axis: a, split: h, concat: s }, &[q]).unwrap();
     let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
@@ -199,7 +206,7 @@ fn layered() -> Module {
     let positions = b.push_as(Op::Positions, &[], TensorType::new(DType::I32, [s]).split(s, [a])).unwrap();
     let table =
         b.weight(Binding::named("table"), TensorType::new(DType::BF16, [v, m]).split(v, [t])).unwrap();
-    let x = b.push(Op::Embed { over: v }, &[table, ids]).unwrap();
+    let x = b.push(Op::Embed { over: v, padding: None }, &[table, ids]).unwrap();
     let x = b.push(Op::AllReduce { axis: t }, &[x]).unwrap();
     let x = b.call(block, 0..3, &[x, positions]).unwrap()[0];
     let head = source(&mut b, "table", DType::BF16, &[v, m]);

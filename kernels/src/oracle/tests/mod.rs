@@ -8,7 +8,7 @@ mod sharded;
 mod steps;
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Rotary, Scaling, Turn, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Pairs, Rotary, Scaling, Turn, Unary};
 use ithaca_ir::{
     Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, Space, TensorType, ValueId,
 };
@@ -96,7 +96,7 @@ fn embed_looks_up_rows_and_refuses_others() {
     let space = space(&[("v", 3), ("m", 2), ("s", 2)]);
     let v = space.dim("v").unwrap();
     let table = [0.0, 1.0, 10.0, 11.0, 20.0, 21.0];
-    let op = Op::Embed { over: v };
+    let op = Op::Embed { over: v, padding: None };
     let look = |ids: &[f64]| apply(&space, op.clone(), &[("v m", F, &table), ("s", DType::I32, ids)], None);
     close(&look(&[2.0, 0.0]).unwrap(), &[20.0, 21.0, 0.0, 1.0]);
     assert!(matches!(look(&[3.0, 0.0]), Err(RunError::TokenOutOfRange { value: 3, rows: 3, .. })));
@@ -205,7 +205,14 @@ fn rotary_is_a_complex_product_under_each_scaling() {
     let llama = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
     for scaling in [Scaling::None, Scaling::Linear { factor: 2.0 }, llama, yarn] {
         let turn = Turn::Forth;
-        let rotary = Rotary { over: space.dim("d").unwrap(), width: 8, theta: 100.0, scaling, turn };
+        let rotary = Rotary {
+            over: space.dim("d").unwrap(),
+            width: 8,
+            theta: 100.0,
+            scaling,
+            turn,
+            pairs: Pairs::default(),
+        };
         let op = Op::Rotary(rotary.clone());
         let found = apply(&space, op, &[("s h d", F, &x), ("s", DType::I32, &positions)], None).unwrap();
         for (row, (x, y)) in x.chunks(10).zip(found.chunks(10)).enumerate() {

@@ -105,11 +105,11 @@ impl Cx<'_> {
         let types = f.param(ty, Some("token_type_ids"));
         let positions = self.positions(&mut f)?;
         let table = self.tensors.weight(&mut f, &self.embedding(), &[v, m])?;
-        let mut x = f.push(Op::Embed { over: v }, &[table, ids])?;
+        let mut x = f.push(Op::Embed { over: v, padding: self.bert.padding }, &[table, ids])?;
         for (part, over, ids) in [("token_type", y, types), ("position", p, positions)] {
             let name = format!("{}embeddings.{part}_embeddings.weight", self.prefix());
             let table = self.tensors.weight(&mut f, &name, &[over, m])?;
-            let embedded = f.push(Op::Embed { over }, &[table, ids])?;
+            let embedded = f.push(Op::Embed { over, padding: None }, &[table, ids])?;
             x = f.add(x, embedded)?;
         }
         let x = self.norm(&mut f, x, &format!("{}embeddings.LayerNorm", self.prefix()), m)?;

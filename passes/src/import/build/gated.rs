@@ -11,9 +11,9 @@ use ithaca_ir::module::Output;
 use ithaca_ir::ops::Binary;
 use ithaca_ir::{DType, DimId, Function, FunctionBuilder, Op, ValueId};
 
-use super::{Built, Cx, Dims};
+use super::{Built, Cx, Dims, experts, latent};
 use crate::import::family::Family;
-use crate::import::spec::{Kind, QkNorm};
+use crate::import::spec::{Kind, Mlp, QkNorm};
 
 pub(super) const LAYER: &str = "model.layers.{layer}";
 
@@ -54,7 +54,10 @@ impl Norms {
             | Family::Phi3
             | Family::Starcoder2
             | Family::GptNeox
-            | Family::Gpt2 => before,
+            | Family::Gpt2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => before,
         }
     }
 }
@@ -69,13 +72,19 @@ pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Bui
     let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
 
     let normed = norm(&mut f, x, norms.before_attention)?;
-    let out = attend(cx, kind, &mut f, normed)?;
+    let out = match cx.dims.latent {
+        Some(dims) => latent::attend(cx, dims, kind, &mut f, normed)?,
+        None => attend(cx, kind, &mut f, normed)?,
+    };
     let out = norm(&mut f, out, norms.after_attention)?;
     let x = f.add(x, out)?;
     f.name(x, Some("attended"));
 
     let normed = norm(&mut f, x, norms.before_mlp)?;
-    let out = mlp(cx, &mut f, normed)?;
+    let out = match (kind.mlp, &cx.spec.experts, cx.dims.experts) {
+        (Mlp::Experts, Some(spec), Some(dims)) => experts::mlp(cx, spec, dims, &mut f, normed)?,
+        (Mlp::Experts | Mlp::Dense, _, _) => mlp(cx, &mut f, normed)?,
+    };
     let out = norm(&mut f, out, norms.after_mlp)?;
     let x = f.add(x, out)?;
     f.name(x, Some("y"));
@@ -169,7 +178,10 @@ fn projection_weight(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, part: &str, heads
         | Family::Olmo2
         | Family::Starcoder2
         | Family::GptNeox
-        | Family::Gpt2 => cx.tensors.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims),
+        | Family::Gpt2
+        | Family::Mixtral
+        | Family::Qwen3Moe
+        | Family::DeepseekV3 => cx.tensors.weight(f, &format!("{LAYER}.self_attn.{part}_proj.weight"), &dims),
     }
 }
 
@@ -195,7 +207,10 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
             | Family::Olmo2
             | Family::Starcoder2
             | Family::GptNeox
-            | Family::Gpt2 => cx.tensors.weight(f, &format!("{name}.weight"), &[ffn, m])?,
+            | Family::Gpt2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => cx.tensors.weight(f, &format!("{name}.weight"), &[ffn, m])?,
         };
         let y = f.einsum(x, weight, &[b, s, ffn])?;
         parts[i] = match cx.spec.bias.mlp {

@@ -1,12 +1,14 @@
 //! From what was understood of a model to its program.
 //!
 //! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads where they are fewer,
-//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5 and BERT have more. Query heads that share a key/value head are a
+//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5, BERT, experts and latents have more. Query heads that share a key/value head are a
 //! granule of `h`, so no pass can tear a group.
 
 mod bert;
+mod experts;
 mod gated;
 mod gpt2;
+mod latent;
 mod loss;
 mod plain;
 mod t5;
@@ -83,7 +85,10 @@ fn decoder(
             | Family::Qwen3
             | Family::Phi3
             | Family::Gemma2
-            | Family::Olmo2 => gated::block(&cx, kind, builder)?,
+            | Family::Olmo2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => gated::block(&cx, kind, builder)?,
             Family::Starcoder2 => plain::block(&cx, kind, &plain::STARCODER2, builder)?,
             Family::GptNeox => plain::block(&cx, kind, &plain::GPT_NEOX, builder)?,
             Family::Gpt2 => gpt2::block(&cx, kind, builder)?,
@@ -109,6 +114,8 @@ struct Dims {
     f: DimId,
     v: DimId,
     p: Option<DimId>,
+    experts: Option<experts::Dims>,
+    latent: Option<latent::Dims>,
 }
 
 impl Dims {
@@ -123,7 +130,9 @@ impl Dims {
         let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
         let p = spec.learned.map(|n| dim("p", n));
         space.dims[h].granule = spec.heads / spec.kv_heads;
-        Self { b, s, m, h, k, d, f, v, p }
+        let experts = spec.experts.as_ref().map(|e| experts::Dims::declare(space, e));
+        let latent = spec.latent.as_ref().map(|l| latent::Dims::declare(space, l));
+        Self { b, s, m, h, k, d, f, v, p, experts, latent }
     }
 }
 
@@ -151,7 +160,10 @@ impl Cx<'_> {
             | Family::Olmo2
             | Family::Starcoder2
             | Family::GptNeox
-            | Family::Gpt2 => 0.0,
+            | Family::Gpt2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => 0.0,
         };
         f.push(Op::RmsNorm { over, eps: self.spec.eps, offset }, &[x, weight])
     }
@@ -187,6 +199,7 @@ impl Cx<'_> {
                 width: rotary.width,
                 theta: rotary.theta,
                 scaling: rotary.scaling.clone(),
+                pairs: rotary.pairs,
                 turn: Turn::Forth,
             });
             q = f.push(op.clone(), &[q, positions])?;
@@ -211,11 +224,11 @@ impl Cx<'_> {
         let mut f = FunctionBuilder::new("embed", space, &none);
         let ids = f.param(TensorType::new(DType::I32, [b, s]), Some("input_ids"));
         let table = self.tensors.weight(&mut f, self.embedding(), &[v, m])?;
-        let mut x = f.push(Op::Embed { over: v }, &[table, ids])?;
+        let mut x = f.push(Op::Embed { over: v, padding: self.spec.padding }, &[table, ids])?;
         if let Some(p) = p {
             let positions = self.positions(&mut f)?;
             let table = self.tensors.weight(&mut f, "transformer.wpe.weight", &[p, m])?;
-            let embedded = f.push(Op::Embed { over: p }, &[table, positions])?;
+            let embedded = f.push(Op::Embed { over: p, padding: None }, &[table, positions])?;
             x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
         }
         if self.spec.family == Family::Gemma2 {
@@ -241,7 +254,10 @@ impl Cx<'_> {
             | Family::Qwen3
             | Family::Phi3
             | Family::Gemma2
-            | Family::Olmo2 => self.rms_norm(&mut f, x, "model.norm.weight", m)?,
+            | Family::Olmo2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => self.rms_norm(&mut f, x, "model.norm.weight", m)?,
             Family::Starcoder2 => self.layer_norm(&mut f, x, "model.norm")?,
             Family::GptNeox => self.layer_norm(&mut f, x, "gpt_neox.final_layer_norm")?,
             Family::Gpt2 => self.layer_norm(&mut f, x, "transformer.ln_f")?,
@@ -257,7 +273,10 @@ impl Cx<'_> {
             | Family::Gemma2
             | Family::Olmo2
             | Family::Starcoder2
-            | Family::Gpt2 => "lm_head.weight",
+            | Family::Gpt2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => "lm_head.weight",
         };
         let weight = self.tensors.weight(&mut f, name, &[v, m])?;
         let mut logits = f.einsum(normed, weight, &[b, s, v])?;
@@ -302,7 +321,10 @@ impl Cx<'_> {
             | Family::Phi3
             | Family::Gemma2
             | Family::Olmo2
-            | Family::Starcoder2 => "model.embed_tokens.weight",
+            | Family::Starcoder2
+            | Family::Mixtral
+            | Family::Qwen3Moe
+            | Family::DeepseekV3 => "model.embed_tokens.weight",
             Family::GptNeox => "gpt_neox.embed_in.weight",
             Family::Gpt2 => "transformer.wte.weight",
         }

@@ -131,7 +131,7 @@ impl Cx<'_> {
         let mut f = FunctionBuilder::new(format!("embed_{}", stack.name()), space, &none);
         let ids = f.param(TensorType::new(DType::I32, [b, self.tokens(stack)]), Some("ids"));
         let table = self.tensors.weight(&mut f, TABLE, &[v, m])?;
-        let x = f.push(Op::Embed { over: v }, &[table, ids])?;
+        let x = f.push(Op::Embed { over: v, padding: None }, &[table, ids])?;
         f.name(x, Some("x"));
         Ok(f.finish([Output { name: None, value: x }]))
     }

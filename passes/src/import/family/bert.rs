@@ -6,7 +6,7 @@
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
-use super::{derived_head_dim, read_activation};
+use super::{derived_head_dim, padding_row, read_activation};
 use crate::import::fields::Fields;
 use crate::import::spec::{Bert, BertHead, check_layers};
 
@@ -39,12 +39,14 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType, architecture: &str) ->
     let heads = fields.size("num_attention_heads", 12)?;
     derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads))?;
     let layers = fields.count("num_hidden_layers", 12)?;
+    let vocab = fields.size("vocab_size", 30_522)?;
     Ok(Bert {
         dtype,
         hidden,
         heads,
         ffn: fields.size("intermediate_size", 3072)?,
-        vocab: fields.size("vocab_size", 30_522)?,
+        vocab,
+        padding: padding_row(fields, Some(0), vocab)?,
         types: fields.size("type_vocab_size", 2)?,
         positions: fields.size("max_position_embeddings", 512)?,
         eps: fields.epsilon("layer_norm_eps", 1e-12)?,

@@ -12,7 +12,7 @@ use super::layer_types::{FULL, SLIDING, by_type};
 use super::{Defaults, Family, HeadDim, Rope, read_activation, read_sizes};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
-use crate::import::spec::{Biases, Kind, Spec};
+use crate::import::spec::{Biases, Kind, Mlp, Spec};
 
 /// Fields that other families must leave neutral.
 pub(super) const OWN: &[&str] =
@@ -37,6 +37,7 @@ pub(super) fn read<'a>(
             eps: ("rms_norm_eps", 1e-6),
             activation: ("hidden_activation", "gelu_pytorch_tanh"),
             tied: true,
+            padding: Some(0),
         },
     )?;
     if read_activation(fields, "hidden_act", "gelu_pytorch_tanh")? != sizes.activation
@@ -61,7 +62,7 @@ pub(super) fn read<'a>(
     let rotary = rope.of_model()?;
     let window = width.ok_or("`sliding_window` must be a number of tokens");
     let (kinds, layers) = by_type(&types, sizes.layers, window, |label, _, mask| {
-        Ok(Kind { label, mask, scale, softcap, rotary: Some(rotary.clone()) })
+        Ok(Kind { label, mask, scale, softcap, rotary: Some(rotary.clone()), mlp: Mlp::Dense })
     })?;
     let spec = sizes.spec(Family::Gemma2, dtype, kinds, layers);
     Ok(Spec { bias: Biases { qkv: bias, out: bias, mlp: false }, logit_cap, ..spec })

@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Diagnostic, Mask};
 
 use super::{Family, derived_head_dim, read_activation, usual_scale};
 use crate::import::fields::Fields;
-use crate::import::spec::{Biases, Kind, QkNorm, Residual, Spec, check_layers, runs};
+use crate::import::spec::{Biases, Kind, Mlp, QkNorm, Residual, Spec, check_layers, runs};
 
 pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagnostic> {
     let hidden = fields.aliased_size(["n_embd", "hidden_size"], 768)?;
@@ -34,8 +34,14 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
     ] {
         let _ = fields.raw(name);
     }
-    let kind =
-        |label: String, scale: f64| Kind { label, mask: Mask::Causal, scale, softcap: None, rotary: None };
+    let kind = |label: String, scale: f64| Kind {
+        label,
+        mask: Mask::Causal,
+        scale,
+        softcap: None,
+        rotary: None,
+        mlp: Mlp::Dense,
+    };
     let by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false)?;
     let (kinds, runs) = match by_layer {
         false => (vec![kind("full".to_owned(), scale)], runs((0..layers).map(|_| 0))),
@@ -62,6 +68,9 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
         residual: Residual::Serial,
         logit_cap: None,
         tied: fields.flag("tie_word_embeddings", true)?,
+        padding: None,
+        experts: None,
+        latent: None,
         learned: Some(positions),
     })
 }

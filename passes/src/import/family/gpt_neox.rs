@@ -6,7 +6,7 @@ use ithaca_ir::{DType, Diagnostic, Mask};
 use super::{Family, Rope, Sizes, check_layers, derived_head_dim, read_activation, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::Partial;
-use crate::import::spec::{Biases, Kind, Residual, Spec};
+use crate::import::spec::{Biases, Kind, Mlp, Residual, Spec};
 
 pub(super) fn read<'a>(
     fields: &mut Fields<'a>,
@@ -28,6 +28,7 @@ pub(super) fn read<'a>(
         activation: read_activation(fields, "hidden_act", "gelu")?,
         max_positions: fields.size("max_position_embeddings", 2048)?,
         tied: fields.flag("tie_word_embeddings", false)?,
+        padding: None,
     };
     let bias = fields.flag("attention_bias", true)?;
     let residual = match fields.flag("use_parallel_residual", true)? {
@@ -41,6 +42,7 @@ pub(super) fn read<'a>(
         scale: usual_scale(sizes.head_dim),
         softcap: None,
         rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     let spec = sizes.spec(Family::GptNeox, dtype, vec![kind], layers);

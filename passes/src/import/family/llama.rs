@@ -5,7 +5,7 @@ use ithaca_ir::{DType, Diagnostic, Mask};
 use super::{Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
-use crate::import::spec::{Biases, Kind, Spec};
+use crate::import::spec::{Biases, Kind, Mlp, Spec};
 
 pub(super) fn read<'a>(
     fields: &mut Fields<'a>,
@@ -22,6 +22,7 @@ pub(super) fn read<'a>(
         scale: usual_scale(sizes.head_dim),
         softcap: None,
         rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     let spec = sizes.spec(Family::Llama, dtype, vec![kind], layers);

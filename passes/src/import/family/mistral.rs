@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
-use crate::import::spec::{Kind, Spec, window};
+use crate::import::spec::{Kind, Mlp, Spec, window};
 
 pub(super) fn read<'a>(
     fields: &mut Fields<'a>,
@@ -29,6 +29,7 @@ pub(super) fn read<'a>(
         scale: usual_scale(sizes.head_dim),
         softcap: None,
         rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     Ok(sizes.spec(Family::Mistral, dtype, vec![kind], layers))

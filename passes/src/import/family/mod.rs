@@ -3,6 +3,8 @@
 //! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
 
 mod bert;
+mod deepseek;
+mod experts;
 mod gemma2;
 mod gpt2;
 mod gpt_neox;
@@ -10,9 +12,11 @@ mod known;
 mod layer_types;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen;
+mod qwen_moe;
 mod starcoder2;
 mod t5;
 
@@ -26,7 +30,7 @@ use super::rope::{Rope, RopeContext};
 use super::spec::{Biases, Dropouts, Kind, Model, QkNorm, Residual, Spec, Structure, check_layers, runs};
 
 /// The families that can be imported: `model_type` and what it covers.
-pub const FAMILIES: [(&str, &str); 12] = [
+pub const FAMILIES: [(&str, &str); 15] = [
     ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
     ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
     ("qwen2", "biased queries, keys and values; sliding windows by layer; rotary as llama"),
@@ -37,6 +41,12 @@ pub const FAMILIES: [(&str, &str); 12] = [
     ("starcoder2", "layer norms, plain MLP, biases by a flag, one sliding window; rotary as llama"),
     ("gpt_neox", "fused projections, partly rotated heads, parallel or serial residual, layer norms"),
     ("gpt2", "learned positions, layer norms, biases everywhere"),
+    ("mixtral", "experts in every layer, shares of the best by softmax; else as mistral"),
+    ("qwen3_moe", "experts by layer, one sliding window for all layers; else as qwen3"),
+    (
+        "deepseek_v3",
+        "latent attention, experts in groups beside shared ones, dense first layers; rotary as llama",
+    ),
     ("t5", "encoder and decoder, biases by relative position, plain or gated MLP, head tied or not"),
     ("bert", "encoder: learned positions, types of token, norms after; pooler or masked language model"),
 ];
@@ -62,10 +72,13 @@ pub(super) enum Family {
     Starcoder2,
     GptNeox,
     Gpt2,
+    Mixtral,
+    Qwen3Moe,
+    DeepseekV3,
 }
 
 impl Family {
-    const ALL: [Family; 10] = [
+    const ALL: [Family; 13] = [
         Family::Llama,
         Family::Mistral,
         Family::Qwen2,
@@ -76,6 +89,9 @@ impl Family {
         Family::Starcoder2,
         Family::GptNeox,
         Family::Gpt2,
+        Family::Mixtral,
+        Family::Qwen3Moe,
+        Family::DeepseekV3,
     ];
 
     /// The family's `model_type`.
@@ -91,6 +107,9 @@ impl Family {
             Family::Starcoder2 => "starcoder2",
             Family::GptNeox => "gpt_neox",
             Family::Gpt2 => "gpt2",
+            Family::Mixtral => "mixtral",
+            Family::Qwen3Moe => "qwen3_moe",
+            Family::DeepseekV3 => "deepseek_v3",
         }
     }
 
@@ -107,6 +126,9 @@ impl Family {
             Family::Starcoder2 => &["Starcoder2ForCausalLM"],
             Family::GptNeox => &["GPTNeoXForCausalLM"],
             Family::Gpt2 => &["GPT2LMHeadModel"],
+            Family::Mixtral => &["MixtralForCausalLM"],
+            Family::Qwen3Moe => &["Qwen3MoeForCausalLM"],
+            Family::DeepseekV3 => &["DeepseekV3ForCausalLM"],
         }
     }
 }
@@ -140,6 +162,9 @@ impl ModelType {
     fn own(self) -> &'static [&'static str] {
         match self {
             ModelType::Decoder(Family::Gemma2) => gemma2::OWN,
+            ModelType::Decoder(Family::Mixtral) => mixtral::OWN,
+            ModelType::Decoder(Family::Qwen3Moe) => qwen_moe::OWN,
+            ModelType::Decoder(Family::DeepseekV3) => deepseek::OWN,
             ModelType::T5 => t5::OWN,
             ModelType::Decoder(_) | ModelType::Bert => &[],
         }
@@ -154,7 +179,10 @@ impl ModelType {
                 | Family::Qwen2
                 | Family::Qwen3
                 | Family::Gemma2
-                | Family::Olmo2 => (("attention_dropout", 0.0), &[]),
+                | Family::Olmo2
+                | Family::Mixtral
+                | Family::Qwen3Moe
+                | Family::DeepseekV3 => (("attention_dropout", 0.0), &[]),
                 Family::Phi3 => (("attention_dropout", 0.0), &[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)]),
                 Family::Starcoder2 => {
                     (("attention_dropout", 0.0), &[("residual_dropout", 0.0), ("embedding_dropout", 0.0)])
@@ -212,6 +240,9 @@ fn read_decoder<'a>(
         Family::Starcoder2 => starcoder2::read(fields, dtype, ignore),
         Family::GptNeox => gpt_neox::read(fields, dtype, ignore),
         Family::Gpt2 => gpt2::read(fields, dtype),
+        Family::Mixtral => mixtral::read(fields, dtype, ignore),
+        Family::Qwen3Moe => qwen_moe::read(fields, dtype, ignore),
+        Family::DeepseekV3 => deepseek::read(fields, dtype, ignore),
     }
 }
 
@@ -320,6 +351,7 @@ struct Sizes {
     activation: Unary,
     max_positions: u64,
     tied: bool,
+    padding: Option<u64>,
 }
 
 /// What absent fields mean, family by family.
@@ -338,6 +370,8 @@ struct Defaults {
     /// The field of the MLP's function, and its value.
     activation: (&'static str, &'static str),
     tied: bool,
+    /// The token of padding.
+    padding: Option<i64>,
 }
 
 /// What most families have in common.
@@ -353,6 +387,7 @@ const USUAL: Defaults = Defaults {
     eps: ("rms_norm_eps", 1e-6),
     activation: ("hidden_act", "silu"),
     tied: false,
+    padding: None,
 };
 
 /// What an absent `head_dim` means.
@@ -384,19 +419,35 @@ fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Dia
         ));
     }
     let layers = fields.count("num_hidden_layers", defaults.layers)?;
+    let vocab = fields.size("vocab_size", defaults.vocab)?;
     Ok(Sizes {
         hidden,
         heads,
         kv_heads,
         head_dim,
         ffn: fields.size("intermediate_size", defaults.ffn)?,
-        vocab: fields.size("vocab_size", defaults.vocab)?,
+        vocab,
         layers: check_layers("num_hidden_layers", layers)?,
         eps: fields.epsilon(defaults.eps.0, defaults.eps.1)?,
         activation: read_activation(fields, defaults.activation.0, defaults.activation.1)?,
         max_positions: fields.size("max_position_embeddings", defaults.max_positions)?,
         tied: fields.flag("tie_word_embeddings", defaults.tied)?,
+        padding: padding_row(fields, defaults.padding, vocab)?,
     })
+}
+
+/// The row of the embedding through which no gradient flows: that of the token of padding, counted from the end where it is
+/// negative. A token beyond the vocabulary has none.
+fn padding_row(fields: &mut Fields<'_>, absent: Option<i64>, vocab: u64) -> Result<Option<u64>, Diagnostic> {
+    let token = match fields.raw("pad_token_id") {
+        None => absent,
+        Some(Value::Null) => None,
+        Some(value) => Some(
+            value.as_i64().ok_or_else(|| fields.wrong("pad_token_id", value, "a whole number or null"))?,
+        ),
+    };
+    let row = token.map(|token| if token < 0 { i128::from(vocab) + i128::from(token) } else { token.into() });
+    Ok(row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < vocab))
 }
 
 fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diagnostic> {
@@ -442,12 +493,16 @@ impl Sizes {
             residual: Residual::Serial,
             logit_cap: None,
             tied: self.tied,
+            padding: self.padding,
             learned: None,
+            experts: None,
+            latent: None,
         }
     }
 
     fn rope_context<'t>(&self, types: &'t [&'static str], partial: super::rope::Partial) -> RopeContext<'t> {
-        RopeContext { head_dim: self.head_dim, max_positions: self.max_positions, types, partial }
+        let RopeContext { theta, .. } = RopeContext::USUAL;
+        RopeContext { head_dim: self.head_dim, max_positions: self.max_positions, types, partial, theta }
     }
 }
 

@@ -6,14 +6,17 @@ use ithaca_ir::{DType, Diagnostic, Mask};
 use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
-use crate::import::spec::{Biases, Kind, QkNorm, Spec};
+use crate::import::spec::{Biases, Kind, Mlp, QkNorm, Spec};
 
 pub(super) fn read<'a>(
     fields: &mut Fields<'a>,
     dtype: DType,
     ignore: &'a [String],
 ) -> Result<Spec, Diagnostic> {
-    let sizes = read_sizes(fields, &Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), ..USUAL })?;
+    let sizes = read_sizes(
+        fields,
+        &Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), padding: Some(1), ..USUAL },
+    )?;
     let bias = fields.flag("attention_bias", false)?;
     let rope = Rope::read(fields, sizes.rope_context(COMMON, Partial::Whole), ignore)?;
     let kind = Kind {
@@ -22,6 +25,7 @@ pub(super) fn read<'a>(
         scale: usual_scale(sizes.head_dim),
         softcap: None,
         rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     let spec = sizes.spec(Family::Olmo2, dtype, vec![kind], layers);

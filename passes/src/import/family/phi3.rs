@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::Partial;
-use crate::import::spec::{Kind, Spec, window};
+use crate::import::spec::{Kind, Mlp, Spec, window};
 
 pub(super) fn read<'a>(
     fields: &mut Fields<'a>,
@@ -23,6 +23,7 @@ pub(super) fn read<'a>(
             ffn: 8192,
             max_positions: 4096,
             eps: ("rms_norm_eps", 1e-5),
+            padding: Some(32_000),
             ..USUAL
         },
     )?;
@@ -40,6 +41,7 @@ pub(super) fn read<'a>(
         scale: usual_scale(sizes.head_dim),
         softcap: None,
         rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     Ok(sizes.spec(Family::Phi3, dtype, vec![kind], layers))

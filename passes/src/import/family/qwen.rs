@@ -9,7 +9,7 @@ use super::layer_types::{FULL, SLIDING, TYPES, by_type};
 use super::{Defaults, Family, HeadDim, Rope, Sizes, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
-use crate::import::spec::{Biases, Kind, QkNorm, Spec};
+use crate::import::spec::{Biases, Kind, Mlp, QkNorm, Spec};
 
 const DEFAULTS: Defaults =
     Defaults { vocab: 151_936, ffn: 22_016, kv_heads: Some(32), max_positions: 32_768, ..USUAL };
@@ -56,7 +56,7 @@ fn read_layers<'a>(
     let window = width.ok_or("`use_sliding_window` must be true and `sliding_window` a number of tokens");
     let (kinds, layers) = by_type(&types, sizes.layers, window, |label, ty, mask| {
         let rotary = rope.of_layers(ty, TYPES)?;
-        Ok(Kind { label, mask, scale, softcap: None, rotary: Some(rotary) })
+        Ok(Kind { label, mask, scale, softcap: None, rotary: Some(rotary), mlp: Mlp::Dense })
     })?;
     Ok(sizes.spec(family, dtype, kinds, layers))
 }

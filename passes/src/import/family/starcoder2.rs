@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
 use crate::import::fields::Fields;
 use crate::import::rope::{COMMON, Partial};
-use crate::import::spec::{Biases, Kind, Spec, window};
+use crate::import::spec::{Biases, Kind, Mlp, Spec, window};
 
 pub(super) fn read<'a>(
     fields: &mut Fields<'a>,
@@ -52,6 +52,7 @@ pub(super) fn read<'a>(
         scale: usual_scale(sizes.head_dim),
         softcap: None,
         rotary: Some(rope.of_model()?),
+        mlp: Mlp::Dense,
     };
     let layers = (0..sizes.layers).map(|_| 0);
     let spec = sizes.spec(Family::Starcoder2, dtype, vec![kind], layers);

@@ -19,6 +19,8 @@ pub(in crate::import) struct Bert {
     pub(in crate::import) ffn: u64,
     /// Tokens of the vocabulary.
     pub(in crate::import) vocab: u64,
+    /// The row of the embedding through which no gradient flows.
+    pub(in crate::import) padding: Option<u64>,
     /// Types of token.
     pub(in crate::import) types: u64,
     /// Rows of the table of learned positions.

@@ -1,18 +1,20 @@
 //! What the importer understands of a model: one form for all families of decoders, and one each for T5 and BERT.
 
 mod bert;
+mod experts;
 mod t5;
 
 use std::ops::Range;
 
 use ithaca_ir::ops::structure::MAX_LAYERS;
-use ithaca_ir::ops::{Scaling, Unary};
+use ithaca_ir::ops::{Pairs, Scaling, Unary};
 use ithaca_ir::{DType, Diagnostic, Dim, Mask};
 
 use super::family::Family;
 use super::{Mode, Workload};
 
 pub(super) use bert::{Bert, BertHead};
+pub(super) use experts::{ExpertSpec, Latent, Mlp};
 pub(super) use t5::T5;
 
 /// A model, without its weights.
@@ -99,8 +101,14 @@ pub(super) struct Spec {
     pub(super) logit_cap: Option<f64>,
     /// Whether the head reads the embedding's table.
     pub(super) tied: bool,
+    /// The row of the embedding through which no gradient flows.
+    pub(super) padding: Option<u64>,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
+    /// The experts of the kinds that have them.
+    pub(super) experts: Option<ExpertSpec>,
+    /// Widths of latent attention, where queries, keys and values come from latents.
+    pub(super) latent: Option<Latent>,
 }
 
 /// What tells blocks of one model apart.
@@ -116,6 +124,8 @@ pub(super) struct Kind {
     pub(super) softcap: Option<f64>,
     /// Rotary positions.
     pub(super) rotary: Option<RotarySpec>,
+    /// What stands behind attention.
+    pub(super) mlp: Mlp,
 }
 
 /// Rotary positions.
@@ -127,6 +137,8 @@ pub(super) struct RotarySpec {
     pub(super) theta: f64,
     /// Stretching of the frequencies.
     pub(super) scaling: Scaling,
+    /// Which elements turn together.
+    pub(super) pairs: Pairs,
 }
 
 /// How queries and keys are normalised.
@@ -194,6 +206,12 @@ impl Spec {
             ("the positions", self.learned.unwrap_or(1).into(), self.hidden),
             ("the activations", tokens(workload.batch, workload.sequence), widest),
         ])?;
+        if let Some(experts) = &self.experts {
+            experts.check(self.hidden, workload)?;
+        }
+        if let Some(latent) = &self.latent {
+            latent.check(self.heads, self.hidden)?;
+        }
         match self.learned {
             Some(n) => check_positions("n_positions", n, workload),
             None => Ok(()),

@@ -4,6 +4,7 @@
 //! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus:
 //! each strategy adds its axes to one [`Placement`].
 
+mod experts;
 mod recipes;
 
 pub use recipes::STRATEGIES;
@@ -33,6 +34,8 @@ pub struct Placement {
     pub heads: AxisList,
     /// Axes that split caches of keys: key sequences that are no query sequences.
     pub cache: AxisList,
+    /// Axes that split the experts of a mixture, major to minor; those of them that split tokens do so everywhere else.
+    pub experts: AxisList,
     /// How keys and queries meet that the remaining axes keep apart inside attention; names a
     /// [`Movement`](crate::movement::Movement).
     pub movement: Option<String>,
@@ -64,9 +67,26 @@ impl Placement {
         }
     }
 
+    /// `axes`, major to minor, split experts, and tokens outside of them: those that split no tokens yet split the
+    /// sequence where attention does not see it.
+    pub fn experts_over(&mut self, axes: &[AxisId]) {
+        for &axis in axes {
+            if !self.token_axes().contains(&axis) {
+                self.residual.push(axis);
+            }
+            self.experts.push(axis);
+        }
+    }
+
+    /// Axes that split tokens outside of attention and experts, each dimension's from minor to major, as all-to-alls
+    /// trade them.
+    fn token_axes(&self) -> AxisList {
+        self.residual_sequence().into_iter().rev().chain(self.batch.iter().rev().copied()).collect()
+    }
+
     /// Everything but what happens inside attention: what all layers of a program must share.
-    pub fn outside(&self) -> (AxisList, AxisList, AxisList, AxisList) {
-        (self.batch.clone(), self.weights.clone(), self.sequence.clone(), self.residual.clone())
+    pub fn outside(&self) -> [AxisList; 5] {
+        [&self.batch, &self.weights, &self.sequence, &self.residual, &self.experts].map(Clone::clone)
     }
 
     /// Axes that split the sequence of the residual stream.
@@ -136,12 +156,16 @@ pub trait Strategy: Sync {
     fn summary(&self) -> &'static str;
     /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;
-    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`. Strategies of a
-    /// product use different ones.
+    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`, `ep`. Strategies
+    /// of a product use different ones.
     fn axes(&self) -> &'static [&'static str];
     /// Whether a planner that is told no strategy tries it.
     fn search(&self) -> Search {
         Search::Candidate
+    }
+    /// Whether it takes the axes that split tokens in the strategies beside it, where the mesh has none of its own.
+    fn shares_axes(&self) -> bool {
+        false
     }
     /// Adds what this strategy splits; `axes` are those of [`axes`](Self::axes), in that order.
     fn place(&self, axes: &[AxisId], placement: &mut Placement);
@@ -183,15 +207,24 @@ pub fn placement(
     let mut placement = Placement::default();
     let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     let mut taken: Vec<AxisId> = Vec::new();
+    let mut sharing = Vec::new();
     for strategy in strategies {
         let axes: Option<Vec<AxisId>> =
             strategy.axes().iter().map(|name| axis_for(name, strategy.axes(), &used, mesh)).collect();
+        if axes.is_none() && strategy.shares_axes() && strategies.len() > 1 {
+            sharing.push(strategy);
+            continue;
+        }
         let Some(axes) = axes else {
             let message = format!("strategy `{}` needs a mesh axis that `{mesh}` lacks", strategy.name());
             return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
         };
         strategy.place(&axes, &mut placement);
         taken.extend(axes);
+    }
+    for strategy in sharing {
+        let axes = placement.token_axes();
+        strategy.place(&axes, &mut placement);
     }
     let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
     if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id) && !also.contains(id)) {
@@ -270,6 +303,9 @@ pub const CONTEXT_AXES: [&str; 4] = ["ulysses", "ring", "cp", "outer"];
 
 /// The mesh axis of tensor parallelism.
 pub const TENSOR_AXIS: &str = "tp";
+
+/// The mesh axis of expert parallelism.
+pub const EXPERT_AXIS: &str = "ep";
 
 /// The mesh axis of data parallelism.
 pub const DATA_AXIS: &str = "dp";

@@ -35,6 +35,9 @@ impl Strategy for Recipe {
     }
 }
 
+/// Expert parallelism.
+const EXPERTS: &dyn Strategy = &super::experts::Experts;
+
 const HEADS: &str =
     "query heads % P = 0; key/value heads % P = 0, or P % key/value heads = 0 with copies; tokens % P = 0";
 
@@ -218,4 +221,5 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         search: Search::Named,
         place: |axes, p| p.sequence_inside(&[axes[0]], "rotate-q"),
     },
+    EXPERTS,
 ];

@@ -1,0 +1,68 @@
+//! Adjoints: what was dispatched is combined, what was combined is dispatched.
+
+use super::Experts;
+use crate::builder::FunctionBuilder;
+use crate::dtype::DType;
+use crate::module::ValueId;
+use crate::ops::{Op, OpError};
+
+impl Experts {
+    /// The gradients of the operands from those of the results; choices and the bias of a route have none.
+    ///
+    /// # Errors
+    /// `V32` where a gradient reaches the gradient of a route.
+    pub fn adjoint(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        operands: &[ValueId],
+        results: &[ValueId],
+        gradients: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, OpError> {
+        let mut out = vec![None; operands.len()];
+        let Some(d) = gradients[0] else { return Ok(out) };
+        let choices = operands[0];
+        match self {
+            Experts::Route(route) => {
+                let op = Op::Experts(Experts::RouteBackward(route.clone()));
+                out[0] = Some(b.push(op, &[operands[0], results[1], d])?);
+            }
+            Experts::RouteBackward(_) => {
+                let message = "a gradient reaches `route_backward`, which has no adjoint";
+                return Err(OpError::new("V32", message));
+            }
+            Experts::Dispatch(slots) => {
+                let back: Vec<ValueId> = [choices, d].into_iter().chain(operands.get(2).copied()).collect();
+                out[1] = Some(b.push(Op::Experts(Experts::Combine(*slots)), &back)?);
+                if let Some(&gates) = operands.get(2) {
+                    let products =
+                        b.push(Op::Experts(Experts::Products(*slots)), &[choices, d, operands[1]])?;
+                    out[2] = Some(cast(b, products, b.ty(gates).dtype)?);
+                }
+            }
+            Experts::Combine(slots) => {
+                let back: Vec<ValueId> = [choices, d].into_iter().chain(operands.get(2).copied()).collect();
+                out[1] = Some(b.push(Op::Experts(Experts::Dispatch(*slots)), &back)?);
+                if let Some(&gates) = operands.get(2) {
+                    let products =
+                        b.push(Op::Experts(Experts::Products(*slots)), &[choices, operands[1], d])?;
+                    out[2] = Some(cast(b, products, b.ty(gates).dtype)?);
+                }
+            }
+            Experts::Products(slots) => {
+                // Each product is linear in the slot and in the token.
+                let d = cast(b, d, b.ty(operands[1]).dtype)?;
+                let to_slots = Op::Experts(Experts::Dispatch(*slots));
+                out[1] = Some(b.push(to_slots, &[choices, operands[2], d])?);
+                out[2] = Some(b.push(Op::Experts(Experts::Combine(*slots)), &[choices, operands[1], d])?);
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn cast(b: &mut FunctionBuilder<'_>, x: ValueId, to: DType) -> Result<ValueId, OpError> {
+    match b.ty(x).dtype == to {
+        true => Ok(x),
+        false => b.push(Op::Cast { to }, &[x]),
+    }
+}

@@ -1,0 +1,205 @@
+//! Which operands the operations of experts take, and what follows for their results.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Experts, Route, Slots};
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::layout::AxisList;
+use crate::ops::elementwise::need_float;
+use crate::ops::{OpError, Types, unplaced};
+use crate::space::Space;
+use crate::types::TensorType;
+
+impl Experts {
+    /// The result types, their layouts left to the rule.
+    pub(in crate::ops) fn infer(&self, space: &Space, operands: &[&TensorType]) -> Result<Types, OpError> {
+        let cx = Cx { name: self.name(), space };
+        match self {
+            Experts::Route(route) => cx.route(route, operands),
+            Experts::RouteBackward(route) => {
+                cx.check_route(route, operands[0])?;
+                cx.choices(operands[1])?;
+                let rows = cx.chosen(route, operands[0]);
+                if operands[1].dims != rows || operands[2].dims != rows {
+                    return Err(cx.shape(
+                        "choices and gradients have the dimensions of the logits, the last chosen from",
+                    ));
+                }
+                need_float(cx.name, operands[2].dtype)?;
+                Ok(smallvec![unplaced(operands[0])])
+            }
+            Experts::Dispatch(slots) => {
+                let tokens = cx.tokens(slots, operands[0])?;
+                let width = cx.width(&tokens, operands[1])?;
+                cx.gates(operands[0], operands.get(2).copied())?;
+                Ok(smallvec![TensorType::new(operands[1].dtype, cx.filled(slots, &tokens, width)?)])
+            }
+            Experts::Combine(slots) => {
+                let (tokens, width) = cx.read(slots, operands[0], operands[1])?;
+                cx.gates(operands[0], operands.get(2).copied())?;
+                let dims = tokens.into_iter().chain([width]);
+                Ok(smallvec![TensorType::new(operands[1].dtype, dims)])
+            }
+            Experts::Products(slots) => {
+                let (tokens, width) = cx.read(slots, operands[0], operands[1])?;
+                if cx.width(&tokens, operands[2])? != width || operands[2].dtype != operands[1].dtype {
+                    return Err(cx.shape("x has the width and the element type of the slots"));
+                }
+                let dtype = crate::ops::loss::sums_in(operands[1].dtype);
+                Ok(smallvec![TensorType { dtype, ..unplaced(operands[0]) }])
+            }
+        }
+    }
+
+    /// The axes by which the declared result of a dispatch splits the experts: every rank may fill the slots of its own.
+    pub(in crate::ops) fn declared_experts(&self, declared: &[TensorType]) -> Option<(DimId, AxisList)> {
+        match self {
+            Experts::Dispatch(slots) => {
+                let ty = declared.first().filter(|ty| ty.has(slots.experts))?;
+                Some((slots.experts, ty.axes_of(slots.experts).into()))
+            }
+            Experts::Route(_) | Experts::RouteBackward(_) | Experts::Combine(_) | Experts::Products(_) => {
+                None
+            }
+        }
+    }
+}
+
+struct Cx<'a> {
+    name: &'static str,
+    space: &'a Space,
+}
+
+impl Cx<'_> {
+    fn route(&self, route: &Route, operands: &[&TensorType]) -> Result<Types, OpError> {
+        let logits = operands[0];
+        self.check_route(route, logits)?;
+        if let Some(bias) = operands.get(1) {
+            need_float(self.name, bias.dtype)?;
+            if bias.dims.as_slice() != [route.over] {
+                return Err(self.shape("the bias is a vector over the experts"));
+            }
+        }
+        let dims = self.chosen(route, logits);
+        Ok(smallvec![TensorType::new(logits.dtype, dims.iter().copied()), TensorType::new(DType::I32, dims)])
+    }
+
+    fn check_route(&self, route: &Route, logits: &TensorType) -> Result<(), OpError> {
+        need_float(self.name, logits.dtype)?;
+        if logits.dims.last() != Some(&route.over) || logits.has(route.top) {
+            return Err(self.shape("`over` is the last dimension of the logits, and `top` none of them"));
+        }
+        let (experts, top) = (self.space.size(route.over), self.space.size(route.top));
+        let reach = match route.groups {
+            None => experts,
+            Some(g) => {
+                let size = experts / g.count.max(1);
+                if g.count == 0
+                    || !experts.is_multiple_of(g.count)
+                    || g.kept == 0
+                    || g.kept > g.count
+                    || size < 2
+                {
+                    return Err(self.shape(&format!(
+                        "{experts} experts cannot be chosen from {} of {} groups; a group has two or more",
+                        g.kept, g.count
+                    )));
+                }
+                size * g.kept
+            }
+        };
+        if top == 0 || top > reach || experts > 1 << 31 {
+            return Err(self.shape(&format!("{top} experts cannot be chosen from {reach}")));
+        }
+        match route.scale.is_finite() {
+            true => Ok(()),
+            false => Err(self.shape("the scale is finite")),
+        }
+    }
+
+    /// The dimensions of what is chosen.
+    fn chosen(&self, route: &Route, logits: &TensorType) -> SmallVec<[DimId; 4]> {
+        let n = logits.dims.len() - 1;
+        logits.dims[..n].iter().copied().chain([route.top]).collect()
+    }
+
+    fn choices(&self, choices: &TensorType) -> Result<(), OpError> {
+        match choices.dtype {
+            DType::I32 => Ok(()),
+            other => Err(OpError::new("V04", format!("`{}` takes choices in i32, not {other}", self.name))),
+        }
+    }
+
+    /// The dimensions of tokens, those of the choices but the last.
+    fn tokens(&self, slots: &Slots, choices: &TensorType) -> Result<Vec<DimId>, OpError> {
+        self.choices(choices)?;
+        let Some((top, tokens)) = choices.dims.split_last() else {
+            return Err(self.shape("choices are of tokens"));
+        };
+        if *top != slots.top || choices.has(slots.experts) {
+            return Err(self.shape("choices end in `top`, and `experts` is none of their dimensions"));
+        }
+        Ok(tokens.to_vec())
+    }
+
+    /// The dimension of x behind those of tokens.
+    fn width(&self, tokens: &[DimId], x: &TensorType) -> Result<DimId, OpError> {
+        need_float(self.name, x.dtype)?;
+        match x.dims.split_last() {
+            Some((&width, front)) if front == tokens => Ok(width),
+            Some(_) | None => Err(self.shape("x has the dimensions of the tokens and its width")),
+        }
+    }
+
+    /// The dimensions of slots.
+    fn filled(&self, slots: &Slots, tokens: &[DimId], width: DimId) -> Result<Vec<DimId>, OpError> {
+        let mut dims = vec![slots.experts];
+        match slots.capacity {
+            None => dims.extend_from_slice(tokens),
+            Some(c) => {
+                if tokens.last() != Some(&c.sequence) || c.tokens(self.space).is_none() {
+                    return Err(self.shape("groups divide the sequence, the last dimension of the tokens"));
+                }
+                dims.extend(tokens[..tokens.len() - 1].iter().copied().chain([c.groups, c.slots]));
+            }
+        }
+        dims.push(width);
+        let twice = dims.iter().enumerate().any(|(i, d)| dims[..i].contains(d));
+        match twice {
+            true => Err(self.shape("experts, tokens, slots and width are different dimensions")),
+            false => Ok(dims),
+        }
+    }
+
+    /// Slots that are read: the dimensions of tokens, and the width.
+    fn read(
+        &self,
+        slots: &Slots,
+        choices: &TensorType,
+        y: &TensorType,
+    ) -> Result<(Vec<DimId>, DimId), OpError> {
+        need_float(self.name, y.dtype)?;
+        let tokens = self.tokens(slots, choices)?;
+        let Some(&width) = y.dims.last() else {
+            return Err(self.shape("slots end in a width"));
+        };
+        match self.filled(slots, &tokens, width)? == y.dims.as_slice() {
+            true => Ok((tokens, width)),
+            false => Err(self.shape("slots have experts, tokens or groups with slots, and a width")),
+        }
+    }
+
+    fn gates(&self, choices: &TensorType, gates: Option<&TensorType>) -> Result<(), OpError> {
+        let Some(gates) = gates else { return Ok(()) };
+        need_float(self.name, gates.dtype)?;
+        match gates.dims == choices.dims {
+            true => Ok(()),
+            false => Err(self.shape("gates have the dimensions of the choices")),
+        }
+    }
+
+    fn shape(&self, message: &str) -> OpError {
+        OpError::new("V05", format!("`{}`: {message}", self.name))
+    }
+}

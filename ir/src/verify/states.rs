@@ -1,0 +1,143 @@
+//! Invariants of what lasts: `V30`, `V31`.
+//!
+//! A weight or state that is assigned has one home. So all that read or write its elements name it alike, as one type;
+//! different parts of one stored tensor are windows that do not meet. What nothing assigns may be read in any way.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::entity::Entity;
+use crate::module::Module;
+use crate::ops::{Binding, Op, OpError, Target};
+use crate::space::Space;
+use crate::text::show;
+use crate::types::TensorType;
+
+/// Who reads or writes a weight or a state.
+pub(crate) struct Use<'a> {
+    pub(crate) target: Target,
+    pub(crate) binding: &'a Binding,
+    pub(crate) ty: &'a TensorType,
+    /// The layers for which it does.
+    pub(crate) layers: &'a [Range<u64>],
+    pub(crate) is_assigned: bool,
+}
+
+/// Adds what is wrong with a module's states and assigned weights.
+pub(super) fn check(module: &Module, found: &mut Diagnostics) {
+    let layers = layers_of(module);
+    let mut uses = Vec::new();
+    let mut spans = Vec::new();
+    for (id, function) in module.functions.iter() {
+        for node in &function.nodes {
+            let (target, binding, value, is_assigned) =
+                match (&node.op, &node.results[..], &node.operands[..]) {
+                    (Op::Param(binding), &[value], _) => (Target::Param, binding, value, false),
+                    (Op::State(binding), &[value], _) => (Target::State, binding, value, false),
+                    (Op::Assign { target, binding }, _, &[value]) => (*target, binding, value, true),
+                    _ => continue,
+                };
+            let layers = &layers[id.index()];
+            uses.push(Use { target, binding, ty: function.ty(value), layers, is_assigned });
+            spans.push(node.span);
+        }
+    }
+    for (i, OpError { code, message }) in conflicts(&module.space, &uses) {
+        found.push(Diagnostic::new(code, message).at(spans[i]).label("here"));
+    }
+}
+
+/// The layers that each function runs for, indexed by function; `main` runs for layer 0.
+fn layers_of(module: &Module) -> Vec<Vec<Range<u64>>> {
+    let mut layers: Vec<Vec<Range<u64>>> = vec![Vec::new(); module.functions.len()];
+    if let Some(main) = module.main() {
+        layers[main.index()].push(0..1);
+    }
+    for function in module.functions.values() {
+        for node in &function.nodes {
+            if let Op::Call { callee, layers: range, scan: _ } = &node.op
+                && let Some(ranges) = layers.get_mut(callee.index())
+            {
+                ranges.push(range.clone());
+            }
+        }
+    }
+    layers
+}
+
+/// Uses that contradict one before them; each is listed once.
+pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)> {
+    if !uses.iter().any(|u| u.is_assigned) {
+        return Vec::new();
+    }
+    // Uses that are alike are one, so that a tensor of many layers is looked at once for each.
+    let mut kinds: Vec<(usize, bool, Vec<Range<u64>>)> = Vec::new();
+    let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (i, u) in uses.iter().enumerate() {
+        let named = by_name.entry(u.binding.name.as_str()).or_default();
+        let alike = |&&k: &&usize| {
+            let other = &uses[kinds[k].0];
+            other.target == u.target && other.binding == u.binding && other.ty == u.ty
+        };
+        match named.iter().find(alike) {
+            Some(&k) => {
+                kinds[k].1 |= u.is_assigned;
+                kinds[k].2.extend(u.layers.iter().cloned());
+            }
+            None => {
+                named.push(kinds.len());
+                kinds.push((i, u.is_assigned, u.layers.to_vec()));
+            }
+        }
+    }
+    let mut stored: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (k, (first, _, layers)) in kinds.iter().enumerate() {
+        let binding = uses[*first].binding;
+        let n_layers = if binding.is_per_layer() { usize::MAX } else { 1 };
+        for layer in layers.iter().cloned().flatten().take(n_layers) {
+            let kinds = stored.entry(binding.stored_name(layer)).or_default();
+            if !kinds.contains(&k) {
+                kinds.push(k);
+            }
+        }
+    }
+    let mut found: BTreeMap<usize, OpError> = BTreeMap::new();
+    for (name, alike) in &stored {
+        for (n, &k) in alike.iter().enumerate() {
+            for &earlier in &alike[..n] {
+                let (a, b) = (&kinds[earlier], &kinds[k]);
+                if (a.1 || b.1)
+                    && let Some(error) = conflict(space, name, &uses[a.0], &uses[b.0])
+                {
+                    found.entry(b.0.max(a.0)).or_insert(error);
+                }
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// What is wrong with two uses of one stored tensor, which is assigned.
+fn conflict(space: &Space, name: &str, a: &Use<'_>, b: &Use<'_>) -> Option<OpError> {
+    if a.target != b.target {
+        return Some(OpError::new("V30", format!("`{name}` is a weight and a state, and is assigned")));
+    }
+    if a.binding != b.binding {
+        let (same, other) = (a.binding, b.binding);
+        let disjoint = same.stored == other.stored
+            && same.view == other.view
+            && same.name == other.name
+            && same.window.iter().zip(&other.window).any(|(x, y)| x.end <= y.start || y.end <= x.start);
+        return (!disjoint).then(|| {
+            let message = format!(
+                "`{name}` is assigned, and bound in two ways that are neither equal nor windows that do not meet"
+            );
+            OpError::new("V30", message)
+        });
+    }
+    (a.ty != b.ty).then(|| {
+        let (a, b) = (show(space, a.ty), show(space, b.ty));
+        OpError::new("V31", format!("`{name}` is assigned, and bound as {a} and as {b}"))
+    })
+}

@@ -1,0 +1,334 @@
+//! Mixtures of experts: `route`, `dispatch`, `combine` and their gradients.
+//!
+//! Tokens are rows, those of a group in a row; without a capacity a token is a group of its own with one slot at every
+//! expert, so both cases are one.
+
+use ithaca_ir::Space;
+use ithaca_ir::ops::experts::{Experts, Gates, Route, SHARE_EPS, Scoring, Slots};
+
+use super::{Elements, Operand, Value, Wanted};
+use crate::error::RunError;
+use crate::real::Real;
+use crate::tensor::{Tensor, extents, index};
+
+/// Computes `op` on what a rank holds.
+///
+/// # Errors
+/// [`RunError::Invalid`] for operands that do not fit, which a verified program does not have.
+pub(super) fn experts<T: Real>(
+    space: &Space,
+    op: &Experts,
+    operands: &[Operand<'_, T>],
+    wanted: &[Wanted<'_>],
+) -> Result<Vec<Value<T>>, RunError> {
+    if wanted.len() != op.n_results() {
+        return Err(RunError::invalid(format!("`{}` has {} results", op.name(), op.n_results())));
+    }
+    let real = |data: Vec<T>, i: usize| match extents(&wanted[i].region) {
+        shape if shape.iter().product::<usize>() == data.len() => Ok(Value::Real(Tensor::new(shape, data))),
+        _ => Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name()))),
+    };
+    match op {
+        Experts::Route(r) => {
+            let bias = operands.get(1).map(Operand::real).transpose()?;
+            let (gates, choices) = route(space, r, operands[0].real()?, bias)?;
+            let shape = extents(&wanted[1].region);
+            match shape.iter().product::<usize>() == choices.len() {
+                true => Ok(vec![real(gates, 0)?, Value::Int(Tensor::new(shape, choices))]),
+                false => Err(RunError::invalid("`route` gives another shape than its type")),
+            }
+        }
+        Experts::RouteBackward(r) => {
+            let [logits, d_gates] = [operands[0].real()?, operands[2].real()?];
+            Ok(vec![real(route_backward(space, r, logits, operands[1].int()?, d_gates)?, 0)?])
+        }
+        Experts::Dispatch(slots) => {
+            let held = wanted[0].region.first().cloned().unwrap_or_default();
+            let places = Places::of(space, slots, &operands[0], held)?;
+            Ok(vec![real(places.dispatch(operands[1].real()?, gates(operands)?)?, 0)?])
+        }
+        Experts::Combine(slots) => {
+            let places = Places::of(space, slots, &operands[0], first(&operands[1]))?;
+            Ok(vec![real(places.combine(operands[1].real()?, gates(operands)?)?, 0)?])
+        }
+        Experts::Products(slots) => {
+            let places = Places::of(space, slots, &operands[0], first(&operands[1]))?;
+            Ok(vec![real(places.products(operands[1].real()?, operands[2].real()?)?, 0)?])
+        }
+    }
+}
+
+fn first<T>(operand: &Operand<'_, T>) -> std::ops::Range<u64> {
+    operand.region.first().cloned().unwrap_or_default()
+}
+
+/// The gates, the third operand, where there are any.
+fn gates<'a, T: Real>(operands: &[Operand<'a, T>]) -> Result<Option<&'a [T]>, RunError> {
+    match operands.get(2).map(|o| o.elements) {
+        None => Ok(None),
+        Some(Elements::Real(data)) => Ok(Some(data)),
+        Some(Elements::Int(_)) => Err(RunError::invalid("gates are integers")),
+    }
+}
+
+/// For each choice of each token, the slot at an expert that the rank holds.
+struct Places {
+    /// Rows of slots, counted over experts held, groups and slots; none where the token is dropped, or the expert held by
+    /// another rank.
+    rows: Vec<Option<usize>>,
+    /// Choices of a token.
+    top: usize,
+    /// All rows of slots.
+    n_rows: usize,
+}
+
+impl Places {
+    fn of<T: Real>(
+        space: &Space,
+        slots: &Slots,
+        choices: &Operand<'_, T>,
+        held: std::ops::Range<u64>,
+    ) -> Result<Self, RunError> {
+        let chosen = choices.int()?;
+        let top = choices.shape().last().copied().unwrap_or(0).max(1);
+        let tokens = chosen.len() / top;
+        let (group, shared) = match slots.capacity {
+            None => (1, 1),
+            Some(c) => (c.tokens(space).map_or(0, index), space.size(c.slots)),
+        };
+        if group == 0 || !tokens.is_multiple_of(group) {
+            return Err(RunError::invalid(format!("{tokens} tokens are no whole groups of {group}")));
+        }
+        let groups = tokens / group;
+        let n_slots = index(shared);
+        let mut rows = Vec::with_capacity(chosen.len());
+        for (i, members) in chosen.chunks((group * top).max(1)).enumerate() {
+            let dealt = Slots::deal(members, top, space.size(slots.experts), shared);
+            let row = |(&choice, slot): (&i32, Option<u64>)| {
+                let expert = u64::try_from(choice).ok().filter(|e| held.contains(e))?;
+                Some((index(expert - held.start) * groups + i) * n_slots + index(slot?))
+            };
+            rows.extend(members.iter().zip(dealt).map(row));
+        }
+        let n_held = held.end.saturating_sub(held.start);
+        Ok(Self { rows, top, n_rows: index(n_held) * groups * n_slots })
+    }
+
+    fn tokens(&self) -> usize {
+        self.rows.len() / self.top
+    }
+
+    /// Elements of a row of `n` rows together `elements` long.
+    fn width(elements: usize, n: usize) -> Result<usize, RunError> {
+        match n {
+            0 if elements == 0 => Ok(0),
+            n if n > 0 && elements.is_multiple_of(n) => Ok(elements / n),
+            _ => Err(RunError::invalid("tokens and slots are rows of one width")),
+        }
+    }
+
+    fn dispatch<T: Real>(&self, x: &[T], gates: Option<&[T]>) -> Result<Vec<T>, RunError> {
+        let width = Self::width(x.len(), self.tokens())?;
+        let mut out = vec![T::ZERO; self.n_rows * width];
+        for (i, row) in self.rows.iter().enumerate() {
+            let Some(row) = row else { continue };
+            let token = &x[i / self.top * width..][..width];
+            for (to, &x) in out[row * width..][..width].iter_mut().zip(token) {
+                *to += gates.map_or(x, |g| x * g[i]);
+            }
+        }
+        Ok(out)
+    }
+
+    fn combine<T: Real>(&self, y: &[T], gates: Option<&[T]>) -> Result<Vec<T>, RunError> {
+        let width = Self::width(y.len(), self.n_rows)?;
+        let mut out = vec![T::ZERO; self.tokens() * width];
+        for (i, row) in self.rows.iter().enumerate() {
+            let Some(row) = row else { continue };
+            let slot = &y[row * width..][..width];
+            for (sum, &y) in out[i / self.top * width..][..width].iter_mut().zip(slot) {
+                *sum += gates.map_or(y, |g| y * g[i]);
+            }
+        }
+        Ok(out)
+    }
+
+    fn products<T: Real>(&self, y: &[T], x: &[T]) -> Result<Vec<T>, RunError> {
+        let width = Self::width(x.len(), self.tokens())?;
+        if y.len() != self.n_rows * width {
+            return Err(RunError::invalid("tokens and slots are rows of one width"));
+        }
+        let product = |(i, row): (usize, &Option<usize>)| {
+            let mut sum = T::ZERO;
+            let Some(row) = row else { return sum };
+            for (&a, &b) in x[i / self.top * width..][..width].iter().zip(&y[row * width..][..width]) {
+                sum += a * b;
+            }
+            sum
+        };
+        Ok(self.rows.iter().enumerate().map(product).collect())
+    }
+}
+
+/// Gates and choices of every token.
+fn route<T: Real>(
+    space: &Space,
+    route: &Route,
+    logits: &[T],
+    bias: Option<&[T]>,
+) -> Result<(Vec<T>, Vec<i32>), RunError> {
+    let (n, top) = (index(space.size(route.over)), index(space.size(route.top)));
+    if n == 0 || !logits.len().is_multiple_of(n) || bias.is_some_and(|b| b.len() != n) {
+        return Err(RunError::invalid("`route` on a part of the experts"));
+    }
+    let rows = logits.len() / n;
+    let (mut gates, mut choices) = (Vec::with_capacity(rows * top), Vec::with_capacity(rows * top));
+    for row in logits.chunks(n) {
+        let scores = scores(route.scoring, row);
+        let worth: Vec<T> = match bias {
+            None => scores.clone(),
+            Some(bias) => scores.iter().zip(bias).map(|(&s, &b)| s + b).collect(),
+        };
+        let chosen = best(&worth, &allowed(route, &worth), top);
+        let sum = share_of(route, &chosen, &scores);
+        let scale = T::from_f64(route.scale);
+        gates.extend(chosen.iter().map(|&i| scores[i] / sum * scale));
+        choices.extend(chosen.iter().map(|&i| i32::try_from(i).unwrap_or(i32::MAX)));
+    }
+    Ok((gates, choices))
+}
+
+/// The gradient of the logits, the choice being fixed.
+fn route_backward<T: Real>(
+    space: &Space,
+    route: &Route,
+    logits: &[T],
+    choices: &[i32],
+    d_gates: &[T],
+) -> Result<Vec<T>, RunError> {
+    let (n, top) = (index(space.size(route.over)), index(space.size(route.top)));
+    let rows = logits.len() / n.max(1);
+    if n == 0 || logits.len() != rows * n || choices.len() != rows * top || d_gates.len() != rows * top {
+        return Err(RunError::invalid("`route_backward` on a part of the experts"));
+    }
+    let scale = T::from_f64(route.scale);
+    let mut out = Vec::with_capacity(logits.len());
+    for (row, logits) in logits.chunks(n).enumerate() {
+        let scores = scores(route.scoring, logits);
+        let known = |&choice: &i32| usize::try_from(choice).ok().filter(|&i| i < n);
+        let chosen: Vec<usize> = choices[row * top..][..top].iter().filter_map(known).collect();
+        if chosen.len() != top {
+            return Err(RunError::invalid("`route_backward` has a choice that is no expert"));
+        }
+        let d = &d_gates[row * top..][..top];
+        let sum = share_of(route, &chosen, &scores);
+        // What each gate takes from the sum, all together.
+        let mut taken = T::ZERO;
+        if route.gates == Gates::Shares {
+            for (&i, &d) in chosen.iter().zip(d) {
+                taken += d * scores[i] / sum;
+            }
+        }
+        let mut d_scores = vec![T::ZERO; n];
+        for (&i, &d) in chosen.iter().zip(d) {
+            d_scores[i] += (d - taken) / sum * scale;
+        }
+        match route.scoring {
+            Scoring::Sigmoid => {
+                let slope = |(&d, &s): (&T, &T)| d * s * (T::from_f64(1.0) - s);
+                out.extend(d_scores.iter().zip(&scores).map(slope));
+            }
+            Scoring::Softmax => {
+                let mut mean = T::ZERO;
+                for (&d, &s) in d_scores.iter().zip(&scores) {
+                    mean += d * s;
+                }
+                out.extend(d_scores.iter().zip(&scores).map(|(&d, &s)| (d - mean) * s));
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn scores<T: Real>(scoring: Scoring, logits: &[T]) -> Vec<T> {
+    match scoring {
+        Scoring::Sigmoid => logits.iter().map(|x| x.through(|x| 1.0 / (1.0 + (-x).exp()))).collect(),
+        Scoring::Softmax => {
+            let max = logits.iter().fold(T::NEG_INFINITY, |max, &x| if x > max { x } else { max });
+            let terms: Vec<T> = logits.iter().map(|&x| (x - max).through(f64::exp)).collect();
+            let mut sum = T::ZERO;
+            for &term in &terms {
+                sum += term;
+            }
+            terms.into_iter().map(|term| term / sum).collect()
+        }
+    }
+}
+
+/// What scores are divided by to be gates.
+fn share_of<T: Real>(route: &Route, chosen: &[usize], scores: &[T]) -> T {
+    match route.gates {
+        Gates::Scores => T::from_f64(1.0),
+        Gates::Shares => {
+            let mut sum = T::ZERO;
+            for &i in chosen {
+                sum += scores[i];
+            }
+            sum + T::from_f64(SHARE_EPS)
+        }
+    }
+}
+
+/// Which experts may be chosen: those of the best groups.
+fn allowed<T: Real>(route: &Route, worth: &[T]) -> Vec<bool> {
+    let Some(groups) = route.groups else { return vec![true; worth.len()] };
+    let size = (worth.len() / index(groups.count).max(1)).max(1);
+    let values: Vec<T> = worth
+        .chunks(size)
+        .map(|group| {
+            let mut sum = T::ZERO;
+            for i in best(group, &vec![true; group.len()], 2) {
+                sum += group[i];
+            }
+            sum
+        })
+        .collect();
+    let kept = best(&values, &vec![true; values.len()], index(groups.kept));
+    (0..worth.len()).map(|i| kept.contains(&(i / size))).collect()
+}
+
+/// The indices of the `n` largest values among those allowed, in descending order; the first of equal ones comes first.
+fn best<T: Real>(values: &[T], allowed: &[bool], n: usize) -> Vec<usize> {
+    let mut chosen: Vec<usize> = Vec::with_capacity(n);
+    for _ in 0..n.min(values.len()) {
+        let free = (0..values.len()).filter(|&i| allowed[i] && !chosen.contains(&i));
+        let Some(next) = free.reduce(|best, i| if values[i] > values[best] { i } else { best }) else {
+            break;
+        };
+        chosen.push(next);
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_chosen_by_their_two_best() {
+        let dim = |n: u64, space: &mut Space| space.dims.push(ithaca_ir::Dim::new(format!("d{n}"), n));
+        let mut space = Space::default();
+        let (over, top) = (dim(6, &mut space), dim(2, &mut space));
+        let groups = Some(ithaca_ir::ops::experts::ExpertGroups { count: 3, kept: 1 });
+        let r = Route { over, top, scoring: Scoring::Sigmoid, gates: Gates::Shares, scale: 2.0, groups };
+        // The best expert of all is alone in its group.
+        let logits = [3.0, -9.0, 2.0, 1.5, 0.0, 0.1];
+        let (gates, choices) = route::<f64>(&space, &r, &logits, None).unwrap();
+        assert_eq!(choices, [2, 3]);
+        assert!((gates.iter().sum::<f64>() - 2.0).abs() < 1e-12);
+        let bias = [0.0, 5.0, 0.0, 0.0, 0.0, 0.0];
+        let (biased, choices) = route::<f64>(&space, &r, &logits, Some(&bias)).unwrap();
+        assert_eq!(choices, [1, 0], "the bias takes part in the choice");
+        assert!(biased[0] < 1e-3, "and not in the gate");
+    }
+}

@@ -1,0 +1,136 @@
+//! A source whose experts are stored as one tensor, for a program that names each by itself.
+//!
+//! Checkpoints have a tensor for each matrix of each expert (`mlp.experts.0.gate_proj.weight`, or, of Mixtral,
+//! `block_sparse_moe.experts.0.w1.weight`). Version 5 of the library holds all experts in one, gate and up one behind the
+//! other: `mlp.experts.gate_up_proj` `[experts, 2 · width, hidden]` and `mlp.experts.down_proj`
+//! `[experts, hidden, width]`. A program names tensors the first way; this adapter finds them the second way too, the
+//! exact name always coming first.
+
+use super::{StoreError, TensorSource};
+use crate::tensor::{Tensor, index};
+
+/// A source whose experts may be fused.
+pub struct FusedExperts<S> {
+    source: S,
+}
+
+/// Where an expert's matrix lies in a fused tensor.
+struct Window {
+    /// The fused tensor.
+    name: String,
+    /// The expert.
+    expert: u64,
+    /// Which of how many equal parts of its rows.
+    part: (u64, u64),
+}
+
+impl Window {
+    /// The shape of the matrix, if the fused tensor has it.
+    fn shape(&self, fused: &[u64]) -> Option<Vec<u64>> {
+        match *fused {
+            [experts, rows, columns] if self.expert < experts && rows.is_multiple_of(self.part.1) => {
+                Some(vec![rows / self.part.1, columns])
+            }
+            _ => None,
+        }
+    }
+}
+
+impl<S: TensorSource> FusedExperts<S> {
+    /// `source`, in which experts may be fused.
+    pub fn new(source: S) -> Self {
+        Self { source }
+    }
+
+    /// Another name of a tensor that is no expert's: Mixtral's module has two.
+    fn alias(&self, name: &str) -> Option<String> {
+        let alias = name.replace(".block_sparse_moe.", ".mlp.");
+        (alias != name && self.source.shape(&alias).is_some()).then_some(alias)
+    }
+
+    /// The window of a fused tensor that is `name`, and its shape.
+    fn window(&self, name: &str) -> Option<(Window, Vec<u64>)> {
+        let (module, rest) = name.split_once(".experts.")?;
+        let (expert, matrix) = rest.split_once('.')?;
+        let expert = expert.parse().ok()?;
+        let (fused, part) = match matrix {
+            "gate_proj.weight" | "w1.weight" => ("gate_up_proj", (0, 2)),
+            "up_proj.weight" | "w3.weight" => ("gate_up_proj", (1, 2)),
+            "down_proj.weight" | "w2.weight" => ("down_proj", (0, 1)),
+            _ => return None,
+        };
+        let other = module.strip_suffix(".block_sparse_moe").map(|layer| format!("{layer}.mlp"));
+        [Some(module.to_owned()), other].into_iter().flatten().find_map(|module| {
+            let name = format!("{module}.experts.{fused}");
+            let found = self.source.shape(&name)?;
+            let window = Window { name, expert, part };
+            let shape = window.shape(&found)?;
+            Some((window, shape))
+        })
+    }
+}
+
+impl<S: TensorSource> TensorSource for FusedExperts<S> {
+    fn description(&self) -> String {
+        self.source.description()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<u64>> {
+        let exact = self.source.shape(name);
+        exact
+            .or_else(|| self.alias(name).and_then(|alias| self.source.shape(&alias)))
+            .or_else(|| self.window(name).map(|(_, shape)| shape))
+    }
+
+    fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
+        if self.source.shape(name).is_some() {
+            return self.source.read(name);
+        }
+        if let Some(alias) = self.alias(name) {
+            return self.source.read(&alias);
+        }
+        let Some((window, shape)) = self.window(name) else {
+            return Err(StoreError::missing(&self.source, name));
+        };
+        let fused = self.source.read(&window.name)?;
+        let shape: Vec<usize> = shape.into_iter().map(index).collect();
+        let n: usize = shape.iter().product();
+        let start = index(window.expert * window.part.1 + window.part.0) * n;
+        Ok(Tensor::new(shape, fused.data[start..start + n].to_vec()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Tensors;
+
+    #[test]
+    fn experts_are_found_in_fused_tensors_and_exact_names_win() {
+        let count = |shape: &[usize]| {
+            let n = shape.iter().product::<usize>();
+            Tensor::new(shape.to_vec(), (0..n).map(|i| i as f64).collect())
+        };
+        let source: Tensors = [
+            ("l.mlp.experts.gate_up_proj", count(&[2, 4, 1])),
+            ("l.mlp.experts.down_proj", count(&[2, 1, 2])),
+            ("l.mlp.experts.1.down_proj.weight", Tensor::new(vec![1, 1], vec![9.0])),
+            ("l.mlp.gate.weight", count(&[2, 1])),
+        ]
+        .into_iter()
+        .collect();
+        let fused = FusedExperts::new(&source);
+        let read = |name: &str| fused.read(name).unwrap().data;
+        assert_eq!(read("l.mlp.experts.1.gate_proj.weight"), [4.0, 5.0]);
+        assert_eq!(read("l.block_sparse_moe.experts.1.w3.weight"), [6.0, 7.0]);
+        assert_eq!(read("l.mlp.experts.1.down_proj.weight"), [9.0]);
+        assert_eq!(read("l.mlp.experts.0.down_proj.weight"), [0.0, 1.0]);
+        assert_eq!(read("l.block_sparse_moe.gate.weight"), [0.0, 1.0]);
+        assert_eq!(fused.shape("l.mlp.experts.2.up_proj.weight"), None);
+        assert!(fused.read("l.mlp.experts.2.up_proj.weight").is_err());
+    }
+}

@@ -1,0 +1,177 @@
+//! Where what lasts is read and written in a frame: in place where that is right, by copies elsewhere.
+//!
+//! A `state` or `param` gives the elements that it finds. Its value lives in the buffer of what it reads, and gets one
+//! of its own when something writes there before the value was read for the last time. A value that is assigned is
+//! made in the buffer that the assignment would copy it to, unless someone still needs what is there.
+
+use std::collections::BTreeSet;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{Function, Module, ValueId};
+use ithaca_ir::ops::state::works_in_place;
+use ithaca_ir::ops::{Binding, Target};
+use ithaca_ir::{Op, TensorType};
+
+/// A weight or a state.
+pub(super) type Home = (Target, Binding);
+
+/// What a function reads and writes of what lasts, callees included.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Effects {
+    reads: Vec<Home>,
+    writes: Vec<Home>,
+}
+
+impl Effects {
+    /// The effects of every function, indexed by function.
+    pub(super) fn of(module: &Module) -> Vec<Effects> {
+        let mut all: Vec<Effects> = Vec::with_capacity(module.functions.len());
+        for function in module.functions.values() {
+            let mut effects = Effects::default();
+            for node in &function.nodes {
+                match &node.op {
+                    Op::Param(binding) => effects.read((Target::Param, binding.clone())),
+                    Op::State(binding) => effects.read((Target::State, binding.clone())),
+                    Op::Assign { target, binding } => effects.write((*target, binding.clone())),
+                    Op::Call { callee, .. } => {
+                        let called = all[callee.index()].clone();
+                        called.reads.into_iter().for_each(|home| effects.read(home));
+                        called.writes.into_iter().for_each(|home| effects.write(home));
+                    }
+                    _ => {}
+                }
+            }
+            all.push(effects);
+        }
+        // Of what nobody writes the order of reads does not matter.
+        let written: Vec<Home> = all.iter().flat_map(|e| e.writes.clone()).collect();
+        for effects in &mut all {
+            effects.reads.retain(|home| written.contains(home));
+        }
+        all
+    }
+
+    fn read(&mut self, home: Home) {
+        if !self.reads.contains(&home) {
+            self.reads.push(home);
+        }
+    }
+
+    fn write(&mut self, home: Home) {
+        if !self.writes.contains(&home) {
+            self.writes.push(home);
+        }
+    }
+
+    /// Whether the function writes it.
+    pub(super) fn writes(&self, home: &Home) -> bool {
+        self.writes.contains(home)
+    }
+}
+
+/// Where the values of a function live that are read from, or assigned to, what lasts.
+pub(super) struct Homes {
+    /// For each value the home in whose buffer it is.
+    pub(super) of: Vec<Option<Home>>,
+    /// Values that are read and get a buffer of their own.
+    pub(super) copied: BTreeSet<ValueId>,
+}
+
+impl Homes {
+    /// The homes of the values of `function`; `effects` are those of all functions, `last_use` the node after which
+    /// each value is not used any more.
+    pub(super) fn of(function: &Function, effects: &[Effects], last_use: &[usize]) -> Self {
+        let finder = Finder { function, effects, last_use };
+        let mut homes = Homes { of: vec![None; function.values.len()], copied: BTreeSet::new() };
+        for (at, node) in function.nodes.iter().enumerate() {
+            let home = match &node.op {
+                Op::Param(binding) => (Target::Param, binding.clone()),
+                Op::State(binding) => (Target::State, binding.clone()),
+                _ => continue,
+            };
+            let value = node.result();
+            match (at + 1..=last_use[value.index()]).any(|n| finder.overwrites(n, &home, value)) {
+                true => drop(homes.copied.insert(value)),
+                false => homes.of[value.index()] = Some(home),
+            }
+        }
+        for (at, node) in function.nodes.iter().enumerate() {
+            if let Op::Assign { target, binding } = &node.op {
+                let home = (*target, binding.clone());
+                let value = node.operands[0];
+                if homes.of[value.index()].is_none() && finder.may_make_there(&homes, at, value, &home) {
+                    homes.of[value.index()] = Some(home);
+                }
+            }
+        }
+        homes
+    }
+}
+
+struct Finder<'a> {
+    function: &'a Function,
+    effects: &'a [Effects],
+    last_use: &'a [usize],
+}
+
+impl Finder<'_> {
+    /// Whether node `n` writes `home`, other than with `value`, which is there.
+    fn overwrites(&self, n: usize, home: &Home, value: ValueId) -> bool {
+        let Some(node) = self.function.nodes.get(n) else { return false };
+        match &node.op {
+            Op::Assign { target, binding } => {
+                *target == home.0 && *binding == home.1 && node.operands[0] != value
+            }
+            Op::Call { callee, .. } => self.effects[callee.index()].writes.contains(home),
+            _ => false,
+        }
+    }
+
+    /// Whether node `n` reads or writes `home`, in whatever way.
+    fn touches(&self, homes: &Homes, n: usize, home: &Home) -> bool {
+        let node = &self.function.nodes[n];
+        let is_home = |target, binding: &Binding| home.0 == target && home.1 == *binding;
+        let reads_it = match &node.op {
+            Op::Param(binding) => is_home(Target::Param, binding),
+            Op::State(binding) => is_home(Target::State, binding),
+            Op::Assign { target, binding } => is_home(*target, binding),
+            Op::Call { callee, .. } => {
+                let Effects { reads, writes } = &self.effects[callee.index()];
+                reads.contains(home) || writes.contains(home)
+            }
+            _ => false,
+        };
+        reads_it || node.operands.iter().any(|v| homes.of[v.index()].as_ref() == Some(home))
+    }
+
+    /// Whether `value`, which node `at` assigns to `home`, may be made there.
+    fn may_make_there(&self, homes: &Homes, at: usize, value: ValueId, home: &Home) -> bool {
+        let nodes = &self.function.nodes;
+        let Some(made) = nodes.iter().position(|n| n.results.contains(&value)) else { return false };
+        let maker = &nodes[made];
+        let is_kernel = match &maker.op {
+            // What a call returns is made in buffers that it may hand on from layer to layer.
+            Op::Call { .. } | Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Assign { .. } => false,
+            _ => true,
+        };
+        // The maker may read what is there only element by element; nobody else may, until the assignment.
+        let ty = self.function.ty(value);
+        let in_place = maker.operands.iter().all(|&v| {
+            let there = homes.of[v.index()].as_ref() == Some(home);
+            !there || (works_in_place(&maker.op) && same_elements(self.function.ty(v), ty))
+        });
+        // Another result of the maker may have been given the same place.
+        let taken = maker.results.iter().any(|v| homes.of[v.index()].as_ref() == Some(home));
+        let last = self.last_use[value.index()];
+        is_kernel
+            && in_place
+            && !taken
+            && (made + 1..at).all(|n| !self.touches(homes, n, home))
+            && (at + 1..=last).all(|n| !self.overwrites(n, home, value))
+    }
+}
+
+/// Whether element i of one lies where element i of the other does.
+fn same_elements(a: &TensorType, b: &TensorType) -> bool {
+    a.dims == b.dims && a.layout.split == b.layout.split && a.dtype.bytes() == b.dtype.bytes()
+}
