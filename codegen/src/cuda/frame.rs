@@ -289,7 +289,11 @@ impl<'s> Emitter<'_, 's> {
             Op::Sum => call("sum", &[]),
             Op::Expand => call("expand", &[]),
             Op::Gradient(Gradient::Unary(f)) => call(op.name(), &[format!("Unary::{}", unary(*f))]),
-            Op::Gradient(Gradient::Embed { .. } | Gradient::Sink) => call(op.name(), &[]),
+            Op::Gradient(Gradient::Embed { over: _, padding }) => {
+                let row = padding.map_or("-1".to_owned(), |row| row.to_string());
+                call(op.name(), &[row])
+            }
+            Op::Gradient(Gradient::Sink) => call(op.name(), &[]),
             Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
                 call(op.name(), &[dim(*over), names::double(*eps), names::double(*offset)])
             }
