@@ -170,7 +170,7 @@ pub(super) fn steps_on_host(
 }
 
 /// Compares every output with what the oracle found.
-pub(super) fn assert_close(
+fn assert_close(
     name: &str,
     outputs: &SafeTensorsFile,
     expected: &ithaca_kernels::Outputs<f64>,
