@@ -5,6 +5,7 @@
 
 mod distributed;
 mod steps;
+mod training;
 
 use std::fs;
 use std::path::{Path, PathBuf};
