@@ -17,4 +17,9 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("attention_backward.cuh", include_str!("../cuda/attention_backward.cuh")),
     ("partial.cuh", include_str!("../cuda/partial.cuh")),
     ("einsum.cuh", include_str!("../cuda/einsum.cuh")),
+    ("sum.cuh", include_str!("../cuda/sum.cuh")),
+    ("gradient.cuh", include_str!("../cuda/gradient.cuh")),
+    ("norm_backward.cuh", include_str!("../cuda/norm_backward.cuh")),
+    ("loss.cuh", include_str!("../cuda/loss.cuh")),
+    ("optimizer.cuh", include_str!("../cuda/optimizer.cuh")),
 ];

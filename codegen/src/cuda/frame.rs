@@ -4,9 +4,13 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::{Attention, Binary, Op, Returns, Unary};
+use ithaca_ir::module::Layers;
+use ithaca_ir::ops::{
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Returns, Scan, ScanOrder, Unary,
+    structure,
+};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
-use ithaca_ir::{Diagnostic, TensorType};
+use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
 
 use super::attention;
 use super::names::{self, Names};
@@ -66,17 +70,9 @@ impl<'s> Emitter<'_, 's> {
             Place::Frame(offset) => format!("frame + {offset}"),
             Place::Argument(i) => format!("arguments[{i}]"),
             Place::Result(i) => format!("results[{i}]"),
-            Place::Weight(binding) => {
-                let ty = self.tensor(id)?;
-                let source = self.cx.tables.source(SourceFile::Weights, binding, ty, layers);
-                format!("device.source({source}, layer)")
-            }
-            Place::State(_) => return Err(unsupported("a state")),
-            Place::Input(binding) => {
-                let ty = self.tensor(id)?;
-                let source = self.cx.tables.source(SourceFile::Inputs, binding, ty, layers);
-                format!("device.source({source}, layer)")
-            }
+            Place::Weight(binding) => self.source(id, SourceFile::Weights, binding, layers)?,
+            Place::State(binding) => self.source(id, SourceFile::States, binding, layers)?,
+            Place::Input(binding) => self.source(id, SourceFile::Inputs, binding, layers)?,
         };
         let content = match &buffer.content {
             Content::Tensor(ty) => self.cx.describe(ty),
@@ -85,6 +81,21 @@ impl<'s> Emitter<'_, 's> {
         let name = &self.buffers[id.index()];
         let _ = writeln!(out, "    char* const {name} = {place};  // {}", names::comment(&content));
         Ok(())
+    }
+
+    /// What lies outside the arena, as the device finds it for a layer.
+    fn source(
+        &mut self,
+        id: BufferId,
+        file: SourceFile,
+        binding: &Binding,
+        layers: &[Range<u64>],
+    ) -> Result<String, Diagnostic> {
+        let ty = self.tensor(id)?;
+        let source = self.cx.tables.source(file, binding, ty, layers);
+        let is_written = self.frame.tasks.iter().any(|task| task.writes.contains(&id));
+        self.cx.tables.sources[source].is_written |= is_written;
+        Ok(format!("device.source({source}, layer)"))
     }
 
     fn task(&mut self, out: &mut String, task: &Task) -> Result<(), Diagnostic> {
@@ -115,35 +126,66 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, base, scan: _ } => {
-                let list = |ids: &[BufferId]| {
-                    ids.iter().map(|b| self.buffers[b.index()].as_str()).collect::<Vec<_>>().join(", ")
-                };
-                let function = &self.cx.functions[callee.index()];
-                let (arguments, results) = (list(&task.reads), list(&task.writes));
-                let call = |layer: &str| {
-                    format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
-                };
-                match layers.end - layers.start {
-                    1 => {
-                        let _ = write!(out, "    {}", call(&layers.start.to_string()));
-                    }
-                    _ => {
-                        let _ = write!(
-                            out,
-                            "    for (int64_t i = {}; i < {}; ++i)\n        {}",
-                            layers.start,
-                            layers.end,
-                            call("i")
-                        );
-                    }
-                }
+            Work::Call { callee, layers, scan, base } => {
+                self.call(out, task, *callee, layers, scan.as_ref(), *base);
             }
         }
         if let Some(event) = task.records {
             let _ = writeln!(out, "    device.record({queue}, {});", self.base + event.index());
         }
         Ok(())
+    }
+
+    /// A loop over layers; of stacks each layer gets the place of its slice.
+    fn call(
+        &mut self,
+        out: &mut String,
+        task: &Task,
+        callee: FrameId,
+        layers: &Layers,
+        scan: Option<&Scan>,
+        base: u64,
+    ) {
+        let schedule = self.cx.schedule;
+        let (mut arguments, mut results) = (self.pointers(&task.reads), self.pointers(&task.writes));
+        for buffer in schedule.frames[callee].buffers.values() {
+            let Content::Tensor(ty) = &buffer.content else { continue };
+            let sliced = match (buffer.place.clone(), scan) {
+                (Place::Argument(i), Some(_)) => task.reads.get(i).and_then(|&b| {
+                    let here = self.tensor(b).ok()?;
+                    structure::is_sliced(scan, i, here, ty).then_some(&mut arguments[i])
+                }),
+                (Place::Result(i), Some(scan)) if i >= scan.carried => results.get_mut(i),
+                _ => None,
+            };
+            if let Some(pointer) = sliced {
+                let ty = self.cx.tables.ty(ty);
+                let k = match layers.start {
+                    0 => "i".to_owned(),
+                    start => format!("(i - {start})"),
+                };
+                pointer.push_str(&format!(" + {k} * Local(device, T{ty}).size * bytes_of(T{ty}.dtype)"));
+            }
+        }
+        let function = &self.cx.functions[callee.index()];
+        let (arguments, results) = (arguments.join(", "), results.join(", "));
+        let call = |layer: &str| {
+            format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
+        };
+        let Layers { start, end } = layers;
+        let head = match (end - start, scan.map(|scan| scan.order)) {
+            (1, None) => {
+                let _ = write!(out, "    {}", call(&start.to_string()));
+                return;
+            }
+            (_, None | Some(ScanOrder::Ascending)) => format!("int64_t i = {start}; i < {end}; ++i"),
+            (_, Some(ScanOrder::Descending)) => format!("int64_t i = {end}; i-- > {start};"),
+        };
+        let _ = write!(out, "    for ({head})\n        {}", call("i"));
+    }
+
+    fn pointers(&self, buffers: &[BufferId]) -> Vec<String> {
+        buffers.iter().map(|b| self.buffers[b.index()].clone()).collect()
     }
 
     /// Packing, communication, unpacking: all name the transfer, and the buffers on both sides.
@@ -239,7 +281,43 @@ impl<'s> Emitter<'_, 's> {
             Op::MergeParts { .. } => call("merge_parts", &[]),
             Op::Accumulate => call("accumulate", &[]),
             Op::Sink => call("sink", &[]),
-            Op::RowLse { over, parts: _ } => call("row_lse", &[dim(*over)]),
+            Op::RowLse { over, parts: _ } => {
+                self.contiguous(*over)?;
+                call("row_lse", &[dim(*over)])
+            }
+            Op::Fill { value } => call("fill", &[names::double(*value)]),
+            Op::Sum => call("sum", &[]),
+            Op::Expand => call("expand", &[]),
+            Op::Gradient(Gradient::Unary(f)) => call(op.name(), &[format!("Unary::{}", unary(*f))]),
+            Op::Gradient(Gradient::Embed { .. } | Gradient::Sink) => call(op.name(), &[]),
+            Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
+                call(op.name(), &[dim(*over), names::double(*eps), names::double(*offset)])
+            }
+            Op::Gradient(Gradient::RmsScale { over, eps }) => {
+                let count: f64 = over.iter().map(|&d| self.cx.schedule.space.size(d) as f64).product();
+                call(op.name(), &[names::double(count), names::double(*eps)])
+            }
+            Op::Gradient(Gradient::LayerNorm { over, eps }) => {
+                call(op.name(), &[dim(*over), names::double(*eps)])
+            }
+            Op::Gradient(Gradient::CrossEntropy { over, ignore })
+            | Op::Loss(Loss::CrossEntropy { over, ignore } | Loss::Pick { over, ignore }) => {
+                self.contiguous(*over)?;
+                let padded = self.padded(task.reads[1])?;
+                let function = op.name();
+                format!("{function}(device, {queue}, {}, {ignore}, {padded}{views})", self.cx.dim(*over))
+            }
+            Op::Loss(Loss::Valid { ignore }) => {
+                let padded = self.padded(task.reads[0])?;
+                format!("valid(device, {queue}, {ignore}, {padded}{views})")
+            }
+            Op::Optimizer(Optimizer::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay })) => {
+                let constants = [lr, beta1, beta2, eps, weight_decay].map(|x| names::double(*x)).join(", ");
+                call("adamw", &[format!("AdamW{{{constants}}}")])
+            }
+            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+                call("clip_factor", &[names::double(*max_norm)])
+            }
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::SumCopies { from, to } => call("sum_copies", &[dim(*from), dim(*to)]),
             Op::Take { to } => call("take", &[dim(*to)]),
@@ -249,12 +327,6 @@ impl<'s> Emitter<'_, 's> {
             | Op::Input(_)
             | Op::State(_)
             | Op::Assign { .. }
-            | Op::Fill { .. }
-            | Op::Sum
-            | Op::Expand
-            | Op::Gradient(_)
-            | Op::Loss(_)
-            | Op::Optimizer(_)
             | Op::Experts(_)
             | Op::Window(_)
             | Op::Call { .. }
@@ -267,6 +339,39 @@ impl<'s> Emitter<'_, 's> {
             | Op::Fetch { .. }
             | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
+    }
+
+    /// Refuses a vocabulary whose padding is not at its end.
+    fn contiguous(&self, dim: DimId) -> Result<(), Diagnostic> {
+        let found = &self.cx.schedule.space.dims[dim];
+        let plain = found.order == Order::Contiguous && found.fetched.is_none();
+        match plain || found.valid == found.size {
+            true => Ok(()),
+            false => {
+                Err(unsupported(&format!("a sum over `{}`, which has an order and padding,", found.name)))
+            }
+        }
+    }
+
+    /// The dimensions of labels that have padding, with the positions that this rank holds.
+    fn padded(&mut self, labels: BufferId) -> Result<String, Diagnostic> {
+        const MOST: usize = 2;
+        let ty = self.tensor(labels)?;
+        let space = &self.cx.schedule.space;
+        let with_padding = |d: &DimId| {
+            let sequence = &space.dims[space.sequence(*d)];
+            sequence.valid < sequence.size
+        };
+        let dims: Vec<DimId> = ty.dims.iter().copied().filter(with_padding).collect();
+        if dims.len() > MOST {
+            return Err(unsupported(&format!("labels with padding in more than {MOST} dimensions")));
+        }
+        let mut padded = Vec::new();
+        for dim in dims {
+            let sequence = attention::sequence(self.cx, ty, dim)?;
+            padded.push(format!("{{{}, {sequence}}}", self.cx.dim(dim)));
+        }
+        Ok(format!("{{{}}}", padded.join(", ")))
     }
 
     /// Buffers with the numbers of their types, as the runtime takes them.
@@ -300,7 +405,10 @@ fn n_results(op: &Op) -> usize {
     match op {
         Op::Attention(a) if a.returns != Returns::Output => 2,
         Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
-        Op::AttentionBackward(_) => 3,
+        Op::AttentionBackward(a) => 3 + usize::from(a.bias.is_some()),
+        Op::Gradient(Gradient::RmsNorm { .. }) | Op::Loss(Loss::CrossEntropy { .. }) => 2,
+        Op::Gradient(Gradient::RmsScale { .. } | Gradient::LayerNorm { .. } | Gradient::Sink)
+        | Op::Optimizer(Optimizer::AdamW(_)) => 3,
         _ => 1,
     }
 }

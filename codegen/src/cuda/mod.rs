@@ -37,8 +37,10 @@ const RUNTIME: &[(&str, &str)] = &[
     ("launch.hpp", include_str!("runtime/launch.hpp")),
     ("ops.hpp", include_str!("runtime/ops.hpp")),
     ("attention.hpp", include_str!("runtime/attention.hpp")),
+    ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
+    ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
 
@@ -60,7 +62,8 @@ pub fn emit(
          #include \"runtime/collective.hpp\"\n\
          #include \"runtime/driver.hpp\"\n\
          #include \"runtime/einsum.hpp\"\n\
-         #include \"runtime/ops.hpp\"\n\n",
+         #include \"runtime/ops.hpp\"\n\
+         #include \"runtime/training.hpp\"\n\n",
     );
     let mut dtypes = Vec::new();
     for (namespace, schedule) in

@@ -14,6 +14,15 @@ pub(super) struct Source {
     pub(super) file: SourceFile,
     /// Layers it is loaded for, ascending, apart from each other.
     pub(super) layers: Vec<Range<u64>>,
+    /// Whether some task writes it, so that it is kept from step to step.
+    pub(super) is_written: bool,
+}
+
+impl Source {
+    /// Whether `name` is that of its tensor of some layer.
+    pub(super) fn keeps(&self, name: &str) -> bool {
+        self.layers.iter().cloned().flatten().any(|layer| self.binding.stored_name(layer) == name)
+    }
 }
 
 /// Which file a source is in.
@@ -21,6 +30,8 @@ pub(super) struct Source {
 pub(super) enum SourceFile {
     Weights,
     Inputs,
+    /// Among the weights, or zero.
+    States,
 }
 
 /// Collected while frames are emitted; indices are the numbers in the generated names (`T0`, `X0`, `S0`).
@@ -48,9 +59,10 @@ impl Tables {
         intern(&mut self.transfers, transfer)
     }
 
-    /// The number of a rotary embedding's frequencies.
+    /// The number of a rotary embedding's frequencies, less than zero where it turns back.
     pub(super) fn frequencies(&mut self, rotary: &Rotary) -> usize {
-        intern(&mut self.constants, &rotary.frequencies())
+        let turned = rotary.frequencies().into_iter().map(|f| rotary.turn.sign() * f).collect();
+        intern(&mut self.constants, &turned)
     }
 
     /// The number of the positions of a dimension of a type.
@@ -126,7 +138,7 @@ impl Tables {
             }
             None => {
                 let layers = union(layers);
-                self.sources.push(Source { binding: binding.clone(), ty, file, layers });
+                self.sources.push(Source { binding: binding.clone(), ty, file, layers, is_written: false });
                 self.sources.len() - 1
             }
         }

@@ -10,7 +10,7 @@ mod digest;
 use std::collections::BTreeMap;
 
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::traffic::{self, Phase};
+use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -303,13 +303,22 @@ pub struct Collective {
 pub struct MemoryUse {
     /// Parameters.
     pub parameters: u64,
+    /// Gradients.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gradients: u64,
+    /// What the optimizer keeps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer: u64,
+    /// What else lasts from step to step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub states: u64,
     /// Activations, outputs and communication buffers.
     pub arena: u64,
     /// Inputs.
     pub inputs: u64,
     /// Outputs, which lie in the arena.
     pub outputs: u64,
-    /// Parameters, arena and inputs.
+    /// All of them but outputs.
     pub total: u64,
     /// What a device has, its reserve taken off.
     pub usable: u64,
@@ -640,15 +649,11 @@ pub fn attention(uses: &[AttentionUse], options: &ShardOptions) -> Vec<Attention
 
 /// The collectives of a per-rank module, as a plan writes them.
 pub fn collectives(per_rank: &Module) -> Vec<Collective> {
-    let phase = |phase| match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-    };
     let rows = traffic::of_module(per_rank).into_iter();
     rows.map(|row| Collective {
         kind: row.kind,
         axis: row.axis,
-        phase: phase(row.phase).to_owned(),
+        phase: row.phase.name().to_owned(),
         count: row.count,
         bytes_sent_per_rank: row.bytes_sent_per_rank,
     })
@@ -661,6 +666,9 @@ impl MemoryUse {
         let largest = memory.largest.iter();
         Self {
             parameters: memory.parameters,
+            gradients: memory.gradients,
+            optimizer: memory.optimizer,
+            states: memory.states,
             arena: memory.arena,
             inputs: memory.inputs,
             outputs: memory.outputs,
