@@ -250,6 +250,9 @@ pub struct RunArgs {
     /// The largest error, absolute or relative, that passes.
     #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: f64,
+    /// Steps of training, each on the weights and the optimizer's state that the one before left.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
+    pub steps: u64,
     /// Where to write outputs, as safetensors.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

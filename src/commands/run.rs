@@ -8,7 +8,7 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::store::{self, FusedExperts, RandomTensors, Renamed, TensorSource};
+use ithaca_kernels::store::{self, FusedExperts, Layered, RandomTensors, Renamed, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, Storage, cpu, oracle};
 
 use super::{Done, Session};
@@ -30,25 +30,47 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     let options =
         cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
-    let execution = cpu::execute(&compiled.schedule, &data.weights(), data.inputs(), &options)?;
+    let mut traffic = Vec::new();
+    let found = steps(args.steps, &data.weights(), |weights| {
+        let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
+        traffic = execution.traffic;
+        Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
+    })?;
     let mut out = heading(&job, &compiled.notes, &data);
-    out.push_str(&traffic(&execution.traffic));
+    out.push_str(&traffic_table(&traffic));
     let judgement = match &args.expect {
-        Some(path) => judge(&execution.outputs, &Expected::<f32>::File(path), args.tolerance)?,
+        Some(path) => judge(&found, &Expected::<f32>::File(path), args.tolerance)?,
         None => {
             (session.progress)("running the whole program");
-            let whole = oracle::run::<f32>(&job.program, &data.weights(), data.inputs())?;
-            judge(&execution.outputs, &Expected::Whole(&whole), args.tolerance)?
+            let whole = steps(args.steps, &data.weights(), |weights| {
+                Ok(oracle::step::<f32>(&job.program, weights, data.inputs(), Storage::Wide)?)
+            })?;
+            judge(&found, &Expected::Whole(&whole), args.tolerance)?
         }
     };
     out.push_str(&judgement.text);
     if let Some(path) = &args.output {
-        let tensors: Vec<_> =
-            execution.outputs.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
+        let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
         store::write(path, &stored)?;
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// Runs `n` steps, each on what the one before kept, and returns the outputs of the last and all that was kept.
+pub(super) fn steps<T: Real>(
+    n: u64,
+    weights: &dyn TensorSource,
+    mut step: impl FnMut(&dyn TensorSource) -> Result<oracle::Results<T>>,
+) -> Result<Outputs<T>> {
+    let mut results = step(weights)?;
+    for _ in 1..n {
+        let kept = Tensors::from(&results.kept);
+        results = step(&Layered::new(&kept, weights))?;
+    }
+    let oracle::Results { mut outputs, kept } = results;
+    outputs.extend(kept);
+    Ok(outputs)
 }
 
 /// Refuses what would take this machine hours; the figures are of two cores.
@@ -178,7 +200,8 @@ pub(super) fn judge<A: Real, B: Real>(
 }
 
 fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
-    let mut text = format!("{:<20} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
+    let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
+    let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
     let mut passed = true;
     // Writing to a string cannot fail.
     for Comparison { name, verdict } in rows {
@@ -187,15 +210,15 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
             Verdict::Distance { max_abs, relative } => {
-                writeln!(text, "{name:<20} {max_abs:>12.3e} {relative:>12.3e}{mark}")
+                writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
-                writeln!(text, "{name:<20} has shape {found:?}, expected {expected:?}")
+                writeln!(text, "{name:<width$} has shape {found:?}, expected {expected:?}")
             }
             Verdict::NotFinite { at, found, expected } => {
-                writeln!(text, "{name:<20} is {found} at element {at}, expected {expected}")
+                writeln!(text, "{name:<width$} is {found} at element {at}, expected {expected}")
             }
-            Verdict::Missing => writeln!(text, "{name:<20} was not computed"),
+            Verdict::Missing => writeln!(text, "{name:<width$} was not computed"),
         };
     }
     let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
@@ -215,7 +238,7 @@ pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
     out
 }
 
-fn traffic(rows: &[Traffic]) -> String {
+fn traffic_table(rows: &[Traffic]) -> String {
     if rows.is_empty() {
         return "no communication\n".to_owned();
     }

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use ithaca_kernels::oracle;
+use ithaca_kernels::{Storage, oracle};
 
-use super::run::{Data, Expected, heading, judge, lengths_of};
+use super::run::{Data, Expected, heading, judge, lengths_of, steps};
 use super::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
@@ -29,9 +29,14 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let compiled = job.compile()?;
     let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
     (session.progress)("running the whole program");
-    let whole = oracle::run::<f64>(&job.program, &data.weights(), data.inputs())?;
+    let step = |module| {
+        steps(1, &data.weights(), |weights| {
+            Ok(oracle::step::<f64>(module, weights, data.inputs(), Storage::Wide)?)
+        })
+    };
+    let whole = step(&job.program)?;
     (session.progress)("running the per-rank program");
-    let ranks = oracle::run_ranks::<f64>(&compiled.per_rank, &data.weights(), data.inputs())?;
+    let ranks = step(&compiled.per_rank)?;
     let mut out = heading(&job, &compiled.notes, &data);
     out.push_str(&shrunk);
     out.push_str("per-rank program against the whole one\n");

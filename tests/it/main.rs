@@ -20,6 +20,7 @@ mod readme;
 mod reference;
 mod regressions;
 mod rules;
+mod steps;
 mod text;
 mod tidy;
 mod training;

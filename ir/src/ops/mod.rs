@@ -451,6 +451,9 @@ impl Op {
             Op::AttentionBackward(attention) => {
                 return attention::infer_backward(attention, cx.space, operands);
             }
+            Op::Take { .. } | Op::Join { .. } => {
+                return parts::infer(self, cx.space, operands).map(|ty| smallvec::smallvec![ty]);
+            }
             Op::SumCopies { from, to } => {
                 return repeat::infer_sum(cx.space, *from, *to, operands[0])
                     .map(|ty| smallvec::smallvec![ty]);
@@ -485,8 +488,6 @@ impl Op {
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
             Op::Rotary(rotary) => rotary::infer(rotary, cx.space, operands)?,
             Op::Repeat { from, to } => repeat::infer(cx.space, *from, *to, operands[0])?,
-            Op::Take { to } => parts::infer_take(cx.space, *to, operands[0])?,
-            Op::Join { to } => parts::infer_join(cx.space, *to, operands)?,
             Op::Window(window) => window.infer(cx.space, operands)?,
             _ => unreachable!("the other operations returned above"),
         };

@@ -50,8 +50,10 @@ impl AttentionChoice {
     /// The flags that ask for it on the command line, each with a space in front.
     pub fn flags(&self) -> String {
         let Self { movement, cross_movement, sequences } = self;
-        let movement = movement.iter().map(|m| format!(" --movement '{m}'"));
-        let cross = cross_movement.iter().map(|m| format!(" --cross-movement '{m}'"));
+        // A shell would take parentheses for its own.
+        let quote = |m: &Movement| if m.options.is_empty() { m.to_string() } else { format!("'{m}'") };
+        let movement = movement.iter().map(|m| format!(" --movement {}", quote(m)));
+        let cross = cross_movement.iter().map(|m| format!(" --cross-movement {}", quote(m)));
         let sequences =
             sequences.iter().map(|(dim, axes)| format!(" --sequence-axes {dim}={}", axes_text(axes)));
         movement.chain(cross).chain(sequences).collect()

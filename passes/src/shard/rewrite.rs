@@ -40,7 +40,7 @@ pub(super) struct Plan {
 impl Plan {
     /// A weight where the placement has it: split along heads, hidden width and vocabulary.
     pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
-        let mut ty = settled(ty);
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
         let of_experts = ty.dims.iter().any(|d| self.roles.experts.contains(d));
         for i in 0..ty.dims.len() {
             let dim = ty.dims[i];

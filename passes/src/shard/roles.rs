@@ -111,6 +111,14 @@ impl Roles {
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));
+        // Stacks of micro-batches are taken apart by calls.
+        let nodes = module.functions.values().flat_map(|f| &f.nodes);
+        let stacks: BTreeSet<DimId> = nodes
+            .filter_map(|n| match &n.op {
+                Op::Call { scan, .. } => scan.map(|scan| scan.over),
+                _ => None,
+            })
+            .collect();
         batches.retain(|d| {
             !stacks.contains(d)
                 && !sequences.contains(d)

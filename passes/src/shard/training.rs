@@ -290,6 +290,12 @@ impl Rewriter<'_> {
         let lse = self.b.push(Op::RowLse { over: parts, parts: None }, &[of_parts])?;
         let dtype: DType = self.b.ty(lse).dtype;
 
+        let (nll, lse_only) = (node.results[0], [lse, lse].to_vec());
+        let read = self.source.nodes.iter().any(|n| n.operands.contains(&nll));
+        if !read && self.source.outputs.iter().all(|o| o.value != nll) {
+            // A backward pass that computes the loss again asks for its lse alone; nobody reads the first result.
+            return Ok(lse_only);
+        }
         let picked = self.b.push(Op::Loss(Loss::Pick { over, ignore }), &[x, labels])?;
         let picked = self.reshard(picked, rows)?;
         let mut valid = self.b.push(Op::Loss(Loss::Valid { ignore }), &[labels])?;

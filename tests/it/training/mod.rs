@@ -1,3 +1,5 @@
 //! Training steps: gradients and optimizer against the library's, whole and distributed.
 
+mod accounting;
 mod goldens;
+mod sharded;

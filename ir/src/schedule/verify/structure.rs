@@ -99,7 +99,11 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
         (Place::Argument(_) | Place::Result(_), Content::Tensor(_)) => Ok(()),
         (Place::Weight(binding) | Place::Input(binding) | Place::State(binding), Content::Tensor(ty)) => {
             let cx = Context { space: &schedule.space, functions: &Arena::new() };
-            Op::Param(binding.clone()).infer(cx, &[], std::slice::from_ref(ty)).map(|_| ())
+            let op = match place {
+                Place::Input(_) => Op::Input(binding.clone()),
+                _ => Op::Param(binding.clone()),
+            };
+            op.infer(cx, &[], std::slice::from_ref(ty)).map(|_| ())
         }
         (_, Content::Wire { .. }) => Err(OpError::new("S03", "only a place in the frame can hold blocks")),
     }

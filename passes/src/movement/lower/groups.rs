@@ -57,7 +57,7 @@ pub(super) fn forward(
     joined(b, a.heads, &parts)
 }
 
-/// Gradients for q, k and v; `rows` are q, d_o, lse and delta.
+/// Gradients for q, k, v and the bias; `rows` are q, d_o, lse and delta.
 pub(super) fn backward(
     b: &mut FunctionBuilder<'_>,
     a: &Attention,
@@ -66,7 +66,7 @@ pub(super) fn backward(
     [k, v]: [ValueId; 2],
     bias: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
-    let mut d_q = Vec::with_capacity(groups.heads.len());
+    let mut d_heads = Vec::with_capacity(groups.heads.len());
     let mut d_kv = Vec::with_capacity(groups.heads.len());
     for own in groups.attentions(a) {
         let rows = taken(b, own.heads, rows)?;
@@ -74,7 +74,7 @@ pub(super) fn backward(
         let home = taken(b, own.kv_heads, &[k, v])?;
         let kv = [gathered(b, own.keys, home[0])?, gathered(b, own.keys, home[1])?];
         let mut part = gradients(b, &own, &rows, &kv, &bias)?;
-        for (gradient, &home) in part[1..].iter_mut().zip(&home) {
+        for (gradient, &home) in part[1..3].iter_mut().zip(&home) {
             // Each group's sum is taken at once, so that the gradients of whole keys are held of one group only.
             let mut ty = b.ty(*gradient).clone();
             ty.layout.clone_from(&b.ty(home).layout);
@@ -82,11 +82,13 @@ pub(super) fn backward(
                 *gradient = b.push_as(Op::Reshard, &[*gradient], ty)?;
             }
         }
-        d_kv.push(part.split_off(1));
-        d_q.push(part);
+        d_kv.push(part.drain(1..3).collect());
+        d_heads.push(part);
     }
-    let mut gradients = joined(b, a.heads, &d_q)?;
-    gradients.extend(joined(b, a.kv_heads, &d_kv)?);
+    // The gradient of the bias has query heads, as that of the queries has.
+    let mut gradients = joined(b, a.heads, &d_heads)?;
+    let kv = joined(b, a.kv_heads, &d_kv)?;
+    gradients.splice(1..1, kv);
     Ok(gradients)
 }
 
