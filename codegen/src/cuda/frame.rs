@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::{Attention, Binary, Op, Returns, Unary};
+use ithaca_ir::ops::{Attention, Binary, Op, Pairs, Returns, Unary, Window};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, TensorType};
 
-use super::attention;
 use super::names::{self, Names};
 use super::program::Context;
 use super::tables::SourceFile;
+use super::{attention, experts};
 
 /// Emits a frame that runs for `layers`.
 pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> Result<String, Diagnostic> {
@@ -216,7 +216,11 @@ impl<'s> Emitter<'_, 's> {
                     names::double(rotary.amplitude()),
                     format!("device.table({})", self.cx.tables.frequencies(rotary)),
                 ];
-                call("rotary", &attributes)
+                let function = match rotary.pairs {
+                    Pairs::Halves => "rotary",
+                    Pairs::Neighbours => "rotary_neighbours",
+                };
+                call(function, &attributes)
             }
             Op::Attention(a) | Op::AttentionBackward(a) => {
                 let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[1])?);
@@ -245,6 +249,12 @@ impl<'s> Emitter<'_, 's> {
             Op::Take { to } => call("take", &[dim(*to)]),
             Op::Join { to } => format!("join(device, {queue}, {}{lists})", dim(*to)),
             Op::Slice { .. } => call("slice", &[]),
+            Op::Experts(e) => {
+                let described = experts::describe(&self.cx.schedule.space, e)?;
+                format!("{}(device, {queue}, {described}{lists})", op.name())
+            }
+            Op::Window(Window::Concat { .. }) => call("concat", &[]),
+            Op::Window(Window::Cut { start, .. }) => call("cut", &[start.to_string()]),
             Op::Param(_)
             | Op::Input(_)
             | Op::State(_)
@@ -255,8 +265,6 @@ impl<'s> Emitter<'_, 's> {
             | Op::Gradient(_)
             | Op::Loss(_)
             | Op::Optimizer(_)
-            | Op::Experts(_)
-            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -300,6 +308,7 @@ fn n_results(op: &Op) -> usize {
     match op {
         Op::Attention(a) if a.returns != Returns::Output => 2,
         Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
+        Op::Experts(e) => e.n_results(),
         Op::AttentionBackward(_) => 3,
         _ => 1,
     }

@@ -1,0 +1,104 @@
+//! Mixtures of experts over ranks: every layout of attention with every layout of experts computes what the whole program
+//! does, tokens reach experts by all-to-alls, and what is not legal is refused.
+
+use std::path::Path;
+
+use ithaca_ir::traffic;
+use ithaca_kernels::{compare, cpu, oracle};
+use ithaca_passes::compile::compile;
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::{ShardOptions, parse_mesh};
+
+use crate::equivalence::{CLOSE, EXACT, Golden, golden};
+
+const LAYOUTS: [(&str, &str); 14] = [
+    ("ep", "ep=2"),
+    ("ep", "ep=4"),
+    ("ulysses+ep", "ulysses=2,ep=2"),
+    ("ulysses+ep", "ulysses=4"),
+    ("data-parallel+ep", "dp=2"),
+    ("data-parallel+ep", "dp=2,ep=2"),
+    ("data-parallel+ulysses+ep", "dp=2,ulysses=2"),
+    ("ring", "ring=4"),
+    ("ring+ep", "ring=4"),
+    ("ring+ep", "ring=2,ep=2"),
+    ("usp+ep", "ring=2,ulysses=2"),
+    ("megatron-cp-allgather+ep", "cp=4"),
+    ("megatron-tp-sp+ep", "tp=2,ep=2"),
+    ("megatron-tp-sp+ep", "tp=2"),
+];
+
+const NAMES: [&str; 4] = ["mixtral", "qwen3-moe", "deepseek-v3", "deepseek-v3-whole-queries"];
+
+fn open(name: &str) -> Golden {
+    golden(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name))
+}
+
+fn options(strategy: &str, mesh: &str) -> ShardOptions {
+    ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
+}
+
+#[test]
+fn layouts_of_attention_and_experts_are_chosen_apart() {
+    let mut failures = Vec::new();
+    for name in NAMES {
+        let Golden { module, weights, io, .. } = open(name);
+        let (weights, io) = (weights.as_ref(), io.as_ref());
+        let whole = oracle::run::<f64>(&module, weights, io).unwrap();
+        for (strategy, mesh) in LAYOUTS {
+            let mut fail = |what: String| failures.push(format!("{name}, {strategy} {mesh}: {what}"));
+            let compiled = match compile(&module, &options(strategy, mesh), &Volume) {
+                Ok(compiled) => compiled,
+                Err(refusal) => {
+                    fail(format!("refused: {}", refusal[0]));
+                    continue;
+                }
+            };
+            let ranks = oracle::run_ranks::<f64>(&compiled.per_rank, weights, io).unwrap();
+            for comparison in compare::outputs(&ranks, &whole) {
+                if !comparison.verdict.within(EXACT) {
+                    fail(format!("per-rank program: {comparison:?}"));
+                }
+            }
+            let run = cpu::execute(&compiled.schedule, weights, io, &cpu::Options::default()).unwrap();
+            for comparison in compare::with_source(&run.outputs, io).unwrap() {
+                if !comparison.verdict.within(CLOSE) {
+                    fail(format!("schedule: {comparison:?}"));
+                }
+            }
+            if run.traffic != traffic::of_module(&compiled.per_rank) {
+                fail("other bytes than were promised".to_owned());
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// Of a layer with experts over the ranks that split its tokens, two all-to-alls move slots, one each way; each sends
+/// `(P − 1) / P` of the slots of a rank's tokens.
+#[test]
+fn tokens_reach_experts_and_return_by_all_to_alls() {
+    let Golden { module, .. } = open("mixtral");
+    let compiled = compile(&module, &options("ring+ep", "ring=4"), &Volume).unwrap();
+    let rows = traffic::of_module(&compiled.per_rank);
+    let text = format!("{rows:?}");
+    let exchange = rows.iter().find(|row| row.kind == "all_to_all").unwrap_or_else(|| panic!("{text}"));
+    let (layers, experts, tokens, hidden, bytes, ranks) = (2, 4, 4 * 32, 64, 4, 4);
+    assert_eq!(exchange.count, 2 * layers, "{text}");
+    let slots = experts * (tokens / ranks) * hidden * bytes;
+    assert_eq!(exchange.bytes_sent_per_rank, 2 * layers * slots * (ranks - 1) / ranks, "{text}");
+}
+
+#[test]
+fn experts_that_do_not_divide_and_models_without_are_refused() {
+    let refusal = |name: &str, strategy: &str, mesh: &str| {
+        let Golden { module, .. } = open(name);
+        compile(&module, &options(strategy, mesh), &Volume).unwrap_err()[0].to_string()
+    };
+    let text = refusal("mixtral", "ep", "ep=8");
+    assert!(text.contains("4 experts (e) do not divide by the expert degree 8 (ep=8)"), "{text}");
+    let text = refusal("llama-gqa", "ulysses+ep", "ulysses=2");
+    assert!(text.contains("no experts to split over ulysses=2"), "{text}");
+    let text = refusal("mixtral", "ep", "ulysses=2");
+    assert!(text.contains("needs a mesh axis"), "{text}");
+}
