@@ -310,7 +310,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
             doc.attributes = attributes(&schedule.space, &x.op);
             doc.from = Some(text::show(&schedule.space, &x.from).to_string());
             doc.to = Some(text::show(&schedule.space, &x.to).to_string());
-            doc.axis = traffic::key(&schedule.space, &x.op, &x.from, &x.to).map(|(_, axis, _)| axis);
+            doc.axis = traffic::axis(&schedule.space, &x.op, (&x.from, &x.to));
         }
         Work::Copy => doc.work = "copy",
         Work::Call { callee, layers, base, scan: _ } => {

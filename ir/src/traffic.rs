@@ -22,6 +22,29 @@ pub enum Phase {
     Forward,
     /// In the backward pass.
     Backward,
+    /// In the step of the optimizer.
+    Update,
+}
+
+impl Phase {
+    /// When the function called `name` runs: `block.backward` in the backward pass, `block.update` in the step of the
+    /// optimizer.
+    pub fn of_function(name: &str) -> Phase {
+        match name.rsplit_once('.').map(|(_, what)| what) {
+            Some("backward") => Phase::Backward,
+            Some("update" | "squares" | "zero") => Phase::Update,
+            Some(_) | None => Phase::Forward,
+        }
+    }
+
+    /// The spelling in plans and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+        }
+    }
 }
 
 /// The key of a row: the kind of collective, the mesh axis (`mesh` for a permute), the phase.
@@ -71,17 +94,21 @@ impl Ledger {
     }
 }
 
-/// The row that a collective belongs to; `None` when nothing is sent.
+/// The row that a collective of the function called `function` belongs to; `None` when nothing is sent.
 ///
 /// The axis is the one along which parts travel, several joined by `+`; `mesh` where a permute is along none.
-pub fn key(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Option<Key> {
+pub fn key(space: &Space, function: &str, op: &Op, (from, to): (&TensorType, &TensorType)) -> Option<Key> {
+    axis(space, op, (from, to)).map(|axis| (op.name(), axis, Phase::of_function(function)))
+}
+
+/// The axis of that row; `None` when nothing is sent.
+pub fn axis(space: &Space, op: &Op, (from, to): (&TensorType, &TensorType)) -> Option<String> {
     if !op.is_communication() {
         return None;
     }
     let axes = boxes::axes(space, op, from, to).unwrap_or_default();
     let names: Vec<&str> = axes.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect();
-    let axis = if names.is_empty() { "mesh".to_owned() } else { names.join("+") };
-    Some((op.name(), axis, Phase::Forward))
+    Some(if names.is_empty() { "mesh".to_owned() } else { names.join("+") })
 }
 
 /// What one run of a per-rank module sends.
@@ -92,7 +119,7 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
         for node in &function.nodes {
             let (Some(&x), Some(&y)) = (node.operands.first(), node.results.first()) else { continue };
             let (from, to) = (function.ty(x), function.ty(y));
-            let Some(key) = key(&module.space, &node.op, from, to) else { continue };
+            let Some(key) = key(&module.space, &function.name, &node.op, (from, to)) else { continue };
             for rank in busiest_candidates(&module.space, &node.op, from, to) {
                 let bytes = boxes::bytes_sent(&module.space, &node.op, from, to, rank);
                 ledger.record(key.clone(), rank, runs[id.index()], bytes);

@@ -1,7 +1,8 @@
 // Gradients of attention, by the weights that the forward's lse gives back (FlashAttention-2, arXiv 2307.08691, algorithm
 // 2): p = exp(score - lse), dv = sum p' d_o, ds = p (kept d_o.v - delta), dq = scale sum ds slope k, and dk likewise.
 //
-// Two kernels, so that no two threads add to one element: one for queries, one for keys. Each computes scores again.
+// Three kernels, so that no two threads add to one element: for queries, for keys and for the bias. Each computes scores
+// again.
 #pragma once
 
 #include "score.cuh"
@@ -13,10 +14,10 @@ struct Gradient {
     Reals d_o, lse, delta;
 };
 
-// The weight of a query and a key, and the gradient of scale q.k.
+// The weight of a query and a key, the gradient of scale q.k, and that of the score behind cap and bias.
 template <typename A>
 struct Pair {
-    A weight, gradient;
+    A weight, gradient, score;
 };
 
 template <typename T>
@@ -24,13 +25,14 @@ __device__ inline Pair<Acc<T>> pair_of(const AttentionShape& s, const T* q, cons
                                        int64_t front, int64_t head, int64_t row, int64_t kv, int64_t at_query, int64_t at_key) {
     using A = Acc<T>;
     const A lse = static_cast<A>(g.lse[row]);
-    if (lse == nothing<A>()) return {A(0), A(0)};
+    if (lse == nothing<A>()) return {A(0), A(0), A(0)};
     const Score<A> x = score(s, q + row * s.width, k + kv * s.width, head, at_query, at_key);
     const A p = exponential(x.value - lse), kept = static_cast<A>(s.kept(front, head, at_query, at_key));
     A product = 0;
     for (int64_t c = 0; c < s.value_width; ++c)
         product += static_cast<A>(g.d_o[row * s.value_width + c]) * widen(v[kv * s.value_width + c]);
-    return {p * kept, static_cast<A>(s.scale) * x.slope * p * (kept * product - static_cast<A>(g.delta[row]))};
+    const A of_score = p * (kept * product - static_cast<A>(g.delta[row]));
+    return {p * kept, static_cast<A>(s.scale) * x.slope * of_score, of_score};
 }
 
 template <typename T, typename O, int kTile>
@@ -83,6 +85,25 @@ __global__ void attention_backward_keys(const T* q, const T* k, const T* v, Grad
         for (int c = 0; c < kTile && column + c < s.width; ++c) dk[kv * s.width + column + c] = narrow<O>(sum_k[c]);
         for (int c = 0; c < kTile && column + c < s.value_width; ++c)
             dv[kv * s.value_width + column + c] = narrow<O>(sum_v[c]);
+    }
+}
+
+// A thread takes a bucket of the bias and a head: the sum over every query and key held whose distance is in the bucket.
+template <typename T>
+__global__ void attention_backward_bias(const T* q, const T* k, const T* v, Gradient g, float* d_bias, AttentionShape s, int64_t n) {
+    using A = Acc<T>;
+    ITHACA_FOR(i, n) {
+        const int64_t head = i % s.heads, bucket = i / s.heads, kv_head = s.served_by(head);
+        A sum = 0;
+        for (int64_t r = 0; r < s.front * s.queries; ++r) {
+            const int64_t front = r / s.queries, query = r % s.queries;
+            const int64_t position = position_of(s.query_positions, query), row = s.query_row(front, query, head);
+            for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
+                if (s.bias.bucket(position, at_key) != bucket) return;
+                sum += pair_of(s, q, k, v, g, front, head, row, s.key_row(front, t, kv_head), position, at_key).score;
+            });
+        }
+        d_bias[i] = static_cast<float>(sum);
     }
 }
 

@@ -6,7 +6,7 @@
 namespace ithaca::kernel {
 
 enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh };
-enum class Binary { Add, Sub, Mul, LogAddExp };
+enum class Binary { Add, Sub, Mul, Div, LogAddExp };
 
 template <typename A>
 __device__ inline A apply(Unary f, A x) {
@@ -37,6 +37,8 @@ __device__ inline A apply(Binary f, A x, A y) {
             return x - y;
         case Binary::Mul:
             return x * y;
+        case Binary::Div:
+            return x / y;
         case Binary::LogAddExp:
             return log_add_exp(x, y);
     }

@@ -49,21 +49,4 @@ __global__ void sink(const T* o, const L* lse, Reals logits, T* z, L* z_lse, Wal
     }
 }
 
-// The logarithm of the sum of exponentials along a line of `length` elements, `stride` apart. The walk goes over lines.
-template <typename T>
-__global__ void row_lse(const T* x, T* z, Walk<1> lines, int64_t length, int64_t stride, int64_t n) {
-    using A = Acc<T>;
-    ITHACA_FOR(i, n) {
-        int64_t at[1];
-        lines.at(i, at);
-        A highest = nothing<A>(), sum = 0;
-        for (int64_t j = 0; j < length; ++j) {
-            const A value = widen(x[at[0] + j * stride]);
-            if (value > highest) highest = value;
-        }
-        for (int64_t j = 0; j < length; ++j) sum += share(static_cast<A>(widen(x[at[0] + j * stride])), highest);
-        z[i] = narrow<T>(sum > A(0) ? highest + logarithm(sum) : nothing<A>());
-    }
-}
-
 }  // namespace ithaca::kernel

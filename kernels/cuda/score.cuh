@@ -14,7 +14,7 @@ struct Bias {
     bool both_sides;
     Reals table;
 
-    __device__ double at(int64_t query, int64_t key, int64_t head, int64_t heads) const {
+    __device__ int64_t bucket(int64_t query, int64_t key) const {
         int64_t distance = query - key, side = 0;
         if (distance < 0) {
             side = both_sides ? per_side : 0;
@@ -26,7 +26,10 @@ struct Bias {
             if (bounds[middle] <= static_cast<double>(distance)) low = middle;
             else high = middle - 1;
         }
-        return table[(side + low) * heads + head];
+        return side + low;
+    }
+    __device__ double at(int64_t query, int64_t key, int64_t head, int64_t heads) const {
+        return table[bucket(query, key) * heads + head];
     }
 };
 

@@ -3,6 +3,8 @@
 //! Nothing passes silently: a tensor of another shape, a missing tensor, and a number that is none are failures. −∞ is
 //! equal to −∞, being the logarithm of a sum of nothing, and differs from every number.
 
+use ithaca_ir::ops::state;
+
 use crate::Outputs;
 use crate::real::Real;
 use crate::store::{StoreError, TensorSource};
@@ -59,7 +61,9 @@ impl Verdict {
 
 /// Compares `found` with `expected`.
 pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
-    if found.shape != expected.shape || found.data.len() != expected.data.len() {
+    // A scalar may be stored as a vector of one.
+    let alike = found.shape == expected.shape || (found.data.len() == 1 && expected.data.len() == 1);
+    if !alike || found.data.len() != expected.data.len() {
         return Verdict::Shape { found: found.shape.clone(), expected: expected.shape.clone() };
     }
     let (mut max_abs, mut difference, mut norm) = (0f64, 0f64, 0f64);
@@ -100,12 +104,16 @@ pub fn with_source<A: Real>(
     expected: &dyn TensorSource,
 ) -> Result<Vec<Comparison>, StoreError> {
     let present = found.iter().filter(|(name, _)| expected.shape(name).is_some());
-    present
-        .map(|(name, tensor)| {
-            let verdict = tensors(tensor, &expected.read(name)?);
-            Ok(Comparison { name: name.clone(), verdict })
-        })
-        .collect()
+    let compared = present.map(|(name, tensor)| {
+        let verdict = tensors(tensor, &expected.read(name)?);
+        Ok(Comparison { name: name.clone(), verdict })
+    });
+    // Whoever computes gradients computes all of them.
+    let is_gradient = |name: &String| name.starts_with(state::GRADIENT);
+    let gradients = found.keys().any(is_gradient);
+    let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
+    let absent = absent.filter(|name| !found.contains_key(name));
+    compared.chain(absent.map(|name| Ok(Comparison { name, verdict: Verdict::Missing }))).collect()
 }
 
 #[cfg(test)]

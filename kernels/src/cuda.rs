@@ -18,4 +18,9 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("partial.cuh", include_str!("../cuda/partial.cuh")),
     ("experts.cuh", include_str!("../cuda/experts.cuh")),
     ("einsum.cuh", include_str!("../cuda/einsum.cuh")),
+    ("sum.cuh", include_str!("../cuda/sum.cuh")),
+    ("gradient.cuh", include_str!("../cuda/gradient.cuh")),
+    ("norm_backward.cuh", include_str!("../cuda/norm_backward.cuh")),
+    ("loss.cuh", include_str!("../cuda/loss.cuh")),
+    ("optimizer.cuh", include_str!("../cuda/optimizer.cuh")),
 ];

@@ -247,10 +247,7 @@ fn traffic_table(rows: &[Traffic]) -> String {
         "collective", "axis", "phase", "count", "bytes sent per rank"
     );
     for row in rows {
-        let phase = match row.phase {
-            ithaca_ir::traffic::Phase::Forward => "forward",
-            ithaca_ir::traffic::Phase::Backward => "backward",
-        };
+        let phase = row.phase.name();
         let _ = writeln!(
             out,
             "{:<16} {:<10} {phase:<9} {:>7} {:>20}",

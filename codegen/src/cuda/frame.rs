@@ -4,9 +4,11 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::{Attention, Binary, Op, Pairs, Returns, Unary, Window};
+use ithaca_ir::ops::{
+    AdamW, Attention, Binary, Gradient, Loss, Op, Optimizer, Pairs, Returns, Unary, Window,
+};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
-use ithaca_ir::{Diagnostic, TensorType};
+use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
 
 use super::names::{self, Names};
 use super::program::Context;
@@ -243,7 +245,43 @@ impl<'s> Emitter<'_, 's> {
             Op::MergeParts { .. } => call("merge_parts", &[]),
             Op::Accumulate => call("accumulate", &[]),
             Op::Sink => call("sink", &[]),
-            Op::RowLse { over, parts: _ } => call("row_lse", &[dim(*over)]),
+            Op::RowLse { over, parts: _ } => {
+                self.contiguous(*over)?;
+                call("row_lse", &[dim(*over)])
+            }
+            Op::Fill { value } => call("fill", &[names::double(*value)]),
+            Op::Sum => call("sum", &[]),
+            Op::Expand => call("expand", &[]),
+            Op::Gradient(Gradient::Unary(f)) => call(op.name(), &[format!("Unary::{}", unary(*f))]),
+            Op::Gradient(Gradient::Embed { .. } | Gradient::Sink) => call(op.name(), &[]),
+            Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
+                call(op.name(), &[dim(*over), names::double(*eps), names::double(*offset)])
+            }
+            Op::Gradient(Gradient::RmsScale { over, eps }) => {
+                let count: f64 = over.iter().map(|&d| self.cx.schedule.space.size(d) as f64).product();
+                call(op.name(), &[names::double(count), names::double(*eps)])
+            }
+            Op::Gradient(Gradient::LayerNorm { over, eps }) => {
+                call(op.name(), &[dim(*over), names::double(*eps)])
+            }
+            Op::Gradient(Gradient::CrossEntropy { over, ignore })
+            | Op::Loss(Loss::CrossEntropy { over, ignore } | Loss::Pick { over, ignore }) => {
+                self.contiguous(*over)?;
+                let padded = self.padded(task.reads[1])?;
+                let function = op.name();
+                format!("{function}(device, {queue}, {}, {ignore}, {padded}{views})", self.cx.dim(*over))
+            }
+            Op::Loss(Loss::Valid { ignore }) => {
+                let padded = self.padded(task.reads[0])?;
+                format!("valid(device, {queue}, {ignore}, {padded}{views})")
+            }
+            Op::Optimizer(Optimizer::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay })) => {
+                let constants = [lr, beta1, beta2, eps, weight_decay].map(|x| names::double(*x)).join(", ");
+                call("adamw", &[format!("AdamW{{{constants}}}")])
+            }
+            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
+                call("clip_factor", &[names::double(*max_norm)])
+            }
             Op::Repeat { from, to } => call("repeat", &[dim(*from), dim(*to)]),
             Op::SumCopies { from, to } => call("sum_copies", &[dim(*from), dim(*to)]),
             Op::Take { to } => call("take", &[dim(*to)]),
@@ -259,12 +297,6 @@ impl<'s> Emitter<'_, 's> {
             | Op::Input(_)
             | Op::State(_)
             | Op::Assign { .. }
-            | Op::Fill { .. }
-            | Op::Sum
-            | Op::Expand
-            | Op::Gradient(_)
-            | Op::Loss(_)
-            | Op::Optimizer(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -275,6 +307,39 @@ impl<'s> Emitter<'_, 's> {
             | Op::Fetch { .. }
             | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
+    }
+
+    /// Refuses a vocabulary whose padding is not at its end.
+    fn contiguous(&self, dim: DimId) -> Result<(), Diagnostic> {
+        let found = &self.cx.schedule.space.dims[dim];
+        let plain = found.order == Order::Contiguous && found.fetched.is_none();
+        match plain || found.valid == found.size {
+            true => Ok(()),
+            false => {
+                Err(unsupported(&format!("a sum over `{}`, which has an order and padding,", found.name)))
+            }
+        }
+    }
+
+    /// The dimensions of labels that have padding, with the positions that this rank holds.
+    fn padded(&mut self, labels: BufferId) -> Result<String, Diagnostic> {
+        const MOST: usize = 2;
+        let ty = self.tensor(labels)?;
+        let space = &self.cx.schedule.space;
+        let with_padding = |d: &DimId| {
+            let sequence = &space.dims[space.sequence(*d)];
+            sequence.valid < sequence.size
+        };
+        let dims: Vec<DimId> = ty.dims.iter().copied().filter(with_padding).collect();
+        if dims.len() > MOST {
+            return Err(unsupported(&format!("labels with padding in more than {MOST} dimensions")));
+        }
+        let mut padded = Vec::new();
+        for dim in dims {
+            let sequence = attention::sequence(self.cx, ty, dim)?;
+            padded.push(format!("{{{}, {sequence}}}", self.cx.dim(dim)));
+        }
+        Ok(format!("{{{}}}", padded.join(", ")))
     }
 
     /// Buffers with the numbers of their types, as the runtime takes them.
@@ -309,7 +374,10 @@ fn n_results(op: &Op) -> usize {
         Op::Attention(a) if a.returns != Returns::Output => 2,
         Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
         Op::Experts(e) => e.n_results(),
-        Op::AttentionBackward(_) => 3,
+        Op::AttentionBackward(a) => 3 + usize::from(a.bias.is_some()),
+        Op::Gradient(Gradient::RmsNorm { .. }) | Op::Loss(Loss::CrossEntropy { .. }) => 2,
+        Op::Gradient(Gradient::RmsScale { .. } | Gradient::LayerNorm { .. } | Gradient::Sink)
+        | Op::Optimizer(Optimizer::AdamW(_)) => 3,
         _ => 1,
     }
 }

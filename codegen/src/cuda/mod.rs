@@ -40,6 +40,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("ops.hpp", include_str!("runtime/ops.hpp")),
     ("experts.hpp", include_str!("runtime/experts.hpp")),
     ("attention.hpp", include_str!("runtime/attention.hpp")),
+    ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
@@ -63,7 +64,8 @@ pub fn emit(
          #include \"runtime/collective.hpp\"\n\
          #include \"runtime/driver.hpp\"\n\
          #include \"runtime/einsum.hpp\"\n\
-         #include \"runtime/ops.hpp\"\n",
+         #include \"runtime/ops.hpp\"\n\
+         #include \"runtime/training.hpp\"\n",
     );
     if [Some(schedule), reference].into_iter().flatten().any(has_experts) {
         main.push_str("#include \"runtime/experts.hpp\"\n");

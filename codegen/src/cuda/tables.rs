@@ -48,9 +48,10 @@ impl Tables {
         intern(&mut self.transfers, transfer)
     }
 
-    /// The number of a rotary embedding's frequencies.
+    /// The number of a rotary embedding's frequencies, less than zero where it turns back.
     pub(super) fn frequencies(&mut self, rotary: &Rotary) -> usize {
-        intern(&mut self.constants, &rotary.frequencies())
+        let turned = rotary.frequencies().into_iter().map(|f| rotary.turn.sign() * f).collect();
+        intern(&mut self.constants, &turned)
     }
 
     /// The number of the positions of a dimension of a type.

@@ -163,7 +163,7 @@ impl Runner<'_> {
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(t, sent * t.from.dtype.bytes());
+                        self.count(scope.frame, t, sent * t.from.dtype.bytes());
                         written
                     }
                 };
@@ -302,9 +302,11 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn count(&self, transfer: &Transfer, bytes: u64) {
+    fn count(&self, frame: FrameId, transfer: &Transfer, bytes: u64) {
         let Transfer { op, from, to } = transfer;
-        if let Some(key) = traffic::key(&self.schedule.space, op, from, to) {
+        if let Some(key) =
+            traffic::key(&self.schedule.space, &self.schedule.frames[frame].name, op, (from, to))
+        {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }

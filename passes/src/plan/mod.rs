@@ -10,7 +10,7 @@ mod digest;
 use std::collections::BTreeMap;
 
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::traffic::{self, Phase};
+use ithaca_ir::traffic;
 use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -640,15 +640,11 @@ pub fn attention(uses: &[AttentionUse], options: &ShardOptions) -> Vec<Attention
 
 /// The collectives of a per-rank module, as a plan writes them.
 pub fn collectives(per_rank: &Module) -> Vec<Collective> {
-    let phase = |phase| match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-    };
     let rows = traffic::of_module(per_rank).into_iter();
     rows.map(|row| Collective {
         kind: row.kind,
         axis: row.axis,
-        phase: phase(row.phase).to_owned(),
+        phase: row.phase.name().to_owned(),
         count: row.count,
         bytes_sent_per_rank: row.bytes_sent_per_rank,
     })

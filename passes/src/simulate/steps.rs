@@ -131,8 +131,8 @@ impl Pricing<'_> {
 fn key(space: &Space, task: &Task) -> (&'static str, String) {
     match &task.work {
         Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
-            let key = traffic::key(space, &t.op, &t.from, &t.to);
-            key.map_or((t.op.name(), "mesh".to_owned()), |(name, axis, _)| (name, axis))
+            let axis = traffic::axis(space, &t.op, (&t.from, &t.to));
+            (t.op.name(), axis.unwrap_or_else(|| "mesh".to_owned()))
         }
         Work::Compute(op) => (op.name(), String::new()),
         Work::Copy => ("copy", String::new()),

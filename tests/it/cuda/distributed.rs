@@ -86,17 +86,22 @@ fn program_in(dtype: DType, kinds: &[Kind]) -> Module {
             _ => (format!("%a{i}"), format!("%c{i}")),
         };
         add(format!("%t{i} = einsum %g, {o} : {dtype}[b s h]"));
+        let (name, ty, output) = match bias.is_empty() {
+            true => Default::default(),
+            false => (format!(", %w{i}"), ", f32[u h]", format!(", dbias{i} = %w{i}")),
+        };
         add(format!(
-            "%x{i}, %y{i}, %z{i} = attention_backward %q, %k, %v, %g, {lse}, %t{i}{bias} {{{backward}}} \
-             : {dtype}[b s h d], {dtype}[b s k d], {dtype}[b s k e]"
+            "%x{i}, %y{i}, %z{i}{name} = attention_backward %q, %k, %v, %g, {lse}, %t{i}{bias} {{{backward}}} \
+             : {dtype}[b s h d], {dtype}[b s k d], {dtype}[b s k e]{ty}"
         ));
-        outputs.push(format!("o{i} = {o}, lse{i} = {lse}, dq{i} = %x{i}, dk{i} = %y{i}, dv{i} = %z{i}"));
+        outputs
+            .push(format!("o{i} = {o}, lse{i} = {lse}, dq{i} = %x{i}, dk{i} = %y{i}, dv{i} = %z{i}{output}"));
     }
     writeln!(text, "  return {}\n}}", outputs.join(", ")).unwrap();
     module(&text)
 }
 
-fn module(text: &str) -> Module {
+pub(super) fn module(text: &str) -> Module {
     let module = text::parse(text).unwrap_or_else(|e| panic!("{}\n{text}", e[0].render(None)));
     if let Err(errors) = verify(&module) {
         panic!("{}\n{text}", errors[0].render(None));
@@ -105,7 +110,7 @@ fn module(text: &str) -> Module {
 }
 
 /// Numbers between -1 and 1 that repeat nowhere soon.
-fn noise(shape: &[usize], seed: usize) -> Tensor<f64> {
+pub(super) fn noise(shape: &[usize], seed: usize) -> Tensor<f64> {
     let n: usize = shape.iter().product();
     let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
     // What is stored is single precision; the whole program must start from the same numbers.
@@ -128,7 +133,7 @@ fn tensors(keys: usize) -> Tensors {
 /// Runs a schedule on the host with inputs in single precision.
 ///
 /// With a reference, the emitted program compares itself with it as well.
-fn outputs_on_host(
+pub(super) fn outputs_on_host(
     name: &str,
     schedule: &Schedule,
     reference: Option<&Schedule>,
@@ -159,7 +164,7 @@ fn outputs_on_host(
 }
 
 /// Compares every output with what the oracle found.
-fn assert_close(
+pub(super) fn assert_close(
     name: &str,
     outputs: &SafeTensorsFile,
     expected: &ithaca_kernels::Outputs<f64>,
@@ -192,7 +197,7 @@ fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&s
 }
 
 #[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
-fn can_run() -> bool {
+pub(super) fn can_run() -> bool {
     let can = found("g++") && found("bash");
     if !can {
         eprintln!("skipped: g++ and bash are needed");

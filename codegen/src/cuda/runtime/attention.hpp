@@ -110,7 +110,7 @@ inline void attention(const Device& device, Queue queue, const Attention& a, con
     });
 }
 
-// From q, k, v, d_o, lse, delta and maybe a bias to dq, dk and dv.
+// From q, k, v, d_o, lse, delta and maybe a bias to dq, dk, dv and maybe the gradient of the bias.
 inline void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
     const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], x.size() > 6 ? &x[6] : nullptr);
     const kernel::Gradient g{reals(x[3]), reals(x[4]), reals(x[5])};
@@ -125,6 +125,9 @@ inline void attention_backward(const Device& device, Queue queue, const Attentio
         const int64_t columns = s.front * s.keys * s.kv_heads * ((widest + kTile - 1) / kTile);
         launch(kernel::attention_backward_keys<T, O, kTile>, columns, device.stream(queue), q, k, v, g, as<O>(z[1].data),
                as<O>(z[2].data), s, columns);
+        if (z.size() < 4) return;
+        const int64_t n = Local(device, z[3].type).size;
+        launch(kernel::attention_backward_bias<T>, n, device.stream(queue), q, k, v, g, as<float>(z[3].data), s, n);
     });
 }
 
@@ -203,22 +206,6 @@ inline void sink(const Device& device, Queue queue, View o, View lse, View logit
 inline void accumulate(const Device& device, Queue queue, View x, View y, View z) {
     if (Local(device, y.type).size > 0) return binary(device, queue, Binary::Add, x, y, z);
     copy(device, queue, Local(device, x.type).size * bytes_of(x.type.dtype), x.data, z.data);
-}
-
-inline void row_lse(const Device& device, Queue queue, int over, View x, View z) {
-    const Local lx(device, x.type);
-    Walk<1> lines;
-    for (size_t d = 0; d < x.type.dims.size(); ++d) {
-        if (x.type.dims[d] == over) continue;
-        lines.extent[lines.n] = lx.extents[d];
-        lines.stride[0][lines.n++] = lx.strides[d];
-    }
-    const int64_t n = lines.size();
-    with_float(x.type.dtype, [&](auto t) {
-        using T = decltype(t);
-        launch(kernel::row_lse<T>, n, device.stream(queue), as<T>(x.data), as<T>(z.data), lines,
-               extent_along(device, x.type, over), stride_along(device, x.type, over), n);
-    });
 }
 
 }  // namespace ithaca

@@ -70,6 +70,18 @@ Walk<K> rows_of(const Device& device, View x, int over, const View* const (&othe
     return rows;
 }
 
+// Every dimension of x but `over`, with the strides of x.
+inline Walk<1> lines_of(const Device& device, View x, int over) {
+    const Local lx(device, x.type);
+    Walk<1> lines;
+    for (size_t d = 0; d < x.type.dims.size(); ++d) {
+        if (x.type.dims[d] == over) continue;
+        lines.extent[lines.n] = lx.extents[d];
+        lines.stride[0][lines.n++] = lx.strides[d];
+    }
+    return lines;
+}
+
 inline int64_t extent_along(const Device& device, const Type& type, int dim) {
     return Local(device, type).extents[position(type, dim)];
 }

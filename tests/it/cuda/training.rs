@@ -1,0 +1,205 @@
+//! Sums, gradients, the loss and the optimizer in emitted programs on the host, on one rank and on several, against the
+//! whole program in double precision.
+
+use ithaca_ir::Module;
+use ithaca_ir::verify::verify;
+use ithaca_kernels::oracle;
+use ithaca_kernels::store::Tensors;
+use ithaca_kernels::tensor::Tensor;
+use ithaca_passes::lower::lower;
+
+use super::distributed::{assert_close, can_run, module, noise, outputs_on_host};
+use super::{homes, make_without_warnings, write_program};
+
+/// What a program takes, dimension by dimension as it is split: `s`, `v` and `b`, with the axes behind them.
+struct Splits {
+    level: &'static str,
+    mesh: &'static str,
+    b: &'static str,
+    v: &'static str,
+    /// Behind sums over `b` and behind those over `v`.
+    partial: [&'static str; 2],
+    /// How a sum over an axis is taken; nothing on one rank.
+    sums: [&'static str; 2],
+}
+
+const WHOLE: Splits =
+    Splits { level: "program", mesh: "", b: "b", v: "v", partial: ["", ""], sums: ["", ""] };
+const RANKS: Splits = Splits {
+    level: "per_rank",
+    mesh: "mesh x=2,y=2\n",
+    b: "b@x",
+    v: "v@y",
+    partial: [" partial(x)", " partial(y)"],
+    sums: ["x", "y"],
+};
+
+/// Every operation of training once, of numbers of type `t`; tokens and the vocabulary have padding.
+fn program(splits: &Splits, t: &str) -> Module {
+    let Splits { level, mesh, b, v, partial: [over_b, over_v], sums } = splits;
+    let mut text = format!(
+        "ithaca 1 {level}\nmodel \"training\"\n{mesh}dim b = 4\ndim s = 6 valid 5 order zigzag(3)\ndim m = 6\ndim h = 2\n\
+         dim d = 4\ndim v = 8 valid 7\n\nfunc @main() {{\n"
+    );
+    let mut add = |line: String| text += &format!("  {line}\n");
+    for (name, ty) in [
+        ("x", format!("{t}[{b} s m]")),
+        ("g", format!("{t}[{b} s m]")),
+        ("w", format!("{t}[m]")),
+        ("c", format!("{t}[m]")),
+        ("r", format!("{t}[{b} s h d]")),
+        ("gr", format!("{t}[{b} s h d]")),
+        ("wr", format!("{t}[h d]")),
+        ("logits", format!("{t}[{b} s v]")),
+        ("turned", format!("{t}[v {b} s]")),
+        ("part", format!("{t}[{b} s {v}]")),
+        ("ids", format!("i32[{b} s]")),
+        ("labels", format!("i32[{b} s]")),
+        ("lse", format!("f32[{b} s h]")),
+        ("sinks", "f32[h]".to_owned()),
+        ("w0", "f32[m]".to_owned()),
+        ("m0", "f32[m]".to_owned()),
+        ("v0", "f32[m]".to_owned()),
+    ] {
+        add(format!("%{name} = input {{name=\"{name}\"}} : {ty}"));
+    }
+    let mut outputs = Vec::new();
+    // A result, its sum over the axis that it is pending over, and the output.
+    let mut result = |text: &mut String, name: &str, axis: &str, ty: &str| match axis {
+        "" => outputs.push(format!("{name} = %{name}")),
+        axis => {
+            *text += &format!("  %{name}_all = all_reduce %{name} {{axis={axis}}} : {ty}\n");
+            outputs.push(format!("{name} = %{name}_all"));
+        }
+    };
+    let [x, y] = sums;
+    for f in ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "tanh"] {
+        text += &format!("  %{f} = unary_backward %x, %g {{of={f}}} : {t}[{b} s m]\n");
+        result(&mut text, f, "", "");
+    }
+    text += &format!("  %total = sum %x : {t}[s m]{over_b}\n");
+    result(&mut text, "total", x, &format!("{t}[s m]"));
+    text += &format!("  %wide = expand %c : {t}[s m]\n");
+    result(&mut text, "wide", "", "");
+    text +=
+        &format!("  %half = fill {{value=0.5}} : {t}[{b} s]\n  %quotient = div %x, %half : {t}[{b} s m]\n");
+    result(&mut text, "quotient", "", "");
+    text += &format!("  %d_table = embed_backward %ids, %g {{over=v}} : {t}[v m]{over_b}\n");
+    result(&mut text, "d_table", x, &format!("{t}[v m]"));
+    text += &format!(
+        "  %rms, %rms_w = rms_norm_backward %x, %w, %g {{over=m, eps=0.01, offset=1.0}} : {t}[{b} s m], {t}[m]{over_b}\n"
+    );
+    result(&mut text, "rms", "", "");
+    result(&mut text, "rms_w", x, &format!("{t}[m]"));
+    text += &format!(
+        "  %heads, %heads_w = rms_norm_backward %r, %wr, %gr {{over=d, eps=0.01}} : {t}[{b} s h d], {t}[h d]{over_b}\n"
+    );
+    result(&mut text, "heads", "", "");
+    result(&mut text, "heads_w", x, &format!("{t}[h d]"));
+    text += &format!(
+        "  %ln, %ln_w, %ln_c = layer_norm_backward %x, %w, %g {{over=m, eps=0.01}} : {t}[{b} s m], {t}[m]{over_b}, {t}[m]{over_b}\n"
+    );
+    result(&mut text, "ln", "", "");
+    result(&mut text, "ln_w", x, &format!("{t}[m]"));
+    result(&mut text, "ln_c", x, &format!("{t}[m]"));
+    text += &format!(
+        "  %rw = cast %r {{to=f32}} : f32[{b} s h d]\n  %squares = einsum %rw, %rw : f32[{b} s]\n  \
+         %rs, %rs_q, %rs_w = rms_scale_backward %r, %squares, %wr, %gr {{over=[h, d], eps=0.01}} : {t}[{b} s h d], f32[{b} s], {t}[h d]{over_b}\n"
+    );
+    result(&mut text, "rs", "", "");
+    result(&mut text, "rs_q", "", "");
+    result(&mut text, "rs_w", x, &format!("{t}[h d]"));
+    text += &format!(
+        "  %o, %l = sink %r, %lse, %sinks : {t}[{b} s h d], f32[{b} s h]\n  \
+         %so, %sl, %sc = sink_backward %o, %gr, %lse, %l : {t}[{b} s h d], f32[{b} s h], f32[h]{over_b}\n"
+    );
+    result(&mut text, "so", "", "");
+    result(&mut text, "sl", "", "");
+    result(&mut text, "sc", x, "f32[h]");
+    for (i, logits) in ["logits", "turned"].into_iter().enumerate() {
+        let ty = if i == 0 { format!("{t}[{b} s v]") } else { format!("{t}[v {b} s]") };
+        text += &format!(
+            "  %nll{i}, %all{i} = cross_entropy %{logits}, %labels {{over=v, ignore=-100}} : f32[{b} s], f32[{b} s]\n  \
+             %d_nll{i} = fill {{value=0.25}} : f32[{b} s]\n  \
+             %dl{i} = cross_entropy_backward %{logits}, %labels, %all{i}, %d_nll{i} {{over=v, ignore=-100}} : {ty}\n"
+        );
+        for name in [format!("nll{i}"), format!("all{i}"), format!("dl{i}")] {
+            result(&mut text, &name, "", "");
+        }
+    }
+    text += &format!("  %picked = pick %part, %labels {{over=v, ignore=-100}} : f32[{b} s]{over_v}\n");
+    result(&mut text, "picked", y, &format!("f32[{b} s]"));
+    text += &format!(
+        "  %counts = valid %labels {{ignore=-100}} : f32[{b} s]\n  %rows = row_lse %logits {{over=v}} : f32[{b} s]\n"
+    );
+    result(&mut text, "counts", "", "");
+    result(&mut text, "rows", "", "");
+    text += &format!(
+        "  %p = positions : i32[s]\n  \
+         %back = rotary %r, %p {{over=d, width=2, theta=10.0, scaling=none, turn=back}} : {t}[{b} s h d]\n"
+    );
+    result(&mut text, "back", "", "");
+    text += "  %norm = einsum %w0, %w0 : f32[]\n  %clip = clip_factor %norm {max_norm=0.5} : f32[]\n  \
+             %step = fill {value=3.0} : f32[]\n  %second = mul %v0, %v0 : f32[m]\n";
+    text += "  %w1, %m1, %v1 = adamw %w0, %c, %m0, %second, %step, %clip {lr=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1} \
+             : f32[m], f32[m], f32[m]\n";
+    for name in ["clip", "w1", "m1", "v1"] {
+        result(&mut text, name, "", "");
+    }
+    text += &format!("  return {}\n}}\n", outputs.join(", "));
+    module(&text)
+}
+
+fn tensors() -> Tensors {
+    let shapes: [(&str, &[usize]); 15] = [
+        ("x", &[4, 5, 6]),
+        ("g", &[4, 5, 6]),
+        ("w", &[6]),
+        ("c", &[6]),
+        ("r", &[4, 5, 2, 4]),
+        ("gr", &[4, 5, 2, 4]),
+        ("wr", &[2, 4]),
+        ("logits", &[4, 5, 7]),
+        ("turned", &[7, 4, 5]),
+        ("part", &[4, 5, 7]),
+        ("lse", &[4, 5, 2]),
+        ("sinks", &[2]),
+        ("w0", &[6]),
+        ("m0", &[6]),
+        ("v0", &[6]),
+    ];
+    let mut tensors: Tensors =
+        shapes.iter().enumerate().map(|(i, (name, shape))| (*name, noise(shape, i))).collect();
+    let tokens = |f: fn(usize) -> f64| Tensor::new(vec![4, 5], (0..20).map(f).collect());
+    tensors.insert("ids", tokens(|i| (i * 3 % 7) as f64));
+    tensors.insert("labels", tokens(|i| if i % 3 == 1 { -100.0 } else { (i * 5 % 7) as f64 }));
+    tensors
+}
+
+#[test]
+fn operations_of_training_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    let tensors = tensors();
+    for (t, tolerance) in [("f32", 2e-5), ("bf16", 0.15)] {
+        let expected = oracle::run::<f64>(&program(&WHOLE, t), &tensors, &tensors).unwrap();
+        for (name, splits) in [("whole", &WHOLE), ("ranks", &RANKS)] {
+            let schedule = lower(verify(&program(splits, t)).unwrap()).unwrap();
+            let (_out, outputs) = outputs_on_host(&format!("{name} in {t}"), &schedule, None, &tensors);
+            assert_close(&format!("{name} in {t}"), &outputs, &expected, tolerance);
+        }
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
+fn nvcc_compiles_operations_of_training_without_warnings() {
+    let Some((cuda, nccl)) = homes() else {
+        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
+        return;
+    };
+    let out = tempfile::tempdir().unwrap();
+    write_program(&lower(verify(&program(&RANKS, "bf16")).unwrap()).unwrap(), None, out.path());
+    make_without_warnings("training", out.path(), &["ARCH=90"], &cuda, &nccl);
+}
