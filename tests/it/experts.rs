@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
-use ithaca_ir::traffic;
+use ithaca_ir::{Module, traffic};
 use ithaca_kernels::{compare, cpu, oracle};
 use ithaca_passes::compile::compile;
+use ithaca_passes::import::{Capacity, Workload, import};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
@@ -101,4 +102,56 @@ fn experts_that_do_not_divide_and_models_without_are_refused() {
     assert!(text.contains("no experts to split over ulysses=2"), "{text}");
     let text = refusal("mixtral", "ep", "ulysses=2");
     assert!(text.contains("needs a mesh axis"), "{text}");
+}
+
+/// The golden `mixtral` whose experts take a bounded number of tokens.
+fn bounded(capacity: &str) -> Module {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/mixtral");
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let capacity = Some(Capacity::parse(capacity).unwrap());
+    let workload = Workload { capacity, ..Workload::prefill(4, 32) };
+    import(&serde_json::from_str(&config).unwrap(), "mixtral", &workload).unwrap()
+}
+
+/// What is dropped is part of the program: the same tokens, whoever computes them.
+#[test]
+fn tokens_are_dropped_alike_whole_and_distributed() {
+    let Golden { module: dropless, weights, io, .. } = open("mixtral");
+    let (weights, io) = (weights.as_ref(), io.as_ref());
+    let module = bounded("0.75/8");
+    let whole = oracle::run::<f64>(&module, weights, io).unwrap();
+    let all = oracle::run::<f64>(&dropless, weights, io).unwrap();
+    let differ = compare::outputs(&whole, &all);
+    assert!(differ.iter().any(|c| !c.verdict.within(1e-3)), "nothing was dropped");
+    for (strategy, mesh) in LAYOUTS {
+        let compiled = compile(&module, &options(strategy, mesh), &Volume)
+            .unwrap_or_else(|d| panic!("{strategy} {mesh}: {}", d[0]));
+        let ranks = oracle::run_ranks::<f64>(&compiled.per_rank, weights, io).unwrap();
+        for comparison in compare::outputs(&ranks, &whole) {
+            assert!(comparison.verdict.within(EXACT), "{strategy} {mesh}: {comparison:?}");
+        }
+    }
+    // With room for all, nothing is.
+    let roomy = oracle::run::<f64>(&bounded("4/2"), weights, io).unwrap();
+    for comparison in compare::outputs(&roomy, &all) {
+        assert!(comparison.verdict.within(EXACT), "{comparison:?}");
+    }
+}
+
+#[test]
+fn layouts_that_tear_groups_are_refused() {
+    let refusal = |capacity: &str, strategy: &str, mesh: &str| {
+        compile(&bounded(capacity), &options(strategy, mesh), &Volume).unwrap_err()[0].to_string()
+    };
+    let text = refusal("1", "ulysses+ep", "ulysses=2");
+    assert!(text.contains("1 groups of 32 tokens share slots of experts, but 2 ranks split"), "{text}");
+    let text = refusal("1/4", "ring+ep", "ring=4");
+    assert!(text.contains("the order of tokens over ranks tears them"), "{text}");
+    assert!(Capacity::parse("1/5").is_ok());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa");
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let capacity = Some(Capacity::parse("1.25").unwrap());
+    let workload = Workload { capacity, ..Workload::prefill(1, 32) };
+    let refused = import(&serde_json::from_str(&config).unwrap(), "llama", &workload).unwrap_err();
+    assert_eq!(refused.code, "M10");
 }
