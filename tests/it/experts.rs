@@ -3,10 +3,12 @@
 
 use std::path::Path;
 
-use ithaca_ir::{Module, traffic};
+use ithaca_ir::{Module, Op, traffic};
+use ithaca_kernels::store::FusedExperts;
 use ithaca_kernels::{compare, cpu, oracle};
 use ithaca_passes::compile::compile;
-use ithaca_passes::import::{Capacity, Workload, import};
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{Capacity, Mode, Workload, import, program};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
@@ -154,4 +156,59 @@ fn layouts_that_tear_groups_are_refused() {
     let workload = Workload { capacity, ..Workload::prefill(1, 32) };
     let refused = import(&serde_json::from_str(&config).unwrap(), "llama", &workload).unwrap_err();
     assert_eq!(refused.code, "M10");
+}
+
+/// A golden as a training step.
+fn training(name: &str, options: &[(&str, &str)]) -> Module {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let Golden { io, .. } = open(name);
+    let mut training = Training::default();
+    for (key, value) in options {
+        training.set(key, value).unwrap();
+    }
+    let workload = Workload { mode: Mode::Train, training, ..crate::goldens::workload(io.as_ref()) };
+    program(&serde_json::from_str(&config).unwrap(), name, &workload).unwrap()
+}
+
+#[test]
+fn gradients_agree_with_the_librarys_whatever_the_layout() {
+    for name in NAMES {
+        let Golden { weights, io, .. } = open(name);
+        let module = training(name, &[("optimizer", "none")]);
+        for (strategy, mesh) in [
+            ("ep", "ep=4"),
+            ("ulysses+ep", "ulysses=4"),
+            ("data-parallel+ulysses+ep", "dp=2,ulysses=2"),
+            ("ring+ep", "ring=4"),
+        ] {
+            let compiled = compile(&module, &options(strategy, mesh), &Volume)
+                .unwrap_or_else(|d| panic!("{name}, {strategy} {mesh}: {}", d[0]));
+            let run =
+                cpu::execute(&compiled.schedule, weights.as_ref(), io.as_ref(), &cpu::Options::default());
+            let kept = run.unwrap().kept;
+            let expected = FusedExperts::new(io.as_ref()).asked(kept.keys().cloned());
+            let rows = compare::with_source(&kept, &expected).unwrap();
+            assert!(rows.len() == kept.len() && rows.len() > 30, "{name}: {} of {}", rows.len(), kept.len());
+            for row in rows {
+                assert!(row.verdict.within(1e-4), "{name}, {strategy} {mesh}: {row:?}");
+            }
+        }
+    }
+}
+
+/// The library keeps what corrects the choice beside the parameters, and no optimizer changes it.
+#[test]
+fn what_takes_part_in_the_choice_alone_is_not_trained() {
+    let module = training("deepseek-v3", &[]);
+    let written: Vec<&str> = module
+        .functions
+        .values()
+        .flat_map(|f| &f.nodes)
+        .filter_map(
+            |n| if let Op::Assign { binding, .. } = &n.op { Some(binding.name.as_str()) } else { None },
+        )
+        .collect();
+    assert!(written.iter().any(|name| name.ends_with("mlp.gate.weight")), "{written:?}");
+    assert!(written.iter().all(|name| !name.ends_with("e_score_correction_bias")), "{written:?}");
 }
