@@ -33,7 +33,7 @@ pub enum Command {
         after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
     )]
     Plan(PlanArgs),
-    /// Write a plan as code: IR, schedule, JSON, a graph, or a CUDA/NCCL program.
+    /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare.
@@ -213,6 +213,10 @@ pub enum Target {
     Json,
     /// The per-rank program as a graph for Graphviz.
     Dot,
+    /// The same graph as a picture.
+    Svg,
+    /// A sequence diagram for Mermaid: ranks, phases, collectives.
+    Mermaid,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }

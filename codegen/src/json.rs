@@ -181,6 +181,15 @@ pub struct TaskDoc {
     /// The first layer of a call and one past the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u64; 2]>,
+    /// The dimension along which the layers of a call stack what is their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub over: Option<String>,
+    /// How many arguments and results the layers of a call hand on, where others are stacked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carried: Option<usize>,
+    /// Which layer of such a call runs first: `ascending` or `descending`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_order: Option<&'static str>,
     /// Where the callee's frame starts, bytes from the start of this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<u64>,
@@ -289,6 +298,9 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         to: None,
         callee: None,
         layers: None,
+        over: None,
+        carried: None,
+        layer_order: None,
         base: None,
         reads: names(&task.reads),
         writes: names(&task.writes),
@@ -313,10 +325,15 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
             doc.axis = traffic::axis(&schedule.space, &x.op, (&x.from, &x.to));
         }
         Work::Copy => doc.work = "copy",
-        Work::Call { callee, layers, base, scan: _ } => {
+        Work::Call { callee, layers, scan, base } => {
             doc.work = "call";
             doc.callee = Some(schedule.frames[*callee].name.clone());
             doc.layers = Some([layers.start, layers.end]);
+            if let Some(scan) = scan {
+                doc.over = Some(schedule.space.dims[scan.over].name.clone());
+                doc.carried = Some(scan.carried);
+                doc.layer_order = Some(scan.order.name());
+            }
             doc.base = Some(*base);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ithaca_codegen::{cuda, dot, json};
+use ithaca_codegen::{cuda, dot, json, mermaid, svg};
 use ithaca_ir::{Diagnostic, Mesh, schedule, text};
 use ithaca_passes::compile::{compile, compile_with};
 use ithaca_passes::import::import;
@@ -24,6 +24,8 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Schedule => schedule::print(&compiled.schedule),
         Target::Json => json::emit(&compiled.schedule),
         Target::Dot => dot::emit(&compiled.per_rank),
+        Target::Svg => svg::emit(&compiled.per_rank),
+        Target::Mermaid => mermaid::emit(&compiled.per_rank),
         Target::Cuda => {
             let Some(folder) = &args.output else {
                 let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder");

@@ -4,8 +4,10 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Gradient, Loss, Op, Optimizer, Pairs, Returns, Unary, Window,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Returns, Scan, ScanOrder, Unary,
+    Window, structure,
 };
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
@@ -68,17 +70,9 @@ impl<'s> Emitter<'_, 's> {
             Place::Frame(offset) => format!("frame + {offset}"),
             Place::Argument(i) => format!("arguments[{i}]"),
             Place::Result(i) => format!("results[{i}]"),
-            Place::Weight(binding) => {
-                let ty = self.tensor(id)?;
-                let source = self.cx.tables.source(SourceFile::Weights, binding, ty, layers);
-                format!("device.source({source}, layer)")
-            }
-            Place::State(_) => return Err(unsupported("a state")),
-            Place::Input(binding) => {
-                let ty = self.tensor(id)?;
-                let source = self.cx.tables.source(SourceFile::Inputs, binding, ty, layers);
-                format!("device.source({source}, layer)")
-            }
+            Place::Weight(binding) => self.source(id, SourceFile::Weights, binding, layers)?,
+            Place::State(binding) => self.source(id, SourceFile::States, binding, layers)?,
+            Place::Input(binding) => self.source(id, SourceFile::Inputs, binding, layers)?,
         };
         let content = match &buffer.content {
             Content::Tensor(ty) => self.cx.describe(ty),
@@ -87,6 +81,21 @@ impl<'s> Emitter<'_, 's> {
         let name = &self.buffers[id.index()];
         let _ = writeln!(out, "    char* const {name} = {place};  // {}", names::comment(&content));
         Ok(())
+    }
+
+    /// What lies outside the arena, as the device finds it for a layer.
+    fn source(
+        &mut self,
+        id: BufferId,
+        file: SourceFile,
+        binding: &Binding,
+        layers: &[Range<u64>],
+    ) -> Result<String, Diagnostic> {
+        let ty = self.tensor(id)?;
+        let source = self.cx.tables.source(file, binding, ty, layers);
+        let is_written = self.frame.tasks.iter().any(|task| task.writes.contains(&id));
+        self.cx.tables.sources[source].is_written |= is_written;
+        Ok(format!("device.source({source}, layer)"))
     }
 
     fn task(&mut self, out: &mut String, task: &Task) -> Result<(), Diagnostic> {
@@ -117,35 +126,66 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, base, scan: _ } => {
-                let list = |ids: &[BufferId]| {
-                    ids.iter().map(|b| self.buffers[b.index()].as_str()).collect::<Vec<_>>().join(", ")
-                };
-                let function = &self.cx.functions[callee.index()];
-                let (arguments, results) = (list(&task.reads), list(&task.writes));
-                let call = |layer: &str| {
-                    format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
-                };
-                match layers.end - layers.start {
-                    1 => {
-                        let _ = write!(out, "    {}", call(&layers.start.to_string()));
-                    }
-                    _ => {
-                        let _ = write!(
-                            out,
-                            "    for (int64_t i = {}; i < {}; ++i)\n        {}",
-                            layers.start,
-                            layers.end,
-                            call("i")
-                        );
-                    }
-                }
+            Work::Call { callee, layers, scan, base } => {
+                self.call(out, task, *callee, layers, scan.as_ref(), *base);
             }
         }
         if let Some(event) = task.records {
             let _ = writeln!(out, "    device.record({queue}, {});", self.base + event.index());
         }
         Ok(())
+    }
+
+    /// A loop over layers; of stacks each layer gets the place of its slice.
+    fn call(
+        &mut self,
+        out: &mut String,
+        task: &Task,
+        callee: FrameId,
+        layers: &Layers,
+        scan: Option<&Scan>,
+        base: u64,
+    ) {
+        let schedule = self.cx.schedule;
+        let (mut arguments, mut results) = (self.pointers(&task.reads), self.pointers(&task.writes));
+        for buffer in schedule.frames[callee].buffers.values() {
+            let Content::Tensor(ty) = &buffer.content else { continue };
+            let sliced = match (buffer.place.clone(), scan) {
+                (Place::Argument(i), Some(_)) => task.reads.get(i).and_then(|&b| {
+                    let here = self.tensor(b).ok()?;
+                    structure::is_sliced(scan, i, here, ty).then_some(&mut arguments[i])
+                }),
+                (Place::Result(i), Some(scan)) if i >= scan.carried => results.get_mut(i),
+                _ => None,
+            };
+            if let Some(pointer) = sliced {
+                let ty = self.cx.tables.ty(ty);
+                let k = match layers.start {
+                    0 => "i".to_owned(),
+                    start => format!("(i - {start})"),
+                };
+                pointer.push_str(&format!(" + {k} * Local(device, T{ty}).size * bytes_of(T{ty}.dtype)"));
+            }
+        }
+        let function = &self.cx.functions[callee.index()];
+        let (arguments, results) = (arguments.join(", "), results.join(", "));
+        let call = |layer: &str| {
+            format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
+        };
+        let Layers { start, end } = layers;
+        let head = match (end - start, scan.map(|scan| scan.order)) {
+            (1, None) => {
+                let _ = write!(out, "    {}", call(&start.to_string()));
+                return;
+            }
+            (_, None | Some(ScanOrder::Ascending)) => format!("int64_t i = {start}; i < {end}; ++i"),
+            (_, Some(ScanOrder::Descending)) => format!("int64_t i = {end}; i-- > {start};"),
+        };
+        let _ = write!(out, "    for ({head})\n        {}", call("i"));
+    }
+
+    fn pointers(&self, buffers: &[BufferId]) -> Vec<String> {
+        buffers.iter().map(|b| self.buffers[b.index()].clone()).collect()
     }
 
     /// Packing, communication, unpacking: all name the transfer, and the buffers on both sides.

@@ -43,6 +43,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
+    ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
 

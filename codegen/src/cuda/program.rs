@@ -113,6 +113,11 @@ fn outputs(cx: &mut Context<'_>, main: FrameId) -> Result<Vec<String>, Diagnosti
             return Err(Diagnostic::new("S40", message));
         };
         let name = output.name.clone().unwrap_or_else(|| format!("output{i}"));
+        // The program writes both to one file.
+        if cx.tables.sources.iter().any(|s| s.is_written && s.keeps(&name)) {
+            let message = format!("output `{name}` of `main` has the name of a weight or state that is kept");
+            return Err(Diagnostic::new("S40", message));
+        }
         out.push(format!("{{{}, T{}, {offset}}}", names::string(&name), cx.tables.ty(ty)));
     }
     Ok(out)
@@ -215,7 +220,7 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
         };
         let _ = writeln!(
             out,
-            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {{{}}}, {}}};",
+            "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {{{}}}, {}{}}};",
             names::string(&source.binding.name),
             source.ty,
             sizes(&source.binding.stored),
@@ -225,7 +230,9 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
             match source.file {
                 SourceFile::Weights => "File::Weights",
                 SourceFile::Inputs => "File::Inputs",
-            }
+                SourceFile::States => "File::States",
+            },
+            if source.is_written { ", true" } else { "" }
         );
     }
     out.push('\n');

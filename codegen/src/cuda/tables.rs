@@ -14,6 +14,15 @@ pub(super) struct Source {
     pub(super) file: SourceFile,
     /// Layers it is loaded for, ascending, apart from each other.
     pub(super) layers: Vec<Range<u64>>,
+    /// Whether some task writes it, so that it is kept from step to step.
+    pub(super) is_written: bool,
+}
+
+impl Source {
+    /// Whether `name` is that of its tensor of some layer.
+    pub(super) fn keeps(&self, name: &str) -> bool {
+        self.layers.iter().cloned().flatten().any(|layer| self.binding.stored_name(layer) == name)
+    }
 }
 
 /// Which file a source is in.
@@ -21,6 +30,8 @@ pub(super) struct Source {
 pub(super) enum SourceFile {
     Weights,
     Inputs,
+    /// Among the weights, or zero.
+    States,
 }
 
 /// Collected while frames are emitted; indices are the numbers in the generated names (`T0`, `X0`, `S0`).
@@ -127,7 +138,7 @@ impl Tables {
             }
             None => {
                 let layers = union(layers);
-                self.sources.push(Source { binding: binding.clone(), ty, file, layers });
+                self.sources.push(Source { binding: binding.clone(), ty, file, layers, is_written: false });
                 self.sources.len() - 1
             }
         }

@@ -317,13 +317,22 @@ pub struct Collective {
 pub struct MemoryUse {
     /// Parameters.
     pub parameters: u64,
+    /// Gradients.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gradients: u64,
+    /// What the optimizer keeps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer: u64,
+    /// What else lasts from step to step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub states: u64,
     /// Activations, outputs and communication buffers.
     pub arena: u64,
     /// Inputs.
     pub inputs: u64,
     /// Outputs, which lie in the arena.
     pub outputs: u64,
-    /// Parameters, arena and inputs.
+    /// All of them but outputs.
     pub total: u64,
     /// What a device has, its reserve taken off.
     pub usable: u64,
@@ -671,6 +680,9 @@ impl MemoryUse {
         let largest = memory.largest.iter();
         Self {
             parameters: memory.parameters,
+            gradients: memory.gradients,
+            optimizer: memory.optimizer,
+            states: memory.states,
             arena: memory.arena,
             inputs: memory.inputs,
             outputs: memory.outputs,

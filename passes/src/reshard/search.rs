@@ -116,6 +116,18 @@ fn moves(
         ops.extend(dims.iter().map(|&dim| Op::ReduceScatter { axis, dim }));
         ops.push(Op::AllReduce { axis });
     }
+    // A sum over several axes sends less when it is scattered over one, summed over the others in parts, and gathered:
+    // as much as one sum over all ranks would.
+    let summed: Vec<AxisId> =
+        from.layout.partial.iter().copied().filter(|a| !to.layout.partial.contains(a)).collect();
+    if summed.len() > 1 {
+        for (i, &dim) in here.dims.iter().enumerate().filter(|&(i, _)| !changes(i)) {
+            let pending = summed.iter().filter(|a| here.layout.partial.contains(a));
+            ops.extend(pending.map(|&axis| Op::ReduceScatter { axis, dim }));
+            let scattered = here.layout.split[i].last().filter(|a| summed.contains(a));
+            ops.extend(scattered.map(|&axis| Op::AllGather { axis, dim }));
+        }
+    }
     let splits_source = |axis: AxisId| from.layout.split.iter().any(|axes| axes.contains(&axis));
     let sliceable =
         |&a: &AxisId| !used(a) && wanted(a) && (regather == Regather::Allowed || !splits_source(a));
@@ -222,6 +234,21 @@ mod tests {
             names(&convert(&space, &pending, &x.clone().split(s, [u, t]), &Volume)),
             ["reduce_scatter"]
         );
+    }
+
+    #[test]
+    fn a_sum_over_two_axes_is_scattered_and_gathered() {
+        let space = space(&[("dp", 2), ("u", 4)], &[("m", 64), ("n", 3)]);
+        let [m, n] = ["m", "n"].map(|n| space.dim(n).unwrap());
+        let [dp, u] = ["dp", "u"].map(|n| space.mesh.axis(n).unwrap());
+        let x = TensorType::new(DType::F32, [m, n]);
+        let pending = x.with_layout(x.layout.clone().with_partial(dp).with_partial(u));
+        let steps = convert(&space, &pending, &x, &Volume);
+        assert_eq!(names(&steps), ["reduce_scatter", "all_reduce", "all_gather"]);
+        assert_eq!(crate::reshard::bytes_sent(&space, &pending, &steps), 2 * 7 * 64 * 3 * 4 / 8);
+        let few = TensorType::new(DType::F32, [n]);
+        let pending = few.with_layout(few.layout.clone().with_partial(dp).with_partial(u));
+        assert_eq!(names(&convert(&space, &pending, &few, &Volume)), ["all_reduce", "all_reduce"]);
     }
 
     #[test]

@@ -1,1 +1,226 @@
-//! What a training step sends.
+//! What a training step sends, for each layer, against the formulas of the literature.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::traffic;
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use serde_json::json;
+
+use super::sharded::per_rank;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    heads: u64,
+    kv_heads: u64,
+    width: u64,
+    tokens: u64,
+    dtype: &'static str,
+}
+
+const BATCH: u64 = 2;
+const HIDDEN: u64 = 64;
+const FEED_FORWARD: u64 = 96;
+
+/// Bytes sent per rank and number of collectives, by kind and axis.
+type Sent = BTreeMap<(String, String), (u64, u64)>;
+
+impl Case {
+    fn element(&self) -> u64 {
+        if self.dtype == "float32" { 4 } else { 2 }
+    }
+
+    /// What a step sends in `layers` layers and around them.
+    fn step(&self, layers: u64, options: &ShardOptions, training: &Training) -> Sent {
+        let config = json!({
+            "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FEED_FORWARD,
+            "num_hidden_layers": layers, "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads, "head_dim": self.width, "vocab_size": 96,
+            "dtype": self.dtype,
+        });
+        let workload = Workload {
+            mode: Mode::Train,
+            training: training.clone(),
+            ..Workload::prefill(BATCH, self.tokens)
+        };
+        let module = program(&config, "m", &workload).unwrap();
+        let ranks = per_rank(&module, options).unwrap();
+        let mut sent = Sent::new();
+        for row in traffic::of_module(&ranks) {
+            let (count, bytes) = sent.entry((row.kind.to_string(), row.axis.to_string())).or_default();
+            *count += row.count;
+            *bytes += row.bytes_sent_per_rank;
+        }
+        sent
+    }
+
+    /// What one layer sends.
+    fn layer(&self, strategy: &str, mesh: &str, zero: Zero, training: &Training) -> Sent {
+        let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+        let (two, mut sent) = (self.step(2, &options, training), self.step(3, &options, training));
+        for (key, (count, bytes)) in &mut sent {
+            let before = two.get(key).copied().unwrap_or_default();
+            (*count, *bytes) = (*count - before.0, *bytes - before.1);
+        }
+        sent.retain(|_, sent| *sent != (0, 0));
+        sent
+    }
+
+    /// Key/value heads that travel when heads are split over `degree`.
+    fn travelling(&self, degree: u64) -> u64 {
+        self.kv_heads.max(degree)
+    }
+
+    /// `(P−1)/P · N/P · D·e·(2·Hq + 2·Hkv′)`: q, k, v into the layout of heads and o back.
+    fn exchanged(&self, degree: u64, ranks: u64) -> u64 {
+        let heads = 2 * self.heads + 2 * self.travelling(degree);
+        (degree - 1) * BATCH * self.tokens / ranks * self.width * self.element() * heads / degree
+    }
+
+    /// `(P−1)/P · N·h·e`: an all-gather or a reduce-scatter of the residual stream.
+    fn half(&self, degree: u64) -> u64 {
+        (degree - 1) * BATCH * self.tokens * HIDDEN * self.element() / degree
+    }
+
+    /// Elements of the weights of a layer.
+    fn weights(&self) -> u64 {
+        let attention = (2 * self.heads + 2 * self.kv_heads) * self.width * HIDDEN;
+        attention + 3 * HIDDEN * FEED_FORWARD + 2 * HIDDEN
+    }
+
+    /// `N/P · 2·Hkv·D`: keys and values of one rank.
+    fn keys_and_values(&self, ranks: u64, heads: u64) -> u64 {
+        BATCH * self.tokens / ranks * 2 * heads * self.width
+    }
+}
+
+/// Gradients and no optimizer.
+fn gradients() -> Training {
+    Training { optimizer: None, ..Training::default() }
+}
+
+fn of(sent: &Sent, kind: &str, axis: &str) -> (u64, u64) {
+    sent.get(&(kind.to_owned(), axis.to_owned())).copied().unwrap_or_default()
+}
+
+/// Without what gradients of weights are summed by.
+fn activations(sent: &Sent, axis: &str) -> Vec<&'static str> {
+    let kinds = ["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"];
+    kinds.into_iter().filter(|kind| of(sent, kind, axis).0 > 0).collect()
+}
+
+const CASES: [Case; 4] = [
+    Case { heads: 8, kv_heads: 8, width: 8, tokens: 64, dtype: "bfloat16" },
+    Case { heads: 8, kv_heads: 4, width: 8, tokens: 64, dtype: "bfloat16" },
+    Case { heads: 8, kv_heads: 2, width: 16, tokens: 128, dtype: "float32" },
+    Case { heads: 16, kv_heads: 1, width: 8, tokens: 64, dtype: "bfloat16" },
+];
+
+#[test]
+fn ulysses_exchanges_as_much_backward_as_forward() {
+    for case in CASES {
+        for degree in [2, 4, 8] {
+            let sent = case.layer("ulysses", &format!("ulysses={degree}"), Zero::Off, &gradients());
+            let expected = (8, 2 * case.exchanged(degree, degree));
+            assert_eq!(of(&sent, "all_to_all", "ulysses"), expected, "{case:?} {degree}: {sent:?}");
+            assert_eq!(activations(&sent, "ulysses"), ["all_reduce", "all_to_all"]);
+        }
+    }
+}
+
+#[test]
+fn tensor_parallelism_reduces_twice_forward_and_twice_backward() {
+    for case in CASES {
+        for degree in [2, 4].into_iter().filter(|d| case.heads % d == 0) {
+            let mesh = format!("tp={degree}");
+            if case.kv_heads % degree == 0 {
+                let sent = case.layer("megatron-tp", &mesh, Zero::Off, &gradients());
+                let expected = (4, 4 * 2 * case.half(degree));
+                assert_eq!(of(&sent, "all_reduce", "tp"), expected, "{case:?} {mesh}: {sent:?}");
+                assert_eq!(sent.len(), 1, "{sent:?}");
+
+                let sent = case.layer("megatron-tp-sp", &mesh, Zero::Off, &gradients());
+                // Two forward, two backward, and two inputs of products that were kept split.
+                let gathers = (6, 6 * case.half(degree));
+                assert_eq!(of(&sent, "all_gather", "tp"), gathers, "{case:?} {mesh}: {sent:?}");
+                let scatters = (4, 4 * case.half(degree));
+                assert_eq!(of(&sent, "reduce_scatter", "tp"), scatters, "{case:?} {mesh}: {sent:?}");
+                // Weights of the two norms see a part of the tokens.
+                let norms = 2 * 2 * (degree - 1) * HIDDEN * case.element() / degree;
+                assert_eq!(of(&sent, "all_reduce", "tp"), (2, norms), "{case:?} {mesh}: {sent:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_ring_carries_gradients_home_in_single_precision() {
+    for case in CASES {
+        for ranks in [2, 4] {
+            let sent = case.layer("ring", &format!("ring={ranks}"), Zero::Off, &gradients());
+            let held = case.keys_and_values(ranks, case.kv_heads);
+            let bytes = 2 * (ranks - 1) * held * case.element() + ranks * held * 4;
+            let count = 4 * (ranks - 1) + 2 * ranks;
+            assert_eq!(of(&sent, "permute", "ring"), (count, bytes), "{case:?} {ranks}: {sent:?}");
+            assert_eq!(activations(&sent, "ring"), ["all_reduce", "permute"]);
+        }
+    }
+}
+
+#[test]
+fn gathered_keys_are_gathered_again_and_their_gradients_scattered() {
+    for case in CASES {
+        for ranks in [2, 4] {
+            let sent = case.layer("megatron-cp-allgather", &format!("cp={ranks}"), Zero::Off, &gradients());
+            let once = (ranks - 1) * case.keys_and_values(ranks, case.kv_heads) * case.element();
+            assert_eq!(of(&sent, "all_gather", "cp"), (4, 2 * once), "{case:?} {ranks}: {sent:?}");
+            assert_eq!(of(&sent, "reduce_scatter", "cp"), (2, once), "{case:?} {ranks}: {sent:?}");
+        }
+    }
+}
+
+#[test]
+fn usp_sends_what_its_halves_send() {
+    for case in CASES {
+        for (ring, ulysses) in [(2, 2), (2, 4), (4, 2)] {
+            let mesh = format!("ring={ring},ulysses={ulysses}");
+            let sent = case.layer("usp", &mesh, Zero::Off, &gradients());
+            let ranks = ring * ulysses;
+            let expected = (8, 2 * case.exchanged(ulysses, ranks));
+            assert_eq!(of(&sent, "all_to_all", "ulysses"), expected, "{case:?} {mesh}: {sent:?}");
+            let held = case.keys_and_values(ranks, case.travelling(ulysses));
+            let bytes = 2 * (ring - 1) * held * case.element() + ring * held * 4;
+            assert_eq!(of(&sent, "permute", "ring").1, bytes, "{case:?} {mesh}: {sent:?}");
+        }
+    }
+}
+
+/// Bytes of all kinds along all axes.
+fn total(sent: &Sent, kinds: &[&str]) -> u64 {
+    sent.iter().filter(|((kind, _), _)| kinds.contains(&kind.as_str())).map(|(_, (_, bytes))| bytes).sum()
+}
+
+#[test]
+fn stages_of_zero_send_two_and_three_times_the_parameters() {
+    const REDUCTIONS: [&str; 3] = ["all_reduce", "reduce_scatter", "all_gather"];
+    for case in CASES {
+        let parameters = case.weights() * case.element();
+        for (strategy, mesh, ranks) in [
+            ("data-parallel", "dp=2", 2),
+            ("data-parallel+ulysses", "dp=2,ulysses=2", 4),
+            ("data-parallel+usp", "dp=2,ring=2,ulysses=2", 8),
+        ] {
+            for (zero, times) in
+                [(Zero::Off, 2), (Zero::Optimizer, 2), (Zero::Gradients, 2), (Zero::Parameters, 3)]
+            {
+                let sent = case.layer(strategy, mesh, zero, &Training::default());
+                let expected = times * (ranks - 1) * parameters / ranks;
+                let found = total(&sent, &REDUCTIONS);
+                // Gradients of norms are so small that a sum axis by axis is quicker without ZeRO.
+                let more = if zero == Zero::Off { 2 * 2 * HIDDEN * case.element() } else { 0 };
+                assert!((expected..=expected + more).contains(&found), "{case:?} {mesh} {zero:?}: {sent:?}");
+            }
+        }
+    }
+}

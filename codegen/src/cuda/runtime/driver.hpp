@@ -7,6 +7,7 @@
 
 #include "config.hpp"
 #include "device.hpp"
+#include "gather.hpp"
 
 namespace ithaca {
 
@@ -23,10 +24,10 @@ inline constexpr const char* kHelp =
     "  --weights PATH       safetensors file, or a directory of them; may be given again\n"
     "  --inputs PATH        safetensors file of inputs\n"
     "  --random-weights N   weights (and inputs, when none are given) from seed N\n"
-    "  --output PATH        write the outputs, assembled on rank 0\n"
+    "  --output PATH        write the outputs and what the program keeps, assembled on rank 0\n"
     "  --self-check         compare the outputs with one GPU running the whole program; exit 1 when they differ\n"
     "  --tolerance X        largest relative error of the self-check\n"
-    "  --steps N            run N times and print the time of each\n"
+    "  --steps N            run N times, each going on from what the one before kept, and print the time of each\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
 
 inline double number_of(const std::string& option, const char* text) {
@@ -63,71 +64,6 @@ inline Options parse(int argc, char** argv) {
     }
     if (options.steps < 1) throw Error("--steps takes a number above zero");
     return options;
-}
-
-// Outputs, whole, on rank 0: each distinct part is sent once and put where it belongs, by position; pending sums are
-// taken, padding is cut off. Not part of what is timed.
-inline std::vector<HostTensor> gather_outputs(const Program& program, const Device& device, int64_t n_ranks) {
-    const Space& space = program.space;
-    const ncclComm_t comm = device.communicators().world;
-    std::vector<HostTensor> out;
-    for (const OutputOf& output : program.outputs) {
-        const Type& type = output.type;
-        const int64_t width = bytes_of(type.dtype);
-        std::vector<int64_t> shape;
-        int64_t n = 1;
-        for (int d : type.dims) {
-            shape.push_back(space.dims[d].valid);
-            n *= shape.back();
-        }
-        const std::vector<int64_t> strides = row_major(shape);
-        HostTensor whole{output.name, type.dtype, shape, {}};
-        if (device.rank() == 0) whole.values.assign(static_cast<size_t>(n), 0);
-        for (int64_t rank = 0; rank < n_ranks; ++rank) {
-            // Of ranks that hold the same part, the first sends.
-            bool first = true;
-            for (size_t a = 0; a < space.axes.size(); ++a) {
-                const int axis = static_cast<int>(a);
-                auto uses = [&](const std::vector<int>& axes) { return std::count(axes.begin(), axes.end(), axis) > 0; };
-                if (!uses(type.partial) && std::none_of(type.split.begin(), type.split.end(), uses))
-                    first = first && space.coordinate(rank, axis) == 0;
-            }
-            const Region box = space.local_box(type, rank);
-            const int64_t size = elements(box);
-            if (!first || size == 0) continue;
-            const size_t count = static_cast<size_t>(size * width);
-            if (device.rank() == rank && rank != 0) {
-                ITHACA_NCCL(ncclSend(device.arena() + output.offset, count, ncclInt8, 0, comm, device.stream(kCompute)));
-                device.synchronize();
-            }
-            if (device.rank() != 0) continue;
-            char* from = device.arena() + output.offset;
-            if (rank != 0) {
-                ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&from), count));
-                ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.stream(kCompute)));
-                device.synchronize();
-            }
-            std::vector<char> host(count);
-            ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
-            if (rank != 0) ITHACA_CUDA(cudaFree(from));
-            std::vector<std::vector<int64_t>> places;
-            for (size_t d = 0; d < box.size(); ++d) places.push_back(space.own_positions(type.dims[d], box[d]));
-            std::vector<size_t> index(box.size(), 0);
-            for (int64_t i = 0; i < size; ++i) {
-                int64_t at = 0;
-                bool padding = false;
-                for (size_t d = 0; d < box.size(); ++d) {
-                    const int64_t place = places[d][index[d]];
-                    padding = padding || place >= shape[d];
-                    at += place * strides[d];
-                }
-                if (!padding) whole.values[static_cast<size_t>(at)] += load_element(type.dtype, host.data() + i * width);
-                for (size_t d = box.size(); d-- > 0 && ++index[d] == places[d].size();) index[d] = 0;
-            }
-        }
-        out.push_back(std::move(whole));
-    }
-    return out;
 }
 
 inline double tolerance_of(DType dtype) {
@@ -206,7 +142,7 @@ inline int run(const Options& options, const Program& program, const Program* re
             const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
             if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
         }
-        if (options.self_check || !options.output.empty()) outputs = gather_outputs(program, device, self.size);
+        if (options.self_check || !options.output.empty()) outputs = gather(program, device, tensors, self.size);
     }
     bool good = true;
     if (self.rank == 0 && !options.output.empty()) write_tensors(options.output, outputs);
@@ -214,9 +150,11 @@ inline int run(const Options& options, const Program& program, const Program* re
         // One device has no one to talk to.
         const Communicators nobody;
         const Device device(*reference, 0, nobody, tensors);
-        device.run();
+        // Only a program that keeps something gives other outputs when it runs again.
+        const int64_t steps = keeps(*reference) ? options.steps : 1;
+        for (int64_t step = 0; step < steps; ++step) device.run();
         device.synchronize();
-        good = agree(outputs, gather_outputs(*reference, device, 1), options.tolerance);
+        good = agree(outputs, gather(*reference, device, tensors, 1), options.tolerance);
     }
     communicators.close();
     return good ? 0 : 1;

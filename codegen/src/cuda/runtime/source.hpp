@@ -10,9 +10,9 @@
 
 namespace ithaca {
 
-enum class File { Weights, Inputs };
+enum class File { Weights, Inputs, States };
 
-// A weight or an input. The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type;
+// A weight, an input or a state. The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type;
 // `{layer}` in the name stands for the layer, `{expert}` for each index of the first stored dimension.
 struct Source {
     const char* name;
@@ -21,7 +21,8 @@ struct Source {
     std::vector<int64_t> view;    // empty: as it is stored
     std::vector<Range> window;    // of the view; empty: all
     std::vector<Range> layers;    // the layers it is loaded for; one layer 0..1 when the name has no {layer}
-    File file;
+    File file;                    // a state is among the weights, or zero
+    bool is_written = false;      // by the program, which keeps it from step to step
 };
 
 inline std::string stored_name(const Source& source, int64_t layer) {
@@ -107,22 +108,71 @@ inline std::string show(const std::vector<int64_t>& shape) {
     return text + "]";
 }
 
-// A rank's part of a source, dense and row-major, padding filled with zeros.
-inline std::vector<char> load_source(const Space& space, const Source& source, int64_t layer, int64_t rank,
-                                     const Tensors& tensors) {
-    const Type& type = source.type;
-    const std::string name = stored_name(source, layer);
-    const size_t n_dims = type.dims.size();
-
-    // What a file holds of each dimension: no padding, and a repeated element once.
-    std::vector<int64_t> held, copies;
+// What a file holds of each dimension: no padding, and a repeated element once.
+inline std::vector<int64_t> held_of(const Space& space, const Type& type) {
+    std::vector<int64_t> held;
     for (int d : type.dims) {
         const Dim& dim = space.dims[d];
-        const Dim& of = dim.copies < 0 ? dim : space.dims[dim.copies];
-        held.push_back(of.valid);
-        copies.push_back(dim.copies < 0 ? 1 : dim.size / of.size);
+        held.push_back((dim.copies < 0 ? dim : space.dims[dim.copies]).valid);
     }
-    std::vector<int64_t> shape = source.stored.empty() ? held : source.stored;
+    return held;
+}
+
+// The shape of the stored tensor.
+inline std::vector<int64_t> stored_shape(const Space& space, const Source& source) {
+    return source.stored.empty() ? held_of(space, source.type) : source.stored;
+}
+
+// The elements of the stored tensor before the program runs: of a file, from the seed, or zeros.
+inline std::function<double(int64_t)> elements_before(const Space& space, const Source& source, int64_t layer,
+                                                      const Tensors& tensors) {
+    const Type& type = source.type;
+    const std::string name = stored_name(source, layer);
+    const std::vector<int64_t> shape = stored_shape(space, source);
+    const TensorFiles& files = source.file == File::Inputs ? tensors.inputs : tensors.weights;
+    const std::vector<std::string> names = members(name, shape.empty() ? 1 : shape.front());
+    std::vector<const StoredTensor*> stored;
+    for (const std::string& member : names)
+        if (const StoredTensor* found = files.find(member)) stored.push_back(found);
+    if (!names.empty() && stored.size() == names.size()) {
+        const bool stack = names.front() != name;
+        const std::vector<int64_t> each(shape.begin() + (stack ? 1 : 0), shape.end());
+        int64_t size = 1;
+        for (int64_t extent : each) size *= extent;
+        for (size_t m = 0; m < names.size(); ++m) {
+            if (stored[m]->shape != each)
+                throw Error("tensor `" + names[m] + "` has shape " + show(stored[m]->shape) + ", but the model needs " + show(each));
+            const bool integers = stored[m]->dtype == Stored::I64 || stored[m]->dtype == Stored::I32;
+            if (integers != (type.dtype == DType::I32))
+                throw Error("tensor `" + names[m] + "` holds " + (integers ? "integers" : "real numbers") +
+                            ", but the model needs the other");
+        }
+        return [stored, size](int64_t i) { return element_of(*stored[static_cast<size_t>(i / size)], i % size); };
+    }
+    if (source.file == File::States) return [](int64_t) { return 0.0; };
+    if (tensors.seed >= 0 && files.empty()) {
+        uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
+        for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
+        const bool vector = shape.size() == 1;
+        return [key, vector, &type, &tensors](int64_t i) {
+            const uint64_t bits = scramble(key + static_cast<uint64_t>(i));
+            if (type.dtype == DType::I32)
+                return static_cast<double>(bits % static_cast<uint64_t>(tensors.id_bound));
+            const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;
+            // Vectors are gains or biases, matrices keep the size of what they multiply.
+            return vector ? 1 + 0.1 * uniform : 0.05 * uniform;
+        };
+    }
+    if (files.empty())
+        throw Error(source.file == File::Inputs ? "inputs are needed: --inputs FILE" : "weights are needed: --weights FILE");
+    throw Error("tensor `" + name + "` is not in the file of " + (source.file == File::Inputs ? "inputs" : "weights"));
+}
+
+// For each element that a rank holds of a source, dense and row-major, its place in the stored tensor; -1 for padding.
+inline std::vector<int64_t> stored_places(const Space& space, const Source& source, int64_t rank) {
+    const Type& type = source.type;
+    const size_t n_dims = type.dims.size();
+    const std::vector<int64_t> held = held_of(space, type), shape = stored_shape(space, source);
     const std::vector<int64_t> view = source.view.empty() ? shape : source.view;
     std::vector<Range> window = source.window;
     if (window.empty()) {
@@ -142,44 +192,6 @@ inline std::vector<char> load_source(const Space& space, const Source& source, i
         return at;
     };
 
-    std::function<double(int64_t)> element;
-    const TensorFiles& files = source.file == File::Inputs ? tensors.inputs : tensors.weights;
-    const std::vector<std::string> names = members(name, shape.empty() ? 1 : shape.front());
-    std::vector<const StoredTensor*> stored;
-    for (const std::string& member : names)
-        if (const StoredTensor* found = files.find(member)) stored.push_back(found);
-    if (!names.empty() && stored.size() == names.size()) {
-        const bool stack = names.size() != 1 || names.front() != name;
-        const std::vector<int64_t> each(shape.begin() + (stack ? 1 : 0), shape.end());
-        int64_t size = 1;
-        for (int64_t extent : each) size *= extent;
-        for (size_t m = 0; m < names.size(); ++m) {
-            if (stored[m]->shape != each)
-                throw Error("tensor `" + names[m] + "` has shape " + show(stored[m]->shape) + ", but the model needs " + show(each));
-            const bool integers = stored[m]->dtype == Stored::I64 || stored[m]->dtype == Stored::I32;
-            if (integers != (type.dtype == DType::I32))
-                throw Error("tensor `" + names[m] + "` holds " + (integers ? "integers" : "real numbers") +
-                            ", but the model needs the other");
-        }
-        element = [stored, size](int64_t i) { return element_of(*stored[static_cast<size_t>(i / size)], i % size); };
-    } else if (tensors.seed >= 0 && files.empty()) {
-        uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
-        for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
-        const bool vector = shape.size() == 1;
-        element = [key, vector, &type, &tensors](int64_t i) {
-            const uint64_t bits = scramble(key + static_cast<uint64_t>(i));
-            if (type.dtype == DType::I32)
-                return static_cast<double>(bits % static_cast<uint64_t>(tensors.id_bound));
-            const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;
-            // Vectors are gains or biases, matrices keep the size of what they multiply.
-            return vector ? 1 + 0.1 * uniform : 0.05 * uniform;
-        };
-    } else if (files.empty()) {
-        throw Error(source.file == File::Inputs ? "inputs are needed: --inputs FILE" : "weights are needed: --weights FILE");
-    } else {
-        throw Error("tensor `" + name + "` is not in the file of " + (source.file == File::Inputs ? "inputs" : "weights"));
-    }
-
     // Where the stored tensor has each index that the rank holds: by position, a copy where its original is.
     const Region box = space.local_box(type, rank);
     std::vector<std::vector<int64_t>> places;
@@ -189,15 +201,15 @@ inline std::vector<char> load_source(const Space& space, const Source& source, i
             places.push_back(space.own_positions(dim, box[d]));
             continue;
         }
+        const int64_t copies = space.dims[dim].size / space.dims[of].size;
         const std::vector<int64_t> originals = space.own_positions(of, {0, space.dims[of].size});
         places.push_back({});
         for (int64_t i = box[d].start; i < box[d].end; ++i)
-            places.back().push_back(originals[static_cast<size_t>(i / copies[d])]);
+            places.back().push_back(originals[static_cast<size_t>(i / copies)]);
     }
-    const int64_t n = elements(box), width = bytes_of(type.dtype);
-    std::vector<char> out(static_cast<size_t>(n * width), 0);
+    std::vector<int64_t> out(static_cast<size_t>(elements(box)), -1);
     std::vector<size_t> index(n_dims, 0);
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t& out_place : out) {
         int64_t at = 0;
         bool padding = false;
         for (size_t d = 0; d < n_dims; ++d) {
@@ -205,8 +217,21 @@ inline std::vector<char> load_source(const Space& space, const Source& source, i
             padding = padding || place >= held[d];
             at += place * held_strides[d];
         }
-        if (!padding) store_element(type.dtype, out.data() + i * width, element(stored_index(at)));
+        if (!padding) out_place = stored_index(at);
         for (size_t d = n_dims; d-- > 0 && ++index[d] == places[d].size();) index[d] = 0;
+    }
+    return out;
+}
+
+// A rank's part of a source, dense and row-major, padding filled with zeros.
+inline std::vector<char> load_source(const Space& space, const Source& source, int64_t layer, int64_t rank,
+                                     const Tensors& tensors) {
+    const std::function<double(int64_t)> element = elements_before(space, source, layer, tensors);
+    const std::vector<int64_t> places = stored_places(space, source, rank);
+    const size_t width = static_cast<size_t>(bytes_of(source.type.dtype));
+    std::vector<char> out(places.size() * width, 0);
+    for (size_t i = 0; i < places.size(); ++i) {
+        if (places[i] >= 0) store_element(source.type.dtype, out.data() + i * width, element(places[i]));
     }
     return out;
 }

@@ -1,0 +1,32 @@
+//! Several steps of emitted programs on the host: outputs of the last one, and what is kept, against the oracle.
+
+use ithaca_ir::verify::verify;
+use ithaca_kernels::store::{Layered, RandomTensors, Tensors};
+use ithaca_kernels::{Outputs, Storage, oracle};
+use ithaca_passes::lower::lower;
+
+use super::distributed::{assert_close, can_run, steps_on_host};
+use crate::steps::cases;
+
+const STEPS: usize = 3;
+
+#[test]
+fn loops_with_stacks_and_states_over_steps() {
+    if !can_run() {
+        return;
+    }
+    for (name, whole, ranks) in cases() {
+        let sources = RandomTensors::of_module(&whole, 11);
+        let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
+        for _ in 0..STEPS {
+            let source = Layered::new(&kept, &sources);
+            let results = oracle::step::<f64>(&whole, &source, &sources, Storage::Wide).unwrap();
+            kept = Tensors::from(&results.kept);
+            outputs = results.outputs;
+            outputs.extend(results.kept);
+        }
+        let [whole, ranks] = [&whole, &ranks].map(|module| lower(verify(module).unwrap()).unwrap());
+        let (_out, found) = steps_on_host(&name, &ranks, Some(&whole), &sources, STEPS);
+        assert_close(&name, &found, &outputs, 2e-5);
+    }
+}
