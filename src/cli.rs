@@ -97,6 +97,10 @@ pub struct WorkloadArgs {
     /// The label of a token is that of the next one, as where labels are the tokens themselves.
     #[arg(long)]
     pub shift_labels: bool,
+    /// How many tokens an expert takes: a factor of the even share, and the groups of a sequence that share slots, as in
+    /// `1.25/8`; all that choose it when left out.
+    #[arg(long, value_name = "FACTOR[/GROUPS]")]
+    pub capacity: Option<String>,
     /// A field of the configuration that is known not to change the computation; may be repeated.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     pub ignore_fields: Vec<String>,
