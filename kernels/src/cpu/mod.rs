@@ -54,6 +54,7 @@ use ithaca_ir::schedule::{Content, Schedule};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 pub use communicator::{Communicator, Mailboxes};
+pub(crate) use memory::layers_of;
 
 use crate::Outputs;
 use crate::error::RunError;
