@@ -311,7 +311,7 @@ impl Sources {
 }
 
 /// The layers that each frame runs for, indexed by frame; `main` runs for layer 0.
-fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<u64>>, RunError> {
+pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<u64>>, RunError> {
     let mut layers: Vec<BTreeSet<u64>> = vec![BTreeSet::new(); schedule.frames.len()];
     if let Some(main) = schedule.main() {
         layers[main.index()].insert(0);

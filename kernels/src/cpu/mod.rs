@@ -55,6 +55,7 @@ use ithaca_ir::traffic::{Ledger, Traffic};
 
 pub use communicator::{Communicator, Mailboxes};
 pub use memory::Peak;
+pub(crate) use memory::layers_of;
 
 use crate::Outputs;
 use crate::error::RunError;

@@ -54,15 +54,37 @@ impl<S: TensorSource> FusedExperts<S> {
 
     /// Another name of a tensor that is no expert's: Mixtral's module has two.
     fn alias(&self, name: &str) -> Option<String> {
-        let alias = name.replace(".block_sparse_moe.", ".mlp.");
-        (alias != name && self.source.shape(&alias).is_some()).then_some(alias)
+        alias(name).filter(|alias| self.source.shape(alias).is_some())
     }
 
     /// The window of a fused tensor that is `name`, and its shape.
     fn window(&self, name: &str) -> Option<(Window, Vec<u64>)> {
+        let FusedForm { names, expert, part } = FusedForm::of(name)?;
+        let expert = expert.parse().ok()?;
+        names.into_iter().find_map(|name| {
+            let found = self.source.shape(&name)?;
+            let window = Window { name, expert, part };
+            let shape = window.shape(&found)?;
+            Some((window, shape))
+        })
+    }
+}
+
+/// How fused tensors may hold a matrix of an expert.
+pub(super) struct FusedForm<'a> {
+    /// Names of the tensor, best first.
+    pub(super) names: Vec<String>,
+    /// The expert, as the matrix's name has it.
+    pub(super) expert: &'a str,
+    /// Which of how many equal parts of the expert's rows.
+    pub(super) part: (u64, u64),
+}
+
+impl<'a> FusedForm<'a> {
+    /// The form of the matrix `name`, if it is one of an expert.
+    pub(super) fn of(name: &'a str) -> Option<Self> {
         let (module, rest) = name.split_once(".experts.")?;
         let (expert, matrix) = rest.split_once('.')?;
-        let expert = expert.parse().ok()?;
         let (fused, part) = match matrix {
             "gate_proj.weight" | "w1.weight" => ("gate_up_proj", (0, 2)),
             "up_proj.weight" | "w3.weight" => ("gate_up_proj", (1, 2)),
@@ -70,14 +92,15 @@ impl<S: TensorSource> FusedExperts<S> {
             _ => return None,
         };
         let other = module.strip_suffix(".block_sparse_moe").map(|layer| format!("{layer}.mlp"));
-        [Some(module.to_owned()), other].into_iter().flatten().find_map(|module| {
-            let name = format!("{module}.experts.{fused}");
-            let found = self.source.shape(&name)?;
-            let window = Window { name, expert, part };
-            let shape = window.shape(&found)?;
-            Some((window, shape))
-        })
+        let modules = [Some(module.to_owned()), other].into_iter().flatten();
+        Some(Self { names: modules.map(|m| format!("{m}.experts.{fused}")).collect(), expert, part })
     }
+}
+
+/// Another name that Mixtral's module has.
+pub(super) fn alias(name: &str) -> Option<String> {
+    let alias = name.replace(".block_sparse_moe.", ".mlp.");
+    (alias != name).then_some(alias)
 }
 
 impl<S: TensorSource> TensorSource for FusedExperts<S> {

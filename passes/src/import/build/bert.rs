@@ -10,7 +10,7 @@
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, OpError, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, OpError, Unary, Window};
 use ithaca_ir::{
     DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
 };
