@@ -90,10 +90,10 @@ fn a_training_step_goes_through_its_phases() {
                 %s = state {name=\"optimizer.exp_avg.w.{layer}\"} : f32[m]\n  \
                 assign %s {target=state, name=\"optimizer.exp_avg.w.{layer}\"}\n  return %g\n}\n\n\
                 func @main() {\n  %x = input {name=\"x\"} : f32[s@u m]\n  \
-                %1 = call %x {callee=@block, layers=0..32} : f32[s@u m]\n  %2 = silu %1 : f32[s@u m]\n  \
-                %3 = call %2 {callee=@block.backward, layers=0..32} : f32[s@u m]\n  \
+                %v1 = call %x {callee=@block, layers=0..32} : f32[s@u m]\n  %v2 = silu %v1 : f32[s@u m]\n  \
+                %v3 = call %v2 {callee=@block.backward, layers=0..32} : f32[s@u m]\n  \
                 %g = fill {value=0.0} : f32[] partial(u)\n  \
-                %4 = call %g {callee=@block.update, layers=0..32} : f32[] partial(u)\n  return y = %3\n}\n";
+                %v4 = call %g {callee=@block.update, layers=0..32} : f32[] partial(u)\n  return y = %v3\n}\n";
     has(
         &lines("u=2", body),
         &[

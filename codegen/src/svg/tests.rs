@@ -7,10 +7,10 @@ use crate::dot;
 fn module() -> Module {
     let source = "ithaca 1 per_rank\nmodel \"a & <b>\"\nmesh u=2\ndim s = 8\ndim m = 4\n\nfunc @main() {\n  \
                   %x = input {name=\"x<y\"} : f32[s@u m]\n  %w = param {name=\"w\"} : f32[m]\n  \
-                  %1 = silu %x : f32[s@u m]\n  %2 = gelu %x : f32[s@u m]\n  %3 = mul %1, %w : f32[s@u m]\n  \
-                  %4 = mul %3, %2 : f32[s@u m]\n  %5 = add %4, %x : f32[s@u m]\n  \
-                  %6 = all_gather %5 {axis=u, dim=s} : f32[s m]\n  \
-                  assign %w {target=state, name=\"grad.w\"}\n  return y = %6\n}\n";
+                  %v1 = silu %x : f32[s@u m]\n  %v2 = gelu %x : f32[s@u m]\n  %v3 = mul %v1, %w : f32[s@u m]\n  \
+                  %v4 = mul %v3, %v2 : f32[s@u m]\n  %v5 = add %v4, %x : f32[s@u m]\n  \
+                  %v6 = all_gather %v5 {axis=u, dim=s} : f32[s m]\n  \
+                  assign %w {target=state, name=\"grad.w\"}\n  return y = %v6\n}\n";
     text::parse(source).unwrap()
 }
 
