@@ -33,7 +33,7 @@ pub enum Command {
         after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
     )]
     Plan(PlanArgs),
-    /// Write a plan as code: IR, schedule, JSON, a graph, or a CUDA/NCCL program.
+    /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare.
@@ -105,6 +105,10 @@ pub struct WorkloadArgs {
     /// The label of a token is that of the next one, as where labels are the tokens themselves.
     #[arg(long)]
     pub shift_labels: bool,
+    /// How many tokens an expert takes: a factor of the even share, and the groups of a sequence that share slots, as in
+    /// `1.25/8`; all that choose it when left out.
+    #[arg(long, value_name = "FACTOR[/GROUPS]")]
+    pub capacity: Option<String>,
     /// A field of the configuration that is known not to change the computation; may be repeated.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     pub ignore_fields: Vec<String>,
@@ -217,6 +221,10 @@ pub enum Target {
     Json,
     /// The per-rank program as a graph for Graphviz.
     Dot,
+    /// The same graph as a picture.
+    Svg,
+    /// A sequence diagram for Mermaid: ranks, phases, collectives.
+    Mermaid,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }

@@ -216,7 +216,7 @@ pub(super) fn judge<A: Real, B: Real>(
         Expected::Whole(whole) => compare::outputs(found, whole),
         Expected::File(path) => {
             let file = store::open(path)?;
-            compare::with_source(found, &FusedExperts::new(file))?
+            compare::with_source(found, &FusedExperts::new(file).asked(found.keys().cloned()))?
         }
     };
     if rows.is_empty() {

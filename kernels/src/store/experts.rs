@@ -6,12 +6,16 @@
 //! `[experts, hidden, width]`. A program names tensors the first way; this adapter finds them the second way too, the
 //! exact name always coming first.
 
+use std::collections::BTreeMap;
+
 use super::{StoreError, TensorSource};
 use crate::tensor::{Tensor, index};
 
 /// A source whose experts may be fused.
 pub struct FusedExperts<S> {
     source: S,
+    /// Names that are listed in place of the tensors that have them.
+    asked: Vec<String>,
 }
 
 /// Where an expert's matrix lies in a fused tensor.
@@ -39,7 +43,13 @@ impl Window {
 impl<S: TensorSource> FusedExperts<S> {
     /// `source`, in which experts may be fused.
     pub fn new(source: S) -> Self {
-        Self { source }
+        Self { source, asked: Vec::new() }
+    }
+
+    /// The same source, which lists those of `names` that it finds under another name in place of that name; a fused tensor
+    /// that they are not all of is listed too.
+    pub fn asked(self, names: impl IntoIterator<Item = String>) -> Self {
+        Self { asked: names.into_iter().collect(), ..self }
     }
 
     /// Another name of a tensor that is no expert's: Mixtral's module has two.
@@ -99,7 +109,21 @@ impl<S: TensorSource> TensorSource for FusedExperts<S> {
     }
 
     fn names(&self) -> Vec<String> {
-        self.source.names()
+        let elements = |shape: Vec<u64>| shape.iter().product::<u64>();
+        let mut names = self.source.names();
+        // How many elements of each stored tensor are asked for by other names.
+        let mut met: BTreeMap<String, u64> = BTreeMap::new();
+        for asked in self.asked.iter().filter(|name| self.source.shape(name).is_none()) {
+            let alias = self.alias(asked).and_then(|alias| Some((self.source.shape(&alias)?, alias)));
+            let window = || self.window(asked).map(|(window, shape)| (shape, window.name));
+            if let Some((shape, stored)) = alias.or_else(window) {
+                *met.entry(stored).or_default() += elements(shape);
+                names.push(asked.clone());
+            }
+        }
+        names.retain(|name| met.get(name).is_none_or(|&n| self.source.shape(name).map(elements) != Some(n)));
+        names.sort();
+        names
     }
 
     fn shape(&self, name: &str) -> Option<Vec<u64>> {
@@ -155,5 +179,12 @@ mod tests {
         assert_eq!(read("l.block_sparse_moe.gate.weight"), [0.0, 1.0]);
         assert_eq!(fused.shape("l.mlp.experts.2.up_proj.weight"), None);
         assert!(fused.read("l.mlp.experts.2.up_proj.weight").is_err());
+
+        let all = (0..2).flat_map(|i| ["gate", "up"].map(|p| format!("l.mlp.experts.{i}.{p}_proj.weight")));
+        let some = ["l.mlp.experts.0.down_proj.weight".to_owned()];
+        let names = fused.asked(all.chain(some)).names();
+        assert!(!names.contains(&"l.mlp.experts.gate_up_proj".to_owned()), "all of it has other names");
+        assert!(names.contains(&"l.mlp.experts.down_proj".to_owned()), "an expert of it has none");
+        assert!(names.contains(&"l.mlp.experts.1.up_proj.weight".to_owned()));
     }
 }
