@@ -393,7 +393,7 @@ fn folders_that_cannot_be_written_are_left_as_they_are() {
 }
 
 /// What becomes of a tensor, and of its name.
-type Change = dyn Fn(&str, Tensor<f64>) -> Option<(String, Tensor<f64>)>;
+type Change<'a> = dyn Fn(&str, Tensor<f64>) -> Option<(String, Tensor<f64>)> + 'a;
 
 #[test]
 fn what_training_cannot_continue_from_is_refused() {
@@ -403,7 +403,7 @@ fn what_training_cannot_continue_from_is_refused() {
     let checkpoint = Checkpoint::at(at.join("one.safetensors")).unwrap();
     let name = "model.layers.1.mlp.up_proj.weight";
     let moment = format!("optimizer.exp_avg.{name}");
-    let rewrite = |change: &Change| {
+    let rewrite = |change: &Change<'_>| {
         let tensors: Vec<(String, Tensor<f64>)> = checkpoint
             .names()
             .iter()
