@@ -36,7 +36,7 @@ pub(super) struct Placed {
 pub(super) fn lines(graph: &DiGraph<Vertex, String>, v: NodeIndex) -> (Vec<&str>, Vec<&str>) {
     let mut types: Vec<&str> = Vec::new();
     let mut edges: Vec<_> = graph.edges_directed(v, Direction::Outgoing).collect();
-    edges.sort_unstable_by_key(|e| petgraph::visit::EdgeRef::id(e));
+    edges.sort_unstable_by_key(petgraph::visit::EdgeRef::id);
     for edge in edges {
         if !types.contains(&edge.weight().as_str()) {
             types.push(edge.weight());

@@ -48,7 +48,7 @@ pub(super) fn panel(title: &str, graph: &DiGraph<Vertex, String>, layers: &Layer
                 Slot::Vertex(_) => body.push_str("\" marker-end=\"url(#tip)\"/>\n"),
                 Slot::Passing(_) => {
                     let through = placed.y[at + 1].0 + placed.y[at + 1].1;
-                    let _ = write!(body, "L{end:.0} {through:.0}\"/>\n");
+                    let _ = writeln!(body, "L{end:.0} {through:.0}\"/>");
                 }
             }
         }

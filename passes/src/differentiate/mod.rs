@@ -186,7 +186,7 @@ fn cut(stepped: &mut Module, module: &Module, n: u64) -> Result<Option<micro::Cu
         return Err(OpError::new("P52", message));
     };
     let dim = &mut stepped.space.dims[batch];
-    if dim.size % n != 0 {
+    if !dim.size.is_multiple_of(n) {
         let message = format!("{} sequences `{}` do not divide into {n} micro-batches", dim.size, dim.name);
         return Err(OpError::new("P52", message));
     }
@@ -266,7 +266,7 @@ fn is_trained(function: &Function, weight: ValueId) -> bool {
 fn by_layer(owned: Owned) -> Vec<Owned> {
     let Owned { name, weights, layers } = owned;
     let (own, shared): (Vec<_>, Vec<_>) = weights.into_iter().partition(|(b, _, _)| b.is_per_layer());
-    let once = vec![0..1];
+    let once: Vec<Layers> = std::iter::once(0..1).collect();
     let shared_name = if own.is_empty() { name.clone() } else { format!("{name}.shared") };
     vec![Owned { name, weights: own, layers }, Owned { name: shared_name, weights: shared, layers: once }]
 }

@@ -71,7 +71,7 @@ fn depart(choices: &mut Choices, case: &mut Case, ranks: u64) {
     }
     let Some(keys) = case.keys.filter(|_| choices.once_in(2)) else { return };
     // The mask knows how many keys there are, so the axis suits them.
-    let suits = |n: &u64| n * ranks <= MAX_RANKS && (keys.is_multiple_of(*n) || ranks % 3 == 0);
+    let suits = |n: &u64| n * ranks <= MAX_RANKS && (keys.is_multiple_of(*n) || ranks.is_multiple_of(3));
     let sizes: Vec<u64> = [2, 3, 4].into_iter().filter(suits).collect();
     let Some(_) = sizes.first() else { return };
     let size = choices.one_of(&sizes);

@@ -30,7 +30,7 @@ pub(super) struct Model {
 #[derive(Clone, Debug)]
 pub(super) enum Structure {
     /// A decoder alone.
-    Decoder(Spec),
+    Decoder(Box<Spec>),
     /// An encoder and a decoder that attends to it, as T5 has them.
     T5(T5),
     /// An encoder alone, as BERT is one.
