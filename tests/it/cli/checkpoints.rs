@@ -380,6 +380,7 @@ fn folders_that_cannot_be_written_are_left_as_they_are() {
     assert!(refused(at, &format!("{cut} -o shards")).contains("C01"));
     refused(at, "merge-weights shards -o absent/joined.safetensors");
     refused(at, "merge-weights shards -o shards");
+    assert!(refused(at, "run . --seq 16 --weights shards").contains("merge-weights"));
     let run = "run . --inputs io.safetensors --mode train";
     assert!(refused(at, &format!("{run} --save absent/x.safetensors")).contains("C10"));
     // The model itself is not replaced unless it is named.
