@@ -53,7 +53,9 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     let document = Index::new(identity, ranks, from.about(), tensors, !uncovered.is_empty());
 
     let io = |source| StoreError::Io { action: "write", path: to.to_owned(), source };
-    let beside = tempfile::Builder::new().prefix(".ithaca-").tempdir_in(folder(to)).map_err(io)?;
+    // The reason alone: the name of a temporary folder is another every time.
+    let reason = |error: std::io::Error| io(error.kind().into());
+    let beside = tempfile::Builder::new().prefix(".ithaca-").tempdir_in(folder(to)).map_err(reason)?;
     let mut order: Vec<(&String, &Source)> = sources.iter().collect();
     order.sort_by_key(|(name, source)| (source.entry(name).order().0, *name));
     let mut files = Vec::new();
