@@ -1,10 +1,12 @@
 //! Failures: diagnostics together with the text that they point into.
 
+use std::path::Path;
+
 use ithaca_ir::{Diagnostic, Diagnostics, Source, diagnostic};
 use ithaca_kernels::RunError;
-use ithaca_kernels::store::StoreError;
-use ithaca_kernels::store::shards::ShardError;
+use ithaca_kernels::store::shards::{self, ShardError};
 use ithaca_kernels::store::training::TrainingError;
+use ithaca_kernels::store::{self, StoreError};
 
 /// Why a command did not do what it was asked.
 #[derive(Clone, Debug)]
@@ -71,7 +73,14 @@ impl From<Diagnostics> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        Diagnostic::new("C10", error.to_string()).into()
+        let diagnostic = Diagnostic::new("C10", error.to_string());
+        let is_of_parts = |path: &Path| path.parent().is_some_and(|p| p.join(shards::INDEX).exists());
+        match &error {
+            StoreError::Io { path, .. } if path.ends_with(store::SINGLE) && is_of_parts(path) => {
+                diagnostic.help("join the parts of that folder first with `ithaca merge-weights`").into()
+            }
+            _ => diagnostic.into(),
+        }
     }
 }
 
@@ -109,9 +118,7 @@ impl From<ShardError> for Failure {
             ShardError::Store(error) => error.into(),
             ShardError::Schedule(error) => error.into(),
             ShardError::Occupied(_) => refuse("C01", "name a folder that is new or empty"),
-            ShardError::Invalid { .. } => {
-                refuse("C15", "cut the checkpoint anew with `ithaca shard-weights`")
-            }
+            ShardError::Invalid { .. } => refuse("C15", "cut a whole checkpoint with `ithaca shard-weights`"),
             ShardError::OtherPlan { .. } => {
                 refuse("C15", "join parts of one plan only; each folder of `ithaca shard-weights` has them")
             }

@@ -50,11 +50,12 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         (Some(least), Some(most)) if least < most => format!("{least} to {most} bytes"),
         (_, most) => format!("{} bytes", most.unwrap_or(&0)),
     };
-    let ranks = if bytes.len() == 1 { "one rank".to_owned() } else { format!("{} ranks", bytes.len()) };
-    let mut out = format!(
-        "{}, {} ({}): {tensors} tensors to {ranks}, {each} each\n",
-        job.title, job.options.strategy, job.options.mesh
-    );
+    let ranks = match bytes.len() {
+        1 => "one rank".to_owned(),
+        n => format!("{n} ranks ({})", job.options.mesh),
+    };
+    let mut out =
+        format!("{}, {} on {ranks}: {tensors} tensors, {each} each\n", job.title, job.options.strategy);
     // Writing to a string cannot fail.
     for note in &compiled.notes {
         let _ = writeln!(out, "note: {note}");

@@ -72,7 +72,7 @@ impl Writer {
         }
         let mut header = Value::Object(header).to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        let mut out = BufWriter::new(NamedTempFile::new_in(folder(path)).map_err(io)?);
+        let mut out = BufWriter::new(beside(path).map_err(io)?);
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         out.write_all(&header).map_err(io)?;
         let expected = entries.iter().rev().map(Entry::bytes).collect();
@@ -153,8 +153,15 @@ pub fn write_about(
 /// # Errors
 /// [`StoreError::Io`] as [`Writer::create`] would have it.
 pub fn check_writable(path: &Path) -> Result<(), StoreError> {
-    let probe = NamedTempFile::new_in(folder(path));
-    probe.map(drop).map_err(|source| StoreError::Io { action: "write", path: path.to_owned(), source })
+    beside(path).map(drop).map_err(|source| StoreError::Io { action: "write", path: path.to_owned(), source })
+}
+
+/// A file beside a path, for what will have that name.
+fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let folder = folder(path);
+    std::fs::metadata(folder)?;
+    // The reason alone: the name of a temporary file is another every time.
+    NamedTempFile::new_in(folder).map_err(|error| error.kind().into())
 }
 
 /// The folder of a path.

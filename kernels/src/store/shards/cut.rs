@@ -40,7 +40,7 @@ struct Source {
 ///
 /// # Errors
 /// [`ShardError::Occupied`], and [`ShardError::Store`] for weights that are not there or of another shape, for states of
-/// which some are missing, and for what cannot be written. The folder is there only when all is in it.
+/// which some are missing, and for what cannot be written; [`ShardError::Invalid`] for experts of different types. The folder is there only when all is in it.
 pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path) -> Result<Cut, ShardError> {
     if to.exists() && !std::fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none()) {
         return Err(ShardError::Occupied(to.to_owned()));
@@ -53,7 +53,9 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     let document = Index::new(identity, ranks, from.about(), tensors, !uncovered.is_empty());
 
     let io = |source| StoreError::Io { action: "write", path: to.to_owned(), source };
-    let beside = tempfile::Builder::new().prefix(".ithaca-").tempdir_in(folder(to)).map_err(io)?;
+    // The reason alone: the name of a temporary folder is another every time.
+    let reason = |error: std::io::Error| io(error.kind().into());
+    let beside = tempfile::Builder::new().prefix(".ithaca-").tempdir_in(folder(to)).map_err(reason)?;
     let mut order: Vec<(&String, &Source)> = sources.iter().collect();
     order.sort_by_key(|(name, source)| (source.entry(name).order().0, *name));
     let mut files = Vec::new();
@@ -123,15 +125,14 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
         let dtype = from.entry(&members[0])?.stored;
         for member in &members {
             let entry = from.entry(member)?;
-            if entry.shape != of_member || entry.stored != dtype {
+            if entry.shape != of_member {
+                let (store, name) = (from.description(), member.clone());
                 let (found, expected) = (entry.shape, of_member.to_vec());
-                return Err(StoreError::Shape {
-                    store: from.description(),
-                    name: member.clone(),
-                    found,
-                    expected,
-                }
-                .into());
+                return Err(StoreError::Shape { store, name, found, expected }.into());
+            }
+            if entry.stored != dtype {
+                let reason = format!("`{member}` has another element type than `{}`", members[0]);
+                return Err(ShardError::Invalid { path: from.description().into(), reason });
             }
         }
         let parts: Vec<Part> =

@@ -34,8 +34,8 @@ pub enum ShardError {
     /// The folder for parts has something in it.
     #[error("{} is there and not an empty folder", .0.display())]
     Occupied(PathBuf),
-    /// A file is not one of parts, or contradicts itself or the index.
-    #[error("{} is not a valid part of a checkpoint: {reason}", path.display())]
+    /// A file is not one of parts, or contradicts itself or the index; or a checkpoint cannot be cut.
+    #[error("{} cannot be used: {reason}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
