@@ -37,11 +37,46 @@ impl ArenaShape {
         Ok(Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) })
     }
 
+    /// The offset in bytes of an element.
+    pub(super) fn bytes(&self, slot: usize) -> u64 {
+        slot as u64 * self.bytes_per_slot
+    }
+
     /// The element at an offset in bytes.
     pub(super) fn slot(&self, bytes: u64) -> Result<usize, RunError> {
         match bytes.is_multiple_of(self.bytes_per_slot) {
             true => Ok(index(bytes / self.bytes_per_slot)),
             false => Err(RunError::invalid(format!("offset {bytes} is not aligned"))),
+        }
+    }
+}
+
+/// The most memory that a rank used, in bytes of the schedule's element types.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Weights.
+    pub parameters: u64,
+    /// Gradients and the state of the optimizer.
+    pub states: u64,
+    /// Inputs.
+    pub inputs: u64,
+    /// The arena, as far as it was written.
+    pub arena: u64,
+}
+
+impl Peak {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.states + self.inputs + self.arena
+    }
+
+    /// The larger of two, kind by kind.
+    pub(super) fn or(&self, other: &Peak) -> Peak {
+        Peak {
+            parameters: self.parameters.max(other.parameters),
+            states: self.states.max(other.states),
+            inputs: self.inputs.max(other.inputs),
+            arena: self.arena.max(other.arena),
         }
     }
 }
@@ -171,6 +206,24 @@ impl<'a> SourcePlan<'a> {
         }
     }
 
+    /// Bytes of the schedule's element types that the busiest rank holds, of each kind by itself.
+    pub(super) fn held(&self, ranks: usize) -> Peak {
+        let mut peak = Peak::default();
+        for rank in 0..ranks {
+            let mut held = Peak::default();
+            for t in &self.tensors {
+                let bytes = boxes::elements(&t.regions[t.part_of[rank]]) * t.ty.dtype.bytes();
+                match t.file {
+                    File::Weights => held.parameters += bytes,
+                    File::Inputs => held.inputs += bytes,
+                    File::States => held.states += bytes,
+                }
+            }
+            peak = peak.or(&held);
+        }
+        peak
+    }
+
     /// What ranks write, in order of its numbers.
     pub(super) fn written(&self) -> Vec<Written<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);
@@ -258,7 +311,7 @@ impl Sources {
 }
 
 /// The layers that each frame runs for, indexed by frame; `main` runs for layer 0.
-fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<u64>>, RunError> {
+pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<u64>>, RunError> {
     let mut layers: Vec<BTreeSet<u64>> = vec![BTreeSet::new(); schedule.frames.len()];
     if let Some(main) = schedule.main() {
         layers[main.index()].insert(0);

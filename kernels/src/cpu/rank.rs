@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder, structure};
-use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work};
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work, aligned};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
 
@@ -65,6 +65,8 @@ struct Runner<'a> {
     arena: Vec<f32>,
     /// What the rank has of weights and states that are written.
     lasting: Own,
+    /// The end of the arena as far as it was written, bytes of the schedule.
+    reached: u64,
 }
 
 /// What all ranks run in.
@@ -84,6 +86,8 @@ pub(super) struct Done {
     pub(super) outputs: Vec<Vec<f32>>,
     /// Its part of each weight and state that is written.
     pub(super) lasting: Own,
+    /// The end of the arena as far as it was written, bytes of the schedule.
+    pub(super) reached: u64,
 }
 
 /// Runs `main` on `rank`, which starts with `lasting` of what is written.
@@ -92,7 +96,9 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     // What was never written is not a number, so that it cannot pass for a result.
     let arena = vec![f32::NAN; index(shape.slots)];
-    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting };
+    let reached = 0;
+    let mut runner =
+        Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting, reached };
     let scope = Scope { frame: main, base: 0, layer: 0, arguments: &[], results: &[] };
     runner.frame(&scope)?;
     let outputs = schedule.frames[main]
@@ -106,7 +112,7 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
             })
         })
         .collect::<Result<_, RunError>>()?;
-    Ok(Done { outputs, lasting: runner.lasting })
+    Ok(Done { outputs, lasting: runner.lasting, reached: runner.reached })
 }
 
 impl Runner<'_> {
@@ -378,7 +384,11 @@ impl Runner<'_> {
             Content::Wire { .. } => data.len() <= n,
         };
         let place = match self.locate(scope, id)? {
-            Location::Arena(start) => self.arena.get_mut(start..start + data.len()),
+            Location::Arena(start) => {
+                let end = self.shape.bytes(start) + data.len() as u64 * dtype.bytes();
+                self.reached = self.reached.max(aligned(end));
+                self.arena.get_mut(start..start + data.len())
+            }
             Location::Lasting(number, start) => {
                 self.lasting.get_mut(number).and_then(|own| own.get_mut(start..start + data.len()))
             }

@@ -30,7 +30,7 @@ mod update;
 pub use options::{ADAMW, OPTIONS, Recompute, Training};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Layers, Level, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
@@ -221,7 +221,7 @@ fn owned(module: &Module, main: FuncId, layers: &[Vec<Layers>], micro_batches: u
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
             let Op::Param(binding) = &node.op else { continue };
-            if here.contains(&binding) {
+            if here.contains(&binding) || !is_trained(function, node.result()) {
                 continue;
             }
             here.push(binding);
@@ -246,6 +246,20 @@ fn owned(module: &Module, main: FuncId, layers: &[Vec<Layers>], micro_batches: u
     debug_assert!(owned.len() <= main.index() + 1, "every function owns once");
     // A weight that every layer shares changes once.
     owned.into_iter().flat_map(by_layer).filter(|o| !o.weights.is_empty()).collect()
+}
+
+/// Whether a gradient may reach a weight: one that takes part in a choice of experts alone stays as it is.
+fn is_trained(function: &Function, weight: ValueId) -> bool {
+    let used = |node: &Node| {
+        let passes = |i: usize| {
+            if let Op::Experts(experts) = &node.op {
+                return experts.has_gradient(i);
+            }
+            !matches!(node.op, Op::Cast { .. }) || is_trained(function, node.result())
+        };
+        node.operands.iter().enumerate().any(|(i, &v)| v == weight && passes(i))
+    };
+    function.nodes.iter().any(used) || function.outputs.iter().any(|o| o.value == weight)
 }
 
 /// The weights that each layer has, and those that all layers share.

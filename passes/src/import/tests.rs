@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 mod encoders;
+mod experts;
 
 const EXAMPLES: [&str; 16] = [
     "bert-large-uncased",

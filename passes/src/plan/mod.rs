@@ -111,6 +111,9 @@ pub struct Workload {
     pub target_sequence: Option<u64>,
     /// Element type of weights and activations.
     pub dtype: String,
+    /// How many tokens an expert takes, where that is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<import::Capacity>,
     /// What a training step does, where the mode is train.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
@@ -133,8 +136,17 @@ impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
     /// description is that of the module's outputs.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
-        let import::Workload { batch, sequence, target_sequence, dtype, mode, ignore, labels, training } =
-            workload;
+        let import::Workload {
+            batch,
+            sequence,
+            target_sequence,
+            dtype,
+            mode,
+            capacity,
+            ignore,
+            labels,
+            training,
+        } = workload;
         let training = || Training { labels: *labels, options: training.to_pipeline().into_iter().collect() };
         let of_outputs = || {
             let main = &module.functions[module.main()?];
@@ -147,6 +159,7 @@ impl Workload {
             sequence: *sequence,
             target_sequence: *target_sequence,
             dtype: dtype.name().to_owned(),
+            capacity: *capacity,
             training: (*mode == Mode::Train).then(training),
             ignore: ignore.clone(),
         }
@@ -157,7 +170,7 @@ impl Workload {
     /// # Errors
     /// `M33` for an element type that there is not.
     pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self { mode, batch, sequence, target_sequence, dtype, training, ignore } = self;
+        let Self { mode, batch, sequence, target_sequence, dtype, capacity, training, ignore } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
         let mut labels = import::Labels::default();
@@ -167,6 +180,7 @@ impl Workload {
             options.extend(training.options.clone());
         }
         Ok(import::Workload {
+            capacity: *capacity,
             labels,
             training: differentiate::Training::from_pipeline(&options)?,
             batch: *batch,

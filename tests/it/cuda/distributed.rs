@@ -190,7 +190,7 @@ fn stored_as(schedule: &Schedule, name: &str) -> Stored {
 }
 
 /// Compares every output with what the oracle found.
-pub(super) fn assert_close(
+fn assert_close(
     name: &str,
     outputs: &SafeTensorsFile,
     expected: &ithaca_kernels::Outputs<f64>,

@@ -3,3 +3,4 @@
 mod accounting;
 mod goldens;
 mod sharded;
+mod steps;

@@ -56,6 +56,11 @@ impl Model {
             )
             .help(format!("to train without it, say so: --ignore-field {field}")));
         }
+        let has_experts = matches!(&self.structure, Structure::Decoder(spec) if spec.experts.is_some());
+        if let Some(capacity) = workload.capacity.filter(|_| !has_experts) {
+            let message = format!("a capacity of {capacity}, but the model has no experts");
+            return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
+        }
         match &self.structure {
             Structure::Decoder(spec) => spec.check(workload),
             Structure::T5(t5) => t5.check(workload),
