@@ -4,15 +4,20 @@ use std::collections::BTreeMap;
 
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
 
 use super::layers::{Layers, Slot};
 use crate::dot::Vertex;
 
-/// Pixels of a letter, of a line, between boxes side by side, and between layers.
+/// Width of a letter, pixels.
 pub(super) const LETTER: f64 = 7.3;
+/// Height of a line, pixels.
 pub(super) const LINE: f64 = 16.0;
+/// Pixels between boxes side by side.
 const GAP: f64 = 18.0;
+/// Pixels between layers.
 const LAYER_GAP: f64 = 30.0;
+/// Pixels around the text of a box.
 const PADDING: f64 = 8.0;
 
 /// How often places are drawn to their neighbours.
@@ -36,7 +41,7 @@ pub(super) struct Placed {
 pub(super) fn lines(graph: &DiGraph<Vertex, String>, v: NodeIndex) -> (Vec<&str>, Vec<&str>) {
     let mut types: Vec<&str> = Vec::new();
     let mut edges: Vec<_> = graph.edges_directed(v, Direction::Outgoing).collect();
-    edges.sort_unstable_by_key(petgraph::visit::EdgeRef::id);
+    edges.sort_unstable_by_key(EdgeRef::id);
     for edge in edges {
         if !types.contains(&edge.weight().as_str()) {
             types.push(edge.weight());

@@ -33,16 +33,12 @@ pub(super) fn panel(title: &str, graph: &DiGraph<Vertex, String>, layers: &Layer
                 Slot::Vertex(v) => top + place::size(graph, v).1,
                 Slot::Passing(_) => top + height,
             };
-            let half = (top + height + bottom) / 2.0;
+            let foot = top + height;
+            let half = (foot + bottom) / 2.0;
             let _ = write!(
                 body,
-                "<path d=\"M{:.0} {leaves:.0}L{:.0} {:.0}C{:.0} {half:.0} {:.0} {half:.0} {:.0} {bottom:.0}",
-                start,
-                start,
-                top + height,
-                start,
-                end,
-                end
+                "<path d=\"M{start:.0} {leaves:.0}L{start:.0} {foot:.0}\
+                 C{start:.0} {half:.0} {end:.0} {half:.0} {end:.0} {bottom:.0}"
             );
             match to {
                 Slot::Vertex(_) => body.push_str("\" marker-end=\"url(#tip)\"/>\n"),
@@ -84,8 +80,8 @@ pub(super) fn document(module: &Module, panels: Vec<Panel>) -> String {
     let mesh = &module.space.mesh;
     let ranks = mesh.ranks();
     let at = if mesh.axes.is_empty() { String::new() } else { format!(": {mesh}") };
-    let ranks = if ranks == 1 { "rank".to_owned() } else { "ranks".to_owned() };
-    let title = format!("{} on {} {ranks}{at}", module.name, mesh.ranks());
+    let unit = if ranks == 1 { "rank" } else { "ranks" };
+    let title = format!("{} on {ranks} {unit}{at}", module.name);
     let letters = |text: &str| text.chars().count() as f64 * LETTER * 1.4;
     let mut body = String::new();
     let mut top = MARGIN + 2.0 * LINE;
