@@ -1,3 +1,5 @@
+//! What the diagram of small programs shows.
+
 use ithaca_ir::{Module, text};
 
 use super::emit;

@@ -142,9 +142,10 @@ impl Window {
                 let to = *b.ty(d).dims.last().expect("inference saw a last dimension");
                 match b.space().size(from) == b.space().size(to) {
                     true => Ok(vec![Some(b.push(Op::Window(Window::Cut { to: from, start: 0 }), &[d])?)]),
-                    false => {
-                        Err(OpError::new("V32", "a gradient reaches `cut` of less than all, which has no adjoint"))
-                    }
+                    false => Err(OpError::new(
+                        "V32",
+                        "a gradient reaches `cut` of less than all, which has no adjoint",
+                    )),
                 }
             }
         }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;
-use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Function, Mesh, Module, Op, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -134,7 +134,7 @@ pub struct Training {
 
 impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
-    /// description is that of the module's outputs.
+    /// description is that of the module's weights.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
         let import::Workload {
             batch,
@@ -148,11 +148,15 @@ impl Workload {
             training,
         } = workload;
         let training = || Training { labels: *labels, options: training.to_pipeline().into_iter().collect() };
-        let of_outputs = || {
-            let main = &module.functions[module.main()?];
-            Some(main.ty(main.outputs.first()?.value).dtype)
+        // The loss is summed in a wider type than the model has.
+        let of_weights = || {
+            let weight = |f: &Function| {
+                let node = f.nodes.iter().find(|n| matches!(n.op, Op::Param(_)))?;
+                Some(f.ty(node.result()).dtype)
+            };
+            module.functions.values().find_map(weight)
         };
-        let dtype = dtype.or_else(of_outputs).unwrap_or(DType::F32);
+        let dtype = dtype.or_else(of_weights).unwrap_or(DType::F32);
         Self {
             mode: *mode,
             batch: *batch,
