@@ -1,6 +1,13 @@
 //! Properties of the text form and of the verifier, on random programs.
 
+use ithaca_ir::text::{parse, print};
 use ithaca_ir::{Module, text, verify};
+use ithaca_passes::compile::compile;
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{Mode, Workload, program as step_of};
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::shard::strategy::parse_mesh;
 use proptest::prelude::*;
 
 use crate::attention::draw;
@@ -41,6 +48,29 @@ proptest! {
     }
 }
 
+/// Training steps of models that have, together, what training and experts add; one is laid out, and one is a sink alone.
+fn training() -> Vec<Module> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let step = |name: &str| {
+        let text = std::fs::read_to_string(root.join(name).join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let training = Training { micro_batches: 2, clip: Some(1.0), ..Training::default() };
+        let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(2, 32) };
+        step_of(&config, name, &workload).unwrap_or_else(|d| panic!("{name}: {d:?}"))
+    };
+    let mut modules: Vec<Module> =
+        ["llama-gqa", "gpt2", "olmo2", "mixtral", "deepseek-v3", "bert-masked-lm"].map(step).into();
+    let options = ShardOptions::new("megatron-tp", parse_mesh("tp=2").unwrap());
+    modules.push(compile(&modules[0], &options, &Volume).unwrap().per_rank);
+    let sink = "ithaca 1 program\nmodel \"sink\"\ndim s = 4\ndim h = 2\ndim e = 3\n\nfunc @main() {\n  \
+                %o = input {name=\"o\"} : f32[s h e]\n  %before = input {name=\"before\"} : f32[s h]\n  \
+                %lse = input {name=\"lse\"} : f32[s h]\n  \
+                %d_o, %d_lse, %d_logits = sink_backward %o, %o, %before, %lse : f32[s h e], f32[s h], f32[h]\n  \
+                return d_o = %d_o, d_lse = %d_lse, d_logits = %d_logits\n}\n";
+    modules.push(parse(sink).unwrap());
+    modules
+}
+
 #[test]
 fn random_programs_use_every_operation() {
     let mut seen = std::collections::BTreeSet::new();
@@ -60,6 +90,12 @@ fn random_programs_use_every_operation() {
         let program = case.whole();
         let modules = [case.per_rank(&program).ok(), Some(program)];
         for function in modules.iter().flatten().flat_map(|m| m.functions.values()) {
+            seen.extend(function.nodes.iter().map(|n| n.op.name()));
+        }
+    }
+    for module in training() {
+        assert_eq!(parse(&print(&module)).unwrap(), module);
+        for function in module.functions.values() {
             seen.extend(function.nodes.iter().map(|n| n.op.name()));
         }
     }

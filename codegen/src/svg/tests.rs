@@ -1,3 +1,5 @@
+//! Where the drawing of small programs puts things.
+
 use ithaca_ir::{Module, text};
 
 use super::layers::Slot;
