@@ -2,4 +2,5 @@
 
 mod accounting;
 mod goldens;
+mod pipeline;
 mod sharded;
