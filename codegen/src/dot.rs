@@ -130,7 +130,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
             format!("{} {}", op.name(), binding.name)
         }
         Op::Call { callee, layers, scan, stage } => {
-            let mut call = format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end);
+            let mut call =
+                format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end);
             if let Some(stage) = stage {
                 call += &format!(", stage {}", stage.number);
             }

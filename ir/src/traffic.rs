@@ -137,12 +137,7 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
 }
 
 /// Ranks among which the busiest is: all of them where shares may differ, else the first.
-fn busiest_candidates(
-    space: &Space,
-    op: &Op,
-    from: &TensorType,
-    to: &TensorType,
-) -> Vec<Rank> {
+fn busiest_candidates(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Vec<Rank> {
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
     let ragged = match *op {
         Op::AllReduce { axis } => !space.max_local_elements(from).is_multiple_of(space.mesh.size(axis)),

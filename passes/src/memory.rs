@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use ithaca_ir::TensorType;
-use ithaca_ir::layout::At;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::Binding;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 
@@ -237,7 +237,8 @@ mod tests {
         main.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
         main.buffers.push(buffer("ids", &ty, Place::Input(named("ids"))));
         main.buffers.push(buffer("logits", &ty, Place::Frame(0)));
-        let call = |layers| Work::Call { callee: FrameId::new(0), layers, scan: None, stage: None, base: 4096 };
+        let call =
+            |layers| Work::Call { callee: FrameId::new(0), layers, scan: None, stage: None, base: 4096 };
         main.tasks.push(task(add(), &[0, 1], &[2]));
         main.tasks.push(task(call(0..10), &[2], &[2]));
         main.tasks.push(task(call(10..30), &[2], &[2]));

@@ -6,7 +6,8 @@ use std::ops::Range;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Returns, Scan, ScanOrder, Unary, structure,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Returns, Scan, ScanOrder, Unary,
+    structure,
 };
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};

@@ -443,7 +443,8 @@ impl Op {
         let mut places = operands.iter().filter_map(|ty| ty.layout.at);
         let Some(at) = places.next() else { return self.infer_here(cx, operands, declared) };
         if places.any(|other| other != at) {
-            let message = format!("operands of `{}` are on different ranks; a permute is missing", self.name());
+            let message =
+                format!("operands of `{}` are on different ranks; a permute is missing", self.name());
             return Err(OpError::new("V33", message));
         }
         let here: Types = operands.iter().map(|ty| ty.located(None)).collect();

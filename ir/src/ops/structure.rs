@@ -139,9 +139,8 @@ pub(super) fn infer_call(
         return Err(OpError::new("V33", format!("no rank runs stage {coordinate} of `@{name}`")));
     }
     if let Some(i) = operands.iter().position(|ty| ty.layout.at.is_some() && ty.layout.at != at) {
-        let message = format!(
-            "argument {i} of `@{name}` is on ranks that do not run the call; a permute is missing"
-        );
+        let message =
+            format!("argument {i} of `@{name}` is on ranks that do not run the call; a permute is missing");
         return Err(OpError::new("V33", message));
     }
     let here: Types = operands.iter().map(|ty| ty.located(None)).collect();

@@ -250,7 +250,7 @@ fn axis_named(space: &Space, name: &str, span: Span) -> Parsed<AxisId> {
         .ok_or_else(|| unknown("mesh axis", name, span, axes.values().map(|a| a.name.as_str())))
 }
 
-/// A type as the text form spells it: `bf16[b s@ulysses m] partial(tp) at pp=1`.
+/// A type as the text form spells it: `bf16[b s@ulysses m] partial(tp) on pp=1`.
 #[derive(Clone, Copy)]
 pub struct TypeText<'a> {
     /// Where dimensions and axes have their names.
@@ -304,7 +304,7 @@ impl fmt::Display for TypeText<'_> {
             f.write_str(")")?;
         }
         if let Some(At { axis: a, coordinate }) = ty.layout.at {
-            write!(f, " at {}={coordinate}", axis(a))?;
+            write!(f, " on {}={coordinate}", axis(a))?;
         }
         Ok(())
     }
@@ -355,7 +355,7 @@ pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType
         ty.layout.partial = read_axes(cx, space)?;
         ty.layout.partial.sort_unstable();
     }
-    if cx.eat(Token::Word("at")) {
+    if cx.eat(Token::Word("on")) {
         let (name, span) = cx.word("a mesh axis")?;
         let axis = axis_named(space, name, span)?;
         cx.expect('=')?;

@@ -95,7 +95,10 @@ impl Checker<'_> {
             let checked = checked.and_then(|()| match value.ty.layout.at {
                 Some(_) if self.function.name != "main" => Err(OpError::new(
                     "V33",
-                    format!("a value of `@{}` is on some ranks only; those that run it hold it", self.function.name),
+                    format!(
+                        "a value of `@{}` is on some ranks only; those that run it hold it",
+                        self.function.name
+                    ),
                 )),
                 Some(_) | None => Ok(()),
             });

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::boxes::{self, Region};
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::Binding;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
+use ithaca_ir::ops::Binding;
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
 use ithaca_ir::{Rank, Space, TensorType};
 
@@ -221,7 +221,9 @@ impl<'a> SourcePlan<'a> {
                 sources.part_of.push(Vec::new());
             } else {
                 sources.parts.extend(parts);
-                sources.part_of.push(tensor.part_of.iter().map(|part| part.map(|part| first + part)).collect());
+                sources
+                    .part_of
+                    .push(tensor.part_of.iter().map(|part| part.map(|part| first + part)).collect());
             }
         }
         Ok((sources, own))
@@ -276,8 +278,11 @@ fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<(u64, Option<At>)>>, Ru
         }
     }
     let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
-    let mut layers: Vec<BTreeSet<(u64, Option<At>)>> =
-        schedule.layers_by_place().into_iter().map(|runs| runs.into_iter().flat_map(one_by_one).collect()).collect();
+    let mut layers: Vec<BTreeSet<(u64, Option<At>)>> = schedule
+        .layers_by_place()
+        .into_iter()
+        .map(|runs| runs.into_iter().flat_map(one_by_one).collect())
+        .collect();
     if let Some(main) = schedule.main() {
         layers[main.index()].insert((0, None));
     }

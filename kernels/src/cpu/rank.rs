@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::Layers;
 use ithaca_ir::layout::At;
+use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work};
 use ithaca_ir::traffic::{self, Ledger};
@@ -95,7 +95,8 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Vec<Vec<f32>>) -> Resul
         .outputs
         .iter()
         .map(|output| {
-            let holds = schedule.frames[main].at(output.buffer).is_none_or(|at| at.has(&schedule.space.mesh, rank));
+            let holds =
+                schedule.frames[main].at(output.buffer).is_none_or(|at| at.has(&schedule.space.mesh, rank));
             if !holds {
                 return Ok(Vec::new());
             }
@@ -343,12 +344,13 @@ impl Runner<'_> {
             Place::Frame(offset) => Some(Location::Arena(scope.base + self.shape.slot(*offset)?)),
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
-            Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                self.sources.find((scope.frame, id, scope.layer, scope.at), self.rank).map(|found| match found {
+            Place::Weight(_) | Place::Input(_) | Place::State(_) => self
+                .sources
+                .find((scope.frame, id, scope.layer, scope.at), self.rank)
+                .map(|found| match found {
                     Found::Part(part) => Location::Loaded(part, 0),
                     Found::Lasting(number) => Location::Lasting(number, 0),
-                })
-            }
+                }),
         };
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
     }

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::layout::At;
+use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::ops::{Binding, Scan, ScanOrder, Stage, Target, structure};
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 

@@ -20,7 +20,7 @@ pub(super) const NAME: &str = "micro";
 /// How the batch is cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
-    /// Micro-batches.
+    /// Micro-batches; in a pipeline, sequences of all of them.
     pub(super) over: DimId,
     /// Sequences of one.
     pub(super) batch: DimId,
@@ -70,7 +70,8 @@ pub(super) fn functions(
     );
     let n = space.size(cut.over);
     let scan = Scan { over: cut.over, carried: 1, order: ScanOrder::Ascending };
-    let results = b.node(Op::Call { callee: micro, layers: 0..n, scan: Some(scan), stage: None }, &arguments, &[])?;
+    let results =
+        b.node(Op::Call { callee: micro, layers: 0..n, scan: Some(scan), stage: None }, &arguments, &[])?;
     b.name(results[0], source.values[loss].name.as_deref());
     if let Some(optimize) = optimize {
         optimize.run(&mut b)?;
@@ -106,7 +107,7 @@ pub(super) fn is_outside(cx: &Cx<'_>, node: &Node) -> bool {
 }
 
 /// A node of the whole batch: its values are stacks where they have a batch.
-pub(super) fn whole(
+fn whole(
     b: &mut FunctionBuilder<'_>,
     source: &Function,
     node: &Node,

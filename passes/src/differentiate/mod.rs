@@ -123,8 +123,9 @@ fn stepped(
     let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
     let kept = |reader: FuncId, binding: &Binding| {
         let name = &module.functions[reader].name;
+        let own = |o: &&Owned| o.name == *name || o.name.strip_suffix(".shared") == Some(name);
         let elsewhere = tied.iter().find(|t| t.binding == *binding && t.user.0 == *name);
-        let mut weights = owned.iter().flat_map(|o| &o.weights);
+        let mut weights = owned.iter().filter(own).chain(&owned).flat_map(|o| &o.weights);
         match elsewhere {
             Some(tied) => Kept::AddedOn(tied.user.1.number),
             None => weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept),
@@ -235,9 +236,14 @@ fn cut(
         let message = format!("{} sequences `{}` do not divide into {n} micro-batches", dim.size, dim.name);
         return Err(OpError::new("P52", message));
     }
+    let (name, all) = (dim.name.clone(), dim.size);
     dim.size /= n;
     dim.valid = dim.size;
-    let over = declare(stepped, "micro", n);
+    // The unrolled step of a pipeline reads the whole batch as one, a loop over micro-batches as a stack of them.
+    let over = match is_pipeline {
+        true => declare(stepped, &format!("{name}_all"), all),
+        false => declare(stepped, "micro", n),
+    };
     Ok(Some(micro::Cut { over, batch }))
 }
 
@@ -267,17 +273,15 @@ fn owned(
     let mut tied: Vec<Tied> = Vec::new();
     let mut owners: Vec<FuncId> = Vec::new();
     let mut seen: Vec<(&Binding, usize)> = Vec::new();
+    let all_layers = |id: FuncId| &layers[id.index()][..];
     for (id, function) in module.functions.iter() {
         let layers = &layers[id.index()];
         if layers.is_empty() {
             continue;
         }
         let everywhere = |layers: Vec<Layers>| layers.into_iter().map(|l| (l, None)).collect();
-        let mut own = Owned {
-            name: function.name.clone(),
-            weights: Vec::new(),
-            layers: everywhere(distinct(layers)),
-        };
+        let mut own =
+            Owned { name: function.name.clone(), weights: Vec::new(), layers: everywhere(distinct(layers)) };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
             let Op::Param(binding) = &node.op else { continue };
@@ -300,7 +304,11 @@ fn owned(
                 true => overlap(layers),
                 false => layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1,
             };
-            let known = seen.iter().find(|(known, _)| *known == binding).map(|&(_, owner)| owner);
+            // Functions that run other layers have other weights of one name.
+            let runs =
+                |owner: usize| !binding.is_per_layer() || overlap_with(all_layers(owners[owner]), layers);
+            let known =
+                seen.iter().find(|&&(known, owner)| known == binding && runs(owner)).map(|&(_, owner)| owner);
             let Some(owner) = known else {
                 let kept = if often || micro_batches > 1 { Kept::Added } else { Kept::Once };
                 own.weights.push((binding.clone(), function.ty(node.result()).clone(), kept));
@@ -314,9 +322,11 @@ fn owned(
             if let (Some(mine), Some(theirs)) = (mine, theirs)
                 && mine != theirs
             {
-                let (&[(_, Some(user))], &[(_, Some(at))], false) = (&mine[..], &theirs[..], binding.is_per_layer())
+                let (&[(_, Some(user))], &[(_, Some(at))], false) =
+                    (&mine[..], &theirs[..], binding.is_per_layer())
                 else {
-                    let message = format!("two stages of the pipeline run layers with one `{}`", binding.name);
+                    let message =
+                        format!("two stages of the pipeline run layers with one `{}`", binding.name);
                     return Err(OpError::new("P54", message));
                 };
                 tied.push(Tied {
@@ -374,6 +384,11 @@ fn distinct(layers: &[Layers]) -> Vec<Layers> {
         }
     }
     all
+}
+
+/// Whether some layer is in both.
+fn overlap_with(a: &[Layers], b: &[Layers]) -> bool {
+    a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
 
 /// Whether some layer runs twice.

@@ -96,7 +96,10 @@ pub(super) fn all(order: PipelineOrder, shape: Shape) -> Vec<Step> {
             .filter_map(|(stage, (list, &i))| Some((stage, *list.get(i)?)))
             .filter(|(_, step)| ready(step))
             .collect();
-        assert!(!tick.is_empty(), "some stage can always go on, or the lists of the stages contradict each other");
+        assert!(
+            !tick.is_empty(),
+            "some stage can always go on, or the lists of the stages contradict each other"
+        );
         for (stage, step) in tick {
             next[stage] += 1;
             done.insert(step);
@@ -145,13 +148,15 @@ mod tests {
     #[test]
     fn one_order_serves_all_stages() {
         for order in PipelineOrder::ALL {
-            for (stages, chunks, micros) in [(1, 1, 1), (2, 1, 1), (2, 1, 5), (4, 1, 8), (2, 2, 4), (4, 3, 8)] {
+            for (stages, chunks, micros) in [(1, 1, 1), (2, 1, 1), (2, 1, 5), (4, 1, 8), (2, 2, 4), (4, 3, 8)]
+            {
                 let chunks = if order == PipelineOrder::Interleaved { chunks } else { 1 };
                 let shape = Shape { stages, chunks, micros };
                 let steps = all(order, shape);
                 assert_eq!(steps.len(), 2 * stages * chunks * micros, "{order} {shape:?}");
                 for stage in 0..stages {
-                    let own: Vec<Step> = steps.iter().copied().filter(|s| s.chunk % stages == stage).collect();
+                    let own: Vec<Step> =
+                        steps.iter().copied().filter(|s| s.chunk % stages == stage).collect();
                     assert_eq!(own, of_stage(order, shape, stage), "{order} {shape:?} stage {stage}");
                 }
             }

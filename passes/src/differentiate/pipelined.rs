@@ -14,12 +14,12 @@
 //! itself, gives the sum away before the update, and is given the new weight.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, Binding, OpError, Stage, Target, source, state};
 use ithaca_ir::{Arena, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::joint::{Kept, copy_node, renamed};
-use super::micro::{Cut, is_outside, only_loss, whole};
+use super::micro::{Cut, is_outside, only_loss};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
 use super::step::{Cx, Optimize, Place, Run, Sweep};
@@ -137,9 +137,8 @@ pub(super) fn exchanges(
     for (i, one) in tied.iter().enumerate() {
         let Tied { binding, ty, owner, user } = one;
         let wide = gradient_type(ty);
-        let builder = |of: &str, what: &str| {
-            FunctionBuilder::new(format!("{of}.{what}{i}.update"), space, &none)
-        };
+        let builder =
+            |of: &str, what: &str| FunctionBuilder::new(format!("{of}.{what}{i}.update"), space, &none);
         let returns = |value: ValueId| [Output { name: None, value }];
 
         let mut b = builder(&user.0, "give");
@@ -173,7 +172,8 @@ fn pass_on(
     (from, gives): (Stage, FuncId),
     (to, takes): (Stage, FuncId),
 ) -> Result<(), OpError> {
-    let call = |callee: FuncId, stage: Stage| Op::Call { callee, layers: 0..1, scan: None, stage: Some(stage) };
+    let call =
+        |callee: FuncId, stage: Stage| Op::Call { callee, layers: 0..1, scan: None, stage: Some(stage) };
     let given = b.node(call(gives, from), &[], &[])?[0];
     b.node(call(takes, to), &[given], &[]).map(|_| ())
 }
@@ -202,7 +202,7 @@ pub(super) fn main(
     let mut b = FunctionBuilder::new(source.name.as_str(), &module.space, &module.functions);
     let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
-        whole(&mut b, source, node, cut, &mut known)?;
+        of_all(&mut b, source, node, cut, &mut known)?;
     }
     ends.zero.run(&mut b, &[])?;
 
@@ -257,6 +257,36 @@ pub(super) fn main(
     let value = sum.expect("there is a micro-batch");
     b.name(value, source.values[loss].name.as_deref());
     Ok(b.finish([Output { name: source.outputs[0].name.clone(), value }]))
+}
+
+/// A node of the whole batch.
+fn of_all(
+    b: &mut FunctionBuilder<'_>,
+    source: &Function,
+    node: &Node,
+    cut: Cut,
+    known: &mut [Option<ValueId>],
+) -> Result<(), OpError> {
+    let operand = |v: &ValueId| {
+        known[v.index()].ok_or_else(|| {
+            let message =
+                format!("`{}` of `@main` needs what is computed of one micro-batch", node.op.name());
+            OpError::new("P52", message)
+        })
+    };
+    let operands = node.operands.iter().map(operand).collect::<Result<Vec<_>, _>>()?;
+    let all = |&v: &ValueId| {
+        let mut ty = source.ty(v).clone();
+        ty.dims.iter_mut().filter(|d| **d == cut.batch).for_each(|d| *d = cut.over);
+        ty
+    };
+    let declared: Vec<TensorType> = node.results.iter().map(all).collect();
+    let results = b.node(node.op.clone(), &operands, &declared)?;
+    for (&old, &new) in node.results.iter().zip(&results) {
+        b.name(new, source.values[old].name.as_deref());
+        known[old.index()] = Some(new);
+    }
+    Ok(())
 }
 
 /// What one micro-batch finds: what is known of the whole batch, and its own part of what has a batch.
@@ -316,7 +346,7 @@ fn window(
     let mut window: Vec<Layers> = stored.iter().map(|&n| 0..n).collect();
     let each = stored[0];
     window[0] = micro * each..(micro + 1) * each;
-    stored[0] *= space.size(cut.over);
+    stored[0] = space.size(cut.over);
     Ok(Binding { stored, window, ..binding.clone() })
 }
 

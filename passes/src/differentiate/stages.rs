@@ -56,8 +56,11 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
             made_in.resize(b.function().values.len(), chunk);
             continue;
         };
-        let mut operands: Vec<ValueId> =
-            node.operands.iter().map(|v| map[v.index()].expect("what a call reads was put before it")).collect();
+        let mut operands: Vec<ValueId> = node
+            .operands
+            .iter()
+            .map(|v| map[v.index()].expect("what a call reads was put before it"))
+            .collect();
         let own: Vec<(u64, usize)> = units
             .iter()
             .zip(&chunk_of)
@@ -154,7 +157,8 @@ mod tests {
 
     fn chunks(costs: &[u128], n: usize) -> Vec<usize> {
         let last = costs.len() - 1;
-        let unit = |(i, &flops): (usize, &u128)| Unit { node: i, layer: 0, flops, is_layer: i > 0 && i < last };
+        let unit =
+            |(i, &flops): (usize, &u128)| Unit { node: i, layer: 0, flops, is_layer: i > 0 && i < last };
         balance(&costs.iter().enumerate().map(unit).collect::<Vec<_>>(), n)
     }
 

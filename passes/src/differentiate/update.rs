@@ -98,7 +98,11 @@ pub(super) fn assign(
     b.node(Op::Assign { target, binding }, &[value], &[]).map(|_| ())
 }
 
-pub(super) fn gradient(b: &mut FunctionBuilder<'_>, binding: &Binding, ty: &TensorType) -> Result<ValueId, OpError> {
+pub(super) fn gradient(
+    b: &mut FunctionBuilder<'_>,
+    binding: &Binding,
+    ty: &TensorType,
+) -> Result<ValueId, OpError> {
     b.push_as(Op::State(renamed(binding, state::GRADIENT)), &[], gradient_type(ty))
 }
 

@@ -34,7 +34,12 @@ impl Stages {
         for node in &main.nodes {
             let stage = match node.op {
                 Op::Call { stage, .. } => stage.map(|s| s.number),
-                _ => node.operands.iter().filter(|v| made[v.index()].is_some()).max().and_then(|v| made[v.index()]),
+                _ => node
+                    .operands
+                    .iter()
+                    .filter(|v| made[v.index()].is_some())
+                    .max()
+                    .and_then(|v| made[v.index()]),
             };
             node.results.iter().for_each(|v| made[v.index()] = stage);
             let Some(stage) = stage else { continue };
@@ -63,10 +68,15 @@ pub(super) fn check(module: &Module, mesh: &Mesh, axes: &AxisList) -> Result<(),
         (Some(n), Some(&axis)) if mesh.size(axis) == n => Ok(()),
         (Some(n), Some(&axis)) => {
             let axis = &mesh.axes[axis];
-            Err(Diagnostic::new("P54", format!("a program of {n} stages does not fit `{}={}`", axis.name, axis.size)))
+            Err(Diagnostic::new(
+                "P54",
+                format!("a program of {n} stages does not fit `{}={}`", axis.name, axis.size),
+            ))
         }
-        (Some(n), None) => Err(Diagnostic::new("P54", format!("a program of {n} stages is laid out without a pipeline"))
-            .help(format!("use strategy `pipeline`, alone or in a product, on a mesh with `pp={n}`"))),
+        (Some(n), None) => {
+            Err(Diagnostic::new("P54", format!("a program of {n} stages is laid out without a pipeline"))
+                .help(format!("use strategy `pipeline`, alone or in a product, on a mesh with `pp={n}`")))
+        }
         (None, Some(&axis)) => {
             let axis = &mesh.axes[axis];
             let message = format!("the program has no stages to lay out over `{}={}`", axis.name, axis.size);

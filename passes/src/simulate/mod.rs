@@ -165,7 +165,9 @@ impl World<'_> {
                 self.ranks.iter().map(|&rank| frame.runs(&self.schedule.space, task, rank)).collect();
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
             let ends = match &task.work {
-                Work::Call { callee, layers, .. } => self.layers(*callee, layers, (&ready, &runs), &mut clocks),
+                Work::Call { callee, layers, .. } => {
+                    self.layers(*callee, layers, (&ready, &runs), &mut clocks)
+                }
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
                     let end = |c: usize| step.end(c, &ready);
                     (0..self.ranks.len()).map(end).collect()

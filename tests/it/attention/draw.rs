@@ -3,7 +3,7 @@
 use ithaca_ir::mask::Align;
 use ithaca_ir::ops::{Dropout, Keyed, Sides};
 use ithaca_ir::{DType, Mask};
-use ithaca_passes::shard::STRATEGIES;
+use ithaca_passes::shard::{STRATEGIES, Strategy};
 
 use super::case::{Buckets, Case, Extent};
 use crate::generate::Choices;
@@ -14,11 +14,17 @@ const MAX_RANKS: u64 = 16;
 /// The most tokens of a sequence.
 const MAX_TOKENS: u64 = 48;
 
+/// The strategies of an attention; stages of a pipeline are those of a program.
+pub(crate) fn drawn() -> Vec<&'static dyn Strategy> {
+    STRATEGIES.iter().copied().filter(|s| s.name() != "pipeline").collect()
+}
+
 /// The case that `seed` determines.
 pub(crate) fn case(seed: u64) -> Case {
     let choices = &mut Choices::from_seed(seed);
     // Every strategy in turn, so that none is left to chance.
-    let first = STRATEGIES[seed as usize % STRATEGIES.len()];
+    let all = drawn();
+    let first = all[seed as usize % all.len()];
     let mut strategies = vec![first];
     for _ in 0..choices.below(3) {
         let other = choices.one_of(&["data-parallel", "megatron-tp", "megatron-tp-sp", "ulysses"]);

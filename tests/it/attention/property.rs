@@ -11,7 +11,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ithaca_ir::{DType, Diagnostics, Dim, Module, Order, text, verify};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Outputs, oracle};
-use ithaca_passes::shard::STRATEGIES;
 
 use super::case::{Case, Extent};
 use super::{check, dense, draw};
@@ -101,7 +100,7 @@ fn run(seed: u64, case: &Case) -> Result<Fate, String> {
         Err(diagnostics) => return refusal(&diagnostics).map(Fate::Refused),
     };
     check::on_ranks(&per_rank, &tensors, &expected)?;
-    if (seed / STRATEGIES.len() as u64).is_multiple_of(AS_SCHEDULE) {
+    if (seed / draw::drawn().len() as u64).is_multiple_of(AS_SCHEDULE) {
         check::as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
     }
     Ok(Fate::Accepted(per_rank.space.mesh.ranks(), features(case, &per_rank, &expected)))
@@ -135,10 +134,11 @@ fn check_share(share: u64) {
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     let mut featured: BTreeMap<&str, u64> = BTreeMap::new();
     let mut failures: Vec<(u64, Case, String)> = Vec::new();
-    let period = STRATEGIES.len() as u64;
+    let strategies = draw::drawn();
+    let period = strategies.len() as u64;
     for seed in seeds.filter(|seed| seed / period % SHARES == share) {
         let case = draw::case(seed);
-        let tally = tallies.entry(STRATEGIES[(seed % period) as usize].name()).or_default();
+        let tally = tallies.entry(strategies[(seed % period) as usize].name()).or_default();
         match run_caught(seed, &case) {
             Ok(Fate::Accepted(ranks, features)) => {
                 tally.accepted += u64::from(ranks > 1 || case.strategy == "single");
@@ -161,7 +161,7 @@ fn check_share(share: u64) {
     }
     assert!(failures.is_empty(), "{} cases failed\n{report}", failures.len());
     if whole_suite {
-        assert_eq!(tallies.len(), STRATEGIES.len());
+        assert_eq!(tallies.len(), strategies.len());
         for (strategy, Tally { accepted, refused }) in &tallies {
             let refused: u64 = refused.values().sum();
             assert!(*accepted > refused / 2, "{strategy} refuses nearly everything\n{report}");
