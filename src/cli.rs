@@ -33,17 +33,25 @@ pub enum Command {
         after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
     )]
     Plan(PlanArgs),
-    /// Write a plan as code: IR, schedule, JSON, a graph, or a CUDA/NCCL program.
+    /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
     #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare.
     #[command(
-        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors"
+        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --strategy ring --mesh ring=4"
     )]
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
     #[command(after_help = "Example:\n  ithaca verify plan.json")]
     Verify(VerifyArgs),
+    /// Cut a checkpoint into a file for each rank of a plan.
+    #[command(
+        after_help = "Examples:\n  ithaca shard-weights plan.json --weights model.safetensors -o shards\n  ithaca shard-weights DIR --strategy megatron-tp --mesh tp=4 --weights DIR -o shards\n  ithaca shard-weights DIR --mode train --strategy data-parallel --mesh dp=4 --zero 3 --weights step5.safetensors -o shards"
+    )]
+    ShardWeights(ShardWeightsArgs),
+    /// Join what `shard-weights` cut, bit for bit.
+    #[command(after_help = "Example:\n  ithaca merge-weights shards -o model.safetensors")]
+    MergeWeights(MergeWeightsArgs),
     /// Say what changed between two plans; exit 1 when something did.
     #[command(after_help = "Example:\n  ithaca diff before.json after.json")]
     Diff(DiffArgs),
@@ -101,6 +109,10 @@ pub struct WorkloadArgs {
     /// The label of a token is that of the next one, as where labels are the tokens themselves.
     #[arg(long)]
     pub shift_labels: bool,
+    /// How many tokens an expert takes: a factor of the even share, and the groups of a sequence that share slots, as in
+    /// `1.25/8`; all that choose it when left out.
+    #[arg(long, value_name = "FACTOR[/GROUPS]")]
+    pub capacity: Option<String>,
     /// A field of the configuration that is known not to change the computation; may be repeated.
     #[arg(long = "ignore-field", value_name = "FIELD")]
     pub ignore_fields: Vec<String>,
@@ -213,6 +225,10 @@ pub enum Target {
     Json,
     /// The per-rank program as a graph for Graphviz.
     Dot,
+    /// The same graph as a picture.
+    Svg,
+    /// A sequence diagram for Mermaid: ranks, phases, collectives.
+    Mermaid,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }
@@ -257,6 +273,12 @@ pub struct RunArgs {
     /// Steps of training, each on the weights and the optimizer's state that the one before left.
     #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
     pub steps: u64,
+    /// Where to write what further steps of training continue from: a file, or a folder for `model.safetensors`.
+    #[arg(long, value_name = "PATH")]
+    pub save: Option<PathBuf>,
+    /// Continue training from what `--save` wrote, under this plan or any other.
+    #[arg(long, value_name = "PATH")]
+    pub resume: Option<PathBuf>,
     /// Where to write outputs, as safetensors.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -289,6 +311,35 @@ pub struct VerifyArgs {
     /// The largest absolute error against expected outputs that passes.
     #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: f64,
+}
+
+/// Arguments of `shard-weights`.
+#[derive(Debug, Args)]
+pub struct ShardWeightsArgs {
+    /// A plan, a folder with config.json, or a program in text form (.ith).
+    pub subject: PathBuf,
+    /// The workload, for a model; a small one when left out, as weights do not depend on lengths.
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// The layout, for a model.
+    #[command(flatten)]
+    pub layout: LayoutArgs,
+    /// A safetensors file, its index, or a folder with weights; those beside config.json when left out.
+    #[arg(long, value_name = "PATH")]
+    pub weights: Option<PathBuf>,
+    /// The folder to write, which must be new or empty.
+    #[arg(short, long, value_name = "OUTDIR")]
+    pub output: PathBuf,
+}
+
+/// Arguments of `merge-weights`.
+#[derive(Debug, Args)]
+pub struct MergeWeightsArgs {
+    /// A folder that `shard-weights` wrote.
+    pub shards: PathBuf,
+    /// The safetensors file to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 /// Arguments of `diff`.

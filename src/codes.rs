@@ -18,6 +18,11 @@ pub const COMMAND_LINE: &[Code] = &[
     code("C12", "tokens are in the vocabulary"),
     code("C13", "a run comes to its end"),
     code("C14", "a run takes minutes on this machine, not hours"),
+    code(
+        "C15",
+        "parts of a checkpoint are of one plan, leave nothing out, and agree where they have the same element",
+    ),
+    code("C16", "training continues from a checkpoint that has what the program keeps, and nothing else"),
 ];
 
 /// The sections of every package, in the order of the reference page.

@@ -1,8 +1,12 @@
 //! Failures: diagnostics together with the text that they point into.
 
+use std::path::Path;
+
 use ithaca_ir::{Diagnostic, Diagnostics, Source, diagnostic};
 use ithaca_kernels::RunError;
-use ithaca_kernels::store::StoreError;
+use ithaca_kernels::store::shards::{self, ShardError};
+use ithaca_kernels::store::training::TrainingError;
+use ithaca_kernels::store::{self, StoreError};
 
 /// Why a command did not do what it was asked.
 #[derive(Clone, Debug)]
@@ -69,7 +73,14 @@ impl From<Diagnostics> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        Diagnostic::new("C10", error.to_string()).into()
+        let diagnostic = Diagnostic::new("C10", error.to_string());
+        let is_of_parts = |path: &Path| path.parent().is_some_and(|p| p.join(shards::INDEX).exists());
+        match &error {
+            StoreError::Io { path, .. } if path.ends_with(store::SINGLE) && is_of_parts(path) => {
+                diagnostic.help("join the parts of that folder first with `ithaca merge-weights`").into()
+            }
+            _ => diagnostic.into(),
+        }
     }
 }
 
@@ -96,6 +107,52 @@ impl From<RunError> for Failure {
                 diagnostic.help("run a small model of the same structure with `--shrink`").into()
             }
             _ => diagnostic.into(),
+        }
+    }
+}
+
+impl From<ShardError> for Failure {
+    fn from(error: ShardError) -> Self {
+        let refuse = |code, help: &str| Diagnostic::new(code, error.to_string()).help(help).into();
+        match error {
+            ShardError::Store(error) => error.into(),
+            ShardError::Schedule(error) => error.into(),
+            ShardError::Occupied(_) => refuse("C01", "name a folder that is new or empty"),
+            ShardError::Invalid { .. } => refuse("C15", "cut a whole checkpoint with `ithaca shard-weights`"),
+            ShardError::OtherPlan { .. } => {
+                refuse("C15", "join parts of one plan only; each folder of `ithaca shard-weights` has them")
+            }
+            ShardError::Conflict { .. } => {
+                refuse("C15", "copies of one element are equal in what `ithaca shard-weights` cuts")
+            }
+            ShardError::Missing { .. } => {
+                refuse("C15", "the files of all ranks are needed, as `ithaca shard-weights` wrote them")
+            }
+        }
+    }
+}
+
+impl From<TrainingError> for Failure {
+    fn from(error: TrainingError) -> Self {
+        let refuse = |code, help: &str| Diagnostic::new(code, error.to_string()).help(help).into();
+        match error {
+            TrainingError::Store(error @ StoreError::Shape { .. }) => {
+                Diagnostic::new("C16", error.to_string()).into()
+            }
+            TrainingError::Store(error) => error.into(),
+            TrainingError::Schedule(error) => error.into(),
+            TrainingError::NoTraining => refuse(
+                "C16",
+                "run steps of training with `--mode train`; for weights alone there is `--weights`",
+            ),
+            TrainingError::Model(_) => refuse("C01", "name the file to write, or another folder"),
+            TrainingError::Version { .. } => refuse("C16", "read it with the version that wrote it"),
+            TrainingError::Unknown { .. } => {
+                refuse("C16", "continue with the same model and the same options of training")
+            }
+            TrainingError::Lacks { .. } => {
+                refuse("C16", "to begin a new training from weights, give them as `--weights`")
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::Training;
-use ithaca_passes::import::{self, Labels, Mode, Shrink, Workload};
+use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
@@ -134,6 +134,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     }
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
+        capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
         labels,
         training,
         batch: batch.unwrap_or(1),
@@ -341,6 +342,7 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         pipeline,
         training,
         shift_labels,
+        capacity,
     } = args;
     let given = [
         ("--seq", seq.is_some()),
@@ -354,6 +356,7 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         ("--pipeline", pipeline.is_some()),
         ("--train", !training.is_empty()),
         ("--shift-labels", *shift_labels),
+        ("--capacity", capacity.is_some()),
     ];
     given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
 }

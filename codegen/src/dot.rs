@@ -1,7 +1,7 @@
 //! A module as a picture, in the language of Graphviz: a box for each node, an edge for each use of a value.
 //!
-//! Functions are clusters. Collectives stand out: what communicates is filled, what only keeps a part is dashed; edges
-//! carry types with their layouts.
+//! Functions are clusters. Collectives stand out: what communicates is filled, what only keeps a part is dashed; what lasts
+//! from step to step is a cylinder; edges carry types with their layouts.
 
 use std::fmt::Write as _;
 
@@ -34,6 +34,8 @@ pub enum Style {
     Layout,
     /// Communication.
     Communication,
+    /// What lasts from step to step is read or written.
+    State,
     /// A call.
     Call,
 }
@@ -205,7 +207,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
 
 fn style(op: &Op) -> Style {
     match op {
-        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions => Style::Source,
+        Op::Param(_) | Op::Input(_) | Op::Fill { .. } | Op::Positions => Style::Source,
+        Op::State(_) | Op::Assign { .. } => Style::State,
         Op::Call { .. } => Style::Call,
         _ if op.is_communication() => Style::Communication,
         _ if op.is_layout_change() => Style::Layout,
@@ -220,6 +223,7 @@ fn attributes(style: Style) -> &'static str {
         Style::Local => "",
         Style::Layout => ", style=dashed, color=\"#c05020\"",
         Style::Communication => ", style=\"filled,bold\", fillcolor=\"#ffd9b3\", color=\"#c05020\"",
+        Style::State => ", shape=cylinder, style=filled, fillcolor=\"#dff0df\", color=\"#4a8a4a\"",
         Style::Call => ", shape=component",
     }
 }

@@ -9,3 +9,5 @@ pub mod codes;
 pub mod cuda;
 pub mod dot;
 pub mod json;
+pub mod mermaid;
+pub mod svg;

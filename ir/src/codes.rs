@@ -50,7 +50,7 @@ pub const MODULE: &[Code] = &[
     code("V10", "a type uses each mesh axis once, as a split or as a pending sum"),
     code(
         "V11",
-        "only changes of layout and calls see pending sums, and neither sources nor outputs of `main` have any",
+        "only changes of layout, calls, `accumulate` and `join` see pending sums, and neither sources nor outputs of `main` have any",
     ),
     code("V12", "no `reshard` is left in a per-rank program"),
     code("V13", "on the program level there is no mesh, no layout and no change of layout"),

@@ -136,6 +136,12 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
     ledger.rows()
 }
 
+/// Bytes that the busiest rank sends to others for the collective `op` from `from` to `to`.
+pub fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
+    let ranks = busiest_candidates(space, op, from, to);
+    ranks.into_iter().map(|rank| boxes::bytes_sent(space, op, from, to, rank)).max().unwrap_or(0)
+}
+
 /// Ranks among which the busiest is: all of them where shares may differ, else the first.
 fn busiest_candidates(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Vec<Rank> {
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);

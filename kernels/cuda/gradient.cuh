@@ -42,14 +42,14 @@ __global__ void unary_backward(Unary f, const T* x, const T* d, T* z, int64_t n)
 
 // Rows of a table, of which this rank has `n_rows` from `first_row`, set to zero before. A thread takes a token and
 // `kTile` columns: the first token that asks for a row adds up what all that do bring. `tokens` and `columns` say where
-// the gradient has each token and each column.
+// the gradient has each token and each column. The row `padding` learns nothing; none is that where it is negative.
 template <typename T, int kTile>
 __global__ void embed_backward(const int32_t* ids, const T* d, T* z, Walk<1> tokens, Walk<1> columns, int64_t n_tokens,
-                               int64_t width, int64_t first_row, int64_t n_rows, int64_t n) {
+                               int64_t width, int64_t first_row, int64_t n_rows, int64_t padding, int64_t n) {
     const int64_t tiles = (width + kTile - 1) / kTile;
     ITHACA_FOR(i, n) {
         const int64_t token = i / tiles, column = i % tiles * kTile, row = ids[token] - first_row;
-        if (row < 0 || row >= n_rows) continue;
+        if (row < 0 || row >= n_rows || ids[token] == padding) continue;
         bool first = true;
         for (int64_t t = 0; t < token && first; ++t) first = ids[t] != ids[token];
         if (!first) continue;

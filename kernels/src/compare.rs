@@ -10,6 +10,10 @@ use crate::real::Real;
 use crate::store::{StoreError, TensorSource};
 use crate::tensor::Tensor;
 
+/// Elements that single precision cannot tell from zero, where they are sums of numbers near one: the gradient of the bias
+/// of keys is zero, and computed as less than this.
+pub const NOISE: f64 = 1e-5;
+
 /// How one tensor compares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
@@ -26,7 +30,8 @@ pub enum Verdict {
     Distance {
         /// The largest absolute difference of two elements.
         max_abs: f64,
-        /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected; `‖a − b‖` where b is zero.
+        /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected. What is nothing but rounding, elements of
+        /// [`NOISE`] and below on average, is measured by that instead; `‖a − b‖` where b is zero.
         relative: f64,
     },
     /// The shapes differ.
@@ -79,8 +84,9 @@ pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Ver
         difference += (a - b) * (a - b);
         norm += b * b;
     }
+    let noise = NOISE * NOISE * expected.data.len() as f64;
     let relative = match norm > 0.0 {
-        true => (difference / norm).sqrt(),
+        true => (difference / norm.max(noise)).sqrt(),
         false => difference.sqrt(),
     };
     Verdict::Distance { max_abs, relative }

@@ -16,6 +16,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../cuda/attention.cuh")),
     ("attention_backward.cuh", include_str!("../cuda/attention_backward.cuh")),
     ("partial.cuh", include_str!("../cuda/partial.cuh")),
+    ("experts.cuh", include_str!("../cuda/experts.cuh")),
     ("einsum.cuh", include_str!("../cuda/einsum.cuh")),
     ("sum.cuh", include_str!("../cuda/sum.cuh")),
     ("gradient.cuh", include_str!("../cuda/gradient.cuh")),

@@ -18,6 +18,8 @@ pub mod error;
 
 pub mod source;
 
+pub mod lasting;
+
 mod kept;
 
 mod place;

@@ -48,6 +48,7 @@ pub const PASS: &[Code] = &[
     code("P25", "sequences of the batch divide by the data-parallel degree"),
     code("P26", "the parts of a token order divide the sequence"),
     code("P28", "there are experts to split, and they divide by the expert degree"),
+    code("P29", "groups of tokens that share slots of experts are whole on a rank, in a row and not padded"),
     code("P30", "the cluster has the GPUs, and some strategy has a mesh of them"),
     code("P31", "some candidate is legal"),
     code("P32", "some candidate fits in memory"),

@@ -1,6 +1,6 @@
 //! The memory that a schedule needs on the busiest rank.
 //!
-//! Parameters and inputs lie outside the arena: those of a loop once for each of its layers, those that several
+//! Parameters, inputs and states lie outside the arena: those of a loop once for each of its layers, those that several
 //! functions share (tied embeddings) once. Activations, outputs and wire buffers are the arena, whose size is the
 //! lowering's. What is largest at the peak has its name, so that a refusal can say it.
 
@@ -10,6 +10,7 @@ use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Binding;
+use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 
 use crate::cluster::Cluster;
@@ -24,7 +25,11 @@ pub struct Memory {
     pub parameters: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
-    /// What lasts from step to step: gradients and the state of the optimizer.
+    /// Gradients: states called `grad.…`.
+    pub gradients: u64,
+    /// What the optimizer keeps, moments and weights in full precision: states called `optimizer.…`.
+    pub optimizer: u64,
+    /// Other states.
     pub states: u64,
     /// Inputs of the model.
     pub inputs: u64,
@@ -48,7 +53,9 @@ pub struct Held {
 impl Memory {
     /// Everything that must fit, bytes.
     pub fn total(&self) -> u64 {
-        [self.arena, self.inputs, self.states].iter().fold(self.parameters, |sum, &n| sum.saturating_add(n))
+        [self.arena, self.inputs, self.gradients, self.optimizer, self.states]
+            .iter()
+            .fold(self.parameters, |sum, &n| sum.saturating_add(n))
     }
 
     /// Bytes that are missing on a device of `cluster`; none when it fits.
@@ -67,11 +74,14 @@ pub fn of_schedule(schedule: &Schedule) -> Memory {
         for (source, ty, layers) in sources(schedule, at) {
             let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
             let bytes = space.max_local_bytes(&ty).saturating_mul(count);
-            match source {
-                Source::Weight(_) => memory.parameters = memory.parameters.saturating_add(bytes),
-                Source::Input(_) => memory.inputs = memory.inputs.saturating_add(bytes),
-                Source::State(_) => memory.states = memory.states.saturating_add(bytes),
-            }
+            let sum = match &source {
+                Source::Weight(_) => &mut memory.parameters,
+                Source::Input(_) => &mut memory.inputs,
+                Source::State(binding) if is_gradient(&binding.name) => &mut memory.gradients,
+                Source::State(binding) if binding.name.starts_with(OPTIMIZER) => &mut memory.optimizer,
+                Source::State(_) => &mut memory.states,
+            };
+            *sum = sum.saturating_add(bytes);
             memory.largest.push(Held { name: source.binding().name.clone(), count, bytes });
         }
         memory
@@ -258,6 +268,27 @@ mod tests {
         assert_eq!(memory.total(), 32 * local + 8192);
         assert_eq!(memory.largest[0], Held { name: "layers.{layer}.w".into(), count: 30, bytes: 30 * local });
         assert!(memory.largest.iter().any(|h| h.name == "@block.$hidden"), "{:?}", memory.largest);
+    }
+
+    #[test]
+    fn states_are_counted_by_what_they_are() {
+        let mut schedule = schedule();
+        let ty = space().1;
+        let block = &mut schedule.frames[FrameId::new(0)];
+        let state = |name: &str| Place::State(Binding::named(name));
+        for (i, name) in
+            ["grad.layers.{layer}.w", "optimizer.exp_avg.layers.{layer}.w", "seen"].iter().enumerate()
+        {
+            block.buffers.push(buffer(&format!("s{i}"), &ty, state(name)));
+        }
+        // Main clears what the blocks add to.
+        schedule.frames[FrameId::new(1)].buffers.push(buffer("seen", &ty, state("seen")));
+        let memory = of_schedule(&schedule);
+        let local = 2 * 1024;
+        assert_eq!((memory.gradients, memory.optimizer, memory.states), (30 * local, 30 * local, local));
+        assert_eq!(memory.total(), (32 + 61) * local + 8192);
+        let named: Vec<&str> = memory.largest.iter().map(|held| held.name.as_str()).collect();
+        assert_eq!(named[..2], ["grad.layers.{layer}.w", "layers.{layer}.w"]);
     }
 
     #[test]

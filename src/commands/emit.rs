@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use ithaca_codegen::{cuda, dot, json};
+use ithaca_codegen::{cuda, dot, json, mermaid, svg};
 use ithaca_ir::{Diagnostic, Mesh, schedule, text};
 use ithaca_passes::compile::{compile, compile_with};
-use ithaca_passes::import::import;
+use ithaca_passes::import;
 use ithaca_passes::shard::ShardOptions;
 
 use super::{Done, Session};
@@ -15,7 +15,7 @@ use crate::{files, subject};
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
-    let program = import(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
+    let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
     (session.progress)("compiling");
     let compiled = compile_with(session.registry, &program, &plan.shard_options(), &plan.cluster)?;
     plan.check_program(&compiled.per_rank)?;
@@ -24,6 +24,8 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Schedule => schedule::print(&compiled.schedule),
         Target::Json => json::emit(&compiled.schedule),
         Target::Dot => dot::emit(&compiled.per_rank),
+        Target::Svg => svg::emit(&compiled.per_rank),
+        Target::Mermaid => mermaid::emit(&compiled.per_rank),
         Target::Cuda => {
             let Some(folder) = &args.output else {
                 let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder");

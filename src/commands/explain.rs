@@ -59,9 +59,16 @@ fn text(registry: &Registry, plan: &Plan) -> String {
         seconds(time.exposed_seconds)
     );
     let memory = &plan.memory;
+    let lasting =
+        [("gradients", memory.gradients), ("optimizer", memory.optimizer), ("other states", memory.states)];
+    let lasting: String = lasting
+        .iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(what, bytes)| format!("{what} {}, ", gibibytes(*bytes)))
+        .collect();
     let _ = writeln!(
         out,
-        "memory of a rank: {} of {} usable: parameters {}, activations and communication {}, inputs {}",
+        "memory of a rank: {} of {} usable: parameters {}, {lasting}activations and communication {}, inputs {}",
         gibibytes(memory.total),
         gibibytes(memory.usable),
         gibibytes(memory.parameters),

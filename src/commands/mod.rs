@@ -5,9 +5,11 @@ mod diff;
 mod emit;
 mod explain;
 mod list;
+mod merge_weights;
 mod opt;
 mod plan;
 mod run;
+mod shard_weights;
 mod verify;
 
 use ithaca_passes::registry::Registry;
@@ -49,6 +51,8 @@ pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
         Command::Emit(args) => emit::emit(&args, session),
         Command::Run(args) => run::run(&args, session),
         Command::Verify(args) => verify::verify(&args, session),
+        Command::ShardWeights(args) => shard_weights::shard_weights(&args, session),
+        Command::MergeWeights(args) => merge_weights::merge_weights(&args, session),
         Command::Diff(args) => diff::diff(&args, session),
         Command::Opt(args) => opt::opt(&args, session),
         Command::Explain(args) => explain::explain(&args, session),

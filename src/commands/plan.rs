@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use ithaca_ir::Diagnostic;
-use ithaca_passes::import::import;
+use ithaca_passes::import;
 use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::planner::{self, Extended, Program, Request};
 use ithaca_passes::shard::ShardOptions;
@@ -25,7 +25,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         workload = subject::staged(workload, mesh);
     }
     (session.progress)("importing");
-    let module = import(&model.config, &model.name, &workload)?;
+    let module = import::program(&model.config, &model.name, &workload)?;
     let mut options = ShardOptions::default();
     subject::set_flags(&mut options, &args.layout)?;
     let request = Request {

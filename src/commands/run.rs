@@ -8,7 +8,9 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::store::{self, FusedExperts, Layered, RandomTensors, Renamed, TensorSource, Tensors};
+use ithaca_kernels::store::{
+    self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
+};
 use ithaca_kernels::{Outputs, Storage, cpu, oracle};
 
 use super::{Done, Session};
@@ -22,7 +24,18 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     refuse_hours(&job, args)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
-    let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
+    let save = args.save.as_deref().map(|path| training::target(path, &compiled.schedule)).transpose()?;
+    let resumed =
+        args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
+    // What is resumed has the weights that outputs are expected of.
+    let expect = args.expect.as_deref().filter(|_| resumed.is_none());
+    let data = Data::open(&job, args.subject.inputs.as_deref(), expect, args.subject.seed)?;
+    let model = data.weights();
+    let over_model = resumed.as_ref().map(|r| Layered::new(&r.tensors, &model));
+    let weights: &dyn TensorSource = match &over_model {
+        Some(over_model) => over_model,
+        None => &model,
+    };
     (session.progress)("running the schedule");
     let storage = match args.storage {
         StorageArg::Wide => Storage::Wide,
@@ -31,21 +44,30 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let options =
         cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
     let mut traffic = Vec::new();
-    let found = steps(args.steps, &data.weights(), |weights| {
+    let found = steps(args.steps, weights, |weights| {
         let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
         traffic = execution.traffic;
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
+    if let Some(path) = &save {
+        training::save(path, &compiled.schedule, &found.kept, weights, storage)?;
+    }
+    let found = all(found);
     let mut out = heading(&job, &compiled.notes, &data);
+    if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
+        let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "resumed from {}{after}", path.display());
+    }
     out.push_str(&traffic_table(&traffic));
     let judgement = match &args.expect {
         Some(path) => judge(&found, &Expected::<f32>::File(path), args.tolerance)?,
         None => {
             (session.progress)("running the whole program");
-            let whole = steps(args.steps, &data.weights(), |weights| {
+            let whole = steps(args.steps, weights, |weights| {
                 Ok(oracle::step::<f32>(&job.program, weights, data.inputs(), Storage::Wide)?)
             })?;
-            judge(&found, &Expected::Whole(&whole), args.tolerance)?
+            judge(&found, &Expected::Whole(&all(whole)), args.tolerance)?
         }
     };
     out.push_str(&judgement.text);
@@ -54,23 +76,31 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
         store::write(path, &stored)?;
     }
+    if let Some(path) = &save {
+        let _ = writeln!(out, "wrote {}", path.display());
+    }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
 }
 
-/// Runs `n` steps, each on what the one before kept, and returns the outputs of the last and all that was kept.
+/// Runs `n` steps, each on what the one before kept, and returns what the last gave.
 pub(super) fn steps<T: Real>(
     n: u64,
     weights: &dyn TensorSource,
     mut step: impl FnMut(&dyn TensorSource) -> Result<oracle::Results<T>>,
-) -> Result<Outputs<T>> {
+) -> Result<oracle::Results<T>> {
     let mut results = step(weights)?;
     for _ in 1..n {
         let kept = Tensors::from(&results.kept);
         results = step(&Layered::new(&kept, weights))?;
     }
+    Ok(results)
+}
+
+/// The outputs, then all that was kept.
+pub(super) fn all<T: Real>(results: oracle::Results<T>) -> Outputs<T> {
     let oracle::Results { mut outputs, kept } = results;
     outputs.extend(kept);
-    Ok(outputs)
+    outputs
 }
 
 /// Refuses what would take this machine hours; the figures are of two cores.
@@ -131,7 +161,7 @@ impl Data {
 
     /// The weights; checkpoints of a bare model lack the prefix that one with a head has.
     pub(super) fn weights(&self) -> Renamed<'_> {
-        Renamed::new(self.weights.as_ref(), ["transformer.", "model.", "gpt_neox.", "bert."])
+        Renamed::new(self.weights.as_ref(), MODEL_PREFIXES)
     }
 
     pub(super) fn inputs(&self) -> &dyn TensorSource {
@@ -186,7 +216,7 @@ pub(super) fn judge<A: Real, B: Real>(
         Expected::Whole(whole) => compare::outputs(found, whole),
         Expected::File(path) => {
             let file = store::open(path)?;
-            compare::with_source(found, &FusedExperts::new(file))?
+            compare::with_source(found, &FusedExperts::new(file).asked(found.keys().cloned()))?
         }
     };
     if rows.is_empty() {

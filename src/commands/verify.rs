@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use ithaca_kernels::{Storage, oracle};
 
-use super::run::{Data, Expected, heading, judge, lengths_of, steps};
+use super::run::{Data, Expected, all, heading, judge, lengths_of, steps};
 use super::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
@@ -30,9 +30,10 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
     (session.progress)("running the whole program");
     let step = |module| {
-        steps(1, &data.weights(), |weights| {
+        let results = steps(1, &data.weights(), |weights| {
             Ok(oracle::step::<f64>(module, weights, data.inputs(), Storage::Wide)?)
-        })
+        });
+        results.map(all)
     };
     let whole = step(&job.program)?;
     (session.progress)("running the per-rank program");

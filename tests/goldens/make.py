@@ -1,12 +1,14 @@
 """Makes the small random models under this directory with the transformers library.
 
     python tests/goldens/make.py [NAME ...]
+    python tests/goldens/make.py gradients
 
 Needs torch and transformers (made with versions 2.15 and 5.23, on a CPU). Each directory holds `config.json`,
 `model.safetensors` (weights by the library's names) and `io.safetensors`: `input_ids`, `labels`, `logits`, `loss`
-(the mean cross-entropy of `labels`, which are not shifted) and, for the models made with them, `grad.<parameter>`.
-T5 has `decoder_input_ids` too, and BERT `token_type_ids`; BERT without the head of a language model has
-`last_hidden_state` and `pooler_output` in place of `labels`, `logits` and `loss`.
+(the mean cross-entropy of `labels`, which are not shifted; where some are -100, the mean is over the others) and
+`grad.<parameter>` for every tensor of `model.safetensors` that the model uses. T5 has `decoder_input_ids` too, and BERT
+`token_type_ids`; BERT without the head of a language model has `last_hidden_state` and `pooler_output` in place of
+`labels`, `logits`, `loss` and gradients. `gradients` computes what directories lack, from the files as they stand.
 
 The scale of the random weights is raised above the library's default, so that attention is far from uniform and every
 detail of positions, windows and scales shows in the logits.
@@ -15,12 +17,16 @@ detail of positions, windows and scales shows in the logits.
 import json
 import pathlib
 import sys
+import tempfile
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
+
+# The label of a token that has none.
+IGNORED = -100
 
 COMMON = dict(
     vocab_size=128,
@@ -180,6 +186,16 @@ MODELS = {
              layer_types=["full_attention", "sliding_attention"]),
         1, 48,
     ),
+    "llama-ignored-labels": (
+        "Llama",
+        dict(COMMON, vocab_size=64, hidden_size=32, head_dim=4),
+        2, 32,
+    ),
+    "qwen2-tied-ignored-labels": (
+        "Qwen2",
+        dict(COMMON, vocab_size=96, hidden_size=32, num_key_value_heads=2, tie_word_embeddings=True),
+        4, 16,
+    ),
     "mixtral": (
         "Mixtral",
         dict(COMMON, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2, bos_token_id=0, eos_token_id=1,
@@ -209,6 +225,12 @@ MODELS = {
              rope_parameters=dict(rope_type="default", rope_theta=500.0)),
         2, 40,
     ),
+}
+
+# Tokens without a label, by model: sequence and range of positions. One sequence has none, ranges are of all lengths.
+UNLABELLED = {
+    "llama-ignored-labels": [(0, 0, 5), (0, 13, 14), (1, 16, 32)],
+    "qwen2-tied-ignored-labels": [(0, 15, 16), (1, 4, 9), (2, 0, 16)],
 }
 
 T5 = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_heads=8, num_layers=2, dropout_rate=0.0)
@@ -250,11 +272,6 @@ BUCKETS = [
     for sides in ("both", "before")
 ]
 
-GRADIENTS = {
-    "qwen3-head-dim", "phi3-fused", "gpt2-inner-gelu", "mixtral", "qwen3-moe", "deepseek-v3",
-    "deepseek-v3-whole-queries",
-}
-
 
 def model_of(family, model_class, settings):
     """A model with random weights."""
@@ -293,19 +310,22 @@ def save(name, model, tensors):
     print(f"{name}: {sum(sizes)} bytes, at most {ranges}")
 
 
+def loss_of(logits, labels):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
 def make(name):
     family, settings, batch, sequence = MODELS[name]
     torch.manual_seed(sum(name.encode()))
     model = model_of(family, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM", settings)
     input_ids = torch.randint(0, model.config.vocab_size, (batch, sequence))
     labels = torch.randint(0, model.config.vocab_size, (batch, sequence))
-    logits = model(input_ids=input_ids, use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    tensors = dict(input_ids=input_ids, labels=labels, logits=logits.detach(), loss=loss.detach().reshape(1))
-    if name in GRADIENTS:
-        loss.backward()
-        tensors.update({f"grad.{k}": p.grad.clone() for k, p in model.named_parameters()})
-    save(name, model, tensors)
+    for row, start, end in UNLABELLED.get(name, []):
+        labels[row, start:end] = IGNORED
+    with torch.no_grad():
+        logits = model(input_ids=input_ids, use_cache=False).logits
+    loss = loss_of(logits, labels)
+    save(name, model, dict(input_ids=input_ids, labels=labels, logits=logits, loss=loss.reshape(1)))
 
 
 def make_other(name):
@@ -324,9 +344,57 @@ def make_other(name):
         expected = dict(last_hidden_state=outputs.last_hidden_state, pooler_output=outputs.pooler_output)
     else:
         labels = torch.randint(0, config.vocab_size, outputs.logits.shape[:2])
-        loss = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+        loss = loss_of(outputs.logits, labels)
         expected = dict(labels=labels, logits=outputs.logits, loss=loss.reshape(1))
     save(name, model, dict(inputs, **expected))
+
+
+def load(directory):
+    """The model of a directory, in the library's plain arithmetic."""
+    config = transformers.AutoConfig.from_pretrained(directory)
+    model_class = getattr(transformers, config.architectures[0])
+    model = model_class.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
+    if config.model_type == "t5" and not config.scale_decoder_outputs:
+        head = load_file(directory / "model.safetensors")["lm_head.weight"]
+        model.lm_head.weight = torch.nn.Parameter(head)
+    return model
+
+
+def stored_gradients(model):
+    """Gradients by the names of the file, with tied parameters once; those of parameters that nothing uses are left out.
+
+    The library itself names them: it saves a model that has gradients in place of weights.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            used = parameter.grad is not None
+            parameter.data = parameter.grad.clone() if used else torch.full_like(parameter, torch.nan)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        gradients = load_file(pathlib.Path(folder) / "model.safetensors")
+    return {f"grad.{key}": gradient for key, gradient in gradients.items() if not gradient.isnan().all()}
+
+
+def add_gradients(directory):
+    """Adds gradients to `io.safetensors` where there is a loss and no gradient; nothing else changes."""
+    tensors = load_file(directory / "io.safetensors")
+    if "loss" not in tensors or any(key.startswith("grad.") for key in tensors):
+        return
+    model = load(directory)
+    inputs = {key: tensors[key] for key in ("input_ids", "decoder_input_ids", "token_type_ids") if key in tensors}
+    logits = model(**inputs).logits
+    loss = loss_of(logits, tensors["labels"])
+    # That the stored numbers come out again says that model, inputs and loss are those of the files.
+    torch.testing.assert_close(logits.detach(), tensors["logits"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss.detach().reshape(1), tensors["loss"], rtol=1e-6, atol=1e-6)
+    loss.backward()
+    gradients = stored_gradients(model)
+    stored = load_file(directory / "model.safetensors")
+    strange = [key for key in gradients if stored[key.removeprefix("grad.")].shape != gradients[key].shape]
+    assert not strange, strange
+    tensors.update(gradients)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, directory / "io.safetensors")
+    print(f"{directory.name}: {len(gradients)} gradients, {(directory / 'io.safetensors').stat().st_size} bytes")
 
 
 def make_buckets():
@@ -352,7 +420,10 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or [*MODELS, *OTHERS, "t5-buckets"]:
         if name == "t5-buckets":
             make_buckets()
-        elif name in OTHERS:
-            make_other(name)
+        elif name == "gradients":
+            for directory in sorted(HERE.iterdir()):
+                if (directory / "io.safetensors").is_file():
+                    add_gradients(directory)
         else:
-            make(name)
+            (make_other if name in OTHERS else make)(name)
+            add_gradients(HERE / name)

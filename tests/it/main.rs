@@ -8,6 +8,7 @@ mod cuda;
 mod equivalence;
 mod errors;
 mod examples;
+mod experts;
 mod filetests;
 mod generate;
 mod goldens;

@@ -6,16 +6,16 @@ use std::ops::Range;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Returns, Scan, ScanOrder, Unary,
-    structure,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Returns, Scan, ScanOrder, Unary,
+    Window, structure,
 };
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
 
-use super::attention;
 use super::names::{self, Names};
 use super::program::Context;
 use super::tables::SourceFile;
+use super::{attention, experts};
 
 /// Emits a frame that runs for `layers`.
 pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> Result<String, Diagnostic> {
@@ -258,7 +258,11 @@ impl<'s> Emitter<'_, 's> {
                     names::double(rotary.amplitude()),
                     format!("device.table({})", self.cx.tables.frequencies(rotary)),
                 ];
-                call("rotary", &attributes)
+                let function = match rotary.pairs {
+                    Pairs::Halves => "rotary",
+                    Pairs::Neighbours => "rotary_neighbours",
+                };
+                call(function, &attributes)
             }
             Op::Attention(a) | Op::AttentionBackward(a) => {
                 let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[1])?);
@@ -289,7 +293,11 @@ impl<'s> Emitter<'_, 's> {
             Op::Sum => call("sum", &[]),
             Op::Expand => call("expand", &[]),
             Op::Gradient(Gradient::Unary(f)) => call(op.name(), &[format!("Unary::{}", unary(*f))]),
-            Op::Gradient(Gradient::Embed { .. } | Gradient::Sink) => call(op.name(), &[]),
+            Op::Gradient(Gradient::Embed { over: _, padding }) => {
+                let row = padding.map_or("-1".to_owned(), |row| row.to_string());
+                call(op.name(), &[row])
+            }
+            Op::Gradient(Gradient::Sink) => call(op.name(), &[]),
             Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
                 call(op.name(), &[dim(*over), names::double(*eps), names::double(*offset)])
             }
@@ -323,12 +331,16 @@ impl<'s> Emitter<'_, 's> {
             Op::Take { to } => call("take", &[dim(*to)]),
             Op::Join { to } => format!("join(device, {queue}, {}{lists})", dim(*to)),
             Op::Slice { .. } => call("slice", &[]),
+            Op::Experts(e) => {
+                let described = experts::describe(&self.cx.schedule.space, e)?;
+                format!("{}(device, {queue}, {described}{lists})", op.name())
+            }
+            Op::Window(Window::Concat { .. }) => call("concat", &[]),
+            Op::Window(Window::Cut { start, .. }) => call("cut", &[start.to_string()]),
             Op::Param(_)
             | Op::Input(_)
             | Op::State(_)
             | Op::Assign { .. }
-            | Op::Experts(_)
-            | Op::Window(_)
             | Op::Call { .. }
             | Op::Reshard
             | Op::AllToAll { .. }
@@ -405,6 +417,7 @@ fn n_results(op: &Op) -> usize {
     match op {
         Op::Attention(a) if a.returns != Returns::Output => 2,
         Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
+        Op::Experts(e) => e.n_results(),
         Op::AttentionBackward(a) => 3 + usize::from(a.bias.is_some()),
         Op::Gradient(Gradient::RmsNorm { .. }) | Op::Loss(Loss::CrossEntropy { .. }) => 2,
         Op::Gradient(Gradient::RmsScale { .. } | Gradient::LayerNorm { .. } | Gradient::Sink)

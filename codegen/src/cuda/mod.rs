@@ -6,12 +6,14 @@
 //! the same for every schedule.
 
 mod attention;
+mod experts;
 mod frame;
 mod names;
 mod program;
 mod tables;
 
-use ithaca_ir::schedule::{self, Schedule};
+use ithaca_ir::ops::Op;
+use ithaca_ir::schedule::{self, Schedule, Work};
 use ithaca_ir::{DType, Diagnostics};
 
 /// A file of an artifact.
@@ -36,6 +38,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("launch.hpp", include_str!("runtime/launch.hpp")),
     ("ops.hpp", include_str!("runtime/ops.hpp")),
+    ("experts.hpp", include_str!("runtime/experts.hpp")),
     ("attention.hpp", include_str!("runtime/attention.hpp")),
     ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
@@ -63,8 +66,12 @@ pub fn emit(
          #include \"runtime/driver.hpp\"\n\
          #include \"runtime/einsum.hpp\"\n\
          #include \"runtime/ops.hpp\"\n\
-         #include \"runtime/training.hpp\"\n\n",
+         #include \"runtime/training.hpp\"\n",
     );
+    if [Some(schedule), reference].into_iter().flatten().any(has_experts) {
+        main.push_str("#include \"runtime/experts.hpp\"\n");
+    }
+    main.push('\n');
     let mut dtypes = Vec::new();
     for (namespace, schedule) in
         [("ranks", Some(schedule)), ("whole", reference)].into_iter().filter_map(|(n, s)| Some((n, s?)))
@@ -92,6 +99,12 @@ pub fn emit(
         .replace("@MESH@", &schedule.space.mesh.to_string());
     files.push(File { path: "README.md".into(), contents: readme });
     Ok(files)
+}
+
+/// Whether a schedule computes what only models with experts, or with latent attention, do.
+fn has_experts(schedule: &Schedule) -> bool {
+    let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
+    tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Experts(_) | Op::Window(_))))
 }
 
 fn header(schedule: &Schedule) -> String {

@@ -119,6 +119,11 @@ fn outputs(cx: &mut Context<'_>, main: FrameId) -> Result<Vec<String>, Diagnosti
             return Err(Diagnostic::new("S40", message));
         };
         let name = output.name.clone().unwrap_or_else(|| format!("output{i}"));
+        // The program writes both to one file.
+        if cx.tables.sources.iter().any(|s| s.is_written && s.keeps(&name)) {
+            let message = format!("output `{name}` of `main` has the name of a weight or state that is kept");
+            return Err(Diagnostic::new("S40", message));
+        }
         out.push(format!("{{{}, T{}, {offset}}}", names::string(&name), cx.tables.ty(ty)));
     }
     Ok(out)

@@ -18,6 +18,13 @@ pub(super) struct Source {
     pub(super) is_written: bool,
 }
 
+impl Source {
+    /// Whether `name` is that of its tensor of some layer.
+    pub(super) fn keeps(&self, name: &str) -> bool {
+        self.layers.iter().cloned().flatten().any(|layer| self.binding.stored_name(layer) == name)
+    }
+}
+
 /// Which file a source is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SourceFile {

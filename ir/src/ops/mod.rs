@@ -521,8 +521,17 @@ impl Op {
             _ => unreachable!("the other operations returned above"),
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
+        let (taken, pending) = match self {
+            Op::Join { .. } => parts::without_pending(operands),
+            _ => (SmallVec::new(), None),
+        };
+        let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();
+        let operands = if pending.is_some() { &taken } else { operands };
         let mut layouts = rule.results(operands).map_err(|misfit| self.misfit(cx.space, misfit))?;
         result.layout = layouts.pop().expect("one result has one layout");
+        if let Some(pending) = pending {
+            result.layout.partial = pending;
+        }
         Ok(smallvec::smallvec![result])
     }
 

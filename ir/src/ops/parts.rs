@@ -3,10 +3,11 @@
 //! Which part a dimension is stands with the dimension ([`Part`](crate::dim::Part)): every rank takes it from what it
 //! holds, and nothing is sent.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
+use crate::layout::AxisList;
 use crate::module::ValueId;
 use crate::ops::{Op, OpError};
 use crate::rule::{FactorKind, FactorRule, Factors};
@@ -117,4 +118,19 @@ pub(super) fn rule(operands: &[&TensorType]) -> FactorRule {
         operands: operands.iter().map(|_| factors.clone()).collect(),
         results: smallvec![factors],
     }
+}
+
+/// Operands that are pending sums over the same axes, as if these were taken, and the axes: parts of a pending sum make
+/// one that is as pending.
+pub(super) fn without_pending(operands: &[&TensorType]) -> (SmallVec<[TensorType; 4]>, Option<AxisList>) {
+    let pending = &operands[0].layout.partial;
+    if pending.is_empty() || operands.iter().any(|ty| ty.layout.partial != *pending) {
+        return (SmallVec::new(), None);
+    }
+    let taken = |ty: &&TensorType| {
+        let mut ty = (*ty).clone();
+        ty.layout.partial.clear();
+        ty
+    };
+    (operands.iter().map(taken).collect(), Some(pending.clone()))
 }

@@ -35,6 +35,8 @@ impl Target {
 
 /// The prefix of the names of gradients: that of `w` is `grad.w`.
 pub const GRADIENT: &str = "grad.";
+/// The prefix of the names of what an optimizer keeps.
+pub const OPTIMIZER: &str = "optimizer.";
 /// The prefix of the names of first moments.
 pub const FIRST_MOMENT: &str = "optimizer.exp_avg.";
 /// The prefix of the names of second moments.

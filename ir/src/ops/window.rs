@@ -113,7 +113,7 @@ impl Window {
     /// The gradients of the operands: windows of that of the result, summed over what y lacks.
     ///
     /// # Errors
-    /// `V32` for `cut`, which stands in backward passes only.
+    /// `V32` for `cut` of less than all, which stands in backward passes only.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -136,7 +136,18 @@ impl Window {
                 }
                 Ok(gradients)
             }
-            Window::Cut { .. } => Err(OpError::new("V32", "a gradient reaches `cut`, which has no adjoint")),
+            // All of a dimension under another name goes back by the same way.
+            Window::Cut { .. } => {
+                let from = *b.ty(operands[0]).dims.last().expect("inference saw a last dimension");
+                let to = *b.ty(d).dims.last().expect("inference saw a last dimension");
+                match b.space().size(from) == b.space().size(to) {
+                    true => Ok(vec![Some(b.push(Op::Window(Window::Cut { to: from, start: 0 }), &[d])?)]),
+                    false => Err(OpError::new(
+                        "V32",
+                        "a gradient reaches `cut` of less than all, which has no adjoint",
+                    )),
+                }
+            }
         }
     }
 }

@@ -94,9 +94,8 @@ pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)
     let mut stored: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (k, (first, _, layers)) in kinds.iter().enumerate() {
         let binding = uses[*first].binding;
-        let one_layer: &[Range<u64>] = &[0..1];
-        let layers = if binding.is_per_layer() { layers } else { one_layer };
-        for layer in layers.iter().cloned().flatten() {
+        let n_layers = if binding.is_per_layer() { usize::MAX } else { 1 };
+        for layer in layers.iter().cloned().flatten().take(n_layers) {
             let kinds = stored.entry(binding.stored_name(layer)).or_default();
             if !kinds.contains(&k) {
                 kinds.push(k);

@@ -39,11 +39,46 @@ impl ArenaShape {
         Ok(Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) })
     }
 
+    /// The offset in bytes of an element.
+    pub(super) fn bytes(&self, slot: usize) -> u64 {
+        slot as u64 * self.bytes_per_slot
+    }
+
     /// The element at an offset in bytes.
     pub(super) fn slot(&self, bytes: u64) -> Result<usize, RunError> {
         match bytes.is_multiple_of(self.bytes_per_slot) {
             true => Ok(index(bytes / self.bytes_per_slot)),
             false => Err(RunError::invalid(format!("offset {bytes} is not aligned"))),
+        }
+    }
+}
+
+/// The most memory that a rank used, in bytes of the schedule's element types.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Weights.
+    pub parameters: u64,
+    /// Gradients and the state of the optimizer.
+    pub states: u64,
+    /// Inputs.
+    pub inputs: u64,
+    /// The arena, as far as it was written.
+    pub arena: u64,
+}
+
+impl Peak {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.states + self.inputs + self.arena
+    }
+
+    /// The larger of two, kind by kind.
+    pub(super) fn or(&self, other: &Peak) -> Peak {
+        Peak {
+            parameters: self.parameters.max(other.parameters),
+            states: self.states.max(other.states),
+            inputs: self.inputs.max(other.inputs),
+            arena: self.arena.max(other.arena),
         }
     }
 }
@@ -103,6 +138,9 @@ pub(super) enum Found {
     /// Something of the rank's own, by its number.
     Lasting(usize),
 }
+
+/// What a rank has of each weight and state that is written, in order of numbers.
+pub(super) type Own = Vec<Vec<f32>>;
 
 /// A weight or a state that ranks write.
 #[derive(Debug)]
@@ -175,6 +213,25 @@ impl<'a> SourcePlan<'a> {
         }
     }
 
+    /// Bytes of the schedule's element types that the busiest rank holds, of each kind by itself.
+    pub(super) fn held(&self, ranks: usize) -> Peak {
+        let mut peak = Peak::default();
+        for rank in 0..ranks {
+            let mut held = Peak::default();
+            for t in &self.tensors {
+                let Some(part) = t.part_of[rank] else { continue };
+                let bytes = boxes::elements(&t.regions[part]) * t.ty.dtype.bytes();
+                match t.file {
+                    File::Weights => held.parameters += bytes,
+                    File::Inputs => held.inputs += bytes,
+                    File::States => held.states += bytes,
+                }
+            }
+            peak = peak.or(&held);
+        }
+        peak
+    }
+
     /// What ranks write, in order of its numbers.
     pub(super) fn written(&self) -> Vec<Written<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);
@@ -189,10 +246,10 @@ impl<'a> SourcePlan<'a> {
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
         storage: Storage,
-    ) -> Result<(Sources, Vec<Vec<Vec<f32>>>), RunError> {
+    ) -> Result<(Sources, Vec<Own>), RunError> {
         let mut sources =
             Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of, lasting: BTreeMap::new() };
-        let mut own: Vec<Vec<Vec<f32>>> = vec![Vec::new(); index(space.mesh.ranks())];
+        let mut own: Vec<Own> = vec![Vec::new(); index(space.mesh.ranks())];
         for (i, tensor) in self.tensors.into_iter().enumerate() {
             let Planned { binding, ty, layer, .. } = &tensor;
             let layer = *layer;
@@ -268,9 +325,11 @@ impl Sources {
     }
 }
 
+/// Layers, and the ranks that run them.
+pub(crate) type Runs = BTreeSet<(u64, Option<At>)>;
+
 /// The layers that each frame runs for and the ranks that run it, indexed by frame; `main` runs for layer 0.
-#[allow(clippy::type_complexity, reason = "a set of layers with their ranks, for each frame")]
-fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<(u64, Option<At>)>>, RunError> {
+pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<Runs>, RunError> {
     for (id, frame) in schedule.frames.iter() {
         let backwards = |task: &Task| matches!(task.work, Work::Call { callee, .. } if callee >= id);
         if frame.tasks.iter().any(backwards) {
@@ -278,7 +337,7 @@ fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<(u64, Option<At>)>>, Ru
         }
     }
     let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
-    let mut layers: Vec<BTreeSet<(u64, Option<At>)>> = schedule
+    let mut layers: Vec<Runs> = schedule
         .layers_by_place()
         .into_iter()
         .map(|runs| runs.into_iter().flat_map(one_by_one).collect())

@@ -54,6 +54,8 @@ use ithaca_ir::schedule::{Content, Schedule};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 pub use communicator::{Communicator, Mailboxes};
+pub use memory::Peak;
+pub(crate) use memory::layers_of;
 
 use crate::Outputs;
 use crate::error::RunError;
@@ -91,6 +93,8 @@ pub struct Execution {
     pub kept: Outputs<f32>,
     /// What was sent, counted as it was sent, in bytes of the schedule's element types.
     pub traffic: Vec<Traffic>,
+    /// What the busiest rank used, measured.
+    pub peak: Peak,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
 }
@@ -117,6 +121,7 @@ pub fn execute(
     let plan = memory::SourcePlan::of(schedule)?;
     let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
     let written = plan.written();
+    let mut peak = plan.held(index(schedule.space.mesh.ranks()));
     let (sources, lasting) = plan.load(&schedule.space, weights, inputs, options.storage)?;
 
     let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
@@ -129,7 +134,7 @@ pub fn execute(
         ledger: &ledger,
         storage: options.storage,
     };
-    let run_rank = |rank: Rank, lasting: Vec<Vec<f32>>| {
+    let run_rank = |rank: Rank, lasting: memory::Own| {
         let run = || rank::run(world, rank, lasting);
         let result = std::panic::catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
@@ -140,7 +145,7 @@ pub fn execute(
         result
     };
     let results: Vec<Result<rank::Done, RunError>> = std::thread::scope(|scope| {
-        let spawn = |(rank, lasting): (Rank, Vec<Vec<f32>>)| {
+        let spawn = |(rank, lasting): (Rank, memory::Own)| {
             let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
             let run_rank = &run_rank;
             builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
@@ -156,6 +161,7 @@ pub fn execute(
     });
 
     let held = first_failure(results)?;
+    peak.arena = held.iter().map(|done| done.reached).max().unwrap_or(0);
     let mut outputs = Outputs::new();
     for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
         let name = output.name.clone().unwrap_or_else(|| i.to_string());
@@ -168,7 +174,7 @@ pub fn execute(
     }
     let kept = kept(schedule, &written, &held, weights)?;
     let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, kept, traffic, memory_bytes })
+    Ok(Execution { outputs, kept, traffic, peak, memory_bytes })
 }
 
 /// What ranks wrote, as files have it; `before` has what was there.

@@ -6,12 +6,12 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
-use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work};
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work, aligned};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
 
 use super::communicator::Communicator;
-use super::memory::{ArenaShape, Found, Sources, from_int, to_int};
+use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval};
@@ -38,6 +38,13 @@ fn further(location: Location, n: usize) -> Location {
     }
 }
 
+/// For each argument and each result of a call the elements of a layer's slice; `None` for those that all layers have
+/// alike.
+struct Strides {
+    reads: Vec<Option<usize>>,
+    writes: Vec<Option<usize>>,
+}
+
 /// One run of a frame.
 struct Scope<'a> {
     frame: FrameId,
@@ -60,7 +67,9 @@ struct Runner<'a> {
     storage: Storage,
     arena: Vec<f32>,
     /// What the rank has of weights and states that are written.
-    lasting: Vec<Vec<f32>>,
+    lasting: Own,
+    /// The end of the arena as far as it was written, bytes of the schedule.
+    reached: u64,
 }
 
 /// What all ranks run in.
@@ -79,16 +88,20 @@ pub(super) struct Done {
     /// Its part of each output of `main`; integers are returned as numbers.
     pub(super) outputs: Vec<Vec<f32>>,
     /// Its part of each weight and state that is written.
-    pub(super) lasting: Vec<Vec<f32>>,
+    pub(super) lasting: Own,
+    /// The end of the arena as far as it was written, bytes of the schedule.
+    pub(super) reached: u64,
 }
 
 /// Runs `main` on `rank`, which starts with `lasting` of what is written.
-pub(super) fn run(world: World<'_>, rank: Rank, lasting: Vec<Vec<f32>>) -> Result<Done, RunError> {
+pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, RunError> {
     let World { schedule, shape, sources, communicator, ledger, storage } = world;
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     // What was never written is not a number, so that it cannot pass for a result.
     let arena = vec![f32::NAN; index(shape.slots)];
-    let mut runner = Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting };
+    let reached = 0;
+    let mut runner =
+        Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting, reached };
     let scope = Scope { frame: main, base: 0, layer: 0, at: None, arguments: &[], results: &[] };
     runner.frame(&scope)?;
     let outputs = schedule.frames[main]
@@ -107,7 +120,7 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Vec<Vec<f32>>) -> Resul
             })
         })
         .collect::<Result<_, RunError>>()?;
-    Ok(Done { outputs, lasting: runner.lasting })
+    Ok(Done { outputs, lasting: runner.lasting, reached: runner.reached })
 }
 
 impl Runner<'_> {
@@ -202,7 +215,7 @@ impl Runner<'_> {
         };
         let (arguments, results) = (locate(&task.reads)?, locate(&task.writes)?);
         let n_carried = scan.map_or(results.len(), |scan| scan.carried);
-        let (read_strides, written_strides) = self.strides(scope, task, callee, scan)?;
+        let strides = self.strides(scope, task, callee, scan)?;
         let place = |location: &Location, stride: &Option<usize>, k: usize| match stride {
             Some(stride) => further(*location, k * stride),
             None => *location,
@@ -211,7 +224,7 @@ impl Runner<'_> {
         for (done, layer) in order.layers(layers).enumerate() {
             let k = index(layer - layers.start);
             let mut own: Vec<Location> =
-                arguments.iter().zip(&read_strides).map(|(l, stride)| place(l, stride, k)).collect();
+                arguments.iter().zip(&strides.reads).map(|(l, stride)| place(l, stride, k)).collect();
             // What is carried is the argument of the first layer, and a result of the one before to the others.
             if done > 0 {
                 for (argument, result) in own.iter_mut().zip(&results).take(n_carried) {
@@ -219,24 +232,23 @@ impl Runner<'_> {
                 }
             }
             let own_results: Vec<Location> =
-                results.iter().zip(&written_strides).map(|(l, stride)| place(l, stride, k)).collect();
+                results.iter().zip(&strides.writes).map(|(l, stride)| place(l, stride, k)).collect();
             let inner = Scope { frame: callee, base, layer, at, arguments: &own, results: &own_results };
             self.frame(&inner)?;
         }
         Ok(())
     }
 
-    /// For each argument and each result of a call the elements of a layer's slice; `None` for those that all layers
-    /// have alike.
-    #[allow(clippy::type_complexity, reason = "a pair of lists of one kind")]
+    /// The slices that layers of a call have.
     fn strides(
         &self,
         scope: &Scope<'_>,
         task: &Task,
         callee: FrameId,
         scan: Option<&Scan>,
-    ) -> Result<(Vec<Option<usize>>, Vec<Option<usize>>), RunError> {
-        let mut strides = (vec![None; task.reads.len()], vec![None; task.writes.len()]);
+    ) -> Result<Strides, RunError> {
+        let mut strides =
+            Strides { reads: vec![None; task.reads.len()], writes: vec![None; task.writes.len()] };
         let Some(scan) = scan else { return Ok(strides) };
         for buffer in self.schedule.frames[callee].buffers.values() {
             let Content::Tensor(ty) = &buffer.content else { continue };
@@ -244,10 +256,10 @@ impl Runner<'_> {
             match buffer.place {
                 Place::Argument(i) if i < task.reads.len() => {
                     let here = self.tensor_type(scope, task.reads[i])?;
-                    strides.0[i] = structure::is_sliced(Some(scan), i, here, ty).then_some(n);
+                    strides.reads[i] = structure::is_sliced(Some(scan), i, here, ty).then_some(n);
                 }
                 Place::Result(i) if i < task.writes.len() => {
-                    strides.1[i] = (i >= scan.carried).then_some(n);
+                    strides.writes[i] = (i >= scan.carried).then_some(n);
                 }
                 _ => {}
             }
@@ -384,7 +396,11 @@ impl Runner<'_> {
             Content::Wire { .. } => data.len() <= n,
         };
         let place = match self.locate(scope, id)? {
-            Location::Arena(start) => self.arena.get_mut(start..start + data.len()),
+            Location::Arena(start) => {
+                let end = self.shape.bytes(start) + data.len() as u64 * dtype.bytes();
+                self.reached = self.reached.max(aligned(end));
+                self.arena.get_mut(start..start + data.len())
+            }
             Location::Lasting(number, start) => {
                 self.lasting.get_mut(number).and_then(|own| own.get_mut(start..start + data.len()))
             }

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{SafeTensorsFile, StoreError, TensorSource};
+use super::{About, Entry, Raw, SafeTensorsFile, StoreError, TensorSource};
 use crate::tensor::Tensor;
 
 /// The file of a checkpoint that is not sharded.
-const SINGLE: &str = "model.safetensors";
+pub const SINGLE: &str = "model.safetensors";
 
 /// The index of a sharded checkpoint, `{"weight_map": {"tensor": "shard"}}`.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A checkpoint of several files.
+/// A checkpoint of one file or several.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -24,22 +24,64 @@ pub struct Checkpoint {
 /// Opens the tensors at `path`: a safetensors file, an index of shards, or a directory that has either.
 ///
 /// # Errors
-/// As [`SafeTensorsFile::open`] and [`Checkpoint::open`]; a directory that has neither lacks `model.safetensors`.
+/// As [`Checkpoint::at`].
 pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn TensorSource>, StoreError> {
-    let path = path.as_ref();
-    let index = path.join(INDEX);
-    if path.extension().is_some_and(|e| e == "json") {
-        Ok(Box::new(Checkpoint::open(path)?))
-    } else if path.is_dir() && !path.join(SINGLE).exists() && index.exists() {
-        Ok(Box::new(Checkpoint::open(index)?))
-    } else if path.is_dir() {
-        Ok(Box::new(SafeTensorsFile::open(path.join(SINGLE))?))
-    } else {
-        Ok(Box::new(SafeTensorsFile::open(path)?))
-    }
+    Ok(Box::new(Checkpoint::at(path)?))
 }
 
 impl Checkpoint {
+    /// Opens a safetensors file, an index of shards, or a directory that has either.
+    ///
+    /// # Errors
+    /// As [`SafeTensorsFile::open`] and [`Checkpoint::open`]; a directory that has neither lacks `model.safetensors`.
+    pub fn at(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        let path = path.as_ref();
+        let index = path.join(INDEX);
+        if path.extension().is_some_and(|e| e == "json") {
+            Self::open(path)
+        } else if path.is_dir() && !path.join(SINGLE).exists() && index.exists() {
+            Self::open(index)
+        } else if path.is_dir() {
+            Ok(Self::single(SafeTensorsFile::open(path.join(SINGLE))?))
+        } else {
+            Ok(Self::single(SafeTensorsFile::open(path)?))
+        }
+    }
+
+    /// The checkpoint that is one file.
+    fn single(file: SafeTensorsFile) -> Self {
+        let of = file.names().into_iter().map(|name| (name, 0)).collect();
+        Self { path: file.path().to_owned(), shards: vec![file], of }
+    }
+
+    /// What the first file says of itself.
+    pub fn about(&self) -> About {
+        self.shards.first().map(SafeTensorsFile::about).unwrap_or_default()
+    }
+
+    /// Type and shape of a tensor.
+    ///
+    /// # Errors
+    /// As [`SafeTensorsFile::entry`].
+    pub fn entry(&self, name: &str) -> Result<Entry, StoreError> {
+        self.shard(name)?.entry(name)
+    }
+
+    /// A tensor as its file has it.
+    ///
+    /// # Errors
+    /// As [`SafeTensorsFile::raw`].
+    pub fn raw(&self, name: &str) -> Result<Raw, StoreError> {
+        self.shard(name)?.raw(name)
+    }
+
+    fn shard(&self, name: &str) -> Result<&SafeTensorsFile, StoreError> {
+        match self.of.get(name) {
+            Some(&i) => Ok(&self.shards[i]),
+            None => Err(StoreError::missing(self, name)),
+        }
+    }
+
     /// Opens an index and all its shards, which lie beside it.
     ///
     /// # Errors
@@ -98,10 +140,7 @@ impl TensorSource for Checkpoint {
     }
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
-        match self.of.get(name) {
-            Some(&i) => self.shards[i].read(name),
-            None => Err(StoreError::missing(self, name)),
-        }
+        self.shard(name)?.read(name)
     }
 }
 

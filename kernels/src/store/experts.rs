@@ -6,12 +6,16 @@
 //! `[experts, hidden, width]`. A program names tensors the first way; this adapter finds them the second way too, the
 //! exact name always coming first.
 
+use std::collections::BTreeMap;
+
 use super::{StoreError, TensorSource};
 use crate::tensor::{Tensor, index};
 
 /// A source whose experts may be fused.
 pub struct FusedExperts<S> {
     source: S,
+    /// Names that are listed in place of the tensors that have them.
+    asked: Vec<String>,
 }
 
 /// Where an expert's matrix lies in a fused tensor.
@@ -39,29 +43,25 @@ impl Window {
 impl<S: TensorSource> FusedExperts<S> {
     /// `source`, in which experts may be fused.
     pub fn new(source: S) -> Self {
-        Self { source }
+        Self { source, asked: Vec::new() }
+    }
+
+    /// The same source, which lists those of `names` that it finds under another name in place of that name; a fused tensor
+    /// that they are not all of is listed too.
+    pub fn asked(self, names: impl IntoIterator<Item = String>) -> Self {
+        Self { asked: names.into_iter().collect(), ..self }
     }
 
     /// Another name of a tensor that is no expert's: Mixtral's module has two.
     fn alias(&self, name: &str) -> Option<String> {
-        let alias = name.replace(".block_sparse_moe.", ".mlp.");
-        (alias != name && self.source.shape(&alias).is_some()).then_some(alias)
+        alias(name).filter(|alias| self.source.shape(alias).is_some())
     }
 
     /// The window of a fused tensor that is `name`, and its shape.
     fn window(&self, name: &str) -> Option<(Window, Vec<u64>)> {
-        let (module, rest) = name.split_once(".experts.")?;
-        let (expert, matrix) = rest.split_once('.')?;
+        let FusedForm { names, expert, part } = FusedForm::of(name)?;
         let expert = expert.parse().ok()?;
-        let (fused, part) = match matrix {
-            "gate_proj.weight" | "w1.weight" => ("gate_up_proj", (0, 2)),
-            "up_proj.weight" | "w3.weight" => ("gate_up_proj", (1, 2)),
-            "down_proj.weight" | "w2.weight" => ("down_proj", (0, 1)),
-            _ => return None,
-        };
-        let other = module.strip_suffix(".block_sparse_moe").map(|layer| format!("{layer}.mlp"));
-        [Some(module.to_owned()), other].into_iter().flatten().find_map(|module| {
-            let name = format!("{module}.experts.{fused}");
+        names.into_iter().find_map(|name| {
             let found = self.source.shape(&name)?;
             let window = Window { name, expert, part };
             let shape = window.shape(&found)?;
@@ -70,13 +70,60 @@ impl<S: TensorSource> FusedExperts<S> {
     }
 }
 
+/// How fused tensors may hold a matrix of an expert.
+pub(super) struct FusedForm<'a> {
+    /// Names of the tensor, best first.
+    pub(super) names: Vec<String>,
+    /// The expert, as the matrix's name has it.
+    pub(super) expert: &'a str,
+    /// Which of how many equal parts of the expert's rows.
+    pub(super) part: (u64, u64),
+}
+
+impl<'a> FusedForm<'a> {
+    /// The form of the matrix `name`, if it is one of an expert.
+    pub(super) fn of(name: &'a str) -> Option<Self> {
+        let (module, rest) = name.split_once(".experts.")?;
+        let (expert, matrix) = rest.split_once('.')?;
+        let (fused, part) = match matrix {
+            "gate_proj.weight" | "w1.weight" => ("gate_up_proj", (0, 2)),
+            "up_proj.weight" | "w3.weight" => ("gate_up_proj", (1, 2)),
+            "down_proj.weight" | "w2.weight" => ("down_proj", (0, 1)),
+            _ => return None,
+        };
+        let other = module.strip_suffix(".block_sparse_moe").map(|layer| format!("{layer}.mlp"));
+        let modules = [Some(module.to_owned()), other].into_iter().flatten();
+        Some(Self { names: modules.map(|m| format!("{m}.experts.{fused}")).collect(), expert, part })
+    }
+}
+
+/// Another name that Mixtral's module has.
+pub(super) fn alias(name: &str) -> Option<String> {
+    let alias = name.replace(".block_sparse_moe.", ".mlp.");
+    (alias != name).then_some(alias)
+}
+
 impl<S: TensorSource> TensorSource for FusedExperts<S> {
     fn description(&self) -> String {
         self.source.description()
     }
 
     fn names(&self) -> Vec<String> {
-        self.source.names()
+        let elements = |shape: Vec<u64>| shape.iter().product::<u64>();
+        let mut names = self.source.names();
+        // How many elements of each stored tensor are asked for by other names.
+        let mut met: BTreeMap<String, u64> = BTreeMap::new();
+        for asked in self.asked.iter().filter(|name| self.source.shape(name).is_none()) {
+            let alias = self.alias(asked).and_then(|alias| Some((self.source.shape(&alias)?, alias)));
+            let window = || self.window(asked).map(|(window, shape)| (shape, window.name));
+            if let Some((shape, stored)) = alias.or_else(window) {
+                *met.entry(stored).or_default() += elements(shape);
+                names.push(asked.clone());
+            }
+        }
+        names.retain(|name| met.get(name).is_none_or(|&n| self.source.shape(name).map(elements) != Some(n)));
+        names.sort();
+        names
     }
 
     fn shape(&self, name: &str) -> Option<Vec<u64>> {
@@ -132,5 +179,12 @@ mod tests {
         assert_eq!(read("l.block_sparse_moe.gate.weight"), [0.0, 1.0]);
         assert_eq!(fused.shape("l.mlp.experts.2.up_proj.weight"), None);
         assert!(fused.read("l.mlp.experts.2.up_proj.weight").is_err());
+
+        let all = (0..2).flat_map(|i| ["gate", "up"].map(|p| format!("l.mlp.experts.{i}.{p}_proj.weight")));
+        let some = ["l.mlp.experts.0.down_proj.weight".to_owned()];
+        let names = fused.asked(all.chain(some)).names();
+        assert!(!names.contains(&"l.mlp.experts.gate_up_proj".to_owned()), "all of it has other names");
+        assert!(names.contains(&"l.mlp.experts.down_proj".to_owned()), "an expert of it has none");
+        assert!(names.contains(&"l.mlp.experts.1.up_proj.weight".to_owned()));
     }
 }

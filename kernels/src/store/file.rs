@@ -6,11 +6,10 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use safetensors::Dtype;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{StoreError, TensorSource};
-use crate::tensor::Tensor;
+use super::{About, Entry, StoreError, Stored, TensorSource};
+use crate::tensor::{Tensor, index};
 
 /// The longest header that is read, bytes; the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
@@ -24,6 +23,17 @@ pub struct SafeTensorsFile {
     path: PathBuf,
     metadata: Metadata,
     data_start: u64,
+}
+
+/// A tensor as a file has it, bit for bit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Raw {
+    /// The element type.
+    pub stored: Stored,
+    /// The shape.
+    pub shape: Vec<u64>,
+    /// The elements, little-endian, row-major.
+    pub bytes: Vec<u8>,
 }
 
 impl SafeTensorsFile {
@@ -73,6 +83,44 @@ impl SafeTensorsFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// What the file says of itself.
+    pub fn about(&self) -> About {
+        self.metadata.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
+    /// Type and shape of a tensor.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::UnsupportedType`].
+    pub fn entry(&self, name: &str) -> Result<Entry, StoreError> {
+        let info = self.info(name)?;
+        let stored = Stored::parse(info.dtype).ok_or_else(|| StoreError::UnsupportedType {
+            store: self.description(),
+            name: name.to_owned(),
+            dtype: info.dtype.to_string(),
+        })?;
+        Ok(Entry { name: name.to_owned(), stored, shape: info.shape.iter().map(|&n| n as u64).collect() })
+    }
+
+    /// A tensor as the file has it.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry), and [`StoreError::Io`].
+    pub fn raw(&self, name: &str) -> Result<Raw, StoreError> {
+        let Entry { name: _, stored, shape } = self.entry(name)?;
+        let io = |source| StoreError::Io { action: "read", path: self.path.clone(), source };
+        let (start, end) = self.info(name)?.data_offsets;
+        let mut bytes = vec![0; end - start];
+        let mut file = File::open(&self.path).map_err(io)?;
+        file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
+        file.read_exact(&mut bytes).map_err(io)?;
+        Ok(Raw { stored, shape, bytes })
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo, StoreError> {
+        self.metadata.info(name).ok_or_else(|| StoreError::missing(self, name))
+    }
 }
 
 impl TensorSource for SafeTensorsFile {
@@ -91,36 +139,8 @@ impl TensorSource for SafeTensorsFile {
     }
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
-        let info = self.metadata.info(name).ok_or_else(|| StoreError::missing(self, name))?;
-        let io = |source| StoreError::Io { action: "read", path: self.path.clone(), source };
-        let (start, end) = info.data_offsets;
-        let mut bytes = vec![0; end - start];
-        let mut file = File::open(&self.path).map_err(io)?;
-        file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
-        file.read_exact(&mut bytes).map_err(io)?;
-        let data = decode(info.dtype, &bytes).ok_or_else(|| StoreError::UnsupportedType {
-            store: self.description(),
-            name: name.to_owned(),
-            dtype: info.dtype.to_string(),
-        })?;
-        Ok(Tensor::new(info.shape.clone(), data))
-    }
-}
-
-/// Little-endian elements as numbers; `None` for a type that is not supported.
-fn decode(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f64>> {
-    fn each<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> f64) -> Option<Vec<f64>> {
-        Some(bytes.as_chunks::<N>().0.iter().map(|&b| f(b)).collect())
-    }
-    match dtype {
-        Dtype::F64 => each(bytes, f64::from_le_bytes),
-        Dtype::F32 => each(bytes, |b| f64::from(f32::from_le_bytes(b))),
-        Dtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f64()),
-        Dtype::BF16 => each(bytes, |b| half::bf16::from_le_bytes(b).to_f64()),
-        Dtype::I64 => each(bytes, |b| i64::from_le_bytes(b) as f64),
-        Dtype::I32 => each(bytes, |b| f64::from(i32::from_le_bytes(b))),
-        // The crate's enum is open; what is not listed is refused by name.
-        _ => None,
+        let Raw { stored, shape, bytes } = self.raw(name)?;
+        Ok(Tensor::new(shape.iter().map(|&n| index(n)).collect(), stored.decode(&bytes)))
     }
 }
 

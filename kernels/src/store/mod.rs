@@ -10,18 +10,23 @@ mod layered;
 mod memory;
 mod random;
 mod renamed;
+mod stored;
 mod write;
+
+pub mod shards;
+pub mod training;
 
 use std::path::PathBuf;
 
-pub use checkpoint::{Checkpoint, open};
+pub use checkpoint::{Checkpoint, SINGLE, open};
 pub use experts::FusedExperts;
-pub use file::SafeTensorsFile;
+pub use file::{Raw, SafeTensorsFile};
 pub use layered::Layered;
 pub use memory::Tensors;
 pub use random::RandomTensors;
-pub use renamed::Renamed;
-pub use write::{Stored, write};
+pub use renamed::{MODEL_PREFIXES, Renamed};
+pub use stored::Stored;
+pub use write::{About, Entry, Writer, check_writable, write, write_about};
 
 use crate::tensor::Tensor;
 

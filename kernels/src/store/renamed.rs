@@ -7,6 +7,19 @@
 use super::{StoreError, TensorSource};
 use crate::tensor::Tensor;
 
+/// The leading parts that bare models of the families that are known lack.
+pub const MODEL_PREFIXES: [&str; 4] = ["transformer.", "model.", "gpt_neox.", "bert."];
+
+/// The names under which a source may have `name`, best first.
+pub(super) fn variants<'a, S: AsRef<str>>(
+    name: &'a str,
+    prefixes: &'a [S],
+) -> impl Iterator<Item = String> + 'a {
+    let without = prefixes.iter().filter_map(move |p| name.strip_prefix(p.as_ref()).map(str::to_owned));
+    let with = prefixes.iter().map(move |p| format!("{}{name}", p.as_ref()));
+    std::iter::once(name.to_owned()).chain(without).chain(with)
+}
+
 /// A source with prefixes that may be missing from its names, or be there in addition.
 pub struct Renamed<'a> {
     source: &'a dyn TensorSource,
@@ -21,10 +34,7 @@ impl<'a> Renamed<'a> {
 
     /// The name under which the source has `name`.
     fn find(&self, name: &str) -> Option<String> {
-        let without = self.prefixes.iter().filter_map(|p| name.strip_prefix(p.as_str()).map(str::to_owned));
-        let with = self.prefixes.iter().map(|p| format!("{p}{name}"));
-        let variants = std::iter::once(name.to_owned()).chain(without).chain(with);
-        variants.into_iter().find(|n| self.source.shape(n).is_some())
+        variants(name, &self.prefixes).find(|n| self.source.shape(n).is_some())
     }
 }
 

@@ -1,52 +1,118 @@
 //! Writes tensors: into a file beside, which then takes the name, so that no half-written file is ever seen.
 
-use std::borrow::Cow;
-use std::path::Path;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use safetensors::tensor::{View, serialize_to_file};
+use serde_json::{Map, Value, json};
+use tempfile::NamedTempFile;
 
-use super::StoreError;
-use crate::tensor::Tensor;
+use super::{StoreError, Stored};
+use crate::tensor::{Tensor, index};
 
-/// The element type of a tensor in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// Double precision.
-    F64,
-    /// Single precision.
-    F32,
-    /// Half precision.
-    F16,
-    /// bfloat16.
-    BF16,
-    /// 64-bit integers.
-    I64,
-    /// 32-bit integers.
-    I32,
+/// What a file says of itself, beside its tensors.
+pub type About = BTreeMap<String, String>;
+
+/// A tensor of a file, without its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The name.
+    pub name: String,
+    /// The element type.
+    pub stored: Stored,
+    /// The shape.
+    pub shape: Vec<u64>,
 }
 
-struct Encoded<'a> {
-    dtype: Dtype,
-    shape: &'a [usize],
-    bytes: Vec<u8>,
+impl Entry {
+    /// By which files sort their tensors: wide types first, so that all lie aligned, then names.
+    pub fn order(&self) -> (Reverse<Dtype>, &str) {
+        (Reverse(self.stored.dtype()), &self.name)
+    }
+
+    /// Bytes of the elements.
+    ///
+    /// # Panics
+    /// When they are more than memory has addresses for; what is written or was read is fewer.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().map(|&n| index(n)).product::<usize>() * self.stored.bytes()
+    }
 }
 
-impl View for Encoded<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
+/// A safetensors file in the making, a tensor after another.
+///
+/// Nothing is seen at its path before [`finish`](Self::finish); dropped, it leaves nothing.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    out: BufWriter<NamedTempFile>,
+    /// Bytes of the tensors that are still to come, the next one last.
+    expected: Vec<usize>,
+}
+
+impl Writer {
+    /// Begins a file of these tensors, whose elements will come in this order.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when the folder is missing or cannot be written to.
+    pub fn create(path: &Path, about: &About, entries: &[Entry]) -> Result<Self, StoreError> {
+        let io = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
+        let mut header = Map::new();
+        if !about.is_empty() {
+            header.insert("__metadata__".to_owned(), json!(about));
+        }
+        let mut end = 0;
+        for entry in entries {
+            let (start, Entry { name, stored, shape }) = (end, entry);
+            end += entry.bytes();
+            let info = json!({"dtype": stored, "shape": shape, "data_offsets": [start, end]});
+            header.insert(name.clone(), info);
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let mut out = BufWriter::new(beside(path).map_err(io)?);
+        out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
+        out.write_all(&header).map_err(io)?;
+        let expected = entries.iter().rev().map(Entry::bytes).collect();
+        Ok(Self { path: path.to_owned(), out, expected })
     }
 
-    fn shape(&self) -> &[usize] {
-        self.shape
+    /// Writes the elements of the next tensor, little-endian, row-major.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    ///
+    /// # Panics
+    /// When they are not as many bytes as its entry says: a bug of the caller.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        assert_eq!(self.expected.pop(), Some(bytes.len()), "tensors come in the order of the header");
+        self.out.write_all(bytes).map_err(|source| self.failed(source))
     }
 
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]; nothing is left at the path then that was not there before.
+    ///
+    /// # Panics
+    /// When tensors are still to come: a bug of the caller.
+    pub fn finish(mut self) -> Result<(), StoreError> {
+        assert!(self.expected.is_empty(), "all tensors of the header were written");
+        self.out.flush().map_err(|source| self.failed(source))?;
+        let beside = self.out.get_ref();
+        let ready = beside.as_file().sync_all().and_then(|()| set_readable(beside.path()));
+        ready.map_err(|source| self.failed(source))?;
+        let Self { path, out, expected: _ } = self;
+        let io = |source| StoreError::Io { action: "write", path: path.clone(), source };
+        let beside = out.into_inner().map_err(|e| io(e.into_error()))?;
+        beside.persist(&path).map_err(|e| io(e.error))?;
+        Ok(())
     }
 
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+    fn failed(&self, source: std::io::Error) -> StoreError {
+        StoreError::Io { action: "write", path: self.path.clone(), source }
     }
 }
 
@@ -55,27 +121,94 @@ impl View for Encoded<'_> {
 /// # Errors
 /// [`StoreError::Io`]; nothing is left at `path` then that was not there before.
 pub fn write(path: &Path, tensors: &[(&str, Stored, &Tensor<f64>)]) -> Result<(), StoreError> {
-    let io = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
-    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let beside = tempfile::NamedTempFile::new_in(directory).map_err(io)?;
-    let encoded = tensors.iter().map(|&(name, stored, tensor)| (name, encode(stored, tensor)));
-    serialize_to_file(encoded, None, beside.path()).map_err(|e| io(std::io::Error::other(e.to_string())))?;
-    beside.persist(path).map_err(|e| io(e.error))?;
+    write_about(path, &About::new(), tensors)
+}
+
+/// As [`write`], with what the file says of itself.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_about(
+    path: &Path,
+    about: &About,
+    tensors: &[(&str, Stored, &Tensor<f64>)],
+) -> Result<(), StoreError> {
+    let entry = |&(name, stored, tensor): &(&str, Stored, &Tensor<f64>)| Entry {
+        name: name.to_owned(),
+        stored,
+        shape: tensor.shape.iter().map(|&n| n as u64).collect(),
+    };
+    let mut all: Vec<_> = tensors.iter().map(|t| (entry(t), t.2)).collect();
+    all.sort_by(|a, b| a.0.order().cmp(&b.0.order()));
+    let (entries, tensors): (Vec<Entry>, Vec<&Tensor<f64>>) = all.into_iter().unzip();
+    let mut file = Writer::create(path, about, &entries)?;
+    for (entry, tensor) in entries.iter().zip(tensors) {
+        file.append(&entry.stored.encode(&tensor.data))?;
+    }
+    file.finish()
+}
+
+/// Says before long work whether a file could be written at `path` after it.
+///
+/// # Errors
+/// [`StoreError::Io`] as [`Writer::create`] would have it.
+pub fn check_writable(path: &Path) -> Result<(), StoreError> {
+    beside(path).map(drop).map_err(|source| StoreError::Io { action: "write", path: path.to_owned(), source })
+}
+
+/// A file beside a path, for what will have that name.
+fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let folder = folder(path);
+    std::fs::metadata(folder)?;
+    // The reason alone: the name of a temporary file is another every time.
+    NamedTempFile::new_in(folder).map_err(|error| error.kind().into())
+}
+
+/// The folder of a path.
+pub(super) fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Temporary files are private; what is written for others has the usual permissions.
+#[cfg(unix)]
+fn set_readable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn set_readable(_path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn encode(stored: Stored, tensor: &Tensor<f64>) -> Encoded<'_> {
-    fn each<const N: usize>(data: &[f64], f: impl Fn(f64) -> [u8; N]) -> Vec<u8> {
-        data.iter().flat_map(|&x| f(x)).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SafeTensorsFile;
+
+    #[test]
+    fn a_file_is_seen_when_it_is_whole_and_says_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        let about: About = [("format".to_owned(), "pt".to_owned())].into();
+        let entries = [Entry { name: "a".to_owned(), stored: Stored::BF16, shape: vec![2, 1] }];
+        let dropped = Writer::create(&path, &about, &entries).unwrap();
+        drop(dropped);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let mut file = Writer::create(&path, &about, &entries).unwrap();
+        file.append(&[1, 2, 3, 4]).unwrap();
+        assert!(!path.exists());
+        file.finish().unwrap();
+        let file = SafeTensorsFile::open(&path).unwrap();
+        assert_eq!((file.about(), file.raw("a").unwrap().bytes), (about, vec![1, 2, 3, 4]));
     }
-    let data = &tensor.data;
-    let (dtype, bytes) = match stored {
-        Stored::F64 => (Dtype::F64, each(data, f64::to_le_bytes)),
-        Stored::F32 => (Dtype::F32, each(data, |x| (x as f32).to_le_bytes())),
-        Stored::F16 => (Dtype::F16, each(data, |x| half::f16::from_f64(x).to_le_bytes())),
-        Stored::BF16 => (Dtype::BF16, each(data, |x| half::bf16::from_f64(x).to_le_bytes())),
-        Stored::I64 => (Dtype::I64, each(data, |x| (x as i64).to_le_bytes())),
-        Stored::I32 => (Dtype::I32, each(data, |x| (x as i32).to_le_bytes())),
-    };
-    Encoded { dtype, shape: &tensor.shape, bytes }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error_with_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("absent/x.safetensors");
+        let error = check_writable(&path).unwrap_err().to_string();
+        assert!(error.contains("absent/x.safetensors"), "{error}");
+        assert_eq!(Writer::create(&path, &About::new(), &[]).unwrap_err().to_string(), error);
+    }
 }

@@ -33,7 +33,7 @@ mod update;
 pub use options::{ADAMW, OPTIONS, PipelineOrder, Recompute, Training};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Layers, Level, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
@@ -232,7 +232,7 @@ fn cut(
         return Err(OpError::new("P52", message));
     };
     let dim = &mut stepped.space.dims[batch];
-    if dim.size % n != 0 {
+    if !dim.size.is_multiple_of(n) {
         let message = format!("{} sequences `{}` do not divide into {n} micro-batches", dim.size, dim.name);
         return Err(OpError::new("P52", message));
     }
@@ -285,7 +285,7 @@ fn owned(
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
             let Op::Param(binding) = &node.op else { continue };
-            if here.contains(&binding) {
+            if here.contains(&binding) || !is_trained(function, node.result()) {
                 continue;
             }
             here.push(binding);
@@ -360,6 +360,20 @@ fn owned(
         }
     }
     Ok((apart, tied))
+}
+
+/// Whether a gradient may reach a weight: one that takes part in a choice of experts alone stays as it is.
+fn is_trained(function: &Function, weight: ValueId) -> bool {
+    let used = |node: &Node| {
+        let passes = |i: usize| {
+            if let Op::Experts(experts) = &node.op {
+                return experts.has_gradient(i);
+            }
+            !matches!(node.op, Op::Cast { .. }) || is_trained(function, node.result())
+        };
+        node.operands.iter().enumerate().any(|(i, &v)| v == weight && passes(i))
+    };
+    function.nodes.iter().any(used) || function.outputs.iter().any(|o| o.value == weight)
 }
 
 /// The weights that each layer has, then those that all layers share.

@@ -1,7 +1,14 @@
+//! What the pass makes of small models: which functions there are, what they keep, and what it refuses.
+
+use ithaca_ir::module::Function;
+use ithaca_ir::ops::Target;
+use ithaca_ir::text;
+use ithaca_ir::verify::verify;
 use serde_json::json;
 
 use super::*;
 use crate::import::{Mode, Workload, program};
+use crate::pass::Volume;
 
 fn llama() -> serde_json::Value {
     json!({"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 3,
@@ -13,10 +20,82 @@ fn step(training: Training) -> Module {
     program(&llama(), "m", &workload).unwrap_or_else(|d| panic!("{d:?}"))
 }
 
+fn function<'a>(module: &'a Module, name: &str) -> &'a Function {
+    &module.functions[module.function(name).unwrap_or_else(|| panic!("there is `@{name}`"))]
+}
+
+fn count(function: &Function, op: &str) -> usize {
+    function.nodes.iter().filter(|n| n.op.name() == op).count()
+}
+
 #[test]
-fn show() {
+fn a_step_prints_as_it_is_read() {
     let module = step(Training { micro_batches: 2, clip: Some(1.0), ..Training::default() });
-    std::fs::write("/tmp/train.ith", ithaca_ir::text::print(&module)).unwrap();
-    let module = step(Training { recompute: Recompute::KeepAttention, ..Training::default() });
-    std::fs::write("/tmp/train2.ith", ithaca_ir::text::print(&module)).unwrap();
+    verify(&module).unwrap();
+    assert_eq!(text::parse(&text::print(&module)).unwrap(), module);
+}
+
+#[test]
+fn policies_keep_less_and_compute_more() {
+    let kept = |recompute| {
+        let module = step(Training { recompute, ..Training::default() });
+        let (forward, backward) = (function(&module, "block"), function(&module, "block.backward"));
+        (forward.outputs.len() - 1, count(backward, "attention"), count(backward, "silu"))
+    };
+    let (none, attentions, activations) = kept(Recompute::None);
+    assert!(none > 10 && attentions == 0 && activations == 0);
+    // Output and lse are not kept; q, k and v are.
+    assert_eq!(kept(Recompute::Selective), (none - 2, 1, 0));
+    // The argument of the block alone.
+    assert_eq!(kept(Recompute::Full), (1, 1, 1));
+    assert_eq!(kept(Recompute::KeepAttention), (3, 0, 1));
+}
+
+#[test]
+fn tied_weights_sum_their_gradients_and_change_once() {
+    let module = step(Training::default());
+    let embedding = "model.embed_tokens.weight";
+    let assigned = |name: &str, target: Target| {
+        let nodes = &function(&module, name).nodes;
+        let is_it = |op: &Op| match op {
+            Op::Assign { target: t, binding } => *t == target && binding.name.ends_with(embedding),
+            _ => false,
+        };
+        nodes.iter().filter(|n| is_it(&n.op)).count()
+    };
+    for name in ["embed.zero", "embed.backward", "head.backward"] {
+        assert_eq!(assigned(name, Target::State), 1, "{name}");
+    }
+    assert_eq!(assigned("embed.update", Target::Param), 1);
+    assert_eq!(assigned("head.update", Target::Param), 0);
+    assert!(module.function("block.zero").is_none(), "each layer has its own weights");
+}
+
+#[test]
+fn the_batch_is_cut_into_equal_parts() {
+    let module = step(Training { micro_batches: 4, ..Training::default() });
+    let main = function(&module, "main");
+    assert_eq!(count(main, "valid"), 1, "labels are counted over the whole batch");
+    assert_eq!(module.space.size(module.space.dim("b").unwrap()), 1);
+    let training = Training { micro_batches: 3, ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) };
+    let refused = program(&llama(), "m", &workload).unwrap_err();
+    assert_eq!(refused[0].code, "P52");
+    assert!(refused[0].message.contains('4') && refused[0].message.contains('3'), "{}", refused[0].message);
+}
+
+#[test]
+fn what_has_no_loss_is_refused() {
+    let refused = |source: &str| {
+        let module = text::parse(source).unwrap();
+        let mut cx = Context::new(&Volume);
+        let verified = verify(&module).unwrap();
+        Differentiate::default().run(verified, &mut cx).unwrap_err()[0].code
+    };
+    let main =
+        "ithaca 1 program\nmodel \"m\"\ndim x = 4\n\nfunc @main() {\n  %w = param {name=\"w\"} : f32[x]\n";
+    assert_eq!(refused(&format!("{main}  return y = %w\n}}\n")), "P50");
+    assert_eq!(refused(&format!("{main}  return loss = %w\n}}\n")), "P50");
+    let states = "  %l = sum %w : f32[]\n  %s = state {name=\"s\"} : f32[]\n  %loss = add %l, %s : f32[]\n";
+    assert_eq!(refused(&format!("{main}{states}  return loss = %loss\n}}\n")), "P51");
 }

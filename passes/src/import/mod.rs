@@ -23,6 +23,7 @@
 //! | `M12` | a field that is understood was asked to be ignored |
 
 mod build;
+mod capacity;
 mod family;
 mod fields;
 mod rope;
@@ -37,6 +38,7 @@ use serde_json::Value;
 use crate::differentiate::{Differentiate, Training};
 use crate::pass::{Context, Pass, Unwatched, Volume, run_passes};
 
+pub use capacity::Capacity;
 pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
 
@@ -103,6 +105,8 @@ pub struct Workload {
     pub dtype: Option<DType>,
     /// What the program is run for.
     pub mode: Mode,
+    /// Of models with experts: how many tokens an expert takes; all that choose it when `None`.
+    pub capacity: Option<Capacity>,
     /// In training: which label belongs to which token.
     pub labels: Labels,
     /// In training: what a step does beside the forward pass.
@@ -121,6 +125,7 @@ impl Workload {
             target_sequence: None,
             dtype: None,
             mode: Mode::Prefill,
+            capacity: None,
             labels: Labels::default(),
             training: Training::default(),
             ignore: Vec::new(),

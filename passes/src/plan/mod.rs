@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic;
-use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Mesh, Module, Order, Space};
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Function, Mesh, Module, Op, Order, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -111,6 +111,9 @@ pub struct Workload {
     pub target_sequence: Option<u64>,
     /// Element type of weights and activations.
     pub dtype: String,
+    /// How many tokens an expert takes, where that is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<import::Capacity>,
     /// What a training step does, where the mode is train.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
@@ -131,22 +134,36 @@ pub struct Training {
 
 impl Workload {
     /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
-    /// description is that of the module's outputs.
+    /// description is that of the module's weights.
     pub fn of(workload: &import::Workload, module: &Module) -> Self {
-        let import::Workload { batch, sequence, target_sequence, dtype, mode, ignore, labels, training } =
-            workload;
+        let import::Workload {
+            batch,
+            sequence,
+            target_sequence,
+            dtype,
+            mode,
+            capacity,
+            ignore,
+            labels,
+            training,
+        } = workload;
         let training = || Training { labels: *labels, options: training.to_pipeline().into_iter().collect() };
-        let of_outputs = || {
-            let main = &module.functions[module.main()?];
-            Some(main.ty(main.outputs.first()?.value).dtype)
+        // The loss is summed in a wider type than the model has.
+        let of_weights = || {
+            let weight = |f: &Function| {
+                let node = f.nodes.iter().find(|n| matches!(n.op, Op::Param(_)))?;
+                Some(f.ty(node.result()).dtype)
+            };
+            module.functions.values().find_map(weight)
         };
-        let dtype = dtype.or_else(of_outputs).unwrap_or(DType::F32);
+        let dtype = dtype.or_else(of_weights).unwrap_or(DType::F32);
         Self {
             mode: *mode,
             batch: *batch,
             sequence: *sequence,
             target_sequence: *target_sequence,
             dtype: dtype.name().to_owned(),
+            capacity: *capacity,
             training: (*mode == Mode::Train).then(training),
             ignore: ignore.clone(),
         }
@@ -157,7 +174,7 @@ impl Workload {
     /// # Errors
     /// `M33` for an element type that there is not.
     pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
-        let Self { mode, batch, sequence, target_sequence, dtype, training, ignore } = self;
+        let Self { mode, batch, sequence, target_sequence, dtype, capacity, training, ignore } = self;
         let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
         let dtype = DType::parse(dtype).ok_or_else(unknown)?;
         let mut labels = import::Labels::default();
@@ -167,6 +184,7 @@ impl Workload {
             options.extend(training.options.clone());
         }
         Ok(import::Workload {
+            capacity: *capacity,
             labels,
             training: differentiate::Training::from_pipeline(&options)?,
             batch: *batch,
@@ -303,13 +321,22 @@ pub struct Collective {
 pub struct MemoryUse {
     /// Parameters.
     pub parameters: u64,
+    /// Gradients.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gradients: u64,
+    /// What the optimizer keeps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer: u64,
+    /// What else lasts from step to step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub states: u64,
     /// Activations, outputs and communication buffers.
     pub arena: u64,
     /// Inputs.
     pub inputs: u64,
     /// Outputs, which lie in the arena.
     pub outputs: u64,
-    /// Parameters, arena and inputs.
+    /// All of them but outputs.
     pub total: u64,
     /// What a device has, its reserve taken off.
     pub usable: u64,
@@ -657,6 +684,9 @@ impl MemoryUse {
         let largest = memory.largest.iter();
         Self {
             parameters: memory.parameters,
+            gradients: memory.gradients,
+            optimizer: memory.optimizer,
+            states: memory.states,
             arena: memory.arena,
             inputs: memory.inputs,
             outputs: memory.outputs,

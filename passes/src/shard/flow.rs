@@ -11,11 +11,7 @@ use ithaca_ir::ops::{Op, OpError};
 use ithaca_ir::{FunctionBuilder, Module, TensorType};
 
 use super::inner::Inner;
-
-/// The name of the function that the one called `name` belongs to: itself, or what stands before the dot.
-pub(super) fn family(name: &str) -> &str {
-    name.split_once('.').map_or(name, |(base, _)| base)
-}
+use crate::differentiate::origin;
 
 /// How a result leaves its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +67,7 @@ impl Flows {
                 for (i, source) in node.operands.iter().enumerate().filter_map(|(i, v)| Some((i, of(v)?))) {
                     params[callee.index()][i].get_or_insert(source);
                     let by = &mut readers[source.function.index()][source.output];
-                    let kin = family(&functions[*callee].name) == family(&functions[source.function].name);
+                    let kin = origin(&functions[*callee].name) == origin(&functions[source.function].name);
                     match kin && *callee != source.function {
                         true => by.kin.push((*callee, i)),
                         false => by.others = true,

@@ -42,7 +42,7 @@ pub struct Decisions {
 ///
 /// # Errors
 /// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
-/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P40`–`P49` what a movement does not compute.
+/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` what a movement does not compute.
 pub(super) fn decide(
     registry: &Registry,
     module: &Module,
@@ -128,6 +128,7 @@ pub(super) fn decide(
     for (&dim, &size) in decisions.copy_weights.iter().chain(&decisions.copy_activations) {
         space.dims[dim].size = size;
     }
+    experts::check_groups(module, &space, placement, roles)?;
     inside::check(&space, &inside, options.prune)?;
     Ok(decisions)
 }

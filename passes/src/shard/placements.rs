@@ -8,10 +8,10 @@ use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Movement};
 use ithaca_ir::{Diagnostic, DimId, Mesh, Module};
 
-use super::flow::family;
 use super::options::ShardOptions;
 use super::roles::Roles;
 use super::strategy::{self, Placement};
+use crate::differentiate::origin;
 use crate::registry::Registry;
 
 /// Placements by function, and what departs from them.
@@ -50,7 +50,7 @@ impl Placements {
                 .values()
                 .filter(|f| f.nodes.iter().any(|n| super::is_attention(&n.op)))
                 .map(|f| f.name.as_str())
-                .filter(|name| family(name) == *name)
+                .filter(|name| origin(name) == *name)
                 .collect();
             if !known.contains(&name.as_str()) {
                 let message =
@@ -87,7 +87,7 @@ impl Placements {
 
     /// The placement of the function called `name`; that of `block.backward` is that of `block`.
     pub fn function(&self, name: &str) -> &Placement {
-        self.layers.get(family(name)).unwrap_or(&self.base)
+        self.layers.get(origin(name)).unwrap_or(&self.base)
     }
 
     /// Every different placement that attention has.
@@ -116,7 +116,7 @@ impl Placements {
         let named = |name: &String| Movement { name: name.clone(), options: Vec::new() };
         let strategy = |p: &Placement| p.movement.as_ref().map(named);
         let cross = self.cross_movement.clone().filter(|_| attention.queries != attention.keys);
-        cross.or_else(|| match self.layers.get(family(function)) {
+        cross.or_else(|| match self.layers.get(origin(function)) {
             Some(own) => strategy(own),
             None => self.movement.clone().or_else(|| strategy(&self.base)),
         })

@@ -6,7 +6,7 @@ use ithaca_ir::module::Function;
 use ithaca_ir::ops::{Experts, Op};
 use ithaca_ir::{DimId, Module};
 
-use super::flow::family;
+use crate::differentiate::origin;
 
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Roles {
         let mut queries = BTreeSet::new();
         let mut stacks = BTreeSet::new();
         // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
-        let forward = |f: &&Function| family(&f.name) == f.name;
+        let forward = |f: &&Function| origin(&f.name) == f.name;
         for function in module.functions.values().filter(forward) {
             // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {

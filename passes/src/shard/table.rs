@@ -11,8 +11,8 @@ use crate::registry::Registry;
 
 /// The table of strategies and of movements, for a terminal.
 ///
-/// Tensors are `b` sequences of `s` tokens (`t` in a cache of keys) with `h` heads; `s@(ring,ulysses)` is a sequence that
-/// both axes split, `ring` first.
+/// Tensors are `b` sequences of `s` tokens (`t` in a cache of keys) with `h` heads, and `e` experts; `s@(ring,ulysses)` is
+/// a sequence that both axes split, `ring` first.
 pub fn strategies(registry: &Registry) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -65,6 +65,7 @@ fn outside(placement: &Placement, mesh: &Mesh) -> String {
         split("s", &placement.residual_sequence(), mesh),
         split("weights by h", &placement.weights, mesh),
         split("t", &placement.cache, mesh),
+        split("e", &placement.experts, mesh),
     ];
     joined(parts)
 }
@@ -79,7 +80,7 @@ fn inside(placement: &Placement, mesh: &Mesh) -> String {
     joined(parts)
 }
 
-fn joined(parts: [Option<String>; 4]) -> String {
+fn joined<const N: usize>(parts: [Option<String>; N]) -> String {
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     if parts.is_empty() { "whole".to_owned() } else { parts.join(" ") }
 }

@@ -94,11 +94,13 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
         dim.divides_evenly(space.mesh.degree(&split)).then_some(split)
     };
     let mut ty = ty.clone();
-    if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, axes)?))) {
+    // Experts lie apart along axes that split tokens, so along these no rank has another's.
+    let axes: AxisList = axes.iter().copied().filter(|&a| ty.layout.axes().all(|b| b != a)).collect();
+    if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, &axes)?))) {
         ty.layout.split[i] = split;
         return ty;
     }
-    for &axis in axes {
+    for axis in axes {
         if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, &[axis])?))) {
             ty.layout.split[i] = split;
         }

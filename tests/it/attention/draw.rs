@@ -14,16 +14,16 @@ const MAX_RANKS: u64 = 16;
 /// The most tokens of a sequence.
 const MAX_TOKENS: u64 = 48;
 
-/// The strategies of an attention; stages of a pipeline are those of a program.
-pub(crate) fn drawn() -> Vec<&'static dyn Strategy> {
-    STRATEGIES.iter().copied().filter(|s| s.name() != "pipeline").collect()
+/// The strategies that distribute attention; experts are laid out by themselves, and stages are those of a program.
+pub(crate) fn strategies() -> Vec<&'static dyn Strategy> {
+    STRATEGIES.iter().copied().filter(|s| !["ep", "pipeline"].contains(&s.name())).collect()
 }
 
 /// The case that `seed` determines.
 pub(crate) fn case(seed: u64) -> Case {
     let choices = &mut Choices::from_seed(seed);
     // Every strategy in turn, so that none is left to chance.
-    let all = drawn();
+    let all = strategies();
     let first = all[seed as usize % all.len()];
     let mut strategies = vec![first];
     for _ in 0..choices.below(3) {
@@ -77,7 +77,7 @@ fn depart(choices: &mut Choices, case: &mut Case, ranks: u64) {
     }
     let Some(keys) = case.keys.filter(|_| choices.once_in(2)) else { return };
     // The mask knows how many keys there are, so the axis suits them.
-    let suits = |n: &u64| n * ranks <= MAX_RANKS && (keys.is_multiple_of(*n) || ranks % 3 == 0);
+    let suits = |n: &u64| n * ranks <= MAX_RANKS && (keys.is_multiple_of(*n) || ranks.is_multiple_of(3));
     let sizes: Vec<u64> = [2, 3, 4].into_iter().filter(suits).collect();
     let Some(_) = sizes.first() else { return };
     let size = choices.one_of(&sizes);

@@ -100,7 +100,7 @@ fn run(seed: u64, case: &Case) -> Result<Fate, String> {
         Err(diagnostics) => return refusal(&diagnostics).map(Fate::Refused),
     };
     check::on_ranks(&per_rank, &tensors, &expected)?;
-    if (seed / draw::drawn().len() as u64).is_multiple_of(AS_SCHEDULE) {
+    if (seed / draw::strategies().len() as u64).is_multiple_of(AS_SCHEDULE) {
         check::as_schedule(&per_rank, &tensors, &expected).map_err(|e| format!("as a schedule: {e}"))?;
     }
     Ok(Fate::Accepted(per_rank.space.mesh.ranks(), features(case, &per_rank, &expected)))
@@ -134,11 +134,10 @@ fn check_share(share: u64) {
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     let mut featured: BTreeMap<&str, u64> = BTreeMap::new();
     let mut failures: Vec<(u64, Case, String)> = Vec::new();
-    let strategies = draw::drawn();
-    let period = strategies.len() as u64;
+    let period = draw::strategies().len() as u64;
     for seed in seeds.filter(|seed| seed / period % SHARES == share) {
         let case = draw::case(seed);
-        let tally = tallies.entry(strategies[(seed % period) as usize].name()).or_default();
+        let tally = tallies.entry(draw::strategies()[(seed % period) as usize].name()).or_default();
         match run_caught(seed, &case) {
             Ok(Fate::Accepted(ranks, features)) => {
                 tally.accepted += u64::from(ranks > 1 || case.strategy == "single");
@@ -161,7 +160,7 @@ fn check_share(share: u64) {
     }
     assert!(failures.is_empty(), "{} cases failed\n{report}", failures.len());
     if whole_suite {
-        assert_eq!(tallies.len(), strategies.len());
+        assert_eq!(tallies.len(), draw::strategies().len());
         for (strategy, Tally { accepted, refused }) in &tallies {
             let refused: u64 = refused.values().sum();
             assert!(*accepted > refused / 2, "{strategy} refuses nearly everything\n{report}");

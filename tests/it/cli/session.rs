@@ -63,10 +63,17 @@ fn every_target_is_emitted_and_reads_back() {
     assert!(dot.starts_with("digraph") && dot.trim_end().ends_with('}'));
     assert_eq!(dot.matches('{').count(), dot.matches('}').count());
 
-    for (target, printed) in [("ir", &ir), ("schedule", &printed), ("dot", &dot)] {
+    let svg = said(at, "emit plan.json --target svg");
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert_eq!(svg.matches("<g ").count(), module.functions.len());
+    let mermaid = said(at, "emit plan.json --target mermaid");
+
+    let targets = [("ir", &ir), ("schedule", &printed), ("dot", &dot), ("svg", &svg), ("mermaid", &mermaid)];
+    for (target, printed) in targets {
         assert_eq!(said(at, &format!("emit plan.json --target {target} -o file")), "wrote file\n");
         assert_eq!(&std::fs::read_to_string(at.join("file")).unwrap(), printed);
     }
+    insta::assert_snapshot!("mermaid_of_llama_3_8b", mermaid);
     insta::assert_snapshot!("ir_of_llama_3_8b", ir);
     insta::assert_snapshot!("schedule_of_llama_3_8b", printed);
 }

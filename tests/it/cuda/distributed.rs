@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use ithaca_codegen::cuda;
-use ithaca_ir::schedule::{Schedule, Task, Transfer, Work};
+use ithaca_ir::schedule::{Buffer, Content, Place, Schedule, Task, Transfer, Work};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Module, Op, text};
 use ithaca_kernels::oracle;
@@ -157,7 +157,7 @@ pub(super) fn steps_on_host(
     let stored: Vec<(String, Tensor<f64>)> =
         tensors.names().into_iter().map(|name| (name.clone(), tensors.read(&name).unwrap())).collect();
     let stored: Vec<(&str, Stored, &Tensor<f64>)> =
-        stored.iter().map(|(name, t)| (name.as_str(), Stored::F32, t)).collect();
+        stored.iter().map(|(name, t)| (name.as_str(), stored_as(schedule, name), t)).collect();
     let file = out.path().join("in.safetensors");
     store::write(&file, &stored).unwrap();
     let run = Command::new("bash")
@@ -175,6 +175,18 @@ pub(super) fn steps_on_host(
     assert!(run.status.success(), "{name}: {stdout}{stderr}");
     let outputs = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap();
     (out, outputs)
+}
+
+/// Integers where the schedule reads them.
+fn stored_as(schedule: &Schedule, name: &str) -> Stored {
+    let integers = |buffer: &Buffer| {
+        matches!(&buffer.place, Place::Input(binding) if binding.name == name)
+            && matches!(&buffer.content, Content::Tensor(ty) if ty.dtype == DType::I32)
+    };
+    match schedule.frames.values().flat_map(|f| f.buffers.values()).any(integers) {
+        true => Stored::I32,
+        false => Stored::F32,
+    }
 }
 
 /// Compares every output with what the oracle found.

@@ -4,3 +4,4 @@ mod accounting;
 mod goldens;
 mod pipeline;
 mod sharded;
+mod steps;

@@ -117,7 +117,20 @@ inline std::vector<HostTensor> gather_kept(const Program& program, const Device&
         }
     }
     std::vector<HostTensor> out;
-    for (auto& [name, tensor] : kept) out.push_back(std::move(tensor));
+    for (auto& [name, tensor] : kept) {
+        const std::vector<std::string> names = members(name, tensor.shape.empty() ? 1 : tensor.shape.front());
+        if (names.size() == 1 && names.front() == name) {
+            out.push_back(std::move(tensor));
+            continue;
+        }
+        // The members of a stack, one behind the other; only the first rank has values.
+        const std::vector<int64_t> each(tensor.shape.begin() + 1, tensor.shape.end());
+        const size_t size = tensor.values.size() / names.size();
+        for (size_t m = 0; m < names.size(); ++m) {
+            const auto first = tensor.values.begin() + static_cast<std::ptrdiff_t>(m * size);
+            out.push_back({names[m], tensor.dtype, each, {first, first + static_cast<std::ptrdiff_t>(size)}});
+        }
+    }
     return out;
 }
 

@@ -133,15 +133,31 @@ inline void layer_norm(const Device& device, Queue queue, int over, double eps, 
 }
 
 // `frequencies` is a table of width / 2 angles per position.
-inline void rotary(const Device& device, Queue queue, int over, int64_t width, double amplitude,
-                   const double* frequencies, View x, View positions, View z) {
+struct Pairs {
+    int64_t spread, apart;
+};
+inline void rotary_pairs(const Device& device, Queue queue, int over, int64_t width, Pairs pairs, double amplitude,
+                         const double* frequencies, View x, View positions, View z) {
     const Walk<2> rows = rows_of<2>(device, x, over, {&positions});
     const int64_t n = rows.size(), extent = extent_along(device, x.type, over);
     with_float(x.type.dtype, [&](auto t) {
         using T = decltype(t);
         launch(kernel::rotary<T>, n * (extent - width / 2), device.stream(queue), as<T>(x.data), as<int32_t>(positions.data),
-               frequencies, as<T>(z.data), rows, n, extent, stride_along(device, x.type, over), width, amplitude);
+               frequencies, as<T>(z.data), rows, n, extent, stride_along(device, x.type, over), width, pairs.spread, pairs.apart,
+               amplitude);
     });
+}
+
+// Element i of the first half of the width pairs with element i of the second half.
+inline void rotary(const Device& device, Queue queue, int over, int64_t width, double amplitude,
+                   const double* frequencies, View x, View positions, View z) {
+    rotary_pairs(device, queue, over, width, {1, width / 2}, amplitude, frequencies, x, positions, z);
+}
+
+// Elements 2i and 2i + 1 are a pair.
+inline void rotary_neighbours(const Device& device, Queue queue, int over, int64_t width, double amplitude,
+                              const double* frequencies, View x, View positions, View z) {
+    rotary_pairs(device, queue, over, width, {2, 1}, amplitude, frequencies, x, positions, z);
 }
 
 // The table's first dimension is looked up.

@@ -13,7 +13,7 @@ namespace ithaca {
 enum class File { Weights, Inputs, States };
 
 // A weight, an input or a state. The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type;
-// `{layer}` in the name stands for the layer.
+// `{layer}` in the name stands for the layer, `{expert}` for each index of the first stored dimension.
 struct Source {
     const char* name;
     const Type& type;
@@ -30,6 +30,19 @@ inline std::string stored_name(const Source& source, int64_t layer) {
     const std::string hole = "{layer}";
     for (size_t at; (at = name.find(hole)) != std::string::npos;) name.replace(at, hole.size(), std::to_string(layer));
     return name;
+}
+
+// The names of the n members of a stack, which `{expert}` tells apart; the name alone when it is no stack.
+inline std::vector<std::string> members(const std::string& name, int64_t n) {
+    const std::string hole = "{expert}";
+    if (name.find(hole) == std::string::npos) return {name};
+    std::vector<std::string> names;
+    for (int64_t i = 0; i < n; ++i) {
+        names.push_back(name);
+        for (size_t at; (at = names.back().find(hole)) != std::string::npos;)
+            names.back().replace(at, hole.size(), std::to_string(i));
+    }
+    return names;
 }
 
 // Where tensors come from: files, or a seed when it is not negative.
@@ -117,15 +130,24 @@ inline std::function<double(int64_t)> elements_before(const Space& space, const 
     const std::string name = stored_name(source, layer);
     const std::vector<int64_t> shape = stored_shape(space, source);
     const TensorFiles& files = source.file == File::Inputs ? tensors.inputs : tensors.weights;
-    const StoredTensor* stored = files.find(name);
-    if (stored != nullptr) {
-        if (stored->shape != shape)
-            throw Error("tensor `" + name + "` has shape " + show(stored->shape) + ", but the model needs " + show(shape));
-        const bool integers = stored->dtype == Stored::I64 || stored->dtype == Stored::I32;
-        if (integers != (type.dtype == DType::I32))
-            throw Error("tensor `" + name + "` holds " + (integers ? "integers" : "real numbers") +
-                        ", but the model needs the other");
-        return [stored](int64_t i) { return element_of(*stored, i); };
+    const std::vector<std::string> names = members(name, shape.empty() ? 1 : shape.front());
+    std::vector<const StoredTensor*> stored;
+    for (const std::string& member : names)
+        if (const StoredTensor* found = files.find(member)) stored.push_back(found);
+    if (!names.empty() && stored.size() == names.size()) {
+        const bool stack = names.front() != name;
+        const std::vector<int64_t> each(shape.begin() + (stack ? 1 : 0), shape.end());
+        int64_t size = 1;
+        for (int64_t extent : each) size *= extent;
+        for (size_t m = 0; m < names.size(); ++m) {
+            if (stored[m]->shape != each)
+                throw Error("tensor `" + names[m] + "` has shape " + show(stored[m]->shape) + ", but the model needs " + show(each));
+            const bool integers = stored[m]->dtype == Stored::I64 || stored[m]->dtype == Stored::I32;
+            if (integers != (type.dtype == DType::I32))
+                throw Error("tensor `" + names[m] + "` holds " + (integers ? "integers" : "real numbers") +
+                            ", but the model needs the other");
+        }
+        return [stored, size](int64_t i) { return element_of(*stored[static_cast<size_t>(i / size)], i % size); };
     }
     if (source.file == File::States) return [](int64_t) { return 0.0; };
     if (tensors.seed >= 0 && files.empty()) {

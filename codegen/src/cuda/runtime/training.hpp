@@ -72,7 +72,8 @@ inline void unary_backward(const Device& device, Queue queue, Unary f, View x, V
     });
 }
 
-inline void embed_backward(const Device& device, Queue queue, View ids, View d, View z) {
+// `padding` is a row that learns nothing, or negative.
+inline void embed_backward(const Device& device, Queue queue, int64_t padding, View ids, View d, View z) {
     const Local li(device, ids.type), ld(device, d.type), lz(device, z.type);
     Walk<1> tokens, columns;
     for (size_t i = 0; i < ids.type.dims.size(); ++i) {
@@ -89,7 +90,7 @@ inline void embed_backward(const Device& device, Queue queue, View ids, View d, 
     with_float(d.type.dtype, [&](auto t) {
         using T = decltype(t);
         launch(kernel::embed_backward<T, kTile>, n, device.stream(queue), as<int32_t>(ids.data), as<T>(d.data), as<T>(z.data),
-               tokens, columns, li.size, width, lz.box.front().start, lz.extents.front(), n);
+               tokens, columns, li.size, width, lz.box.front().start, lz.extents.front(), padding, n);
     });
 }
 

@@ -140,6 +140,14 @@ impl Experts {
         }
     }
 
+    /// Whether operand `i` has a gradient: choices have none, nor has what takes part in the choice alone.
+    pub fn has_gradient(&self, i: usize) -> bool {
+        match self {
+            Experts::Route(_) | Experts::RouteBackward(_) => i != 1,
+            Experts::Dispatch(_) | Experts::Combine(_) | Experts::Products(_) => i != 0,
+        }
+    }
+
     /// The dimensions among the attributes, for a pass to replace.
     pub fn dims_mut(&mut self) -> impl Iterator<Item = &mut DimId> {
         let dims: Vec<&mut DimId> = match self {

@@ -142,7 +142,7 @@ const CASES: &[(&str, &str)] = &[
     ),
 ];
 
-fn parse(sizes: &str, body: &str) -> Module {
+pub(super) fn parse(sizes: &str, body: &str) -> Module {
     let mut text = format!("ithaca 1 program\nmodel \"case\"\n{sizes}\nfunc @main() {{\n");
     for line in body.lines() {
         let source = |marker: &str, dtype: &str| {
@@ -158,7 +158,7 @@ fn parse(sizes: &str, body: &str) -> Module {
 }
 
 /// A tensor for every input: noise, and integers below the smallest table, every third one to be ignored.
-fn tensors(module: &Module, ignored: f64) -> Tensors {
+pub(super) fn tensors(module: &Module, ignored: f64) -> Tensors {
     let main = &module.functions[module.main().unwrap()];
     let mut tensors = Tensors::new();
     for (i, node) in main.nodes.iter().enumerate() {
@@ -177,7 +177,7 @@ fn tensors(module: &Module, ignored: f64) -> Tensors {
 }
 
 /// The program with inputs `g.…` for the gradients of its outputs, and outputs `d.…` for those of its inputs.
-fn differentiated(module: &Module) -> Module {
+pub(super) fn differentiated(module: &Module) -> Module {
     let main = &module.functions[module.main().unwrap()];
     let functions = Arena::new();
     let mut b = FunctionBuilder::new("main", &module.space, &functions);
@@ -232,34 +232,37 @@ pub(crate) fn each(mut check: impl FnMut(&str, &Module, &Module, &Tensors)) {
 
 #[test]
 fn adjoints_are_slopes() {
-    each(|name, program, with_gradients, tensors| {
-        let loss = |tensors: &Tensors| -> f64 {
-            let outputs = run::<f64>(program, tensors, tensors).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let weighed = |(output, z): (&String, &Tensor<f64>)| -> f64 {
-                let g = tensors.read(&format!("g.{output}")).unwrap();
-                z.data.iter().zip(&g.data).map(|(z, g)| z * g).sum()
-            };
-            outputs.iter().map(weighed).sum()
+    each(check_slopes);
+}
+
+/// The gradients of `with_gradients` are slopes of `program`.
+pub(super) fn check_slopes(name: &str, program: &Module, with_gradients: &Module, tensors: &Tensors) {
+    let loss = |tensors: &Tensors| -> f64 {
+        let outputs = run::<f64>(program, tensors, tensors).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let weighed = |(output, z): (&String, &Tensor<f64>)| -> f64 {
+            let g = tensors.read(&format!("g.{output}")).unwrap();
+            z.data.iter().zip(&g.data).map(|(z, g)| z * g).sum()
         };
-        let found = run::<f64>(with_gradients, tensors, tensors).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert!(!found.is_empty());
-        for (output, gradient) in &found {
-            let input = &output[2..];
-            let x = tensors.read(input).unwrap();
-            assert_eq!(x.shape, gradient.shape, "{name}: {output}");
-            for (i, &computed) in gradient.data.iter().enumerate().step_by(1 + x.data.len() / 24) {
-                let moved = |by: f64| {
-                    let (mut x, mut tensors) = (x.clone(), tensors.clone());
-                    x.data[i] += by;
-                    tensors.insert(input, x);
-                    loss(&tensors)
-                };
-                let step = 1e-4;
-                let slope = (8.0 * (moved(step) - moved(-step)) - (moved(2.0 * step) - moved(-2.0 * step)))
-                    / (12.0 * step);
-                let near = (slope - computed).abs() <= 1e-8 * slope.abs().max(1.0);
-                assert!(near, "{name}: {output}[{i}] is {computed}, the slope is {slope}");
-            }
+        outputs.iter().map(weighed).sum()
+    };
+    let found = run::<f64>(with_gradients, tensors, tensors).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert!(!found.is_empty());
+    for (output, gradient) in &found {
+        let input = &output[2..];
+        let x = tensors.read(input).unwrap();
+        assert_eq!(x.shape, gradient.shape, "{name}: {output}");
+        for (i, &computed) in gradient.data.iter().enumerate().step_by(1 + x.data.len() / 24) {
+            let moved = |by: f64| {
+                let (mut x, mut tensors) = (x.clone(), tensors.clone());
+                x.data[i] += by;
+                tensors.insert(input, x);
+                loss(&tensors)
+            };
+            let step = 1e-4;
+            let slope = (8.0 * (moved(step) - moved(-step)) - (moved(2.0 * step) - moved(-2.0 * step)))
+                / (12.0 * step);
+            let near = (slope - computed).abs() <= 1e-8 * slope.abs().max(1.0);
+            assert!(near, "{name}: {output}[{i}] is {computed}, the slope is {slope}");
         }
-    });
+    }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod adjoints;
 pub(crate) mod distributed;
+mod experts;
 mod gradients;
 pub(crate) mod movements;
 mod sharded;

@@ -10,7 +10,7 @@
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, OpError, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, OpError, Unary, Window};
 use ithaca_ir::{
     DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
 };
@@ -205,12 +205,17 @@ impl Cx<'_> {
         let x = self.dense(&mut f, x, &format!("{name}.dense"), &[n], &[m])?;
         let x = f.push(Op::Unary(self.bert.activation), &[x])?;
         let x = self.norm(&mut f, x, &format!("{name}.LayerNorm"), n)?;
-        let (table, bias) = match tied {
-            true => (self.embedding(), "cls.predictions.bias"),
+        let (x, table, bias) = match tied {
+            // The embedding's table knows the width of the stream, and one tensor has one type.
+            true => {
+                let x = f.push(Op::Window(Window::Cut { to: m, start: 0 }), &[x])?;
+                (x, self.embedding(), "cls.predictions.bias")
+            }
             // The library ties the bias with the table, or neither.
-            false => ("cls.predictions.decoder.weight".to_owned(), "cls.predictions.decoder.bias"),
+            false => (x, "cls.predictions.decoder.weight".to_owned(), "cls.predictions.decoder.bias"),
         };
-        let table = self.tensors.weight(&mut f, &table, &[v, n])?;
+        let width = if tied { m } else { n };
+        let table = self.tensors.weight(&mut f, &table, &[v, width])?;
         let logits = f.einsum(x, table, &[b, s, v])?;
         let bias = self.tensors.weight(&mut f, bias, &[v])?;
         let logits = f.add(logits, bias)?;

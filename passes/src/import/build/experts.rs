@@ -6,11 +6,12 @@
 //! ```
 
 use ithaca_ir::ops::Binary;
-use ithaca_ir::ops::experts::{Experts, Route, Slots};
+use ithaca_ir::ops::experts::{Capacity, Experts, Route, Slots};
 use ithaca_ir::{DType, Dim, DimId, FunctionBuilder, Op, Space, ValueId};
 
 use super::gated::LAYER;
 use super::{Built, Cx};
+use crate::import::Workload;
 use crate::import::family::Family;
 use crate::import::spec::ExpertSpec;
 
@@ -27,10 +28,12 @@ pub(super) struct Dims {
     x: DimId,
     /// Width of what all tokens share.
     y: Option<DimId>,
+    /// Groups of tokens, and their slots at an expert, where these are bounded.
+    bound: Option<[DimId; 2]>,
 }
 
 impl Dims {
-    pub(super) fn declare(space: &mut Space, spec: &ExpertSpec) -> Self {
+    pub(super) fn declare(space: &mut Space, spec: &ExpertSpec, workload: &Workload) -> Self {
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
         Self {
             e: dim("e", spec.count),
@@ -38,6 +41,10 @@ impl Dims {
             n: dim("n", spec.top),
             x: dim("x", spec.ffn),
             y: spec.shared.map(|n| dim("y", n)),
+            bound: workload.capacity.map(|capacity| {
+                let tokens = workload.sequence / capacity.groups.max(1);
+                [dim("g", capacity.groups), dim("c", capacity.slots(tokens, spec.top, spec.count))]
+            }),
         }
     }
 }
@@ -72,7 +79,8 @@ pub(super) fn mlp(
     let super::Dims { b, s, m, .. } = cx.dims;
     let (module, [gate, up, down]) = names(cx.spec.family);
     let [gates, choices] = route(cx, spec, dims, f, x, &module)?;
-    let slots = Slots { experts: dims.e, top: dims.n, capacity: None };
+    let capacity = dims.bound.map(|[groups, slots]| Capacity { sequence: s, groups, slots });
+    let slots = Slots { experts: dims.e, top: dims.n, capacity };
     let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[choices, x])?;
     f.name(filled, Some("slots"));
 
@@ -80,7 +88,10 @@ pub(super) fn mlp(
         let name = format!("{module}.experts.{{expert}}.{part}.weight");
         cx.tensors.weight(f, &name, &[dims.e, rows, columns])
     };
-    let tokens = |last: DimId| [dims.e, b, s, last];
+    let tokens = |last: DimId| match dims.bound {
+        None => vec![dims.e, b, s, last],
+        Some([groups, slots]) => vec![dims.e, b, groups, slots, last],
+    };
     let w = weight(f, gate, dims.x, m)?;
     let gate = f.einsum(filled, w, &tokens(dims.x))?;
     let w = weight(f, up, dims.x, m)?;

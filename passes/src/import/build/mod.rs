@@ -130,7 +130,7 @@ impl Dims {
         let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
         let p = spec.learned.map(|n| dim("p", n));
         space.dims[h].granule = spec.heads / spec.kv_heads;
-        let experts = spec.experts.as_ref().map(|e| experts::Dims::declare(space, e));
+        let experts = spec.experts.as_ref().map(|e| experts::Dims::declare(space, e, workload));
         let latent = spec.latent.as_ref().map(|l| latent::Dims::declare(space, l));
         Self { b, s, m, h, k, d, f, v, p, experts, latent }
     }

@@ -214,7 +214,9 @@ pub(super) fn read(config: &Value, ignore: &[String]) -> Result<Model, Diagnosti
         fields.neutral(name, &neutral)?;
     }
     let structure = match model_type {
-        ModelType::Decoder(family) => Structure::Decoder(read_decoder(family, &mut fields, dtype, ignore)?),
+        ModelType::Decoder(family) => {
+            Structure::Decoder(Box::new(read_decoder(family, &mut fields, dtype, ignore)?))
+        }
         ModelType::T5 => Structure::T5(t5::read(&mut fields, dtype)?),
         ModelType::Bert => Structure::Bert(bert::read(&mut fields, dtype, architecture)?),
     };

@@ -43,6 +43,15 @@ impl ExpertSpec {
                 format!("`num_experts_per_tok` is {}, but there are {} experts", self.top, self.count),
             ));
         }
+        if let Some(capacity) = workload.capacity
+            && !workload.sequence.is_multiple_of(capacity.groups)
+        {
+            let message = format!(
+                "a sequence of {} tokens does not divide into {} groups that share slots",
+                workload.sequence, capacity.groups
+            );
+            return Err(Diagnostic::new("M10", message).help("as in `--capacity FACTOR/GROUPS`"));
+        }
         let wide = check_heads(self.count, self.ffn)?;
         check_elements(&[
             ("the experts", wide.into(), hidden),

@@ -30,7 +30,7 @@ pub(super) struct Model {
 #[derive(Clone, Debug)]
 pub(super) enum Structure {
     /// A decoder alone.
-    Decoder(Spec),
+    Decoder(Box<Spec>),
     /// An encoder and a decoder that attends to it, as T5 has them.
     T5(T5),
     /// An encoder alone, as BERT is one.
@@ -55,6 +55,11 @@ impl Model {
                 format!("`{field}` is {share}: in training, only weights of attention can be dropped"),
             )
             .help(format!("to train without it, say so: --ignore-field {field}")));
+        }
+        let has_experts = matches!(&self.structure, Structure::Decoder(spec) if spec.experts.is_some());
+        if let Some(capacity) = workload.capacity.filter(|_| !has_experts) {
+            let message = format!("a capacity of {capacity}, but the model has no experts");
+            return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
         }
         match &self.structure {
             Structure::Decoder(spec) => spec.check(workload),

@@ -218,7 +218,11 @@ fn dropout_is_for_training() {
     let tenth = Some(Dropout { rate: 0.1, seed: 0, keyed: Keyed::Position });
     let llama = with(&small("llama"), json!({"attention_dropout": 0.1}));
     let gpt2 = with(&small("gpt2"), json!({"attn_pdrop": 0.1, "resid_pdrop": 0, "embd_pdrop": 0.0}));
-    let bert = with(&bert(), json!({"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.0}));
+    let bert = with(
+        &bert(),
+        json!({"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+        "hidden_dropout_prob": 0.0}),
+    );
     for config in [llama, gpt2, bert] {
         assert_eq!(dropouts(&config, Mode::Prefill), [None]);
         assert_eq!(dropouts(&config, Mode::Train), [tenth]);

@@ -1,0 +1,201 @@
+//! What a function does, as the steps of a diagram.
+
+use ithaca_ir::ops::{Binding, Op};
+use ithaca_ir::{FuncId, Module, Node, traffic};
+
+use super::mesh::{Arrows, Drawn};
+use super::repeat;
+
+/// The part of a training step that something belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Before anything is computed of inputs.
+    Load,
+    /// The model.
+    Forward,
+    /// Gradients.
+    Backward,
+    /// The optimizer.
+    Update,
+}
+
+impl Phase {
+    /// The title of its part of the diagram.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+        }
+    }
+}
+
+/// One thing that all ranks do.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Local work: operations by name, in order of first use, with their numbers.
+    Local(Vec<(&'static str, u64)>),
+    /// Collectives of one kind along the same axes, one after another.
+    Exchange {
+        /// The operation's name.
+        kind: &'static str,
+        /// The axes, as plans name them.
+        axis: String,
+        /// How many.
+        count: u64,
+        /// Bytes that the busiest rank sends in all of them.
+        bytes: u64,
+        /// Between whom.
+        arrows: Arrows,
+    },
+    /// A call.
+    Call {
+        /// The function's name.
+        name: String,
+        /// How often it runs: over how many layers, or parts of the batch.
+        layers: u64,
+        /// The phase of all that it does; none where it calls functions of its own.
+        phase: Option<Phase>,
+        /// What it does.
+        steps: Vec<(Phase, Step)>,
+    },
+    /// The same steps again and again, as those of a ring.
+    Again {
+        /// How often.
+        times: u64,
+        /// The steps.
+        steps: Vec<(Phase, Step)>,
+    },
+}
+
+/// The steps of a function and of those that it calls.
+pub(super) fn of_function(module: &Module, drawn: &Drawn, id: FuncId) -> Vec<(Phase, Step)> {
+    from(module, drawn, id, Phase::Forward)
+}
+
+/// The same, beginning in `phase`. A function that calls others goes through phases; one that does not stays in its own.
+fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Phase, Step)> {
+    let mut steps: Vec<(Phase, Step)> = Vec::new();
+    let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
+    for node in &module.functions[id].nodes {
+        if let Op::Call { callee, layers, scan: _, stage: _ } = &node.op {
+            let called = call(module, drawn, *callee, layers.end - layers.start, phase);
+            // States are cleared wherever that is needed; what follows is in the phase of what stands before.
+            let last = last_phase(&called).filter(|&last| last != Phase::Load);
+            let start = match &called {
+                Step::Call { phase: Some(own), .. } => *own,
+                Step::Call { phase: None, .. }
+                | Step::Local(_)
+                | Step::Exchange { .. }
+                | Step::Again { .. } => phase,
+            };
+            phase = last.unwrap_or(phase);
+            steps.push((start, called));
+            continue;
+        }
+        phase = match own_phase(&node.op) {
+            Some(own) if calls && phase != Phase::Update => own,
+            _ => phase,
+        };
+        if let Some(step) = step(module, drawn, id, node) {
+            push(&mut steps, phase, step);
+        }
+    }
+    repeat::folded(steps)
+}
+
+fn call(module: &Module, drawn: &Drawn, callee: FuncId, layers: u64, phase: Phase) -> Step {
+    let name = module.functions[callee].name.clone();
+    let own = phase_of(&name);
+    let is_leaf = !module.functions[callee].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
+    let phase = own.unwrap_or(if is_leaf { Phase::Forward } else { phase });
+    let steps = from(module, drawn, callee, phase);
+    Step::Call { name, layers, phase: is_leaf.then_some(phase), steps }
+}
+
+/// The phase that a function's name tells: what was made from `@block` is `@block.backward` and so on.
+fn phase_of(name: &str) -> Option<Phase> {
+    let is_zero = name.ends_with(".zero");
+    match traffic::Phase::of_function(name) {
+        traffic::Phase::Update if is_zero => Some(Phase::Load),
+        traffic::Phase::Backward => Some(Phase::Backward),
+        traffic::Phase::Update => Some(Phase::Update),
+        traffic::Phase::Forward => None,
+    }
+}
+
+/// The phase that an operation outside of called functions begins.
+fn own_phase(op: &Op) -> Option<Phase> {
+    let optimizer = |binding: &Binding| binding.name.starts_with("optimizer.").then_some(Phase::Update);
+    match op {
+        Op::Gradient(_) | Op::AttentionBackward(_) => Some(Phase::Backward),
+        Op::Optimizer(_) => Some(Phase::Update),
+        Op::State(binding) | Op::Assign { binding, .. } => optimizer(binding),
+        _ => None,
+    }
+}
+
+/// The phase in which a step leaves off.
+fn last_phase(step: &Step) -> Option<Phase> {
+    match step {
+        Step::Local(_) | Step::Exchange { .. } => None,
+        Step::Call { phase, steps, .. } => phase.or_else(|| steps.last().map(|(phase, _)| *phase)),
+        Step::Again { steps, .. } => steps.last().map(|(phase, _)| *phase),
+    }
+}
+
+/// What a node is in a diagram; none for what only names a tensor.
+fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step> {
+    let function = &module.functions[id];
+    match &node.op {
+        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Fill { .. } | Op::Positions => return None,
+        _ => {}
+    }
+    let space = &module.space;
+    let ends = node.operands.first().zip(node.results.first());
+    let sent = ends.and_then(|(&x, &y)| {
+        let (from, to) = (function.ty(x), function.ty(y));
+        traffic::axis(space, &node.op, (from, to)).map(|axis| Step::Exchange {
+            kind: node.op.name(),
+            axis,
+            count: 1,
+            bytes: traffic::busiest_bytes(space, &node.op, from, to),
+            arrows: drawn.arrows(space, &node.op, from, to),
+        })
+    });
+    Some(sent.unwrap_or_else(|| Step::Local(vec![(node.op.name(), 1)])))
+}
+
+/// Adds a step, to the last one where both are of a kind.
+fn push(steps: &mut Vec<(Phase, Step)>, phase: Phase, step: Step) {
+    let last = steps.last_mut().filter(|(last, _)| *last == phase);
+    let is_counted = last.is_some_and(|(_, last)| joined(last, &step));
+    if !is_counted {
+        steps.push((phase, step));
+    }
+}
+
+/// Counts `next` into `last`, which it follows, if both are of a kind; says whether it did.
+fn joined(last: &mut Step, next: &Step) -> bool {
+    match (last, next) {
+        (Step::Local(ops), Step::Local(more)) => {
+            for &(name, n) in more {
+                match ops.iter_mut().find(|(have, _)| *have == name) {
+                    Some((_, count)) => *count += n,
+                    None => ops.push((name, n)),
+                }
+            }
+            true
+        }
+        (
+            Step::Exchange { kind, axis, count, bytes, arrows },
+            Step::Exchange { kind: k, axis: a, count: c, bytes: b, arrows: ar },
+        ) if kind == k && axis == a && arrows == ar => {
+            *count += c;
+            *bytes += b;
+            true
+        }
+        _ => false,
+    }
+}

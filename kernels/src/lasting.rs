@@ -1,0 +1,93 @@
+//! What lasts from one run of a schedule to the next: its weights and states, under the names that files have.
+
+use std::collections::BTreeSet;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::{Binding, Target, source, state};
+use ithaca_ir::schedule::{Content, Place, Schedule};
+use ithaca_ir::{Space, TensorType};
+
+use crate::cpu;
+use crate::error::RunError;
+
+/// A weight or a state of one layer, as one binding has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lasting<'a> {
+    /// Which of the two.
+    pub target: Target,
+    /// Where it lies in files.
+    pub binding: &'a Binding,
+    /// Its dimensions, element type and layout.
+    pub ty: &'a TensorType,
+    /// The layer.
+    pub layer: u64,
+    /// Whether the schedule writes it.
+    pub is_written: bool,
+}
+
+impl Lasting<'_> {
+    /// The name of its stored tensor; a stack's is that of all its members.
+    pub fn stored_name(&self) -> String {
+        self.binding.stored_name(self.layer)
+    }
+
+    /// The stored tensors, several for a stack, each with the shape that files must have.
+    pub fn stored(&self, space: &Space) -> Vec<(String, Vec<u64>)> {
+        let shape = self.binding.stored_shape(space, self.ty);
+        let names = source::members(&self.stored_name(), shape.first().copied().unwrap_or(1));
+        let of_member = match self.binding.is_stack() {
+            true => shape.get(1..).unwrap_or_default().to_vec(),
+            false => shape,
+        };
+        names.into_iter().map(|name| (name, of_member.clone())).collect()
+    }
+
+    /// Whether it is a gradient, which no step needs of the one before.
+    pub fn is_gradient(&self) -> bool {
+        self.target == Target::State && state::is_gradient(&self.binding.name)
+    }
+}
+
+/// All that lasts of a schedule, in order of frames, each once.
+///
+/// # Errors
+/// [`RunError::Invalid`] for a schedule that contradicts itself; a verified one does not.
+pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
+    let layers = cpu::layers_of(schedule)?;
+    let mut found: Vec<Lasting<'_>> = Vec::new();
+    let mut known: BTreeSet<(Target, String, usize)> = BTreeSet::new();
+    // A name may have several bindings or types; which of them one is, is told by its number among these.
+    let mut kinds: Vec<(&Binding, &TensorType)> = Vec::new();
+    let mut written: BTreeSet<(Target, String)> = BTreeSet::new();
+    for (frame_id, frame) in schedule.frames.iter() {
+        for (buffer_id, buffer) in frame.buffers.iter() {
+            let (target, binding) = match &buffer.place {
+                Place::Weight(binding) => (Target::Param, binding),
+                Place::State(binding) => (Target::State, binding),
+                Place::Input(_) | Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+            };
+            let Content::Tensor(ty) = &buffer.content else {
+                return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
+            };
+            let kind = kinds.iter().position(|&kind| kind == (binding, ty)).unwrap_or_else(|| {
+                kinds.push((binding, ty));
+                kinds.len() - 1
+            });
+            let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
+            // Stages of a pipeline have it under one name.
+            for &(layer, _) in &layers[frame_id.index()] {
+                let name = binding.stored_name(layer);
+                if is_written {
+                    written.insert((target, name.clone()));
+                }
+                if known.insert((target, name, kind)) {
+                    found.push(Lasting { target, binding, ty, layer, is_written: false });
+                }
+            }
+        }
+    }
+    for one in &mut found {
+        one.is_written = written.contains(&(one.target, one.stored_name()));
+    }
+    Ok(found)
+}

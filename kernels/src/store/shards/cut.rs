@@ -1,0 +1,196 @@
+//! Cuts a checkpoint for the ranks of a schedule.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use ithaca_ir::ops::{Target, source};
+use ithaca_ir::schedule::Schedule;
+
+use super::manifest::{INDEX, Identity, Index, REST, Shard, Whole, rank_file};
+use super::part::product;
+use super::resolve::resolve;
+use super::{Part, ShardError};
+use crate::lasting;
+use crate::store::write::folder;
+use crate::store::{About, Checkpoint, Entry, StoreError, TensorSource, Writer};
+use crate::tensor::index;
+
+/// What was cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Stored tensors that ranks have parts of.
+    pub tensors: usize,
+    /// For each rank, bytes of its parts.
+    pub bytes: Vec<u64>,
+    /// Tensors of the checkpoint that are none of the plan's.
+    pub left_out: Vec<String>,
+}
+
+/// A stored tensor and how ranks hold it.
+struct Source {
+    whole: Whole,
+    /// Its tensors in the checkpoint, several for a stack.
+    members: Vec<String>,
+    /// For each of its different parts, what each rank has.
+    parts: Vec<Vec<Part>>,
+}
+
+/// Cuts `from` for the ranks of `schedule` into files of the folder `to`, which is made: each rank's weights, and states of
+/// the optimizer where the checkpoint has them. One stored tensor is held in memory at a time.
+///
+/// # Errors
+/// [`ShardError::Occupied`], and [`ShardError::Store`] for weights that are not there or of another shape, for states of
+/// which some are missing, and for what cannot be written; [`ShardError::Invalid`] for experts of different types. The folder is there only when all is in it.
+pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path) -> Result<Cut, ShardError> {
+    if to.exists() && !std::fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none()) {
+        return Err(ShardError::Occupied(to.to_owned()));
+    }
+    let ranks = schedule.space.mesh.ranks();
+    let sources = sources(schedule, from)?;
+    let tensors = sources.iter().map(|(name, s)| (name.clone(), s.whole.clone())).collect();
+    let uncovered: BTreeSet<&str> =
+        sources.iter().filter(|(_, s)| s.leaves_out_some()).map(|(name, _)| name.as_str()).collect();
+    let document = Index::new(identity, ranks, from.about(), tensors, !uncovered.is_empty());
+
+    let io = |source| StoreError::Io { action: "write", path: to.to_owned(), source };
+    // The reason alone: the name of a temporary folder is another every time.
+    let reason = |error: std::io::Error| io(error.kind().into());
+    let beside = tempfile::Builder::new().prefix(".ithaca-").tempdir_in(folder(to)).map_err(reason)?;
+    let mut order: Vec<(&String, &Source)> = sources.iter().collect();
+    order.sort_by_key(|(name, source)| (source.entry(name).order().0, *name));
+    let mut files = Vec::new();
+    let mut bytes = Vec::new();
+    for rank in 0..ranks {
+        let (entries, parts) = of_rank(&order, rank);
+        bytes.push(entries.iter().map(|e| e.bytes() as u64).sum());
+        let about = Shard::new(&document, rank, parts).about();
+        files.push(Writer::create(&beside.path().join(rank_file(rank)), &about, &entries)?);
+    }
+    let kept_whole: Vec<&(&String, &Source)> =
+        order.iter().filter(|(name, _)| uncovered.contains(name.as_str())).collect();
+    let mut rest = match kept_whole.is_empty() {
+        true => None,
+        false => {
+            let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.entry(name)).collect();
+            Some(Writer::create(&beside.path().join(REST), &About::new(), &entries)?)
+        }
+    };
+    for (name, source) in &order {
+        let mut stored = Vec::new();
+        for member in &source.members {
+            stored.extend(from.raw(member)?.bytes);
+        }
+        let size = source.whole.dtype.bytes();
+        for part in &source.parts {
+            for (file, part) in files.iter_mut().zip(part) {
+                file.append(&part.cut(&stored, size))?;
+            }
+        }
+        if let Some(rest) = rest.as_mut().filter(|_| uncovered.contains(name.as_str())) {
+            rest.append(&stored)?;
+        }
+    }
+    for file in files.into_iter().chain(rest) {
+        file.finish()?;
+    }
+    std::fs::write(beside.path().join(INDEX), document.to_json()).map_err(io)?;
+    set_searchable(beside.path()).map_err(io)?;
+    std::fs::rename(beside.path(), to).map_err(io)?;
+    // What it held has gone where it belongs, so that there is nothing left to remove.
+    let _ = beside.keep();
+    let taken: BTreeSet<&String> = sources.values().flat_map(|s| &s.members).collect();
+    let left_out = from.names().into_iter().filter(|name| !taken.contains(name)).collect();
+    Ok(Cut { tensors: taken.len(), bytes, left_out })
+}
+
+/// The stored tensors that the schedule's weights and states are parts of.
+fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, Source>, ShardError> {
+    let space = &schedule.space;
+    let mut sources: BTreeMap<String, Source> = BTreeMap::new();
+    let (mut absent, mut has_states) = (None, false);
+    for one in lasting::of(schedule)?.iter().filter(|one| !one.is_gradient()) {
+        let expected = one.binding.stored_shape(space, one.ty);
+        let Some(binding) = resolve(from, one.binding, one.layer, &expected)? else {
+            let name =
+                one.stored(space).into_iter().next().map_or_else(|| one.stored_name(), |(name, _)| name);
+            match one.target {
+                Target::Param => return Err(StoreError::missing(from, &name).into()),
+                Target::State => absent = absent.or(Some(name)),
+            }
+            continue;
+        };
+        has_states |= one.target == Target::State;
+        let members = source::members(&binding.name, binding.stored.first().copied().unwrap_or(1));
+        let of_member = if binding.is_stack() { &binding.stored[1..] } else { &binding.stored[..] };
+        let dtype = from.entry(&members[0])?.stored;
+        for member in &members {
+            let entry = from.entry(member)?;
+            if entry.shape != of_member {
+                let (store, name) = (from.description(), member.clone());
+                let (found, expected) = (entry.shape, of_member.to_vec());
+                return Err(StoreError::Shape { store, name, found, expected }.into());
+            }
+            if entry.stored != dtype {
+                let reason = format!("`{member}` has another element type than `{}`", members[0]);
+                return Err(ShardError::Invalid { path: from.description().into(), reason });
+            }
+        }
+        let parts: Vec<Part> =
+            space.mesh.iter_ranks().map(|rank| Part::of(space, &binding, one.ty, rank)).collect();
+        let whole = Whole { dtype, shape: binding.stored.clone() };
+        let known =
+            sources.entry(binding.name.clone()).or_insert(Source { whole, members, parts: Vec::new() });
+        if !known.parts.contains(&parts) {
+            known.parts.push(parts);
+        }
+    }
+    match absent {
+        Some(name) if has_states => Err(StoreError::missing(from, &name).into()),
+        Some(_) | None => Ok(sources),
+    }
+}
+
+/// The tensors of a rank's file, in the order of the file, and what each is a part of.
+fn of_rank(order: &[(&String, &Source)], rank: u64) -> (Vec<Entry>, BTreeMap<String, Part>) {
+    let (mut entries, mut parts) = (Vec::new(), BTreeMap::new());
+    for (name, source) in order {
+        for (i, of_ranks) in source.parts.iter().enumerate() {
+            let part = &of_ranks[index(rank)];
+            let name = if source.parts.len() == 1 { (*name).clone() } else { format!("{name}#{i}") };
+            entries.push(Entry { name: name.clone(), stored: source.whole.dtype, shape: part.extents() });
+            parts.insert(name, part.clone());
+        }
+    }
+    (entries, parts)
+}
+
+impl Source {
+    fn entry(&self, name: &str) -> Entry {
+        Entry { name: name.to_owned(), stored: self.whole.dtype, shape: self.whole.shape.clone() }
+    }
+
+    /// Whether some of its elements are no rank's.
+    fn leaves_out_some(&self) -> bool {
+        // Ranks together hold all of what a plan takes, so that only windows leave anything out.
+        if self.parts.iter().flatten().any(|part| part.window.is_empty()) {
+            return false;
+        }
+        let mut known = vec![false; product(&self.whole.shape).unwrap_or(0)];
+        for part in self.parts.iter().flatten() {
+            part.each(|_, at| known[at] = true);
+        }
+        known.contains(&false)
+    }
+}
+
+/// Temporary folders are private; what is written for others has the usual permissions.
+#[cfg(unix)]
+fn set_searchable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(not(unix))]
+fn set_searchable(_path: &Path) -> std::io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! What the files of a cut checkpoint say of themselves.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{Part, ShardError};
+use crate::store::{About, SafeTensorsFile, StoreError, Stored};
+
+/// The index of a folder of parts.
+pub const INDEX: &str = "shards.json";
+
+/// The file of what no rank holds of tensors that ranks hold parts of.
+pub const REST: &str = "rest.safetensors";
+
+/// The version of what is written.
+const VERSION: u32 = 1;
+
+/// Under which key a file of parts says what they are.
+const KEY: &str = "ithaca.shard";
+
+/// The file of a rank.
+pub fn rank_file(rank: u64) -> String {
+    format!("rank-{rank:05}.safetensors")
+}
+
+/// What a checkpoint is cut for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The digest of what every rank runs.
+    pub plan: String,
+    /// The model.
+    pub model: String,
+    /// The strategy.
+    pub strategy: String,
+    /// The mesh.
+    pub mesh: String,
+}
+
+/// The index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    /// The version of this document.
+    pub(super) version: u32,
+    /// What was cut for what.
+    pub(super) identity: Identity,
+    /// Number of ranks, each with its file.
+    pub(super) ranks: u64,
+    /// Whether there is a file of the rest.
+    pub(super) has_rest: bool,
+    /// What the checkpoint says of itself.
+    pub(super) about: About,
+    /// The stored tensors that have parts.
+    pub(super) tensors: BTreeMap<String, Whole>,
+}
+
+/// A stored tensor, whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Whole {
+    /// Its element type.
+    pub(super) dtype: Stored,
+    /// Its shape; a stack's has the number of its members first.
+    pub(super) shape: Vec<u64>,
+}
+
+/// What a rank's file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Shard {
+    /// The version of this document.
+    pub(super) version: u32,
+    /// The digest of the plan.
+    pub(super) plan: String,
+    /// The rank.
+    pub(super) rank: u64,
+    /// Number of ranks.
+    pub(super) ranks: u64,
+    /// For each tensor of the file, what it is a part of.
+    pub(super) parts: BTreeMap<String, Part>,
+}
+
+impl Index {
+    /// The index of what is cut now.
+    pub(super) fn new(
+        identity: Identity,
+        ranks: u64,
+        about: About,
+        tensors: BTreeMap<String, Whole>,
+        has_rest: bool,
+    ) -> Self {
+        Self { version: VERSION, identity, ranks, has_rest, about, tensors }
+    }
+
+    /// The document.
+    pub(super) fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("an index is JSON");
+        text.push('\n');
+        text
+    }
+
+    /// Reads the index of a folder.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when there is none; [`ShardError::Invalid`] for another document or version.
+    pub(super) fn read(folder: &Path) -> Result<Self, ShardError> {
+        let path = folder.join(INDEX);
+        let text = std::fs::read_to_string(&path).map_err(|source| StoreError::Io {
+            action: "open",
+            path: path.clone(),
+            source,
+        })?;
+        parse(&path, &text)
+    }
+}
+
+impl Shard {
+    /// What `rank`'s file says of these parts.
+    pub(super) fn new(index: &Index, rank: u64, parts: BTreeMap<String, Part>) -> Self {
+        let plan = index.identity.plan.clone();
+        Self { version: VERSION, plan, rank, ranks: index.ranks, parts }
+    }
+
+    /// Metadata of the file.
+    pub(super) fn about(&self) -> About {
+        let text = serde_json::to_string(self).expect("what a shard says is JSON");
+        [(KEY.to_owned(), text), ("format".to_owned(), "pt".to_owned())].into()
+    }
+
+    /// What a file says, which is to be the one of `rank` of this index.
+    ///
+    /// # Errors
+    /// [`ShardError::Invalid`] for another file, [`ShardError::OtherPlan`].
+    pub(super) fn of(file: &SafeTensorsFile, index: &Index, rank: u64) -> Result<Self, ShardError> {
+        let invalid = |reason: String| ShardError::Invalid { path: file.path().to_owned(), reason };
+        let about = file.about();
+        let text = about.get(KEY).ok_or_else(|| invalid(format!("its metadata has no `{KEY}`")))?;
+        let shard: Self = parse(file.path(), text)?;
+        if shard.plan != index.identity.plan {
+            return Err(ShardError::OtherPlan {
+                path: file.path().to_owned(),
+                found: shard.plan,
+                expected: index.identity.plan.clone(),
+            });
+        }
+        if (shard.rank, shard.ranks) != (rank, index.ranks) {
+            return Err(invalid(format!(
+                "it is of rank {} of {}, where rank {rank} of {} belongs",
+                shard.rank, shard.ranks, index.ranks
+            )));
+        }
+        for (name, part) in &shard.parts {
+            part.check().map_err(|reason| invalid(format!("`{name}`: {reason}")))?;
+        }
+        Ok(shard)
+    }
+}
+
+/// A document of the version that is read here.
+fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ShardError> {
+    let invalid = |reason: String| ShardError::Invalid { path: path.to_owned(), reason };
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| invalid(e.to_string()))?;
+    match value.get("version").and_then(serde_json::Value::as_u64) {
+        Some(version) if version == u64::from(VERSION) => {}
+        Some(version) => return Err(invalid(format!("version {version} is not {VERSION}"))),
+        None => return Err(invalid("it has no version".to_owned())),
+    }
+    serde_json::from_value(value).map_err(|e| invalid(e.to_string()))
+}

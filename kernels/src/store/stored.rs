@@ -1,0 +1,100 @@
+//! Element types of files.
+
+use ithaca_ir::DType;
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+
+/// The element type of a tensor in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stored {
+    /// Double precision.
+    F64,
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// 64-bit integers.
+    I64,
+    /// 32-bit integers.
+    I32,
+}
+
+impl Stored {
+    /// The type in which a file has what a program has in `dtype`.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F64 => Stored::F64,
+            DType::F32 => Stored::F32,
+            DType::F16 => Stored::F16,
+            DType::BF16 => Stored::BF16,
+            DType::I32 => Stored::I32,
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Stored::F64 | Stored::I64 => 8,
+            Stored::F32 | Stored::I32 => 4,
+            Stored::F16 | Stored::BF16 => 2,
+        }
+    }
+
+    /// The format's own name of the type.
+    pub(super) fn dtype(self) -> Dtype {
+        match self {
+            Stored::F64 => Dtype::F64,
+            Stored::F32 => Dtype::F32,
+            Stored::F16 => Dtype::F16,
+            Stored::BF16 => Dtype::BF16,
+            Stored::I64 => Dtype::I64,
+            Stored::I32 => Dtype::I32,
+        }
+    }
+
+    /// The type that the format names so; none for a type that is not supported.
+    pub(super) fn parse(dtype: Dtype) -> Option<Self> {
+        Some(match dtype {
+            Dtype::F64 => Stored::F64,
+            Dtype::F32 => Stored::F32,
+            Dtype::F16 => Stored::F16,
+            Dtype::BF16 => Stored::BF16,
+            Dtype::I64 => Stored::I64,
+            Dtype::I32 => Stored::I32,
+            // The crate's enum is open; what is not listed is refused by name.
+            _ => return None,
+        })
+    }
+
+    /// Numbers as little-endian elements, each rounded to the type.
+    pub(super) fn encode(self, data: &[f64]) -> Vec<u8> {
+        fn each<const N: usize>(data: &[f64], f: impl Fn(f64) -> [u8; N]) -> Vec<u8> {
+            data.iter().flat_map(|&x| f(x)).collect()
+        }
+        match self {
+            Stored::F64 => each(data, f64::to_le_bytes),
+            Stored::F32 => each(data, |x| (x as f32).to_le_bytes()),
+            Stored::F16 => each(data, |x| half::f16::from_f64(x).to_le_bytes()),
+            Stored::BF16 => each(data, |x| half::bf16::from_f64(x).to_le_bytes()),
+            Stored::I64 => each(data, |x| (x as i64).to_le_bytes()),
+            Stored::I32 => each(data, |x| (x as i32).to_le_bytes()),
+        }
+    }
+
+    /// Little-endian elements as numbers.
+    pub(super) fn decode(self, bytes: &[u8]) -> Vec<f64> {
+        fn each<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+            bytes.as_chunks::<N>().0.iter().map(|&b| f(b)).collect()
+        }
+        match self {
+            Stored::F64 => each(bytes, f64::from_le_bytes),
+            Stored::F32 => each(bytes, |b| f64::from(f32::from_le_bytes(b))),
+            Stored::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f64()),
+            Stored::BF16 => each(bytes, |b| half::bf16::from_le_bytes(b).to_f64()),
+            Stored::I64 => each(bytes, |b| i64::from_le_bytes(b) as f64),
+            Stored::I32 => each(bytes, |b| f64::from(i32::from_le_bytes(b))),
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! `merge-weights`: joins the parts of a checkpoint.
+
+use ithaca_kernels::store::{self, shards};
+
+use super::{Done, Session};
+use crate::cli::MergeWeightsArgs;
+use crate::error::Result;
+
+pub(super) fn merge_weights(args: &MergeWeightsArgs, session: &mut Session<'_>) -> Result<Done> {
+    store::check_writable(&args.output)?;
+    (session.progress)("joining");
+    let shards::Joined { tensors, ranks, bytes } = shards::join(&args.shards, &args.output)?;
+    let ranks = if ranks == 1 { "one rank".to_owned() } else { format!("{ranks} ranks") };
+    Ok(Done::said(format!(
+        "joined {tensors} tensors of {bytes} bytes from {ranks}\nwrote {}\n",
+        args.output.display()
+    )))
+}

@@ -1,0 +1,87 @@
+//! `shard-weights`: cuts a checkpoint for the ranks of a plan.
+
+use std::fmt::Write;
+
+use ithaca_ir::{Diagnostic, schedule};
+use ithaca_kernels::store::shards::{self, Identity};
+use ithaca_kernels::store::{Checkpoint, check_writable};
+use ithaca_passes::plan::digest;
+
+use super::{Done, Session};
+use crate::cli::{ShardWeightsArgs, SubjectArgs};
+use crate::error::{Failure, Result};
+use crate::subject::{self, Lengths};
+
+/// How many names a note lists.
+const LISTED: usize = 3;
+
+pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) -> Result<Done> {
+    check_writable(&args.output)?;
+    let subject = SubjectArgs {
+        subject: args.subject.clone(),
+        workload: args.workload.clone(),
+        layout: args.layout.clone(),
+        inputs: None,
+        weights: args.weights.clone(),
+        shrink: false,
+        seed: 0,
+    };
+    let job = subject::job(session.registry, &subject, Some(small(args)?))?;
+    let weights = job.weights.as_ref().ok_or_else(|| {
+        Failure::from(
+            Diagnostic::new("C00", format!("`{}` has no weights beside it", args.subject.display()))
+                .help("name them with `--weights PATH`"),
+        )
+    })?;
+    let checkpoint = Checkpoint::at(weights)?;
+    (session.progress)("compiling");
+    let compiled = job.compile()?;
+    let identity = Identity {
+        plan: digest(&schedule::print(&compiled.schedule).into()),
+        model: job.title.clone(),
+        strategy: job.options.strategy.clone(),
+        mesh: job.options.mesh.to_string(),
+    };
+    (session.progress)("cutting");
+    let shards::Cut { tensors, bytes, left_out } =
+        shards::cut(&compiled.schedule, &checkpoint, identity, &args.output)?;
+    let (least, most) = (bytes.iter().min(), bytes.iter().max());
+    let each = match (least, most) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most} bytes"),
+        (_, most) => format!("{} bytes", most.unwrap_or(&0)),
+    };
+    let ranks = match bytes.len() {
+        1 => "one rank".to_owned(),
+        n => format!("{n} ranks ({})", job.options.mesh),
+    };
+    let mut out =
+        format!("{}, {} on {ranks}: {tensors} tensors, {each} each\n", job.title, job.options.strategy);
+    // Writing to a string cannot fail.
+    for note in &compiled.notes {
+        let _ = writeln!(out, "note: {note}");
+    }
+    if !left_out.is_empty() {
+        let names: Vec<String> = left_out.iter().take(LISTED).map(|name| format!("`{name}`")).collect();
+        let more = if left_out.len() > LISTED { ", …" } else { "" };
+        let _ = writeln!(
+            out,
+            "note: {} of the checkpoint's tensors are none of this plan's and are left out: {}{more}",
+            left_out.len(),
+            names.join(", ")
+        );
+    }
+    let _ = writeln!(out, "wrote {}", args.output.display());
+    Ok(Done::said(out))
+}
+
+/// A workload that every layout of this many ranks divides; how weights lie does not depend on it.
+fn small(args: &ShardWeightsArgs) -> Result<Lengths> {
+    let (_, ranks) = subject::mesh(&args.layout)?;
+    let ranks = ranks.unwrap_or(1);
+    let micro_batches = args.workload.micro_batches.as_ref().and_then(|m| m.parse().ok()).unwrap_or(1);
+    Ok(Lengths {
+        batch: ranks.saturating_mul(micro_batches),
+        sequence: ranks.saturating_mul(4),
+        target: None,
+    })
+}

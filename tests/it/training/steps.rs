@@ -1,0 +1,133 @@
+//! Ten steps of AdamW under every plan, against ten steps on one device; and what a step measures: bytes and memory.
+
+use std::path::Path;
+
+use ithaca_kernels::store::{Layered, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_kernels::{Outputs, cpu};
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile::{Compiled, compile};
+use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::shard::strategy::parse_mesh;
+use ithaca_passes::shard::{ShardOptions, Zero};
+use ithaca_passes::{memory, plan};
+
+use crate::goldens::workload;
+
+/// Largest accepted distance of a weight after ten steps, relative to its norm.
+const TOLERANCE: f64 = 1e-5;
+
+fn golden(name: &str) -> (serde_json::Value, SafeTensorsFile, SafeTensorsFile) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
+    let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
+    let open = |file| SafeTensorsFile::open(dir.join(file)).unwrap();
+    (serde_json::from_str(&text).unwrap(), open("io.safetensors"), open("model.safetensors"))
+}
+
+fn compiled(config: &serde_json::Value, io: &dyn TensorSource, plan: &Plan) -> Compiled {
+    let workload = Workload { mode: Mode::Train, training: plan.training.clone(), ..workload(io) };
+    let module = program(config, "m", &workload).unwrap_or_else(|d| panic!("{d:?}"));
+    let mut options = ShardOptions::new(plan.strategy, parse_mesh(plan.mesh).unwrap());
+    options.zero = plan.zero;
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    compile(&module, &options, &cluster).unwrap_or_else(|d| panic!("{}: {d:?}", plan.strategy))
+}
+
+/// The weights after `n` steps on the same batch, and the last run.
+fn steps(
+    compiled: &Compiled,
+    io: &dyn TensorSource,
+    weights: &dyn TensorSource,
+    n: usize,
+) -> (Outputs<f32>, cpu::Execution) {
+    let run = |weights: &dyn TensorSource| {
+        cpu::execute(&compiled.schedule, weights, io, &cpu::Options::default()).unwrap()
+    };
+    let mut execution = run(weights);
+    for _ in 1..n {
+        let kept = Tensors::from(&execution.kept);
+        execution = run(&Layered::new(&kept, weights));
+    }
+    let is_weight = |name: &&String| !name.starts_with("grad.") && !name.starts_with("optimizer.");
+    let names: Vec<String> = execution.kept.keys().filter(is_weight).cloned().collect();
+    let updated = names.into_iter().map(|name| (name.clone(), execution.kept[&name].clone())).collect();
+    (updated, execution)
+}
+
+struct Plan {
+    strategy: &'static str,
+    mesh: &'static str,
+    zero: Zero,
+    training: Training,
+}
+
+fn plans() -> Vec<Plan> {
+    let training = Training { clip: Some(1.0), ..Training::default() };
+    let plan = |strategy, mesh| Plan { strategy, mesh, zero: Zero::Off, training: training.clone() };
+    let mut plans = vec![
+        plan("data-parallel", "dp=2"),
+        plan("ulysses", "ulysses=4"),
+        plan("ring", "ring=4"),
+        plan("megatron-tp-sp", "tp=4"),
+        plan("usp", "ring=2,ulysses=2"),
+        plan("megatron-tp+ulysses", "ulysses=2,tp=2"),
+    ];
+    for zero in Zero::ALL {
+        plans.push(Plan { zero, ..plan("data-parallel+ulysses", "dp=2,ulysses=2") });
+    }
+    for recompute in Recompute::ALL {
+        let training = Training { recompute, ..training.clone() };
+        plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });
+    }
+    let training = Training { micro_batches: 2, ..training.clone() };
+    plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });
+    plans
+}
+
+#[test]
+fn ten_steps_give_the_weights_of_one_device() {
+    let (config, io, weights) = golden("llama-gqa");
+    let single = Plan {
+        strategy: "single",
+        mesh: "",
+        zero: Zero::Off,
+        training: Training { clip: Some(1.0), ..Training::default() },
+    };
+    let (expected, _) = steps(&compiled(&config, &io, &single), &io, &weights, 10);
+    let mut report = String::new();
+    for plan in plans() {
+        let compiled = compiled(&config, &io, &plan);
+        let (found, execution) = steps(&compiled, &io, &weights, 10);
+        let what = format!("{} {} {:?} {:?}", plan.strategy, plan.mesh, plan.zero, plan.training);
+        assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+        for (name, tensor) in &found {
+            let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+                tensor.data.iter().zip(&expected[name].data).map(|(&a, &b)| f(a.into(), b.into())).sum()
+            };
+            let (difference, norm) = (sum(&|a, b| (a - b) * (a - b)), sum(&|_, b| b * b));
+            let distance = (difference / norm).sqrt();
+            if distance > TOLERANCE || distance.is_nan() {
+                report.push_str(&format!("{what}: {name} is {distance:.1e} off\n"));
+            }
+        }
+        // What was promised is what was counted.
+        let promised = plan::collectives(&compiled.per_rank);
+        let counted: Vec<_> = execution
+            .traffic
+            .iter()
+            .map(|t| (t.kind.as_str(), t.axis.as_str(), t.phase.name(), t.count, t.bytes_sent_per_rank))
+            .collect();
+        let promised: Vec<_> = promised
+            .iter()
+            .map(|c| (c.kind.as_str(), c.axis.as_str(), c.phase.as_str(), c.count, c.bytes_sent_per_rank))
+            .collect();
+        assert_eq!(counted, promised, "{what}");
+        let planned = memory::of_schedule(&compiled.schedule);
+        let measured = execution.peak;
+        assert_eq!(measured.arena, planned.arena, "{what}");
+        assert_eq!(measured.parameters, planned.parameters, "{what}");
+        assert_eq!(measured.states, planned.gradients + planned.optimizer + planned.states, "{what}");
+        assert_eq!(measured.total(), planned.total(), "{what}");
+    }
+    assert!(report.is_empty(), "{report}");
+}
