@@ -98,6 +98,10 @@ pub struct WorkloadArgs {
     /// Parts of the batch whose gradients are summed in a training step.
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<String>,
+    /// In which order the stages of a pipeline, on the axis pp of the mesh, run micro-batches: gpipe, 1f1b (as when left
+    /// out), or interleaved (with `--train chunks=N` ranges of layers for each stage).
+    #[arg(long, value_name = "ORDER")]
+    pub pipeline: Option<String>,
     /// Another option of the training step: `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
     /// `weight_decay=…`; may be repeated.
     #[arg(long = "train", value_name = "KEY=VALUE")]

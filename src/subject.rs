@@ -11,7 +11,7 @@ use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::strategy::DATA_AXIS;
+use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 use ithaca_passes::shard::{
     HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh, parse_movement,
 };
@@ -116,7 +116,11 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Decode) => Mode::Decode,
     };
     let mut training = Training::default();
-    let flags = [("recompute", &args.recompute), ("micro_batches", &args.micro_batches)];
+    let flags = [
+        ("recompute", &args.recompute),
+        ("micro_batches", &args.micro_batches),
+        ("pipeline", &args.pipeline),
+    ];
     for (key, value) in flags {
         if let Some(value) = value {
             training.set(key, value)?;
@@ -140,6 +144,14 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         mode,
         ignore: args.ignore_fields.clone(),
     })
+}
+
+/// The workload with as many stages as the mesh has along its axis of stages.
+pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
+    if let (Mode::Train, Some(axis)) = (workload.mode, mesh.axis(STAGE_AXIS)) {
+        workload.training.stages = mesh.size(axis);
+    }
+    workload
 }
 
 /// The mesh that arguments name, and the number of GPUs; they must agree.
@@ -281,7 +293,7 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         true => Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }),
         false => lengths,
     };
-    let workload = workload(&args.workload, fallback)?;
+    let workload = staged(workload(&args.workload, fallback)?, &options.mesh);
     let config = match args.shrink {
         true => shrunk(&model.config, &workload, &options)?,
         false => (model.config.clone(), workload),
@@ -327,6 +339,7 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         ignore_fields,
         recompute,
         micro_batches,
+        pipeline,
         training,
         shift_labels,
         capacity,
@@ -340,6 +353,7 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         ("--ignore-field", !ignore_fields.is_empty()),
         ("--recompute", recompute.is_some()),
         ("--micro-batches", micro_batches.is_some()),
+        ("--pipeline", pipeline.is_some()),
         ("--train", !training.is_empty()),
         ("--shift-labels", *shift_labels),
         ("--capacity", capacity.is_some()),
@@ -414,7 +428,11 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let target_sequence = workload.target_sequence.map(small);
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
-    let batch = shrunk_batch(workload.batch, options);
+    let micro_batches = workload.training.micro_batches;
+    let batch = match workload.batch.is_multiple_of(micro_batches) {
+        true => micro_batches * shrunk_batch(workload.batch / micro_batches, options),
+        false => workload.batch,
+    };
     Ok((config, Workload { batch, sequence: small_sequence, target_sequence, ..workload.clone() }))
 }
 

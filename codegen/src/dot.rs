@@ -131,8 +131,12 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::Param(binding) | Op::Input(binding) | Op::State(binding) | Op::Assign { binding, .. } => {
             format!("{} {}", op.name(), binding.name)
         }
-        Op::Call { callee, layers, scan } => {
-            let call = format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end);
+        Op::Call { callee, layers, scan, stage } => {
+            let mut call =
+                format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end);
+            if let Some(stage) = stage {
+                call += &format!(", stage {}", stage.number);
+            }
             match scan {
                 None => call,
                 Some(Scan { over, carried: _, order: ScanOrder::Ascending }) => {

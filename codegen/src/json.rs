@@ -190,6 +190,9 @@ pub struct TaskDoc {
     /// Which layer of such a call runs first: `ascending` or `descending`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_order: Option<&'static str>,
+    /// The stage of a pipeline that runs it; all ranks when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage: Option<u64>,
     /// Where the callee's frame starts, bytes from the start of this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<u64>,
@@ -301,6 +304,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         over: None,
         carried: None,
         layer_order: None,
+        stage: None,
         base: None,
         reads: names(&task.reads),
         writes: names(&task.writes),
@@ -325,7 +329,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
             doc.axis = traffic::axis(&schedule.space, &x.op, (&x.from, &x.to));
         }
         Work::Copy => doc.work = "copy",
-        Work::Call { callee, layers, scan, base } => {
+        Work::Call { callee, layers, scan, stage, base } => {
             doc.work = "call";
             doc.callee = Some(schedule.frames[*callee].name.clone());
             doc.layers = Some([layers.start, layers.end]);
@@ -334,6 +338,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
                 doc.carried = Some(scan.carried);
                 doc.layer_order = Some(scan.order.name());
             }
+            doc.stage = stage.map(|stage| stage.number);
             doc.base = Some(*base);
         }
     }

@@ -62,7 +62,13 @@ pub fn chunk(elements: u64, n: u64, i: u64) -> Range<u64> {
 /// communicate.
 pub fn group(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> Vec<Rank> {
     match axes(space, op, from, to) {
-        Some(axes) => space.mesh.group_along(rank, &axes),
+        Some(axes) => {
+            let mut group = space.mesh.group_along(rank, &axes);
+            if from.layout.at != to.layout.at {
+                group.retain(|&r| takes_part(space, from, to, r));
+            }
+            group
+        }
         None if matches!(op, Op::Permute) => space.mesh.iter_ranks().collect(),
         None => Vec::new(),
     }
@@ -75,6 +81,9 @@ pub fn axes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Optio
         | Op::AllGather { axis, .. }
         | Op::ReduceScatter { axis, .. }
         | Op::AllReduce { axis } => Some(AxisList::from_slice(&[axis])),
+        Op::Permute if from.layout.at != to.layout.at => {
+            Some(from.layout.at.or(to.layout.at).iter().map(|at| at.axis).collect())
+        }
         Op::Permute if from.layout.split == to.layout.split => {
             let differ = |a: &AxisId| from.layout.moved_along(*a) != to.layout.moved_along(*a);
             Some(space.mesh.axes.ids().filter(differ).collect())
@@ -95,6 +104,7 @@ pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank
             let Exchange { group, send, recv } = fetch(space, dim, to, from, rank);
             return Exchange { group, send: recv, recv: send };
         }
+        Op::Permute if from.layout.at != to.layout.at => return relocate(space, from, to, rank),
         Op::Permute if from.layout.split == to.layout.split => return travel(space, from, to, rank),
         _ => {}
     }
@@ -111,6 +121,24 @@ pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank
         keep_one_source_each(space, from, to, rank, &mut exchange);
     }
     exchange
+}
+
+/// What the ranks of one place hold goes to those of another place, or to all, each along its own line.
+fn relocate(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
+    let group = group(space, &Op::Permute, from, to, rank);
+    let block = |giver: Rank, taker: Rank| -> Vec<Region> {
+        let goes = space.holds(from, giver) && space.holds(to, taker);
+        let own = goes.then(|| space.local_box(from, giver));
+        own.into_iter().filter(|region| elements(region) > 0).collect()
+    };
+    let send = group.iter().map(|&peer| block(rank, peer)).collect();
+    let recv = group.iter().map(|&peer| block(peer, rank)).collect();
+    Exchange { group, send, recv }
+}
+
+/// Whether `rank` has anything to do with a change from `from` to `to`.
+pub fn takes_part(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> bool {
+    space.holds(from, rank) || space.holds(to, rank)
 }
 
 /// Parts move along axes: each rank has one that it sends, and one rank that it receives from.
@@ -236,6 +264,7 @@ pub fn wire_elements(space: &Space, op: &Op, from: &TensorType, to: &TensorType,
 /// Bytes that `rank` sends to others for the collective `op` from `from` to `to`.
 pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> u64 {
     let sent: u64 = match *op {
+        _ if !space.holds(from, rank) => 0,
         Op::AllReduce { axis } => {
             // A reduce-scatter of the chunks of the others, then an all-gather of the own chunk.
             let n = space.mesh.size(axis);

@@ -88,6 +88,10 @@ pub const MODULE: &[Code] = &[
     ),
     code("V31", "what is assigned is read and assigned as one type"),
     code("V32", "where a gradient flows back, operations have adjoints"),
+    code(
+        "V33",
+        "values of `main` alone are on some ranks only; what an operation or a call reads is where it runs; only `main` calls on stages",
+    ),
 ];
 
 /// Invariants of schedules.

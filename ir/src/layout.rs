@@ -18,6 +18,22 @@ pub struct Move {
     pub only: Option<(u64, u64)>,
 }
 
+/// The only ranks that hold a value: those with one coordinate along an axis, such as a stage of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct At {
+    /// The axis.
+    pub axis: AxisId,
+    /// The coordinate of the ranks that hold the value.
+    pub coordinate: u64,
+}
+
+impl At {
+    /// Whether `rank` is one of these ranks.
+    pub fn has(self, mesh: &Mesh, rank: Rank) -> bool {
+        mesh.coordinate(rank, self.axis) == self.coordinate
+    }
+}
+
 /// Which mesh axes split which dimension, and over which axes partial sums are pending.
 ///
 /// An axis that appears nowhere replicates the value.
@@ -29,6 +45,8 @@ pub struct Layout {
     pub partial: AxisList,
     /// Axes along which parts are not where they belong, ascending.
     pub moved: SmallVec<[Move; 1]>,
+    /// The ranks that hold the value; all of them when absent.
+    pub at: Option<At>,
 }
 
 impl Layout {
@@ -38,6 +56,7 @@ impl Layout {
             split: (0..n_dims).map(|_| AxisList::new()).collect(),
             partial: AxisList::new(),
             moved: SmallVec::new(),
+            at: None,
         }
     }
 
@@ -73,6 +92,12 @@ impl Layout {
             self.moved.push(Move { axis, by, only });
             self.moved.sort_unstable();
         }
+        self
+    }
+
+    /// The same layout on these ranks.
+    pub fn located(mut self, at: Option<At>) -> Self {
+        self.at = at;
         self
     }
 

@@ -4,6 +4,7 @@
 //! (parameters first), so a rewrite builds a new function instead of patching an old one, and handles always print
 //! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -11,7 +12,8 @@ use smallvec::SmallVec;
 use crate::diagnostic::Span;
 use crate::entity;
 use crate::entity::Arena;
-use crate::ops::Op;
+use crate::layout::At;
+use crate::ops::{Op, Stage};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -88,6 +90,28 @@ impl Module {
         }
     }
 
+    /// For each function the ranks that run it, with how often they do in one run of `main`; layers count. All ranks
+    /// do where there is no place.
+    pub fn runs_by_place(&self) -> Vec<BTreeMap<Option<At>, u64>> {
+        use crate::entity::Entity;
+        let mut counts: Vec<BTreeMap<Option<At>, u64>> = vec![BTreeMap::new(); self.functions.len()];
+        for (id, function) in self.functions.iter().rev() {
+            if Some(id) == self.main() {
+                counts[id.index()].insert(None, 1);
+            }
+            let runs = counts[id.index()].clone();
+            for node in &function.nodes {
+                let Op::Call { callee, layers, stage, .. } = &node.op else { continue };
+                for (&at, &n) in &runs {
+                    let place = stage.and_then(Stage::at).or(at);
+                    let count = counts[callee.index()].entry(place).or_default();
+                    *count = count.saturating_add(n.saturating_mul(layers.end.saturating_sub(layers.start)));
+                }
+            }
+        }
+        counts
+    }
+
     /// How often each function runs in one run of `main`, indexed by function; layers count.
     pub fn run_counts(&self) -> Vec<u64> {
         let mut counts = vec![0; self.functions.len()];
@@ -98,7 +122,7 @@ impl Module {
             }
             let runs: u64 = counts[id.index()];
             for node in &function.nodes {
-                if let Op::Call { callee, layers, scan: _ } = &node.op {
+                if let Op::Call { callee, layers, scan: _, stage: _ } = &node.op {
                     counts[callee.index()] += runs.saturating_mul(layers.end - layers.start);
                 }
             }

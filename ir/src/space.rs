@@ -79,8 +79,16 @@ impl Space {
         degree == 1 || self.dims[dim].divides_evenly(degree) || (uneven && size / granule >= degree)
     }
 
+    /// Whether `rank` is one of the ranks that hold `ty`; of a scalar its box does not tell.
+    pub fn holds(&self, ty: &TensorType, rank: Rank) -> bool {
+        ty.layout.at.is_none_or(|at| at.has(&self.mesh, rank))
+    }
+
     /// For each dimension of `ty`, the global indices that `rank` holds.
     pub fn local_box(&self, ty: &TensorType, rank: Rank) -> Vec<Range<u64>> {
+        if !self.holds(ty, rank) {
+            return vec![0..0; ty.dims.len()];
+        }
         let owner = match ty.layout.moved.is_empty() {
             true => Some(rank),
             false => ty.layout.owner(&self.mesh, rank),

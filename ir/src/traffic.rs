@@ -114,15 +114,22 @@ pub fn axis(space: &Space, op: &Op, (from, to): (&TensorType, &TensorType)) -> O
 /// What one run of a per-rank module sends.
 pub fn of_module(module: &Module) -> Vec<Traffic> {
     let mut ledger = Ledger::default();
-    let runs = module.run_counts();
+    let runs = module.runs_by_place();
     for (id, function) in module.functions.iter() {
         for node in &function.nodes {
             let (Some(&x), Some(&y)) = (node.operands.first(), node.results.first()) else { continue };
             let (from, to) = (function.ty(x), function.ty(y));
             let Some(key) = key(&module.space, &function.name, &node.op, (from, to)) else { continue };
-            for rank in busiest_candidates(&module.space, &node.op, from, to) {
-                let bytes = boxes::bytes_sent(&module.space, &node.op, from, to, rank);
-                ledger.record(key.clone(), rank, runs[id.index()], bytes);
+            for (&at, &runs) in &runs[id.index()] {
+                // What is on some ranks only tells which by itself.
+                let (from, to) = match at {
+                    None => (from.clone(), to.clone()),
+                    Some(_) => (from.located(at), to.located(at)),
+                };
+                for rank in busiest_candidates(&module.space, &node.op, &from, &to) {
+                    let bytes = boxes::bytes_sent(&module.space, &node.op, &from, &to, rank);
+                    ledger.record(key.clone(), rank, runs, bytes);
+                }
             }
         }
     }
@@ -132,16 +139,11 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
 /// Bytes that the busiest rank sends to others for the collective `op` from `from` to `to`.
 pub fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
     let ranks = busiest_candidates(space, op, from, to);
-    ranks.map(|rank| boxes::bytes_sent(space, op, from, to, rank)).max().unwrap_or(0)
+    ranks.into_iter().map(|rank| boxes::bytes_sent(space, op, from, to, rank)).max().unwrap_or(0)
 }
 
 /// Ranks among which the busiest is: all of them where shares may differ, else the first.
-fn busiest_candidates(
-    space: &Space,
-    op: &Op,
-    from: &TensorType,
-    to: &TensorType,
-) -> impl Iterator<Item = Rank> {
+fn busiest_candidates(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Vec<Rank> {
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
     let ragged = match *op {
         Op::AllReduce { axis } => !space.max_local_elements(from).is_multiple_of(space.mesh.size(axis)),
@@ -153,6 +155,8 @@ fn busiest_candidates(
         Op::Fetch { .. } | Op::FetchSum { .. } => true,
         _ => false,
     };
-    let all = uneven(from) || uneven(to) || ragged;
-    (0..if all { space.mesh.ranks() } else { 1 }).map(Rank)
+    let moves = from.layout.at != to.layout.at;
+    let all = uneven(from) || uneven(to) || ragged || moves;
+    let among = |&rank: &Rank| boxes::takes_part(space, from, to, rank);
+    space.mesh.iter_ranks().filter(among).take(if all { usize::MAX } else { 1 }).collect()
 }

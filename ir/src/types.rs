@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::layout::{AxisList, Layout};
+use crate::layout::{At, AxisList, Layout};
 use crate::mesh::AxisId;
 
 /// The type of a value. On the program level the layout is whole.
@@ -30,6 +30,13 @@ impl TensorType {
     pub fn with_layout(&self, layout: Layout) -> Self {
         assert_eq!(layout.split.len(), self.dims.len(), "a layout has an entry for each dimension");
         Self { layout, ..self.clone() }
+    }
+
+    /// The same tensor on these ranks.
+    pub fn located(&self, at: Option<At>) -> Self {
+        let mut ty = self.clone();
+        ty.layout.at = at;
+        ty
     }
 
     /// The position of `dim`.

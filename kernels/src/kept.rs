@@ -14,7 +14,7 @@ use crate::oracle::put_together;
 use crate::place;
 use crate::real::Real;
 use crate::store::TensorSource;
-use crate::tensor::{Tensor, extents, index, whole, write_part};
+use crate::tensor::{Tensor, extents, index, read_part, whole, write_part};
 
 /// What one binding wrote.
 pub(crate) struct Part<'a, T: Clone> {
@@ -64,7 +64,25 @@ pub(crate) fn join<T: Real>(
         if extents(&window).iter().product::<usize>() != part.len() {
             return Err(RunError::invalid(format!("`{name}` is bound to a type of another size")));
         }
-        write_part(&whole(seen), &mut stored, &window, &part);
+        // What several stages of a pipeline write is one.
+        let before = read_part(&whole(seen), &stored, &window);
+        let differs = |x: &Option<T>, y: &Option<T>| match (x, y) {
+            (Some(x), Some(y)) => x.to_f64().to_bits() != y.to_f64().to_bits(),
+            _ => false,
+        };
+        if let Some(i) = before.iter().zip(&part).position(|(x, y)| differs(x, y)) {
+            let number = |x: Option<T>| x.map_or(f64::NAN, |x| x.to_f64());
+            let rank = space.mesh.iter_ranks().find(|&rank| space.holds(ty, rank)).map_or(0, |rank| rank.0);
+            return Err(RunError::ReplicasDiffer {
+                output: name.to_owned(),
+                rank,
+                at: vec![i as u64],
+                found: number(part[i]),
+                expected: number(before[i]),
+            });
+        }
+        let merged: Vec<Option<T>> = before.iter().zip(&part).map(|(x, y)| y.or(*x)).collect();
+        write_part(&whole(seen), &mut stored, &window, &merged);
     }
     let shape: Vec<usize> = shape.iter().map(|&n| index(n)).collect();
     if stored.iter().any(Option::is_none) {

@@ -44,7 +44,7 @@ impl Lasting<'_> {
 
     /// Whether it is a gradient, which no step needs of the one before.
     pub fn is_gradient(&self) -> bool {
-        self.target == Target::State && self.binding.name.starts_with(state::GRADIENT)
+        self.target == Target::State && state::is_gradient(&self.binding.name)
     }
 }
 
@@ -74,7 +74,8 @@ pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
                 kinds.len() - 1
             });
             let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
-            for &layer in &layers[frame_id.index()] {
+            // Stages of a pipeline have it under one name.
+            for &(layer, _) in &layers[frame_id.index()] {
                 let name = binding.stored_name(layer);
                 if is_written {
                     written.insert((target, name.clone()));

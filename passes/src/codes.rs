@@ -71,6 +71,14 @@ pub const PASS: &[Code] = &[
         "only `@main` calls functions, layers hand on what has gradients, and states are the pass's own",
     ),
     code("P52", "the batch divides into micro-batches, and what is computed of all of it comes from inputs"),
+    code(
+        "P53",
+        "a pipeline has a layer for each stage and each of its chunks, and interleaved stages take micro-batches in groups of as many",
+    ),
+    code(
+        "P54",
+        "the stages of a pipeline share whole weights that are not a layer's, and a mesh axis is as long as there are stages",
+    ),
     code("P60", "a file of rules is `rule NAME pattern => replacement`, conditions behind `where`"),
     code("P61", "every rule has a name of its own"),
     code("P62", "operations and attributes of a rule are known, and have their operands"),

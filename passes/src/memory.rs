@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use ithaca_ir::TensorType;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::Binding;
-use ithaca_ir::ops::state::{GRADIENT, OPTIMIZER};
+use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 
 use crate::cluster::Cluster;
@@ -66,21 +67,33 @@ impl Memory {
 /// What `schedule` needs, a schedule that the schedule verifier accepts.
 pub fn of_schedule(schedule: &Schedule) -> Memory {
     let space = &schedule.space;
-    let mut memory = Memory { arena: schedule.arena_bytes(), ..Memory::default() };
-    let mut largest: Vec<Held> = Vec::new();
-    for (source, ty, layers) in sources(schedule) {
-        let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
-        let bytes = space.max_local_bytes(&ty).saturating_mul(count);
-        let sum = match &source {
-            Source::Weight(_) => &mut memory.parameters,
-            Source::Input(_) => &mut memory.inputs,
-            Source::State(binding) if binding.name.starts_with(GRADIENT) => &mut memory.gradients,
-            Source::State(binding) if binding.name.starts_with(OPTIMIZER) => &mut memory.optimizer,
-            Source::State(_) => &mut memory.states,
-        };
-        *sum = sum.saturating_add(bytes);
-        largest.push(Held { name: source.binding().name.clone(), count, bytes });
-    }
+    let memory = Memory { arena: schedule.arena_bytes(), ..Memory::default() };
+    // The busiest stage of a pipeline; all ranks alike without one.
+    let stage = |at: Option<At>| {
+        let mut memory = memory.clone();
+        for (source, ty, layers) in sources(schedule, at) {
+            let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
+            let bytes = space.max_local_bytes(&ty).saturating_mul(count);
+            let sum = match &source {
+                Source::Weight(_) => &mut memory.parameters,
+                Source::Input(_) => &mut memory.inputs,
+                Source::State(binding) if is_gradient(&binding.name) => &mut memory.gradients,
+                Source::State(binding) if binding.name.starts_with(OPTIMIZER) => &mut memory.optimizer,
+                Source::State(_) => &mut memory.states,
+            };
+            *sum = sum.saturating_add(bytes);
+            memory.largest.push(Held { name: source.binding().name.clone(), count, bytes });
+        }
+        memory
+    };
+    let stages: Vec<Option<At>> = match schedule.stages().as_slice() {
+        [] => vec![None],
+        stages => stages.iter().copied().map(Some).collect(),
+    };
+    // Of equally busy ones the first.
+    let busiest = stages.into_iter().map(stage).reduce(|a, b| if b.total() > a.total() { b } else { a });
+    let mut memory = busiest.unwrap_or_default();
+    let mut largest = std::mem::take(&mut memory.largest);
     if let Some(main) = schedule.main() {
         let frame = &schedule.frames[main];
         memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
@@ -108,11 +121,17 @@ impl Source {
     }
 }
 
-/// Distinct loaded tensors, with the layers that need them.
-fn sources(schedule: &Schedule) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
-    let layers = layers_of_frames(schedule);
+/// Distinct loaded tensors of the ranks of a place, with the layers that need them.
+fn sources(schedule: &Schedule, at: Option<At>) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
+    let runs = schedule.layers_by_place();
+    let here = |runs: &Vec<(Range<u64>, Option<At>)>| -> Option<Vec<Range<u64>>> {
+        let own = runs.iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
+        let own: Vec<Range<u64>> = own.map(|(layers, _)| layers.clone()).collect();
+        (!own.is_empty() || runs.is_empty()).then_some(own)
+    };
     let mut found: Vec<(Source, TensorType, Vec<Range<u64>>)> = Vec::new();
     for (id, frame) in schedule.frames.iter() {
+        let Some(layers) = here(&runs[id.index()]) else { continue };
         for buffer in frame.buffers.values() {
             let source = match &buffer.place {
                 Place::Weight(binding) => Source::Weight(binding.clone()),
@@ -122,25 +141,12 @@ fn sources(schedule: &Schedule) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
             };
             let Content::Tensor(ty) = &buffer.content else { continue };
             match found.iter_mut().find(|f| f.0 == source && f.1 == *ty) {
-                Some(known) => known.2.extend(layers[id.index()].iter().cloned()),
-                None => found.push((source, ty.clone(), layers[id.index()].clone())),
+                Some(known) => known.2.extend(layers.iter().cloned()),
+                None => found.push((source, ty.clone(), layers.clone())),
             }
         }
     }
     found
-}
-
-/// The layers that each frame is run for.
-fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
-    let mut layers = vec![Vec::new(); schedule.frames.len()];
-    for frame in schedule.frames.values() {
-        for task in &frame.tasks {
-            if let Work::Call { callee, layers: range, .. } = &task.work {
-                layers[callee.index()].push(range.clone());
-            }
-        }
-    }
-    layers
 }
 
 /// The size of the union of ranges.
@@ -241,7 +247,8 @@ mod tests {
         main.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
         main.buffers.push(buffer("ids", &ty, Place::Input(named("ids"))));
         main.buffers.push(buffer("logits", &ty, Place::Frame(0)));
-        let call = |layers| Work::Call { callee: FrameId::new(0), layers, scan: None, base: 4096 };
+        let call =
+            |layers| Work::Call { callee: FrameId::new(0), layers, scan: None, stage: None, base: 4096 };
         main.tasks.push(task(add(), &[0, 1], &[2]));
         main.tasks.push(task(call(0..10), &[2], &[2]));
         main.tasks.push(task(call(10..30), &[2], &[2]));

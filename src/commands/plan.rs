@@ -20,7 +20,10 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         Failure::from(Diagnostic::new("C00", "the number of GPUs is missing").help("as in `--gpus 8`"))
     })?;
     let model = subject::model(&args.model)?;
-    let workload = subject::workload(&args.workload, None)?;
+    let mut workload = subject::workload(&args.workload, None)?;
+    if let Some(mesh) = &mesh {
+        workload = subject::staged(workload, mesh);
+    }
     (session.progress)("importing");
     let module = import::program(&model.config, &model.name, &workload)?;
     let mut options = ShardOptions::default();

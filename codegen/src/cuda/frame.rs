@@ -126,7 +126,7 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, scan, base } => {
+            Work::Call { callee, layers, scan, stage: _, base } => {
                 self.call(out, task, *callee, layers, scan.as_ref(), *base);
             }
         }

@@ -65,6 +65,12 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
         tables: Tables::default(),
     };
 
+    if let n @ 1.. = schedule.stages().len() {
+        let message = format!("the schedule has {n} stages of a pipeline, which have no emitted form yet");
+        return Err(
+            Diagnostic::new("S43", message).help("`ithaca run` and `ithaca verify` carry out pipelines")
+        );
+    }
     let layers = layers_of_frames(schedule);
     let mut frames = String::new();
     for id in schedule.frames.ids() {

@@ -76,7 +76,7 @@ fn layers(module: &Module) -> Vec<BTreeSet<u64>> {
     let mut layers = vec![BTreeSet::new(); module.functions.len()];
     for function in module.functions.values() {
         for node in &function.nodes {
-            if let Op::Call { callee, layers: range, scan: _ } = &node.op {
+            if let Op::Call { callee, layers: range, scan: _, stage: _ } = &node.op {
                 layers[callee.index()].extend(range.clone());
             }
         }

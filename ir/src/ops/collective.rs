@@ -153,6 +153,9 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
         // Ranks with the same block hold different summands, so moving blocks would mix them up.
         return Err(OpError::new("V16", "`permute` of a partial sum; reduce it first"));
     }
+    if ty.layout.at != x.layout.at {
+        return infer_relocation(space, x, ty);
+    }
     if ty.layout.split == x.layout.split {
         // Parts travel along axes: what a rank wants is held by one rank of its own line, unless some hold nothing.
         let full = x.layout.moved.iter().all(|m| m.only.is_none());
@@ -177,6 +180,21 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
             Err(OpError::new("V16", format!("`permute`: no rank holds the block that rank {r} wants")))
         }
     }
+}
+
+/// What some ranks hold goes, as it lies there, to other ranks along the axis, or to all of them.
+fn infer_relocation(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types, OpError> {
+    let Some(from) = x.layout.at else {
+        return Err(OpError::new("V16", "`permute`: what all ranks hold need not be sent to some of them"));
+    };
+    let fits = ty.layout.at.is_none_or(|to| to.axis == from.axis && to.coordinate < space.mesh.size(to.axis));
+    if !fits || x.located(None) != ty.located(None) {
+        return Err(OpError::new(
+            "V16",
+            "`permute` sends what some ranks hold along the axis that tells them apart, and changes no more",
+        ));
+    }
+    Ok(smallvec![ty.clone()])
 }
 
 fn key(region: &boxes::Region) -> Vec<(u64, u64)> {

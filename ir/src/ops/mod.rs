@@ -52,7 +52,7 @@ pub use reference::reference;
 pub use rotary::{Pairs, Rotary, Scaling, Turn};
 pub use source::Binding;
 pub use state::Target;
-pub use structure::{Scan, ScanOrder};
+pub use structure::{Scan, ScanOrder, Stage};
 pub use table::{Family, OpInfo, TABLE};
 pub use window::Window;
 
@@ -205,6 +205,8 @@ pub enum Op {
         layers: Layers,
         /// What layers keep of their own, beside what they hand on.
         scan: Option<Scan>,
+        /// The stage of a pipeline that runs it; all ranks when absent.
+        stage: Option<Stage>,
     },
     /// The gradient of an operation.
     Gradient(Gradient),
@@ -431,9 +433,36 @@ impl Op {
     ) -> Result<Types, OpError> {
         self.check_operand_count(operands.len())?;
         match self {
-            Op::Call { callee, layers, scan } => {
-                return structure::infer_call(cx, *callee, layers, scan.as_ref(), operands);
+            Op::Call { callee, layers, scan, stage } => {
+                return structure::infer_call(cx, *callee, layers, (scan.as_ref(), *stage), operands);
             }
+            Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
+            _ => {}
+        }
+        // Where values are is no matter of any other operation: all are in one place.
+        let mut places = operands.iter().filter_map(|ty| ty.layout.at);
+        let Some(at) = places.next() else { return self.infer_here(cx, operands, declared) };
+        if places.any(|other| other != at) {
+            let message =
+                format!("operands of `{}` are on different ranks; a permute is missing", self.name());
+            return Err(OpError::new("V33", message));
+        }
+        let here: Types = operands.iter().map(|ty| ty.located(None)).collect();
+        let here: SmallVec<[&TensorType; 4]> = here.iter().collect();
+        let declared: Types = declared.iter().map(|ty| ty.located(None)).collect();
+        let mut results = self.infer_here(cx, &here, &declared)?;
+        results.iter_mut().for_each(|ty| ty.layout.at = Some(at));
+        Ok(results)
+    }
+
+    /// The types of the results where all operands are on all ranks.
+    fn infer_here(
+        &self,
+        cx: Context<'_>,
+        operands: &[&TensorType],
+        declared: &[TensorType],
+    ) -> Result<Types, OpError> {
+        match self {
             Op::State(binding) => return state::infer_state(binding, cx.space, declared),
             Op::Assign { target, binding } => {
                 return state::infer_assign(binding, *target, cx.space, operands[0]);

@@ -46,6 +46,17 @@ pub const MASTER: &str = "optimizer.master.";
 /// The name of the count of steps, a scalar.
 pub const STEP: &str = "optimizer.step";
 
+/// The prefix of what another stage of a pipeline keeps under a name than the stage that updates the weight.
+pub fn of_stage(stage: u64) -> String {
+    format!("stage{stage}.")
+}
+
+/// Whether `name` is that of a gradient, whichever stage of a pipeline keeps it.
+pub fn is_gradient(name: &str) -> bool {
+    let after = name.strip_prefix("stage").map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    after.and_then(|rest| rest.strip_prefix('.')).unwrap_or(name).starts_with(GRADIENT)
+}
+
 /// Whether a kernel may write a result where it reads an operand of the same elements: it reads element i of all its
 /// operands before it writes element i of any result.
 pub fn works_in_place(op: &Op) -> bool {

@@ -3,7 +3,8 @@
 use smallvec::smallvec;
 
 use crate::dim::DimId;
-use crate::layout::AxisList;
+use crate::layout::{At, AxisList};
+use crate::mesh::AxisId;
 use crate::module::{FuncId, Layers};
 use crate::ops::{Context, OpError, Types, source};
 use crate::space::Space;
@@ -25,6 +26,27 @@ pub struct Scan {
     pub carried: usize,
     /// Which layer runs first.
     pub order: ScanOrder,
+}
+
+/// The stage of a pipeline that a call belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The number of the stage.
+    pub number: u64,
+    /// The mesh axis whose coordinate the number is; none before there is a mesh.
+    pub along: Option<AxisId>,
+}
+
+impl Stage {
+    /// The stage of this number, of a program without a mesh.
+    pub fn new(number: u64) -> Self {
+        Self { number, along: None }
+    }
+
+    /// The ranks that run the stage; all of them before there is a mesh.
+    pub fn at(self) -> Option<At> {
+        self.along.map(|axis| At { axis, coordinate: self.number })
+    }
 }
 
 /// Which layer of a loop runs first.
@@ -63,6 +85,7 @@ impl ScanOrder {
 
 /// Whether each layer of a call gets its own slice of argument `index`, of type `argument`.
 pub fn is_sliced(scan: Option<&Scan>, index: usize, argument: &TensorType, parameter: &TensorType) -> bool {
+    let argument = &argument.located(None);
     let sliced = scan.filter(|scan| index >= scan.carried).and_then(|scan| unstacked(argument, scan.over));
     argument != parameter && sliced.as_ref() == Some(parameter)
 }
@@ -90,7 +113,7 @@ pub(super) fn infer_call(
     cx: Context<'_>,
     callee: FuncId,
     layers: &Layers,
-    scan: Option<&Scan>,
+    (scan, stage): (Option<&Scan>, Option<Stage>),
     operands: &[&TensorType],
 ) -> Result<Types, OpError> {
     let Some(function) = cx.functions.get(callee) else {
@@ -109,7 +132,20 @@ pub(super) fn infer_call(
             format!("`@{name}` takes {} arguments, not {}", function.params.len(), operands.len()),
         ));
     }
-    for (i, (&param, &operand)) in function.params.iter().zip(operands).enumerate() {
+    let at = stage.and_then(Stage::at);
+    if let Some(At { axis, coordinate }) = at
+        && cx.space.mesh.axes.get(axis).is_none_or(|axis| coordinate >= axis.size)
+    {
+        return Err(OpError::new("V33", format!("no rank runs stage {coordinate} of `@{name}`")));
+    }
+    if let Some(i) = operands.iter().position(|ty| ty.layout.at.is_some() && ty.layout.at != at) {
+        let message =
+            format!("argument {i} of `@{name}` is on ranks that do not run the call; a permute is missing");
+        return Err(OpError::new("V33", message));
+    }
+    let here: Types = operands.iter().map(|ty| ty.located(None)).collect();
+    let operands: Vec<&TensorType> = here.iter().collect();
+    for (i, (&param, &operand)) in function.params.iter().zip(&operands).enumerate() {
         let wanted = function.ty(param);
         if wanted != operand && !is_sliced(scan, i, operand, wanted) {
             return Err(OpError::new(
@@ -149,6 +185,7 @@ pub(super) fn infer_call(
             ));
         }
     }
+    results.iter_mut().for_each(|ty| ty.layout.at = at);
     Ok(results)
 }
 

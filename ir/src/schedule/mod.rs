@@ -18,8 +18,10 @@ use std::fmt;
 use crate::dtype::DType;
 use crate::entity;
 use crate::entity::Arena;
+use crate::layout::At;
+use crate::mesh::Rank;
 use crate::module::Layers;
-use crate::ops::{Binding, Op, Scan};
+use crate::ops::{Binding, Op, Scan, Stage};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -63,6 +65,35 @@ impl Schedule {
         self.frames.ids().next_back()
     }
 
+    /// For each frame the layers that it runs for, and the ranks that run it; all of them where there is no place.
+    pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
+        use crate::entity::Entity;
+        let mut runs: Vec<Vec<(Layers, Option<At>)>> = vec![Vec::new(); self.frames.len()];
+        for (id, frame) in self.frames.iter().rev() {
+            let mut callers: Vec<Option<At>> = runs[id.index()].iter().map(|(_, at)| *at).collect();
+            callers.sort_unstable();
+            callers.dedup();
+            if callers.is_empty() {
+                callers.push(None);
+            }
+            for task in &frame.tasks {
+                let Work::Call { callee, layers, stage, .. } = &task.work else { continue };
+                for &at in &callers {
+                    let run = (layers.clone(), stage.and_then(Stage::at).or(at));
+                    if let Some(runs) = runs.get_mut(callee.index()).filter(|runs| !runs.contains(&run)) {
+                        runs.push(run);
+                    }
+                }
+            }
+        }
+        runs
+    }
+
+    /// The places in which not all tasks of `main` run, ascending; none where every rank runs every task.
+    pub fn stages(&self) -> Vec<At> {
+        self.main().map_or_else(Vec::new, |id| self.frames[id].stages())
+    }
+
     /// Bytes of the arena: the frame of `main`, which holds those of its callees.
     pub fn arena_bytes(&self) -> u64 {
         self.main().map_or(0, |id| self.frames[id].bytes)
@@ -87,6 +118,65 @@ pub struct Frame {
     pub n_events: usize,
     /// Bytes of the frame, those of callees included.
     pub bytes: u64,
+}
+
+impl Frame {
+    /// The ranks that hold a buffer; all of them when absent.
+    pub fn at(&self, buffer: BufferId) -> Option<At> {
+        match self.buffers.get(buffer).map(|b| &b.content) {
+            Some(Content::Tensor(ty)) => ty.layout.at,
+            Some(Content::Wire { .. }) | None => None,
+        }
+    }
+
+    /// The ranks that have part in a task, in one or two places; all of them where one place is absent.
+    fn places(&self, task: &Task) -> [Option<At>; 2] {
+        match &task.work {
+            Work::Call { stage, .. } => [stage.and_then(Stage::at); 2],
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => [t.from.layout.at, t.to.layout.at],
+            Work::Compute(_) | Work::Copy => {
+                [task.reads.iter().chain(&task.writes).find_map(|&b| self.at(b)); 2]
+            }
+        }
+    }
+
+    /// Whether the ranks of a place run a task.
+    pub fn runs_at(&self, task: &Task, at: At) -> bool {
+        self.places(task).iter().any(|place| place.is_none_or(|place| place == at))
+    }
+
+    /// Whether `rank` runs a task.
+    pub fn runs(&self, space: &Space, task: &Task, rank: Rank) -> bool {
+        self.places(task).iter().any(|place| place.is_none_or(|at| at.has(&space.mesh, rank)))
+    }
+
+    /// The places in which not all tasks run, ascending; none where every rank runs every task.
+    pub fn stages(&self) -> Vec<At> {
+        let buffers = self.buffers.ids().filter_map(|b| self.at(b));
+        let tasks = self.tasks.iter().flat_map(|task| self.places(task)).flatten();
+        let mut stages: Vec<At> = buffers.chain(tasks).collect();
+        stages.sort_unstable();
+        stages.dedup();
+        stages
+    }
+
+    /// The frame as the ranks of a place run it: without the tasks, buffers and events of others.
+    pub fn only(&self, at: At) -> Frame {
+        let mut frame = self.clone();
+        frame.tasks.retain(|task| self.runs_at(task, at));
+        let held = |b: &BufferId| self.at(*b).is_none_or(|there| there == at);
+        for task in &mut frame.tasks {
+            task.reads.retain(held);
+            task.writes.retain(held);
+        }
+        let elsewhere = |o: &FrameOutput| self.at(o.buffer).is_some_and(|other| other != at);
+        frame.outputs.retain(|output| !elsewhere(output));
+        let recorded: Vec<EventId> = frame.tasks.iter().filter_map(|task| task.records).collect();
+        for task in &mut frame.tasks {
+            task.waits.retain(|event| recorded.contains(event));
+        }
+        frame
+    }
 }
 
 /// A returned buffer.
@@ -228,6 +318,8 @@ pub enum Work {
         layers: Layers,
         /// What layers keep of their own.
         scan: Option<Scan>,
+        /// The stage of a pipeline that runs it; all ranks when absent.
+        stage: Option<Stage>,
         /// Where the callee's frame starts, bytes from the start of this one.
         base: u64,
     },

@@ -9,7 +9,7 @@ use crate::diagnostic::{Diagnostic, Span};
 use crate::dim::{Dim, DimId, Fetched, Part};
 use crate::dtype::DType;
 use crate::entity::Arena;
-use crate::layout::{AxisList, Move};
+use crate::layout::{At, AxisList, Move};
 use crate::mesh::{Axis, AxisId};
 use crate::module::{FuncId, Function};
 use crate::ops::attr::{Names, Quoted};
@@ -250,7 +250,7 @@ fn axis_named(space: &Space, name: &str, span: Span) -> Parsed<AxisId> {
         .ok_or_else(|| unknown("mesh axis", name, span, axes.values().map(|a| a.name.as_str())))
 }
 
-/// A type as the text form spells it: `bf16[b s@ulysses m] partial(tp)`.
+/// A type as the text form spells it: `bf16[b s@ulysses m] partial(tp) on pp=1`.
 #[derive(Clone, Copy)]
 pub struct TypeText<'a> {
     /// Where dimensions and axes have their names.
@@ -303,6 +303,9 @@ impl fmt::Display for TypeText<'_> {
             list(f, &ty.layout.partial)?;
             f.write_str(")")?;
         }
+        if let Some(At { axis: a, coordinate }) = ty.layout.at {
+            write!(f, " on {}={coordinate}", axis(a))?;
+        }
         Ok(())
     }
 }
@@ -351,6 +354,12 @@ pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType
     if cx.eat(Token::Word("partial")) {
         ty.layout.partial = read_axes(cx, space)?;
         ty.layout.partial.sort_unstable();
+    }
+    if cx.eat(Token::Word("on")) {
+        let (name, span) = cx.word("a mesh axis")?;
+        let axis = axis_named(space, name, span)?;
+        cx.expect('=')?;
+        ty.layout.at = Some(At { axis, coordinate: cx.int()? });
     }
     Ok(ty)
 }

@@ -92,6 +92,16 @@ impl Checker<'_> {
                 }
             }
             let checked = check_type(&self.module.space, self.module.level, &value.ty);
+            let checked = checked.and_then(|()| match value.ty.layout.at {
+                Some(_) if self.function.name != "main" => Err(OpError::new(
+                    "V33",
+                    format!(
+                        "a value of `@{}` is on some ranks only; those that run it hold it",
+                        self.function.name
+                    ),
+                )),
+                Some(_) | None => Ok(()),
+            });
             self.sound.push(checked.is_ok());
             if let Err(error) = checked {
                 // A type with handles from elsewhere cannot be spelled.
@@ -112,6 +122,10 @@ impl Checker<'_> {
             && callee >= self.id
         {
             let error = OpError::new("V15", "a function may call only functions that stand before it");
+            return self.refuse(error, node.span, "this call");
+        }
+        if matches!(node.op, Op::Call { stage: Some(_), .. }) && self.function.name != "main" {
+            let error = OpError::new("V33", "only `@main` calls functions on stages");
             return self.refuse(error, node.span, "this call");
         }
         let names = Names { space: &self.module.space, functions: &self.module.functions };

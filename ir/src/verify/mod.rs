@@ -106,7 +106,7 @@ fn check_runs(module: &Module, found: &mut Diagnostics) {
         }
         let runs = counts[id.index()];
         for node in &function.nodes {
-            let Op::Call { callee, layers, scan: _ } = &node.op else { continue };
+            let Op::Call { callee, layers, scan: _, stage: _ } = &node.op else { continue };
             let more = runs.saturating_mul(layers.end.saturating_sub(layers.start));
             if let Some(count) = counts.get_mut(callee.index()) {
                 *count = count.saturating_add(more);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::diagnostic::Diagnostic;
 use crate::dim::{Dim, DimId, Fetched, Part};
 use crate::entity::Entity;
-use crate::layout::Layout;
+use crate::layout::{At, Layout};
 use crate::mesh::{Axis, AxisId};
 use crate::module::Level;
 use crate::ops::OpError;
@@ -225,7 +225,27 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
         seen.push(axis);
     }
     check_moved(space, layout)?;
+    check_at(space, level, layout)?;
     dims.iter().zip(&layout.split).try_for_each(|(&dim, axes)| check_split(space, dim, axes))
+}
+
+/// The ranks that hold a value are told apart by an axis that does nothing else with it.
+fn check_at(space: &Space, level: Level, layout: &Layout) -> Result<(), OpError> {
+    let Some(At { axis, coordinate }) = layout.at else { return Ok(()) };
+    if level == Level::Program {
+        return Err(OpError::new("V13", "on the program level all values are in one place"));
+    }
+    let Some(along) = space.mesh.axes.get(axis) else {
+        return Err(OpError::new("V06", "a value is on ranks along an axis that is not of the mesh"));
+    };
+    if coordinate >= along.size {
+        let message = format!("a value is at coordinate {coordinate} of `{}`={}", along.name, along.size);
+        return Err(OpError::new("V33", message));
+    }
+    match layout.axes().any(|a| a == axis) {
+        true => Err(OpError::new("V10", format!("axis `{}` is used twice in one type", along.name))),
+        false => Ok(()),
+    }
 }
 
 /// Parts move along axes that split a dimension, by less than a round, and nothing that is still to be summed does.

@@ -56,7 +56,7 @@ fn layers_of(module: &Module) -> Vec<Vec<Range<u64>>> {
     }
     for function in module.functions.values() {
         for node in &function.nodes {
-            if let Op::Call { callee, layers: range, scan: _ } = &node.op
+            if let Op::Call { callee, layers: range, scan: _, stage: _ } = &node.op
                 && let Some(ranges) = layers.get_mut(callee.index())
             {
                 ranges.push(range.clone());

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::boxes::{self, Region};
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
+use ithaca_ir::module::Layers;
 use ithaca_ir::ops::Binding;
-use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Work};
+use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
 use ithaca_ir::{Rank, Space, TensorType};
 
 use crate::error::RunError;
@@ -95,12 +97,13 @@ enum File {
 struct Planned<'a> {
     file: File,
     binding: &'a Binding,
-    ty: &'a TensorType,
+    /// On the ranks that have it.
+    ty: TensorType,
     layer: u64,
     /// Different parts.
     regions: Vec<Region>,
-    /// For each rank, which part.
-    part_of: Vec<usize>,
+    /// For each rank, which part; none where it has none.
+    part_of: Vec<Option<usize>>,
     /// Whether some task writes it, so that each rank has its own.
     is_written: bool,
 }
@@ -109,17 +112,20 @@ struct Planned<'a> {
 #[derive(Debug)]
 pub(super) struct SourcePlan<'a> {
     tensors: Vec<Planned<'a>>,
-    /// The tensor of a buffer at a layer.
-    of: BTreeMap<(FrameId, BufferId, u64), usize>,
+    /// The tensor of a buffer.
+    of: BTreeMap<Loaded, usize>,
 }
+
+/// A buffer of a frame, at a layer, on the ranks that run it.
+pub(super) type Loaded = (FrameId, BufferId, u64, Option<At>);
 
 /// Weights and inputs, each part once however many ranks hold it.
 #[derive(Debug)]
 pub(super) struct Sources {
     parts: Vec<Vec<f32>>,
     /// For each tensor of the plan and each rank, its part.
-    part_of: Vec<Vec<usize>>,
-    of: BTreeMap<(FrameId, BufferId, u64), usize>,
+    part_of: Vec<Vec<Option<usize>>>,
+    of: BTreeMap<Loaded, usize>,
     /// For each tensor that is written, its number among those.
     lasting: BTreeMap<usize, usize>,
 }
@@ -140,7 +146,7 @@ pub(super) type Own = Vec<Vec<f32>>;
 #[derive(Debug)]
 pub(super) struct Written<'a> {
     pub(super) binding: &'a Binding,
-    pub(super) ty: &'a TensorType,
+    pub(super) ty: TensorType,
     pub(super) layer: u64,
 }
 
@@ -163,7 +169,8 @@ impl<'a> SourcePlan<'a> {
                 let Content::Tensor(ty) = &buffer.content else {
                     return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
                 };
-                for &layer in &layers[frame_id.index()] {
+                for &(layer, at) in &layers[frame_id.index()] {
+                    let ty = ty.located(at);
                     let same = known.entry(binding.stored_name(layer)).or_default();
                     let found = same.iter().copied().find(|&i| {
                         let t: &Planned<'_> = &plan.tensors[i];
@@ -174,12 +181,12 @@ impl<'a> SourcePlan<'a> {
                             && t.ty == ty
                     });
                     let i = found.unwrap_or_else(|| {
-                        plan.tensors.push(Planned::new(space, file, binding, ty, layer));
+                        plan.tensors.push(Planned::new(space, file, binding, ty.clone(), layer));
                         same.push(plan.tensors.len() - 1);
                         plan.tensors.len() - 1
                     });
                     plan.tensors[i].is_written |= is_written;
-                    plan.of.insert((frame_id, buffer_id, layer), i);
+                    plan.of.insert((frame_id, buffer_id, layer, at), i);
                 }
             }
         }
@@ -192,7 +199,7 @@ impl<'a> SourcePlan<'a> {
         let elements = |t: &Planned<'_>| -> u64 {
             let of = |part: usize| boxes::elements(&t.regions[part]);
             match t.is_written {
-                true => t.part_of.iter().map(|&part| of(part)).sum(),
+                true => t.part_of.iter().flatten().map(|&part| of(part)).sum(),
                 false => (0..t.regions.len()).map(of).sum(),
             }
         };
@@ -212,7 +219,8 @@ impl<'a> SourcePlan<'a> {
         for rank in 0..ranks {
             let mut held = Peak::default();
             for t in &self.tensors {
-                let bytes = boxes::elements(&t.regions[t.part_of[rank]]) * t.ty.dtype.bytes();
+                let Some(part) = t.part_of[rank] else { continue };
+                let bytes = boxes::elements(&t.regions[part]) * t.ty.dtype.bytes();
                 match t.file {
                     File::Weights => held.parameters += bytes,
                     File::Inputs => held.inputs += bytes,
@@ -227,7 +235,7 @@ impl<'a> SourcePlan<'a> {
     /// What ranks write, in order of its numbers.
     pub(super) fn written(&self) -> Vec<Written<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);
-        written.map(|t| Written { binding: t.binding, ty: t.ty, layer: t.layer }).collect()
+        written.map(|t| Written { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
     }
 
     /// Reads every stored tensor once and cuts it for the ranks; gives beside what is shared what each rank has of its
@@ -243,7 +251,8 @@ impl<'a> SourcePlan<'a> {
             Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of, lasting: BTreeMap::new() };
         let mut own: Vec<Own> = vec![Vec::new(); index(space.mesh.ranks())];
         for (i, tensor) in self.tensors.into_iter().enumerate() {
-            let Planned { binding, ty, layer, .. } = tensor;
+            let Planned { binding, ty, layer, .. } = &tensor;
+            let layer = *layer;
             let stored = match tensor.file {
                 File::Weights => source::load(space, binding, ty, layer, weights)?,
                 File::Inputs => source::load(space, binding, ty, layer, inputs)?,
@@ -256,20 +265,22 @@ impl<'a> SourcePlan<'a> {
                 false => from_int(x as i32),
             };
             let cut = |region: &Region| {
-                let mut data = source::cut(space, tensor.ty, region, (tensor.binding, &stored), convert).data;
-                storage.keep(tensor.ty.dtype, &mut data);
+                let mut data = source::cut(space, ty, region, (tensor.binding, &stored), convert).data;
+                storage.keep(ty.dtype, &mut data);
                 data
             };
             let parts: Vec<Vec<f32>> = tensor.regions.iter().map(cut).collect();
             if tensor.is_written {
                 sources.lasting.insert(i, sources.lasting.len());
-                for (rank, &part) in own.iter_mut().zip(&tensor.part_of) {
-                    rank.push(parts[part].clone());
+                for (rank, part) in own.iter_mut().zip(&tensor.part_of) {
+                    rank.push(part.map_or_else(Vec::new, |part| parts[part].clone()));
                 }
                 sources.part_of.push(Vec::new());
             } else {
                 sources.parts.extend(parts);
-                sources.part_of.push(tensor.part_of.iter().map(|part| first + part).collect());
+                sources
+                    .part_of
+                    .push(tensor.part_of.iter().map(|part| part.map(|part| first + part)).collect());
             }
         }
         Ok((sources, own))
@@ -277,18 +288,22 @@ impl<'a> SourcePlan<'a> {
 }
 
 impl<'a> Planned<'a> {
-    fn new(space: &Space, file: File, binding: &'a Binding, ty: &'a TensorType, layer: u64) -> Self {
+    fn new(space: &Space, file: File, binding: &'a Binding, ty: TensorType, layer: u64) -> Self {
         let mut regions: Vec<Region> = Vec::new();
         let mut numbers: BTreeMap<Vec<(u64, u64)>, usize> = BTreeMap::new();
         let mut part_of = Vec::new();
         for rank in space.mesh.iter_ranks() {
-            let region = space.local_box(ty, rank);
+            if !space.holds(&ty, rank) {
+                part_of.push(None);
+                continue;
+            }
+            let region = space.local_box(&ty, rank);
             let key = region.iter().map(|r| (r.start, r.end)).collect();
             let part = *numbers.entry(key).or_insert_with(|| {
                 regions.push(region);
                 regions.len() - 1
             });
-            part_of.push(part);
+            part_of.push(Some(part));
         }
         Self { file, binding, ty, layer, regions, part_of, is_written: false }
     }
@@ -296,11 +311,11 @@ impl<'a> Planned<'a> {
 
 impl Sources {
     /// What `rank` holds of what is loaded for a buffer.
-    pub(super) fn find(&self, frame: FrameId, buffer: BufferId, layer: u64, rank: Rank) -> Option<Found> {
-        let &tensor = self.of.get(&(frame, buffer, layer))?;
+    pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Found> {
+        let &tensor = self.of.get(&loaded)?;
         match self.lasting.get(&tensor) {
             Some(&number) => Some(Found::Lasting(number)),
-            None => self.part_of[tensor].get(index(rank.0)).copied().map(Found::Part),
+            None => self.part_of[tensor].get(index(rank.0)).copied().flatten().map(Found::Part),
         }
     }
 
@@ -310,23 +325,25 @@ impl Sources {
     }
 }
 
-/// The layers that each frame runs for, indexed by frame; `main` runs for layer 0.
-pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<BTreeSet<u64>>, RunError> {
-    let mut layers: Vec<BTreeSet<u64>> = vec![BTreeSet::new(); schedule.frames.len()];
-    if let Some(main) = schedule.main() {
-        layers[main.index()].insert(0);
-    }
+/// Layers, and the ranks that run them.
+pub(crate) type Runs = BTreeSet<(u64, Option<At>)>;
+
+/// The layers that each frame runs for and the ranks that run it, indexed by frame; `main` runs for layer 0.
+pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<Runs>, RunError> {
     for (id, frame) in schedule.frames.iter() {
-        for task in &frame.tasks {
-            let Work::Call { callee, layers: range, .. } = &task.work else { continue };
-            if callee.index() >= id.index() {
-                return Err(RunError::invalid(format!(
-                    "`{}` calls a frame that stands behind it",
-                    frame.name
-                )));
-            }
-            layers[callee.index()].extend(range.clone());
+        let backwards = |task: &Task| matches!(task.work, Work::Call { callee, .. } if callee >= id);
+        if frame.tasks.iter().any(backwards) {
+            return Err(RunError::invalid(format!("`{}` calls a frame that stands behind it", frame.name)));
         }
+    }
+    let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
+    let mut layers: Vec<Runs> = schedule
+        .layers_by_place()
+        .into_iter()
+        .map(|runs| runs.into_iter().flat_map(one_by_one).collect())
+        .collect();
+    if let Some(main) = schedule.main() {
+        layers[main.index()].insert((0, None));
     }
     Ok(layers)
 }

@@ -3,8 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
-use ithaca_ir::ops::{Scan, ScanOrder, structure};
+use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work, aligned};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
@@ -50,6 +51,8 @@ struct Scope<'a> {
     /// The element of the arena where the frame starts.
     base: usize,
     layer: u64,
+    /// The ranks that run the frame, this one among them.
+    at: Option<At>,
     arguments: &'a [Location],
     results: &'a [Location],
 }
@@ -99,12 +102,17 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
     let reached = 0;
     let mut runner =
         Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting, reached };
-    let scope = Scope { frame: main, base: 0, layer: 0, arguments: &[], results: &[] };
+    let scope = Scope { frame: main, base: 0, layer: 0, at: None, arguments: &[], results: &[] };
     runner.frame(&scope)?;
     let outputs = schedule.frames[main]
         .outputs
         .iter()
         .map(|output| {
+            let holds =
+                schedule.frames[main].at(output.buffer).is_none_or(|at| at.has(&schedule.space.mesh, rank));
+            if !holds {
+                return Ok(Vec::new());
+            }
             let data = runner.read(&scope, output.buffer)?;
             Ok(match schedule.frames[main].buffers[output.buffer].dtype().is_float() {
                 true => data.to_vec(),
@@ -127,6 +135,8 @@ impl Runner<'_> {
                 Some(event) => Err(RunError::invalid(format!(
                     "it waits for event {event:?}, which no task before it records"
                 ))),
+                // Other ranks do that.
+                None if !frame.runs(&schedule.space, task, self.rank) => Ok(()),
                 None => self.communicator.check().and_then(|()| self.task(scope, task)),
             };
             match result {
@@ -170,7 +180,8 @@ impl Runner<'_> {
                     reads: &buffers[from].content,
                     writes: &buffers[to].content,
                 };
-                let data = self.read(scope, from)?;
+                let holds = |ty: &TensorType| self.schedule.space.holds(ty, self.rank);
+                let data = if holds(&t.from) { self.read(scope, from)? } else { &[] };
                 let written = match &task.work {
                     Work::Pack(_) => parties.pack(data)?,
                     Work::Unpack(_) => parties.unpack(data)?,
@@ -180,11 +191,12 @@ impl Runner<'_> {
                         written
                     }
                 };
-                self.write(scope, to, &written)
+                if holds(&t.to) { self.write(scope, to, &written) } else { Ok(()) }
             }
-            Work::Call { callee, layers, scan, base } => {
+            Work::Call { callee, layers, scan, stage, base } => {
                 let base = scope.base + self.shape.slot(*base)?;
-                self.layers(scope, task, *callee, layers, scan.as_ref(), base)
+                let at = stage.and_then(Stage::at).or(scope.at);
+                self.layers(scope, task, (*callee, base, at), layers, scan.as_ref())
             }
         }
     }
@@ -194,10 +206,9 @@ impl Runner<'_> {
         &mut self,
         scope: &Scope<'_>,
         task: &Task,
-        callee: FrameId,
+        (callee, base, at): (FrameId, usize, Option<At>),
         layers: &Layers,
         scan: Option<&Scan>,
-        base: usize,
     ) -> Result<(), RunError> {
         let locate = |buffers: &[BufferId]| -> Result<Vec<Location>, RunError> {
             buffers.iter().map(|&b| self.locate(scope, b)).collect()
@@ -205,7 +216,7 @@ impl Runner<'_> {
         let (arguments, results) = (locate(&task.reads)?, locate(&task.writes)?);
         let n_carried = scan.map_or(results.len(), |scan| scan.carried);
         let strides = self.strides(scope, task, callee, scan)?;
-        let at = |location: &Location, stride: &Option<usize>, k: usize| match stride {
+        let place = |location: &Location, stride: &Option<usize>, k: usize| match stride {
             Some(stride) => further(*location, k * stride),
             None => *location,
         };
@@ -213,7 +224,7 @@ impl Runner<'_> {
         for (done, layer) in order.layers(layers).enumerate() {
             let k = index(layer - layers.start);
             let mut own: Vec<Location> =
-                arguments.iter().zip(&strides.reads).map(|(l, stride)| at(l, stride, k)).collect();
+                arguments.iter().zip(&strides.reads).map(|(l, stride)| place(l, stride, k)).collect();
             // What is carried is the argument of the first layer, and a result of the one before to the others.
             if done > 0 {
                 for (argument, result) in own.iter_mut().zip(&results).take(n_carried) {
@@ -221,8 +232,8 @@ impl Runner<'_> {
                 }
             }
             let own_results: Vec<Location> =
-                results.iter().zip(&strides.writes).map(|(l, stride)| at(l, stride, k)).collect();
-            let inner = Scope { frame: callee, base, layer, arguments: &own, results: &own_results };
+                results.iter().zip(&strides.writes).map(|(l, stride)| place(l, stride, k)).collect();
+            let inner = Scope { frame: callee, base, layer, at, arguments: &own, results: &own_results };
             self.frame(&inner)?;
         }
         Ok(())
@@ -345,12 +356,13 @@ impl Runner<'_> {
             Place::Frame(offset) => Some(Location::Arena(scope.base + self.shape.slot(*offset)?)),
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
-            Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                self.sources.find(scope.frame, id, scope.layer, self.rank).map(|found| match found {
+            Place::Weight(_) | Place::Input(_) | Place::State(_) => self
+                .sources
+                .find((scope.frame, id, scope.layer, scope.at), self.rank)
+                .map(|found| match found {
                     Found::Part(part) => Location::Loaded(part, 0),
                     Found::Lasting(number) => Location::Lasting(number, 0),
-                })
-            }
+                }),
         };
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
     }

@@ -99,7 +99,8 @@ impl Parties<'_> {
         blocks: Vec<Vec<f32>>,
         communicator: &dyn Communicator,
     ) -> Result<(Vec<f32>, u64), RunError> {
-        if matches!(self.writes, Content::Tensor(_)) {
+        let holds = self.space.holds(&self.transfer.to, self.rank);
+        if holds && matches!(self.writes, Content::Tensor(_)) {
             self.need_in_order(&self.wanted(), &geometry.recv, "written")?;
         }
         let received = communicator.exchange(self.rank, &geometry.group, blocks, &sizes(&geometry.recv))?;

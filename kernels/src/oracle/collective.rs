@@ -67,12 +67,18 @@ fn carry_out<E: Copy>(
         space.mesh.iter_ranks().map(|rank| boxes::exchange(space, op, from, to, rank)).collect();
     // What `peer` sends to `rank`, in the order in which `rank` receives it.
     let sent = |peer: Rank, rank: Rank| -> Vec<E> {
+        if !space.holds(from, peer) {
+            return Vec::new();
+        }
         let Exchange { group, send, .. } = &exchanges[index(peer.0)];
         let blocks = group.iter().zip(send).find(|&(&member, _)| member == rank);
         let has = space.local_box(from, peer);
         blocks.map_or_else(Vec::new, |(_, block)| read_block(&has, held[index(peer.0)], block))
     };
     let result = |rank: Rank| {
+        if !space.holds(to, rank) {
+            return Ok(Tensor::new(vec![0], Vec::new()));
+        }
         let wanted = space.local_box(to, rank);
         let mut result = Tensor::filled(extents(&wanted), zero);
         let Exchange { group, recv, .. } = &exchanges[index(rank.0)];
@@ -112,10 +118,14 @@ fn reshard<E: Copy>(
     let coordinates =
         |rank: Rank, axes: &[_]| -> Vec<u64> { axes.iter().map(|&a| mesh.coordinate(rank, a)).collect() };
     let result = |rank: Rank| {
+        if !space.holds(to, rank) {
+            return Tensor::new(vec![0], Vec::new());
+        }
         let wanted = space.local_box(to, rank);
         let mut summands: std::collections::BTreeMap<Vec<u64>, Vec<E>> = Default::default();
         let n: usize = extents(&wanted).iter().product();
-        for source in mesh.iter_ranks().filter(|&s| coordinates(s, kept) == coordinates(rank, kept)) {
+        let holders = mesh.iter_ranks().filter(|&s| space.holds(from, s));
+        for source in holders.filter(|&s| coordinates(s, kept) == coordinates(rank, kept)) {
             let summand = summands.entry(coordinates(source, &taken)).or_insert_with(|| vec![zero; n]);
             let has = space.local_box(from, source);
             let part = intersect(&has, &wanted);

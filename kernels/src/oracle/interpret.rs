@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
-use ithaca_ir::ops::{Binding, Scan, ScanOrder, Target, structure};
+use ithaca_ir::ops::{Binding, Scan, ScanOrder, Stage, Target, structure};
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::lasting::Assigned;
@@ -45,7 +46,7 @@ pub(super) fn run<T: Real>(
         return Err(RunError::invalid("`main` has parameters"));
     }
     let mut interpreter = Interpreter { module, weights, inputs, storage, assigned: Assigned::default() };
-    let results = interpreter.call(main, 0, Vec::new(), 0)?;
+    let results = interpreter.call(main, (0, None), Vec::new(), 0)?;
     let mut outputs = Outputs::new();
     for (i, (output, held)) in function.outputs.iter().zip(results).enumerate() {
         let name = output.name.clone().unwrap_or_else(|| i.to_string());
@@ -66,7 +67,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
     fn call(
         &mut self,
         callee: FuncId,
-        layer: u64,
+        (layer, at): (u64, Option<At>),
         arguments: Vec<Held<T>>,
         depth: usize,
     ) -> Result<Vec<Held<T>>, RunError> {
@@ -85,7 +86,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 .iter()
                 .map(|v| values[v.index()].as_ref().ok_or_else(|| undefined(function, *v)))
                 .collect::<Result<_, _>>()?;
-            let results = self.node(function, node, layer, &operands, depth)?;
+            let results = self.node(function, node, (layer, at), &operands, depth)?;
             if results.len() < node.results.len() {
                 return Err(RunError::invalid(format!("`{}` gives too few results", node.op.name())));
             }
@@ -109,17 +110,23 @@ impl<'a, T: Real> Interpreter<'a, T> {
         &mut self,
         function: &'a Function,
         node: &'a Node,
-        layer: u64,
+        (layer, at): (u64, Option<At>),
         operands: &[&Held<T>],
         depth: usize,
     ) -> Result<Vec<Held<T>>, RunError> {
+        // What a function has is where it runs.
+        let located = |v: ValueId| match at {
+            Some(_) => function.ty(v).located(at),
+            None => function.ty(v).clone(),
+        };
         match &node.op {
-            Op::Call { callee, layers, scan } => {
-                let layers = Loop { callee: *callee, layers, scan: scan.as_ref(), depth };
+            Op::Call { callee, layers, scan, stage } => {
+                let at = stage.and_then(Stage::at).or(at);
+                let layers = Loop { callee: *callee, layers, scan: scan.as_ref(), at, depth };
                 self.layers(function, node, &layers, operands)
             }
             Op::Param(binding) => {
-                let ty = function.ty(node.result());
+                let ty = &located(node.result());
                 match self.assigned.get(Target::Param, binding, layer, ty)? {
                     Some(held) => Ok(vec![held]),
                     None => {
@@ -129,7 +136,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 }
             }
             Op::State(binding) => {
-                let ty = function.ty(node.result());
+                let ty = &located(node.result());
                 match self.assigned.get(Target::State, binding, layer, ty)? {
                     Some(held) => Ok(vec![held]),
                     None => {
@@ -140,22 +147,24 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 }
             }
             Op::Assign { target, binding } => {
-                let ty = function.ty(node.operands[0]);
+                let ty = &located(node.operands[0]);
                 self.assigned.set(*target, binding, layer, ty, operands[0].clone())?;
                 Ok(Vec::new())
             }
             Op::Input(binding) => {
-                let ty = function.ty(node.result());
+                let ty = &located(node.result());
                 let stored = source::load(&self.module.space, binding, ty, layer, self.inputs)?;
                 Ok(vec![self.cut(ty, binding, &stored)])
             }
             op if op.is_communication() || *op == Op::Reshard => {
-                let (from, to) = (function.ty(node.operands[0]), function.ty(node.result()));
-                collective::communicate(&self.module.space, op, from, to, operands[0]).map(|h| vec![h])
+                let (from, to) = (located(node.operands[0]), located(node.result()));
+                collective::communicate(&self.module.space, op, &from, &to, operands[0]).map(|h| vec![h])
             }
             op => {
-                let types: Vec<&TensorType> = node.operands.iter().map(|&v| function.ty(v)).collect();
-                let results: Vec<&TensorType> = node.results.iter().map(|&v| function.ty(v)).collect();
+                let types: Vec<TensorType> = node.operands.iter().map(|&v| located(v)).collect();
+                let results: Vec<TensorType> = node.results.iter().map(|&v| located(v)).collect();
+                let types: Vec<&TensorType> = types.iter().collect();
+                let results: Vec<&TensorType> = results.iter().collect();
                 let space = &self.module.space;
                 if let Some(visited) = movement::visited(space, op, &types) {
                     return visited?.compute(space, op, &types, &results, operands);
@@ -197,7 +206,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                         (None, false) => held.clone(),
                     }
                 });
-            let mut results = self.call(run.callee, layer, arguments.collect(), run.depth + 1)?;
+            let mut results = self.call(run.callee, (layer, run.at), arguments.collect(), run.depth + 1)?;
             for (stack, own) in stacks.iter_mut().zip(results.split_off(n_carried.min(results.len()))) {
                 stack[k] = Some(own);
             }
@@ -223,6 +232,9 @@ impl<'a, T: Real> Interpreter<'a, T> {
     fn cut(&self, ty: &TensorType, binding: &Binding, stored: &Tensor<f64>) -> Held<T> {
         let space = &self.module.space;
         let part = |rank: Rank| {
+            if !space.holds(ty, rank) {
+                return Rc::new(absent(ty));
+            }
             let region = space.local_box(ty, rank);
             Rc::new(match ty.dtype.is_float() {
                 true => Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64)),
@@ -233,11 +245,22 @@ impl<'a, T: Real> Interpreter<'a, T> {
     }
 }
 
+/// What a rank has of a value that other ranks hold.
+pub(super) fn absent<T: Real>(ty: &TensorType) -> Value<T> {
+    let shape = vec![0; ty.dims.len().max(1)];
+    match ty.dtype.is_float() {
+        true => Value::Real(Tensor::new(shape, Vec::new())),
+        false => Value::Int(Tensor::new(shape, Vec::new())),
+    }
+}
+
 /// A call, and how deep it stands.
 struct Loop<'a> {
     callee: FuncId,
     layers: &'a Layers,
     scan: Option<&'a Scan>,
+    /// The ranks that run it.
+    at: Option<At>,
     depth: usize,
 }
 
@@ -247,6 +270,10 @@ type Stack<T> = Vec<Option<Held<T>>>;
 /// Element `k` of a stack, on every rank.
 fn slice<T: Real>(stack: &Held<T>, k: usize) -> Held<T> {
     fn part<X: Copy>(t: &Tensor<X>, k: usize) -> Tensor<X> {
+        // Others hold it.
+        if t.shape.first() == Some(&0) {
+            return Tensor::new(vec![0], Vec::new());
+        }
         let shape = t.shape[1..].to_vec();
         let n: usize = shape.iter().product();
         Tensor::new(shape, t.data[k * n..(k + 1) * n].to_vec())
@@ -298,6 +325,12 @@ pub(super) fn compute_all<T: Real>(
 ) -> Result<Vec<Held<T>>, RunError> {
     let mut out: Vec<Held<T>> = vec![Vec::new(); results.len()];
     for rank in space.mesh.iter_ranks() {
+        if types.iter().chain(results).any(|ty| !space.holds(ty, rank)) {
+            for (held, ty) in out.iter_mut().zip(results) {
+                held.push(Rc::new(absent(ty)));
+            }
+            continue;
+        }
         let mut parts: Vec<Operand<'_, T>> = Vec::with_capacity(types.len());
         for (&ty, held) in types.iter().zip(operands) {
             let elements = held[index(rank.0)].elements();

@@ -46,7 +46,7 @@ impl<T: Real> Assigned<T> {
         ty: &TensorType,
     ) -> Result<Option<Held<T>>, RunError> {
         let entries = self.entries.get(&binding.stored_name(layer)).into_iter().flatten();
-        match entries.into_iter().find(|e| e.is_of(target, binding)) {
+        match entries.into_iter().find(|e| e.is_of(target, binding, ty)) {
             Some(entry) if entry.ty == *ty => Ok(Some(entry.held.clone())),
             Some(_) => Err(RunError::invalid(format!(
                 "`{}` is assigned as another type than it is read",
@@ -69,7 +69,7 @@ impl<T: Real> Assigned<T> {
         held: Held<T>,
     ) -> Result<(), RunError> {
         let entries = self.entries.entry(binding.stored_name(layer)).or_default();
-        match entries.iter_mut().find(|e| e.is_of(target, binding)) {
+        match entries.iter_mut().find(|e| e.is_of(target, binding, ty)) {
             Some(entry) if entry.ty == *ty => entry.held = held,
             Some(_) => {
                 return Err(RunError::invalid(format!("`{}` is assigned as two types", binding.name)));
@@ -99,10 +99,11 @@ impl<T: Real> Assigned<T> {
 }
 
 impl<T: Real> Entry<T> {
-    /// Whether this is a binding of the same stored name.
-    fn is_of(&self, target: Target, binding: &Binding) -> bool {
+    /// Whether this is a binding of the same stored name, on the same ranks.
+    fn is_of(&self, target: Target, binding: &Binding, ty: &TensorType) -> bool {
         let Binding { name: _, stored, view, window, ahead: _, fill: _ } = &self.binding;
         self.target == target
+            && self.ty.layout.at == ty.layout.at
             && *stored == binding.stored
             && *view == binding.view
             && *window == binding.window

@@ -206,7 +206,7 @@ pub(crate) fn put_together<'a, T: Real>(
         return Err(RunError::invalid(format!("`{name}` is a sum still to be taken")));
     }
     let mut whole: Vec<Option<T>> = vec![None; shape.iter().product()];
-    for rank in space.mesh.iter_ranks() {
+    for rank in space.mesh.iter_ranks().filter(|&rank| space.holds(ty, rank)) {
         let held = space.local_box(ty, rank);
         let along = |(&d, range): (_, &Range<u64>)| places(space, d, range.clone());
         let (starts, row) = place::rows(ty.dims.iter().zip(&held).map(along).collect(), shape);

@@ -116,7 +116,7 @@ fn layers_of(module: &Module) -> Vec<Vec<u64>> {
     }
     for function in module.functions.values() {
         for node in &function.nodes {
-            if let Op::Call { callee, layers: range, scan: _ } = &node.op {
+            if let Op::Call { callee, layers: range, scan: _, stage: _ } = &node.op {
                 layers[callee.index()].extend(range.clone());
             }
         }

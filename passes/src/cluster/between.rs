@@ -76,6 +76,10 @@ impl Between<'_> {
         let n = self.space.mesh.ranks();
         let ranks: Vec<Rank> = match self.op {
             // Parts are alike but for the levels that they cross, so one rank of each level is enough.
+            Op::Permute if self.from.layout.at != self.to.layout.at => {
+                let sends = |&rank: &Rank| self.space.holds(self.from, rank);
+                (0..n.min(Self::LOOKED_AT)).map(Rank).filter(sends).collect()
+            }
             Op::Permute => {
                 let mut crossing = vec![None; self.cluster.levels.len()];
                 for rank in (0..n.min(Self::LOOKED_AT)).map(Rank) {
@@ -121,7 +125,9 @@ impl Between<'_> {
     /// The other ranks and the bytes that go to them, and those that come from them.
     fn messages(&self, rank: Rank) -> [Vec<(Rank, u64)>; 2] {
         let e = self.from.dtype.bytes();
-        if let Op::Permute = self.op {
+        if let Op::Permute = self.op
+            && self.from.layout.at == self.to.layout.at
+        {
             return [(Way::Out, self.from), (Way::In, self.to)].map(|(way, ty)| {
                 let bytes = || e * boxes::elements(&self.space.local_box(ty, rank));
                 let message = self.travels_to(rank, way).map(|peer| (peer, bytes()));

@@ -32,6 +32,27 @@ pub(super) enum Kept {
     Once,
     /// It is added to what was there before.
     Added,
+    /// The same, on another stage of a pipeline than that which updates the weight.
+    AddedOn(u64),
+}
+
+impl Kept {
+    /// Whether there are several gradients in a step, so that they begin with zero.
+    pub(super) fn is_summed(self) -> bool {
+        match self {
+            Kept::Once => false,
+            Kept::Added | Kept::AddedOn(_) => true,
+        }
+    }
+
+    /// Where the gradient of a weight is kept.
+    pub(super) fn home(self, binding: &Binding) -> Binding {
+        let gradient = renamed(binding, state::GRADIENT);
+        match self {
+            Kept::Once | Kept::Added => gradient,
+            Kept::AddedOn(stage) => renamed(&gradient, &state::of_stage(stage)),
+        }
+    }
 }
 
 /// The joint function of `source`, which calls no other; `kept` says how the gradient of each weight is kept.
@@ -145,8 +166,8 @@ pub(super) fn keep(
     if ty.dtype != wide {
         value = b.push(Op::Cast { to: wide }, &[value])?;
     }
-    let binding = renamed(binding, state::GRADIENT);
-    if kept == Kept::Added {
+    let binding = kept.home(binding);
+    if kept.is_summed() {
         let before = b.push_as(Op::State(binding.clone()), &[], TensorType { dtype: wide, ..ty })?;
         value = b.push(Op::Binary(Binary::Add), &[before, value])?;
     }

@@ -20,7 +20,7 @@ pub(super) const NAME: &str = "micro";
 /// How the batch is cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
-    /// Micro-batches.
+    /// Micro-batches; in a pipeline, sequences of all of them.
     pub(super) over: DimId,
     /// Sequences of one.
     pub(super) batch: DimId,
@@ -38,13 +38,7 @@ pub(super) fn functions(
     (zero, optimize): (&Sweep, Option<&Optimize>),
 ) -> Result<Function, OpError> {
     let source = &cx.source.functions[cx.main];
-    if source.outputs.len() > 1 {
-        let message = format!(
-            "`@main` returns {} values; with micro-batches it returns the loss and nothing else",
-            source.outputs.len()
-        );
-        return Err(OpError::new("P52", message));
-    }
+    only_loss(source)?;
     let outside: BTreeSet<ValueId> =
         source.nodes.iter().filter(|n| is_outside(cx, n)).flat_map(|n| n.results.iter().copied()).collect();
     let read = |v: &&ValueId| source.nodes.iter().any(|n| !is_outside(cx, n) && n.operands.contains(v));
@@ -76,7 +70,8 @@ pub(super) fn functions(
     );
     let n = space.size(cut.over);
     let scan = Scan { over: cut.over, carried: 1, order: ScanOrder::Ascending };
-    let results = b.node(Op::Call { callee: micro, layers: 0..n, scan: Some(scan) }, &arguments, &[])?;
+    let results =
+        b.node(Op::Call { callee: micro, layers: 0..n, scan: Some(scan), stage: None }, &arguments, &[])?;
     b.name(results[0], source.values[loss].name.as_deref());
     if let Some(optimize) = optimize {
         optimize.run(&mut b)?;
@@ -85,8 +80,19 @@ pub(super) fn functions(
     Ok(b.finish([Output { name, value: results[0] }]))
 }
 
+/// Refuses a program that returns what is of one micro-batch.
+pub(super) fn only_loss(source: &Function) -> Result<(), OpError> {
+    match source.outputs.len() {
+        1 => Ok(()),
+        n => Err(OpError::new(
+            "P52",
+            format!("`@main` returns {n} values; with micro-batches it returns the loss and nothing else"),
+        )),
+    }
+}
+
 /// Whether a node is computed of the whole batch: what depends on inputs only.
-fn is_outside(cx: &Cx<'_>, node: &Node) -> bool {
+pub(super) fn is_outside(cx: &Cx<'_>, node: &Node) -> bool {
     let known = matches!(
         node.op,
         Op::Input(_)

@@ -23,11 +23,14 @@ mod active;
 mod joint;
 mod micro;
 mod options;
+mod order;
+mod pipelined;
 mod split;
+mod stages;
 mod step;
 mod update;
 
-pub use options::{ADAMW, OPTIONS, Recompute, Training};
+pub use options::{ADAMW, OPTIONS, PipelineOrder, Recompute, Training};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
@@ -39,6 +42,7 @@ use crate::pass::{Context, Pass};
 use crate::shard::Roles;
 use active::Activity;
 use joint::{Kept, joint};
+use pipelined::{Ends, Stages, Tied};
 use split::{Runs, split};
 use step::{Cx, Differentiated, Optimize, Sweep};
 use update::Owned;
@@ -87,15 +91,45 @@ pub fn origin(name: &str) -> &str {
 
 /// One training step of `module`, which computes an output `loss`.
 fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
-    let (main, loss) = loss_of(module)?;
+    let (main, _) = loss_of(module)?;
+    if training.stages == 1 {
+        return stepped(module, main, training, None);
+    }
+    let (shape, order) = pipelined::order_of(training)?;
+    let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
+    let stages = Stages::of(&staged, main, shape.stages);
+    stepped(&staged.module, main, training, Some(&Pipeline { staged: &staged, stages, shape, order }))
+}
+
+/// How a step is cut into stages.
+struct Pipeline<'a> {
+    staged: &'a stages::Staged,
+    stages: Stages,
+    shape: order::Shape,
+    order: Vec<order::Step>,
+}
+
+fn stepped(
+    module: &Module,
+    main: FuncId,
+    training: &Training,
+    pipeline: Option<&Pipeline<'_>>,
+) -> Result<Module, OpError> {
+    let (_, loss) = loss_of(module)?;
     let mut stepped = module.emptied(Level::Program);
-    let cut = cut(&mut stepped, module, training.micro_batches)?;
+    let cut = cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
     let activity = Activity::of(module);
     let layers = layers(module, main);
-    let owned = owned(module, main, &layers, training.micro_batches);
-    let kept = |binding: &Binding| {
-        let mut weights = owned.iter().flat_map(|o| &o.weights);
-        weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept)
+    let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
+    let kept = |reader: FuncId, binding: &Binding| {
+        let name = &module.functions[reader].name;
+        let own = |o: &&Owned| o.name == *name || o.name.strip_suffix(".shared") == Some(name);
+        let elsewhere = tied.iter().find(|t| t.binding == *binding && t.user.0 == *name);
+        let mut weights = owned.iter().filter(own).chain(&owned).flat_map(|o| &o.weights);
+        match elsewhere {
+            Some(tied) => Kept::AddedOn(tied.user.1.number),
+            None => weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept),
+        }
     };
     let stacks = stacks(&mut stepped, &layers);
     let stack = |n: u64| {
@@ -105,7 +139,7 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, OpError
 
     let mut functions: Vec<Option<Differentiated>> = Vec::new();
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
-        let joint = joint(&stepped.space, id, function, &activity, kept)?;
+        let joint = joint(&stepped.space, id, function, &activity, |binding| kept(id, binding))?;
         let looped = layers[id.index()].iter().any(|l| l.end - l.start > 1);
         let runs = if looped { Runs::Looped } else { Runs::Once };
         let mut halves = split(&stepped.space, id, function, &joint, &activity, (runs, training.recompute))?;
@@ -122,11 +156,11 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, OpError
         clip: training.clip,
         scalar: scalar.clone(),
     });
+    for owned in owned.iter().chain(&pipelined::apart(&tied)).filter(|o| o.is_summed()) {
+        let function = update::zero(&stepped.space, owned)?;
+        zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
+    }
     for owned in &owned {
-        if owned.is_summed() {
-            let function = update::zero(&stepped.space, owned)?;
-            zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
-        }
         if let (Some(adamw), Some(optimize)) = (training.optimizer, &mut optimize) {
             if training.clip.is_some() {
                 let function = update::squares(&stepped.space, owned, &scalar)?;
@@ -136,12 +170,19 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, OpError
             optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
         }
     }
+    let exchanges = pipelined::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
     let cx =
         Cx { source: module, main, activity: &activity, functions: &functions, stack: &stack, kept: &kept };
     let ends = (&zero, optimize.as_ref());
-    let function = match cut {
-        None => step::main(&cx, &stepped.space, &stepped.functions, loss, ends)?,
-        Some(cut) => micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), ends)?,
+    let function = match (cut, pipeline) {
+        (Some(cut), Some(Pipeline { staged, shape, order, .. })) => {
+            let ends = Ends { zero: &zero, optimize: optimize.as_ref(), exchanges: &exchanges };
+            pipelined::main(&cx, &stepped, (loss, cut), (&staged.chunks, order), *shape, &ends)?
+        }
+        (None, _) => step::main(&cx, &stepped.space, &stepped.functions, loss, ends)?,
+        (Some(cut), None) => {
+            micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), ends)?
+        }
     };
     stepped.functions.push(function);
     Ok(stepped)
@@ -176,8 +217,13 @@ fn loss_of(module: &Module) -> Result<(FuncId, ValueId), OpError> {
 }
 
 /// Cuts the batch into micro-batches.
-fn cut(stepped: &mut Module, module: &Module, n: u64) -> Result<Option<micro::Cut>, OpError> {
-    if n == 1 {
+fn cut(
+    stepped: &mut Module,
+    module: &Module,
+    n: u64,
+    is_pipeline: bool,
+) -> Result<Option<micro::Cut>, OpError> {
+    if n == 1 && !is_pipeline {
         return Ok(None);
     }
     let batches = Roles::of(module).batches;
@@ -190,9 +236,14 @@ fn cut(stepped: &mut Module, module: &Module, n: u64) -> Result<Option<micro::Cu
         let message = format!("{} sequences `{}` do not divide into {n} micro-batches", dim.size, dim.name);
         return Err(OpError::new("P52", message));
     }
+    let (name, all) = (dim.name.clone(), dim.size);
     dim.size /= n;
     dim.valid = dim.size;
-    let over = declare(stepped, "micro", n);
+    // The unrolled step of a pipeline reads the whole batch as one, a loop over micro-batches as a stack of them.
+    let over = match is_pipeline {
+        true => declare(stepped, &format!("{name}_all"), all),
+        false => declare(stepped, "micro", n),
+    };
     Ok(Some(micro::Cut { over, batch }))
 }
 
@@ -208,16 +259,29 @@ fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
     layers
 }
 
-/// Which function owns which weights: the first that reads one.
-fn owned(module: &Module, main: FuncId, layers: &[Vec<Layers>], micro_batches: u64) -> Vec<Owned> {
+/// Which function owns which weights: the first that reads one; and which weights a function of another stage reads.
+///
+/// # Errors
+/// `P54` for weights that stages cannot share.
+fn owned(
+    module: &Module,
+    main: FuncId,
+    layers: &[Vec<Layers>],
+    (micro_batches, stages): (u64, Option<&Stages>),
+) -> Result<(Vec<Owned>, Vec<Tied>), OpError> {
     let mut owned: Vec<Owned> = Vec::new();
+    let mut tied: Vec<Tied> = Vec::new();
+    let mut owners: Vec<FuncId> = Vec::new();
     let mut seen: Vec<(&Binding, usize)> = Vec::new();
+    let all_layers = |id: FuncId| &layers[id.index()][..];
     for (id, function) in module.functions.iter() {
         let layers = &layers[id.index()];
         if layers.is_empty() {
             continue;
         }
-        let mut own = Owned { name: function.name.clone(), weights: Vec::new(), layers: distinct(layers) };
+        let everywhere = |layers: Vec<Layers>| layers.into_iter().map(|l| (l, None)).collect();
+        let mut own =
+            Owned { name: function.name.clone(), weights: Vec::new(), layers: everywhere(distinct(layers)) };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
             let Op::Param(binding) = &node.op else { continue };
@@ -225,27 +289,77 @@ fn owned(module: &Module, main: FuncId, layers: &[Vec<Layers>], micro_batches: u
                 continue;
             }
             here.push(binding);
+            if stages.is_some() && id == main {
+                let message = format!("`@main` itself reads `{}`, which no stage owns", binding.name);
+                return Err(OpError::new("P54", message));
+            }
+            let places = |id: FuncId| match stages {
+                Some(stages) => {
+                    stages.of_weights(id, binding.is_per_layer(), &module.functions[id].name).map(Some)
+                }
+                None => Ok(None),
+            };
+            let mine = places(id)?;
             let often = match binding.is_per_layer() {
                 true => overlap(layers),
                 false => layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1,
             };
-            let known = seen.iter().find(|(known, _)| *known == binding).map(|&(_, owner)| owner);
+            // Functions that run other layers have other weights of one name.
+            let runs =
+                |owner: usize| !binding.is_per_layer() || overlap_with(all_layers(owners[owner]), layers);
+            let known =
+                seen.iter().find(|&&(known, owner)| known == binding && runs(owner)).map(|&(_, owner)| owner);
             let Some(owner) = known else {
                 let kept = if often || micro_batches > 1 { Kept::Added } else { Kept::Once };
                 own.weights.push((binding.clone(), function.ty(node.result()).clone(), kept));
                 seen.push((binding, owned.len()));
                 continue;
             };
+            let theirs = match stages {
+                Some(_) => places(owners[owner])?,
+                None => None,
+            };
+            if let (Some(mine), Some(theirs)) = (mine, theirs)
+                && mine != theirs
+            {
+                let (&[(_, Some(user))], &[(_, Some(at))], false) =
+                    (&mine[..], &theirs[..], binding.is_per_layer())
+                else {
+                    let message =
+                        format!("two stages of the pipeline run layers with one `{}`", binding.name);
+                    return Err(OpError::new("P54", message));
+                };
+                tied.push(Tied {
+                    binding: binding.clone(),
+                    ty: function.ty(node.result()).clone(),
+                    owner: (module.functions[owners[owner]].name.clone(), at),
+                    user: (function.name.clone(), user),
+                });
+                continue;
+            }
             let weight = owned.get_mut(owner).and_then(|o| o.weights.iter_mut().find(|w| w.0 == *binding));
             if let Some((_, _, kept)) = weight {
                 *kept = Kept::Added;
             }
         }
         owned.push(own);
+        owners.push(id);
     }
     debug_assert!(owned.len() <= main.index() + 1, "every function owns once");
     // A weight that every layer shares changes once.
-    owned.into_iter().flat_map(by_layer).filter(|o| !o.weights.is_empty()).collect()
+    let mut apart: Vec<Owned> = Vec::new();
+    for (own, id) in owned.into_iter().zip(owners) {
+        for (mut own, kind) in by_layer(own).into_iter().zip([true, false]) {
+            if own.weights.is_empty() {
+                continue;
+            }
+            if let Some(stages) = stages {
+                own.layers = stages.of_weights(id, kind, &own.name)?;
+            }
+            apart.push(own);
+        }
+    }
+    Ok((apart, tied))
 }
 
 /// Whether a gradient may reach a weight: one that takes part in a choice of experts alone stays as it is.
@@ -262,11 +376,11 @@ fn is_trained(function: &Function, weight: ValueId) -> bool {
     function.nodes.iter().any(used) || function.outputs.iter().any(|o| o.value == weight)
 }
 
-/// The weights that each layer has, and those that all layers share.
+/// The weights that each layer has, then those that all layers share.
 fn by_layer(owned: Owned) -> Vec<Owned> {
     let Owned { name, weights, layers } = owned;
     let (own, shared): (Vec<_>, Vec<_>) = weights.into_iter().partition(|(b, _, _)| b.is_per_layer());
-    let once: Vec<Layers> = std::iter::once(0..1).collect();
+    let once = vec![(0..1, None)];
     let shared_name = if own.is_empty() { name.clone() } else { format!("{name}.shared") };
     vec![Owned { name, weights: own, layers }, Owned { name: shared_name, weights: shared, layers: once }]
 }
@@ -284,6 +398,11 @@ fn distinct(layers: &[Layers]) -> Vec<Layers> {
         }
     }
     all
+}
+
+/// Whether some layer is in both.
+fn overlap_with(a: &[Layers], b: &[Layers]) -> bool {
+    a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
 
 /// Whether some layer runs twice.

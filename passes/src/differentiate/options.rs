@@ -47,6 +47,45 @@ impl fmt::Display for Recompute {
     }
 }
 
+/// In which order stages of a pipeline run the micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum PipelineOrder {
+    /// All forward passes, then all backward passes (Huang et al., arXiv 1811.06965).
+    Gpipe,
+    /// After a warm-up one forward and one backward pass in turn, so that stage `k` of `P` holds what at most `P − k`
+    /// micro-batches keep (Narayanan et al., arXiv 2104.04473, section 2.2).
+    #[default]
+    OneForwardOneBackward,
+    /// The same over several ranges of layers for each stage (section 2.2 there).
+    Interleaved,
+}
+
+impl PipelineOrder {
+    /// Every order.
+    pub const ALL: [PipelineOrder; 3] =
+        [PipelineOrder::Gpipe, PipelineOrder::OneForwardOneBackward, PipelineOrder::Interleaved];
+
+    /// The spelling in pipelines and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            PipelineOrder::Gpipe => "gpipe",
+            PipelineOrder::OneForwardOneBackward => "1f1b",
+            PipelineOrder::Interleaved => "interleaved",
+        }
+    }
+
+    /// The order spelled `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|o| o.name() == name)
+    }
+}
+
+impl fmt::Display for PipelineOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// What a training step does beside the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
@@ -54,6 +93,12 @@ pub struct Training {
     pub recompute: Recompute,
     /// Parts of the batch whose gradients are summed before the weights change.
     pub micro_batches: u64,
+    /// Stages of a pipeline; one is none.
+    pub stages: u64,
+    /// In which order stages run micro-batches.
+    pub pipeline: PipelineOrder,
+    /// Ranges of layers that each stage has where they are interleaved.
+    pub chunks: u64,
     /// The optimizer; gradients only when `None`.
     pub optimizer: Option<AdamW>,
     /// The largest norm of all gradients together; they are scaled down to it.
@@ -63,7 +108,15 @@ pub struct Training {
 impl Default for Training {
     /// One batch, nothing recomputed, AdamW as PyTorch has it, no clipping.
     fn default() -> Self {
-        Self { recompute: Recompute::None, micro_batches: 1, optimizer: Some(ADAMW), clip: None }
+        Self {
+            recompute: Recompute::None,
+            micro_batches: 1,
+            stages: 1,
+            pipeline: PipelineOrder::default(),
+            chunks: 2,
+            optimizer: Some(ADAMW),
+            clip: None,
+        }
     }
 }
 
@@ -73,7 +126,7 @@ pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, 
 impl Training {
     /// The options as a pipeline has them; those that are as by default are left out.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
-        let Self { recompute, micro_batches, optimizer, clip } = self;
+        let Self { recompute, micro_batches, stages, pipeline, chunks, optimizer, clip } = self;
         let standard = Self::default();
         let mut options = Vec::new();
         let mut set = |key: &str, value: String| options.push((key.to_owned(), value));
@@ -82,6 +135,15 @@ impl Training {
         }
         if *micro_batches != standard.micro_batches {
             set("micro_batches", micro_batches.to_string());
+        }
+        if *stages != standard.stages {
+            set("stages", stages.to_string());
+        }
+        if *pipeline != standard.pipeline {
+            set("pipeline", pipeline.to_string());
+        }
+        if *chunks != standard.chunks {
+            set("chunks", chunks.to_string());
         }
         match optimizer {
             None => set("optimizer", "none".to_owned()),
@@ -130,6 +192,16 @@ impl Training {
                 let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_MICRO_BATCHES).contains(&n));
                 self.micro_batches = n.ok_or_else(|| refused(&format!("1 to {MAX_MICRO_BATCHES}")))?;
             }
+            "stages" | "chunks" => {
+                let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_STAGES).contains(&n));
+                let n = n.ok_or_else(|| refused(&format!("1 to {MAX_STAGES}")))?;
+                *(if key == "stages" { &mut self.stages } else { &mut self.chunks }) = n;
+            }
+            "pipeline" => {
+                let names = PipelineOrder::ALL.map(PipelineOrder::name).join(", ");
+                self.pipeline =
+                    PipelineOrder::parse(value).ok_or_else(|| refused(&format!("one of {names}")))?;
+            }
             "optimizer" => {
                 self.optimizer = match value {
                     "none" => None,
@@ -164,11 +236,14 @@ impl Training {
 }
 
 /// The options, for the table of passes.
-pub const OPTIONS: &str = "recompute=none|selective|full|keep-attention, micro_batches=N, optimizer=adamw|none, \
+pub const OPTIONS: &str = "recompute=none|selective|full|keep-attention, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
 
 /// The most micro-batches of a step.
 const MAX_MICRO_BATCHES: u64 = 4096;
+
+/// The most stages of a pipeline, and ranges of layers of one.
+const MAX_STAGES: u64 = 1024;
 
 /// Each constant with its name and what it is by default.
 fn constants(adamw: &AdamW) -> [(&'static str, f64, f64); 5] {

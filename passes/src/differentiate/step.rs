@@ -2,7 +2,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Scan, ScanOrder, Target, state};
+use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Scan, ScanOrder, Stage, Target, state};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::active::Activity;
@@ -26,8 +26,26 @@ pub(super) struct Cx<'a> {
     pub(super) functions: &'a [Option<Differentiated>],
     /// The dimension of so many layers.
     pub(super) stack: &'a dyn Fn(u64) -> DimId,
-    /// How the gradient of a weight is kept.
-    pub(super) kept: &'a dyn Fn(&Binding) -> Kept,
+    /// How the gradient of a weight is kept that a function reads.
+    pub(super) kept: &'a dyn Fn(FuncId, &Binding) -> Kept,
+}
+
+/// One batch on its way through `main` and back.
+pub(super) struct Run<'a> {
+    /// The new value of each old one.
+    pub(super) map: Vec<Option<ValueId>>,
+    /// By node.
+    calls: Vec<Option<Called<'a>>>,
+    tape: Tape,
+}
+
+impl Run<'_> {
+    /// A run in which some values are known.
+    pub(super) fn new(cx: &Cx<'_>, map: Vec<Option<ValueId>>) -> Self {
+        let source = cx.function();
+        let calls = source.nodes.iter().map(|_| None).collect();
+        Self { map, calls, tape: Tape::new(source.values.len()) }
+    }
 }
 
 /// A call of the forward pass, as its backward pass needs it.
@@ -41,7 +59,7 @@ struct Called<'a> {
 }
 
 impl<'a> Cx<'a> {
-    fn function(&self) -> &'a Function {
+    pub(super) fn function(&self) -> &'a Function {
         &self.source.functions[self.main]
     }
 
@@ -52,40 +70,86 @@ impl<'a> Cx<'a> {
     pub(super) fn forward_and_backward(
         &self,
         b: &mut FunctionBuilder<'_>,
-        map: &mut [Option<ValueId>],
+        map: &mut Vec<Option<ValueId>>,
         loss: ValueId,
         runs: impl Fn(&Node) -> bool,
     ) -> Result<(), OpError> {
         let source = self.function();
-        let mut calls: Vec<Option<Called<'a>>> = Vec::new();
-        for node in &source.nodes {
-            let mut called = None;
-            match &node.op {
-                _ if !runs(node) => {}
-                Op::Call { callee, layers, .. } => called = Some(self.call(b, map, node, *callee, layers)?),
-                _ => copy_node(b, source, node, map)?,
-            }
-            calls.push(called);
+        let mut run = Run::new(self, std::mem::take(map));
+        for i in (0..source.nodes.len()).filter(|&i| runs(&source.nodes[i])) {
+            self.forward(b, &mut run, i, None)?;
         }
-        let mut tape = Tape::new(source.values.len());
-        let loss_type = source.ty(loss).clone();
-        let one = b.push_as(Op::Fill { value: 1.0 }, &[], loss_type)?;
-        tape.set(loss, one);
-        for (node, called) in source.nodes.iter().zip(&calls).rev() {
-            let gradients: Vec<Option<ValueId>> = node.results.iter().map(|&r| tape.of(r)).collect();
-            if !runs(node) || gradients.iter().all(Option::is_none) {
-                continue;
+        self.seed(b, &mut run, loss)?;
+        for i in (0..source.nodes.len()).rev().filter(|&i| runs(&source.nodes[i])) {
+            self.backward(b, &mut run, i, None)?;
+        }
+        *map = run.map;
+        Ok(())
+    }
+
+    /// Node `i`, forward.
+    ///
+    /// # Errors
+    /// None on a program that verifies.
+    pub(super) fn forward(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        run: &mut Run<'a>,
+        i: usize,
+        stage: Option<Stage>,
+    ) -> Result<(), OpError> {
+        let source = self.function();
+        let node = &source.nodes[i];
+        match &node.op {
+            Op::Call { callee, layers, .. } => {
+                run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
             }
-            match (&node.op, called) {
-                (Op::Param(binding), _) => {
-                    let gradient = gradients[0].expect("one of one gradients is there");
-                    keep(b, binding, gradient, (self.kept)(binding))?;
-                }
-                (_, Some(called)) => self.call_backward(b, &mut tape, node, called, &gradients)?,
-                (op, None) => self.adjoint(b, &mut tape, map, node, op, &gradients)?,
-            }
+            _ => copy_node(b, source, node, &mut run.map)?,
         }
         Ok(())
+    }
+
+    /// The gradient of the loss, with which the backward pass begins.
+    ///
+    /// # Errors
+    /// None on a program that verifies.
+    pub(super) fn seed(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        run: &mut Run<'a>,
+        loss: ValueId,
+    ) -> Result<(), OpError> {
+        let loss_type = self.function().ty(loss).clone();
+        let one = b.push_as(Op::Fill { value: 1.0 }, &[], loss_type)?;
+        run.tape.set(loss, one);
+        Ok(())
+    }
+
+    /// Node `i`, backward, if a gradient flows to it.
+    ///
+    /// # Errors
+    /// An operation of `main` that has no adjoint.
+    pub(super) fn backward(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        run: &mut Run<'a>,
+        i: usize,
+        stage: Option<Stage>,
+    ) -> Result<(), OpError> {
+        let node = &self.function().nodes[i];
+        let Run { map, calls, tape } = run;
+        let gradients: Vec<Option<ValueId>> = node.results.iter().map(|&r| tape.of(r)).collect();
+        if gradients.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        match (&node.op, &calls[i]) {
+            (Op::Param(binding), _) => {
+                let gradient = gradients[0].expect("one of one gradients is there");
+                keep(b, binding, gradient, (self.kept)(self.main, binding))
+            }
+            (_, Some(called)) => self.call_backward(b, tape, node, (called, stage), &gradients),
+            (op, None) => self.adjoint(b, tape, map, node, op, &gradients),
+        }
     }
 
     /// The adjoint of an operation of `main` itself.
@@ -119,8 +183,7 @@ impl<'a> Cx<'a> {
         b: &mut FunctionBuilder<'_>,
         map: &mut [Option<ValueId>],
         node: &Node,
-        callee: FuncId,
-        layers: &Layers,
+        (callee, layers, stage): (FuncId, &Layers, Option<Stage>),
     ) -> Result<Called<'a>, OpError> {
         let function =
             self.functions[callee.index()].as_ref().expect("only main is not differentiated by itself");
@@ -133,7 +196,7 @@ impl<'a> Cx<'a> {
             carried: n_results,
             order: ScanOrder::Ascending,
         });
-        let op = Op::Call { callee: function.forward, layers: layers.clone(), scan };
+        let op = Op::Call { callee: function.forward, layers: layers.clone(), scan, stage };
         let results = b.node(op, &arguments, &[])?;
         for (&old, &result) in node.results.iter().zip(&results) {
             b.name(result, self.function().values[old].name.as_deref());
@@ -147,7 +210,7 @@ impl<'a> Cx<'a> {
         b: &mut FunctionBuilder<'_>,
         tape: &mut Tape,
         node: &Node,
-        called: &Called<'_>,
+        (called, stage): (&Called<'_>, Option<Stage>),
         gradients: &[Option<ValueId>],
     ) -> Result<(), OpError> {
         let source = self.function();
@@ -175,7 +238,7 @@ impl<'a> Cx<'a> {
             carried: n_carried,
             order: ScanOrder::Descending,
         });
-        let op = Op::Call { callee: function.backward, layers: layers.clone(), scan };
+        let op = Op::Call { callee: function.backward, layers: layers.clone(), scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.gives.iter().zip(&results) {
@@ -192,20 +255,24 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// Layers, and the stage that has them.
+pub(super) type Place = (Layers, Option<Stage>);
+
 /// What runs over the layers of the functions that own weights.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sweep {
-    /// For each function its layers.
-    pub(super) calls: Vec<(FuncId, Vec<Layers>)>,
+    /// For each function its layers, and the stages that have them.
+    pub(super) calls: Vec<(FuncId, Vec<Place>)>,
 }
 
 impl Sweep {
     /// Calls every function on `constant` arguments.
     pub(super) fn run(&self, b: &mut FunctionBuilder<'_>, constant: &[ValueId]) -> Result<(), OpError> {
         for (function, layers) in &self.calls {
-            for layers in layers {
+            for (layers, stage) in layers {
                 // Without results nothing is handed on, and arguments are the same for all layers.
-                b.node(Op::Call { callee: *function, layers: layers.clone(), scan: None }, constant, &[])?;
+                let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+                b.node(op, constant, &[])?;
             }
         }
         Ok(())
@@ -213,11 +280,13 @@ impl Sweep {
 
     /// Calls every function on a sum that each adds to.
     pub(super) fn sum(&self, b: &mut FunctionBuilder<'_>, mut sum: ValueId) -> Result<ValueId, OpError> {
-        for (function, layers) in &self.calls {
-            for layers in layers {
-                let op = Op::Call { callee: *function, layers: layers.clone(), scan: None };
-                sum = b.node(op, &[sum], &[])?[0];
-            }
+        let calls = self.calls.iter().flat_map(|(f, places)| places.iter().map(move |place| (f, place)));
+        let mut calls: Vec<(&FuncId, &Place)> = calls.collect();
+        // The sum goes from stage to stage once.
+        calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
+        for (function, (layers, stage)) in calls {
+            let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+            sum = b.node(op, &[sum], &[])?[0];
         }
         Ok(sum)
     }

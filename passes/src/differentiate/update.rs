@@ -3,11 +3,12 @@
 //! For each function that owns weights there are up to three: `.zero` clears gradients that are summed, `.squares` adds up
 //! the squares of gradients, `.update` changes the weights. They run over the layers that the function runs over.
 
-use ithaca_ir::module::{Function, Layers, Output, ValueId};
+use ithaca_ir::module::{Function, Output, ValueId};
 use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Target, state};
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
 use super::joint::{Kept, renamed, wide, zeros};
+use super::step::Place;
 
 /// Weights that one function owns: each weight of the program is owned once.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,14 +17,14 @@ pub(super) struct Owned {
     pub(super) name: String,
     /// The weights with their types.
     pub(super) weights: Vec<(Binding, TensorType, Kept)>,
-    /// The layers that it runs over.
-    pub(super) layers: Vec<Layers>,
+    /// The layers that it runs over, and the stages that have them.
+    pub(super) layers: Vec<Place>,
 }
 
 impl Owned {
     /// Whether gradients must be cleared at the start of a step.
     pub(super) fn is_summed(&self) -> bool {
-        self.weights.iter().any(|(_, _, kept)| *kept == Kept::Added)
+        self.weights.iter().any(|(_, _, kept)| kept.is_summed())
     }
 }
 
@@ -31,10 +32,9 @@ impl Owned {
 pub(super) fn zero(space: &Space, owned: &Owned) -> Result<Function, OpError> {
     let none = Arena::new();
     let mut b = FunctionBuilder::new(format!("{}.zero", owned.name), space, &none);
-    for (binding, ty, _) in owned.weights.iter().filter(|(_, _, kept)| *kept == Kept::Added) {
+    for (binding, ty, kept) in owned.weights.iter().filter(|(_, _, kept)| kept.is_summed()) {
         let zero = zeros(&mut b, &gradient_type(ty))?;
-        let binding = renamed(binding, state::GRADIENT);
-        assign(&mut b, Target::State, binding, zero)?;
+        assign(&mut b, Target::State, kept.home(binding), zero)?;
     }
     Ok(b.finish([]))
 }
@@ -98,12 +98,16 @@ pub(super) fn assign(
     b.node(Op::Assign { target, binding }, &[value], &[]).map(|_| ())
 }
 
-fn gradient(b: &mut FunctionBuilder<'_>, binding: &Binding, ty: &TensorType) -> Result<ValueId, OpError> {
+pub(super) fn gradient(
+    b: &mut FunctionBuilder<'_>,
+    binding: &Binding,
+    ty: &TensorType,
+) -> Result<ValueId, OpError> {
     b.push_as(Op::State(renamed(binding, state::GRADIENT)), &[], gradient_type(ty))
 }
 
 /// The type in which the gradient of a weight is kept.
-fn gradient_type(ty: &TensorType) -> TensorType {
+pub(super) fn gradient_type(ty: &TensorType) -> TensorType {
     TensorType { dtype: wide(ty.dtype), ..ty.clone() }
 }
 

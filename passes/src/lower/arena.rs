@@ -3,6 +3,8 @@
 //! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
 //! never alive together may share memory. Largest first, each takes the lowest offset that is free during its life.
 
+use ithaca_ir::layout::At;
+use ithaca_ir::ops::Stage;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Work, aligned};
 use ithaca_ir::{Arena, Space};
 
@@ -12,6 +14,16 @@ struct Block {
     bytes: u64,
     first: usize,
     last: usize,
+    /// The ranks that have it; what others have needs other memory only on ranks that have both.
+    at: Option<At>,
+}
+
+impl Block {
+    /// Whether some rank has both at one time.
+    fn meets(&self, other: &Block) -> bool {
+        let apart = matches!((self.at, other.at), (Some(a), Some(b)) if a != b);
+        !apart && other.first <= self.last && self.first <= other.last
+    }
 }
 
 /// What a block is for.
@@ -33,7 +45,7 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
     for block in &blocks {
         let mut busy: Vec<(u64, u64)> = placed
             .iter()
-            .filter(|(_, other)| other.first <= block.last && block.first <= other.last)
+            .filter(|(_, other)| other.meets(block))
             .map(|&(offset, other)| (offset, offset + other.bytes))
             .collect();
         busy.sort_unstable();
@@ -85,12 +97,17 @@ fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<B
             bytes,
             first,
             last,
+            at: frame.at(id),
         })
     });
     let callees = frame.tasks.iter().enumerate().filter_map(|(i, task)| match &task.work {
-        Work::Call { callee, .. } => {
-            Some(Block { holder: Holder::Callee(i), bytes: frames[*callee].bytes, first: i, last: i })
-        }
+        Work::Call { callee, stage, .. } => Some(Block {
+            holder: Holder::Callee(i),
+            bytes: frames[*callee].bytes,
+            first: i,
+            last: i,
+            at: stage.and_then(Stage::at),
+        }),
         _ => None,
     });
     buffers.chain(callees).collect()

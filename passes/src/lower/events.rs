@@ -64,15 +64,26 @@ impl<'a> Effects<'a> {
     }
 }
 
-/// Inserts events into the tasks of `frame`.
+/// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
 pub(super) fn insert(frame: &mut Frame, space: &Space) {
     let before = frame.clone();
     let effects: Vec<Effects<'_>> = before.tasks.iter().map(|t| Effects::of(&before, space, t)).collect();
+    let stages = before.stages();
+    if stages.is_empty() {
+        insert_for(frame, &effects, |_| true);
+    }
+    for at in stages {
+        insert_for(frame, &effects, |i| before.runs_at(&before.tasks[i], at));
+    }
+}
+
+/// Inserts events for ranks that run the tasks for which `runs` holds.
+fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], runs: impl Fn(usize) -> bool) {
     // For each stream, its tasks so far, and how many of the other's it is known to come after.
     let mut issued: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
     let mut met = [0usize; 2];
-    let mut events = 0;
-    for i in 0..frame.tasks.len() {
+    let mut events = frame.n_events;
+    for i in (0..frame.tasks.len()).filter(|&i| runs(i)) {
         if matches!(frame.tasks[i].work, Work::Call { .. }) {
             met = [issued[1].len(), issued[0].len()];
             issued[stream_index(frame.tasks[i].stream)].push(i);
@@ -89,7 +100,10 @@ pub(super) fn insert(frame: &mut Frame, space: &Space) {
                 events += 1;
                 EventId::new(events - 1)
             });
-            frame.tasks[i].waits.push(event);
+            let waits = &mut frame.tasks[i].waits;
+            if !waits.contains(&event) {
+                waits.push(event);
+            }
             met[own] = n + 1;
         }
         issued[own].push(i);

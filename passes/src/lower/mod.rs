@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
-use ithaca_ir::ops::{Scan, Target};
+use ithaca_ir::ops::{Scan, Stage, Target};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
 };
@@ -126,7 +126,9 @@ impl<'a> Lowering<'a> {
             Op::Input(binding) => {
                 self.value_buffer(node.result(), Place::Input(binding.clone()));
             }
-            Op::Call { callee, layers, scan } => self.call(index, node, *callee, layers, *scan),
+            Op::Call { callee, layers, scan, stage } => {
+                self.call(index, node, *callee, layers, (*scan, *stage));
+            }
             op if op.is_communication() => self.transfer(node),
             op => {
                 let reads = self.reads(node);
@@ -190,7 +192,14 @@ impl<'a> Lowering<'a> {
 
     /// A loop over layers works in place on what it hands on: such arguments are copied first where they are needed
     /// afterwards. Stacks are buffers of their own.
-    fn call(&mut self, index: usize, node: &Node, callee: FuncId, layers: &Layers, scan: Option<Scan>) {
+    fn call(
+        &mut self,
+        index: usize,
+        node: &Node,
+        callee: FuncId,
+        layers: &Layers,
+        (scan, stage): (Option<Scan>, Option<Stage>),
+    ) {
         let callee = FrameId::new(callee.index());
         let mut reads = self.reads(node);
         let mut writes = Vec::new();
@@ -208,7 +217,9 @@ impl<'a> Lowering<'a> {
             let owned = matches!(self.frame.buffers[reads[i]].place, Place::Frame(_));
             let shared =
                 node.operands.iter().filter(|&&v| self.buffers[v.index()] == Some(reads[i])).count() > 1;
-            if !owned || shared || self.last_use[argument.index()] > index {
+            // What all ranks hold and what some hold are not one buffer.
+            let same = self.function.ty(argument) == self.function.ty(result);
+            if !owned || shared || !same || self.last_use[argument.index()] > index {
                 let copy = self.value_buffer(result, UNPLACED);
                 self.task(Stream::Compute, Work::Copy, vec![reads[i]], vec![copy]);
                 reads[i] = copy;
@@ -217,7 +228,7 @@ impl<'a> Lowering<'a> {
             }
             writes.push(reads[i]);
         }
-        let work = Work::Call { callee, layers: layers.clone(), scan, base: 0 };
+        let work = Work::Call { callee, layers: layers.clone(), scan, stage, base: 0 };
         self.task(Stream::Compute, work, reads, writes);
     }
 

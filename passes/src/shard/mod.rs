@@ -28,6 +28,7 @@ mod placements;
 mod respace;
 mod rewrite;
 mod roles;
+mod stages;
 pub mod strategy;
 pub mod table;
 mod training;
@@ -137,6 +138,7 @@ pub fn check_with(
 ) -> Result<(Placements, Decisions), Diagnostic> {
     let roles = Roles::of(module);
     let placements = Placements::of(registry, module, &roles, options)?;
+    stages::check(module, &options.mesh, &placements.base.stages)?;
     let decisions = legality::decide(registry, module, &placements, &roles, options)?;
     Ok((placements, decisions))
 }

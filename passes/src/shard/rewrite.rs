@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layout::{AxisList, Layout};
+use ithaca_ir::layout::{At, AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer};
 use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
@@ -13,6 +13,7 @@ use super::layouts::{Found, demand};
 use super::legality::Decisions;
 use super::placements::Placements;
 use super::roles::Roles;
+use super::stages::Stages;
 use super::strategy::Placement;
 use super::training;
 use super::zero::Zero;
@@ -86,6 +87,11 @@ pub(super) fn functions(
             came_from: BTreeMap::new(),
             repeated: BTreeMap::new(),
             weights: BTreeSet::new(),
+            stages: match Some(id) == main {
+                true => Stages::of(function, &plan.placements.base.stages),
+                false => Stages::default(),
+            },
+            sent: BTreeMap::new(),
         };
         let (rewritten, left) = rewriter.function(Some(id) == main)?;
         attentions += rewritten;
@@ -147,6 +153,10 @@ pub(super) struct Rewriter<'a> {
     repeated: BTreeMap<(ValueId, DimId), ValueId>,
     /// Values that are weights, as they were loaded.
     pub(super) weights: BTreeSet<ValueId>,
+    /// Stages of a pipeline.
+    pub(super) stages: Stages,
+    /// What was sent to other stages before.
+    pub(super) sent: BTreeMap<(ValueId, Option<At>), ValueId>,
 }
 
 impl Rewriter<'_> {
@@ -194,7 +204,11 @@ impl Rewriter<'_> {
             Passing::Plain if self.is_residual(&ty) && !is_main => self.boundary(&ty).layout,
             Passing::Plain => settled(&ty).layout,
         };
-        Ok(Left { value: self.reshard(value, layout)?, outside: None })
+        let mut value = self.reshard(value, layout)?;
+        if is_main {
+            value = self.located(value, None)?;
+        }
+        Ok(Left { value, outside: None })
     }
 
     fn node(&mut self, i: usize, node: &Node) -> Result<(), OpError> {
@@ -206,6 +220,7 @@ impl Rewriter<'_> {
         for &operand in &node.operands {
             operands.push(self.value(operand)?);
         }
+        let operands = self.sent(node, &operands)?;
         let declared = || source.ty(node.result());
         let results = match &node.op {
             Op::Param(binding) => self.param(binding, declared())?,
@@ -216,7 +231,7 @@ impl Rewriter<'_> {
                 let ty = self.by_sequence(declared(), Outside::Inputs);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
-            Op::Call { callee, .. } => {
+            Op::Call { callee, layers, scan, stage } => {
                 let params = &self.made[*callee].params;
                 let types: Vec<TensorType> =
                     params.iter().map(|&p| self.made[*callee].ty(p).clone()).collect();
@@ -228,7 +243,9 @@ impl Rewriter<'_> {
                     ty.layout.split.insert_many(0, (0..n_stacked).map(|_| AxisList::new()));
                     arguments.push(self.reshard(value, ty.layout)?);
                 }
-                self.b.node(node.op.clone(), &arguments, &[])?.to_vec()
+                let stage = self.placed(*stage);
+                let op = Op::Call { callee: *callee, layers: layers.clone(), scan: *scan, stage };
+                self.b.node(op, &arguments, &[])?.to_vec()
             }
             Op::Attention(attention) => self.attention(attention, node, &operands)?,
             Op::AttentionBackward(attention) => self.attention_backward(attention, &operands)?,
@@ -244,6 +261,7 @@ impl Rewriter<'_> {
             let new = self.reduced(old, new)?;
             self.map.push(new);
         }
+        self.to_send(node);
         Ok(())
     }
 
@@ -486,6 +504,8 @@ impl Rewriter<'_> {
     /// `value` in `layout`.
     pub(super) fn reshard(&mut self, value: ValueId, layout: Layout) -> Result<ValueId, OpError> {
         let ty = self.b.ty(value);
+        // A change of layout leaves a value on its ranks.
+        let layout = layout.located(ty.layout.at);
         if ty.layout == layout {
             return Ok(value);
         }

@@ -66,7 +66,7 @@ impl Zero {
         let of_optimizer = [state::FIRST_MOMENT, state::SECOND_MOMENT, state::MASTER];
         match target {
             Target::Param => self >= Zero::Parameters,
-            Target::State if binding.name.starts_with(state::GRADIENT) => self >= Zero::Optimizer,
+            Target::State if state::is_gradient(&binding.name) => self >= Zero::Optimizer,
             Target::State => {
                 self >= Zero::Optimizer && of_optimizer.iter().any(|p| binding.name.starts_with(p))
             }

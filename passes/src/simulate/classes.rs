@@ -33,6 +33,7 @@ impl Classes {
                     axes.extend(uneven_axes(space, ty));
                 }
             }
+            axes.extend(frame.stages().iter().map(|at| at.axis));
             for task in &frame.tasks {
                 let operand = |i: usize| match task.reads.get(i).map(|&b| &frame.buffers[b].content) {
                     Some(Content::Tensor(ty)) => Some(ty),

@@ -91,8 +91,8 @@ pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simu
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);
-    let world = World { schedule, steps: &steps, n: classes.ranks().len() };
-    let Run { ranks, .. } = world.frame(main, &vec![0.0; world.n]);
+    let world = World { schedule, steps: &steps, ranks: classes.ranks() };
+    let Run { ranks, .. } = world.frame(main, &vec![0.0; world.ranks.len()]);
     classes.ranks().iter().copied().zip(ranks).collect()
 }
 
@@ -103,8 +103,8 @@ const LAYERS: u64 = 64;
 struct World<'a> {
     schedule: &'a Schedule,
     steps: &'a [Steps],
-    /// Number of ranks that are simulated.
-    n: usize,
+    /// The ranks that are simulated.
+    ranks: &'a [Rank],
 }
 
 /// One run of a frame.
@@ -161,15 +161,20 @@ impl World<'_> {
                 (_, Stream::Compute) => c.compute_ready,
                 (_, Stream::Comm) => c.comm_ready,
             };
+            let runs: Vec<bool> =
+                self.ranks.iter().map(|&rank| frame.runs(&self.schedule.space, task, rank)).collect();
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
             let ends = match &task.work {
-                Work::Call { callee, layers, .. } => self.layers(*callee, layers, &ready, &mut clocks),
+                Work::Call { callee, layers, .. } => {
+                    self.layers(*callee, layers, (&ready, &runs), &mut clocks)
+                }
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
                     let end = |c: usize| step.end(c, &ready);
-                    (0..self.n).map(end).collect()
+                    (0..self.ranks.len()).map(end).collect()
                 }
             };
-            for (c, clock) in clocks.iter_mut().enumerate() {
+            // Other ranks go on with what they run.
+            for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
                 match (&task.work, task.stream) {
                     // The callee has accounted for its own streams; here nothing else runs meanwhile.
@@ -194,18 +199,25 @@ impl World<'_> {
     }
 
     /// Runs a frame once for each layer; gives when each rank ends.
-    fn layers(&self, callee: FrameId, layers: &Layers, starts: &[f64], clocks: &mut [Clock]) -> Vec<f64> {
+    fn layers(
+        &self,
+        callee: FrameId,
+        layers: &Layers,
+        (starts, runs): (&[f64], &[bool]),
+        clocks: &mut [Clock],
+    ) -> Vec<f64> {
         let n = layers.end - layers.start;
         let mut at = starts.to_vec();
         for layer in 0..n {
             let run = self.frame(callee, &at);
             let took: Vec<f64> = run.ends.iter().zip(&at).map(|(end, start)| end - start).collect();
-            let (least, most) = took.iter().fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
+            let running = took.iter().zip(runs).filter(|(_, runs)| **runs).map(|(t, _)| t);
+            let (least, most) = running.fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
             // Ranks that stay as far apart as they were do so from now on.
             let steady = most - least <= 1e-9 * most || layer + 1 == LAYERS;
             let times = if steady { n - layer } else { 1 };
-            for ((clock, done), (at, took)) in clocks.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took))
-            {
+            let ranks = clocks.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
+            for (((clock, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {
                 let busy = Simulation { seconds: 0.0, ..done.clone() };
                 clock.total.add(&busy, times as f64);
                 *at += times as f64 * took;

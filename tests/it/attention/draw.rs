@@ -14,9 +14,9 @@ const MAX_RANKS: u64 = 16;
 /// The most tokens of a sequence.
 const MAX_TOKENS: u64 = 48;
 
-/// The strategies that distribute attention; experts are laid out by themselves.
+/// The strategies that distribute attention; experts are laid out by themselves, and stages are those of a program.
 pub(crate) fn strategies() -> Vec<&'static dyn Strategy> {
-    STRATEGIES.iter().copied().filter(|s| s.name() != "ep").collect()
+    STRATEGIES.iter().copied().filter(|s| !["ep", "pipeline"].contains(&s.name())).collect()
 }
 
 /// The case that `seed` determines.

@@ -2,5 +2,6 @@
 
 mod accounting;
 mod goldens;
+mod pipeline;
 mod sharded;
 mod steps;

@@ -2,7 +2,7 @@
 
 use super::{Attr, AttrError, Attrs, Names};
 use crate::dim::DimId;
-use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Scan, ScanOrder, Target, Unary};
+use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Scan, ScanOrder, Stage, Target, Unary};
 
 fn dim(names: Names<'_>, d: DimId) -> Attr {
     Attr::Word(names.space.dims[d].name.clone())
@@ -30,6 +30,23 @@ pub(crate) fn read_scan(attrs: &mut Attrs, names: Names<'_>) -> Result<Option<Sc
         Some(other) => return Err(attrs.wrong("order", "ascending or descending", &other)),
     };
     Ok(Some(Scan { over, carried, order }))
+}
+
+/// The attributes of a stage, of the program's calls and of the schedule's.
+pub(crate) fn stage_attrs(stage: Stage, names: Names<'_>) -> Vec<(&'static str, Attr)> {
+    let mut attrs = vec![("stage", Attr::Int(stage.number))];
+    attrs.extend(stage.along.map(|a| ("along", Attr::Word(names.space.mesh.axes[a].name.clone()))));
+    attrs
+}
+
+/// The stage among the attributes of a call, if there is one.
+pub(crate) fn read_stage(attrs: &mut Attrs, names: Names<'_>) -> Result<Option<Stage>, AttrError> {
+    if !attrs.has("stage") {
+        return Ok(None);
+    }
+    let number = attrs.int("stage")?;
+    let along = if attrs.has("along") { Some(attrs.axis("along", names)?) } else { None };
+    Ok(Some(Stage { number, along }))
 }
 
 pub(super) fn read_target(attrs: &mut Attrs) -> Result<Target, AttrError> {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::entity::{Arena, Entity};
 use crate::ops::attr::Names;
-use crate::ops::attr::training::scan_attrs;
+use crate::ops::attr::training::{scan_attrs, stage_attrs};
 use crate::ops::{Attr, Op};
 use crate::schedule::{
     Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Transfer, Work,
@@ -100,7 +100,7 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
             write!(out, " from {} to {}", show(space, from), show(space, to))?;
         }
         Work::Copy => {}
-        Work::Call { callee, layers, base, scan } => {
+        Work::Call { callee, layers, base, scan, stage } => {
             let mut attrs = vec![
                 ("callee", Attr::Func(schedule.frames[*callee].name.clone())),
                 ("layers", Attr::Range(layers.start, layers.end)),
@@ -108,6 +108,7 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
             ];
             let names = Names { space, functions: &Arena::new() };
             attrs.extend(scan.iter().flat_map(|scan| scan_attrs(scan, names)));
+            attrs.extend(stage.iter().flat_map(|stage| stage_attrs(*stage, names)));
             write_attrs(out, &attrs)?;
         }
     }

@@ -44,8 +44,18 @@ pub fn verify(schedule: &Schedule) -> Result<(), Diagnostics> {
             let before = found.len();
             work::check(schedule, frame, &mut found);
             if found.len() == before {
-                let order = order::check(frame, &mut found);
-                memory::check(schedule, frame, &lasting, &order, &mut found);
+                let stages = frame.stages();
+                if stages.is_empty() {
+                    let order = order::check(frame, &mut found);
+                    memory::check(schedule, frame, &lasting, &order, &mut found);
+                }
+                // Each stage has an order and a memory of its own.
+                for frame in stages.into_iter().map(|at| frame.only(at)) {
+                    if found.len() == before {
+                        let order = order::check(&frame, &mut found);
+                        memory::check(schedule, &frame, &lasting, &order, &mut found);
+                    }
+                }
             }
             if found.len() >= MAX_DIAGNOSTICS {
                 break;

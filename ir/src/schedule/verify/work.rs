@@ -7,8 +7,8 @@ use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::mesh::Rank;
 use crate::ops::structure::{self, MAX_LAYERS};
-use crate::ops::{Context, Op, OpError, Scan};
-use crate::schedule::{Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work};
+use crate::ops::{Context, Op, OpError, Scan, Stage};
+use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work};
 use crate::text::show;
 use crate::types::TensorType;
 
@@ -79,7 +79,9 @@ impl<'s> Checker<'s> {
             }
             Work::Copy => {
                 self.counts(1..=1, 1)?;
-                match self.read(0) == self.write(0) {
+                let there = self.frame.at(self.task.reads[0]);
+                let stays = there.is_none() || there == self.frame.at(self.task.writes[0]);
+                match stays && here(self.read(0)) == here(self.write(0)) {
                     true => Ok(()),
                     false => Err(OpError::new("S03", "it copies between buffers of different content")),
                 }
@@ -201,7 +203,13 @@ impl<'s> Checker<'s> {
     fn call(&self, callee: FrameId) -> Result<(), OpError> {
         let Task { reads, writes, work, .. } = self.task;
         let frame = &self.schedule.frames[callee];
-        let Work::Call { layers, scan, .. } = work else { return Ok(()) };
+        let Work::Call { layers, scan, stage, .. } = work else { return Ok(()) };
+        let at = stage.and_then(Stage::at);
+        let elsewhere = |&b: &BufferId| self.frame.at(b).is_some_and(|there| Some(there) != at);
+        if reads.iter().any(elsewhere) || writes.iter().any(|&b| self.frame.at(b) != at) {
+            let message = format!("what `@{}` takes and gives is not on the ranks that run it", frame.name);
+            return Err(OpError::new("S09", message));
+        }
         if layers.start >= layers.end || layers.end > MAX_LAYERS {
             let message = format!("it runs over layers {}..{}", layers.start, layers.end);
             return Err(OpError::new("S09", message));
@@ -236,16 +244,16 @@ impl<'s> Checker<'s> {
         for buffer in frame.buffers.values() {
             let (fits, what) = match buffer.place {
                 Place::Argument(i) => (
-                    *self.read(i) == buffer.content
+                    here(self.read(i)) == buffer.content
                         || is_sliced(scan.as_ref(), i, self.read(i), &buffer.content),
                     format!("argument {i}"),
                 ),
                 Place::Result(i) => {
                     let here = match (scan, self.write(i), &buffer.content) {
-                        (Some(scan), Content::Tensor(here), Content::Tensor(ty)) if i >= n_carried => {
-                            *here == structure::stacked(ty, scan.over)
+                        (Some(scan), Content::Tensor(given), Content::Tensor(ty)) if i >= n_carried => {
+                            given.located(None) == structure::stacked(ty, scan.over)
                         }
-                        (_, here, content) => here == content,
+                        (_, given, content) => here(given) == *content,
                     };
                     (here, format!("result {i}"))
                 }
@@ -265,6 +273,14 @@ impl<'s> Checker<'s> {
             }
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+/// The content of a buffer for those that have it.
+fn here(content: &Content) -> Content {
+    match content {
+        Content::Tensor(ty) => Content::Tensor(ty.located(None)),
+        Content::Wire { .. } => content.clone(),
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Placement {
     pub cache: AxisList,
     /// Axes that split the experts of a mixture, major to minor; those of them that split tokens do so everywhere else.
     pub experts: AxisList,
+    /// The axis along which stages of a pipeline lie; it splits nothing.
+    pub stages: AxisList,
     /// How keys and queries meet that the remaining axes keep apart inside attention; names a
     /// [`Movement`](crate::movement::Movement).
     pub movement: Option<String>,
@@ -85,8 +87,9 @@ impl Placement {
     }
 
     /// Everything but what happens inside attention: what all layers of a program must share.
-    pub fn outside(&self) -> [AxisList; 5] {
-        [&self.batch, &self.weights, &self.sequence, &self.residual, &self.experts].map(Clone::clone)
+    pub fn outside(&self) -> [AxisList; 6] {
+        [&self.batch, &self.weights, &self.sequence, &self.residual, &self.experts, &self.stages]
+            .map(Clone::clone)
     }
 
     /// Axes that split the sequence of the residual stream.
@@ -156,7 +159,8 @@ pub trait Strategy: Sync {
     fn summary(&self) -> &'static str;
     /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;
-    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`, `ep`. Strategies
+    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`, `ep`, `pp`.
+    /// Strategies
     /// of a product use different ones.
     fn axes(&self) -> &'static [&'static str];
     /// Whether a planner that is told no strategy tries it.
@@ -306,6 +310,9 @@ pub const TENSOR_AXIS: &str = "tp";
 
 /// The mesh axis of expert parallelism.
 pub const EXPERT_AXIS: &str = "ep";
+
+/// The mesh axis of stages of a pipeline.
+pub const STAGE_AXIS: &str = "pp";
 
 /// The mesh axis of data parallelism.
 pub const DATA_AXIS: &str = "dp";

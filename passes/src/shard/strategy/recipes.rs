@@ -221,5 +221,13 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         search: Search::Named,
         place: |axes, p| p.sequence_inside(&[axes[0]], "rotate-q"),
     },
+    &Recipe {
+        name: "pipeline",
+        summary: "stages of layers run micro-batches one after another; nothing is split (GPipe: Huang et al., arXiv 1811.06965; 1F1B: Narayanan et al., arXiv 2104.04473)",
+        legality: "a training step; P ≤ layers; interleaved: micro-batches % P = 0",
+        axes: &["pp"],
+        search: Search::Named,
+        place: |axes, p| p.stages.push(axes[0]),
+    },
     EXPERTS,
 ];

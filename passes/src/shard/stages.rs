@@ -1,0 +1,152 @@
+//! Stages of a pipeline: which ranks run the calls of `main`, and what passes between them.
+//!
+//! A call of stage `k` runs on the ranks at coordinate `k` of the axis, and its results are there. Any other operation of
+//! `main` runs where the last of its operands was made, or everywhere. What is used elsewhere is sent by a `permute`: before
+//! its ranks begin their next call, or where it is read if that is earlier. So a stage that has made something sends it at
+//! once, and no stage waits in front of work that it could do.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::{At, AxisList};
+use ithaca_ir::module::{Function, Node, ValueId};
+use ithaca_ir::ops::{Op, OpError, Stage};
+use ithaca_ir::{AxisId, Diagnostic, Mesh, Module};
+
+use super::rewrite::{Rewriter, settled};
+
+/// The stages of `main`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stages {
+    /// The axis along which they lie; none without a pipeline.
+    axis: Option<AxisId>,
+    /// For each value the stage that makes it.
+    made: Vec<Option<u64>>,
+    /// For each value the other stages that read it, in order.
+    read: Vec<Vec<u64>>,
+    /// What is still to be sent, to which stage.
+    pending: Vec<(ValueId, u64)>,
+}
+
+impl Stages {
+    /// Of `main`, whose stages lie along the first of `axes`.
+    pub(super) fn of(main: &Function, axes: &AxisList) -> Self {
+        let mut made: Vec<Option<u64>> = vec![None; main.values.len()];
+        let mut read: Vec<Vec<u64>> = vec![Vec::new(); main.values.len()];
+        for node in &main.nodes {
+            let stage = match node.op {
+                Op::Call { stage, .. } => stage.map(|s| s.number),
+                _ => node
+                    .operands
+                    .iter()
+                    .filter(|v| made[v.index()].is_some())
+                    .max()
+                    .and_then(|v| made[v.index()]),
+            };
+            node.results.iter().for_each(|v| made[v.index()] = stage);
+            let Some(stage) = stage else { continue };
+            for operand in &node.operands {
+                let elsewhere = made[operand.index()].is_some_and(|there| there != stage);
+                let read = &mut read[operand.index()];
+                if elsewhere && !read.contains(&stage) {
+                    read.push(stage);
+                }
+            }
+        }
+        Self { axis: axes.first().copied(), made, read, pending: Vec::new() }
+    }
+}
+
+/// Refuses a program whose stages are not those of the mesh.
+pub(super) fn check(module: &Module, mesh: &Mesh, axes: &AxisList) -> Result<(), Diagnostic> {
+    let calls = module.functions.values().flat_map(|f| &f.nodes);
+    let stage = |n: &Node| match n.op {
+        Op::Call { stage, .. } => stage.map(|s| s.number + 1),
+        _ => None,
+    };
+    let stages = calls.filter_map(stage).max();
+    match (stages, axes.first()) {
+        (None, None) => Ok(()),
+        (Some(n), Some(&axis)) if mesh.size(axis) == n => Ok(()),
+        (Some(n), Some(&axis)) => {
+            let axis = &mesh.axes[axis];
+            Err(Diagnostic::new(
+                "P54",
+                format!("a program of {n} stages does not fit `{}={}`", axis.name, axis.size),
+            ))
+        }
+        (Some(n), None) => {
+            Err(Diagnostic::new("P54", format!("a program of {n} stages is laid out without a pipeline"))
+                .help(format!("use strategy `pipeline`, alone or in a product, on a mesh with `pp={n}`")))
+        }
+        (None, Some(&axis)) => {
+            let axis = &mesh.axes[axis];
+            let message = format!("the program has no stages to lay out over `{}={}`", axis.name, axis.size);
+            Err(Diagnostic::new("P54", message).help(format!(
+                "a training step has stages by `differentiate{{stages={}, micro_batches=N}}`, on the command line by \
+                 `--mode train --micro-batches N`",
+                axis.size
+            )))
+        }
+    }
+}
+
+impl Rewriter<'_> {
+    fn at(&self, stage: Option<u64>) -> Option<At> {
+        let axis = self.stages.axis?;
+        stage.map(|coordinate| At { axis, coordinate })
+    }
+
+    /// The stage of a call, with the axis of the mesh.
+    pub(super) fn placed(&self, stage: Option<Stage>) -> Option<Stage> {
+        let axis = self.stages.axis;
+        stage.filter(|_| axis.is_some()).map(|stage| Stage { along: axis, ..stage })
+    }
+
+    /// A value on the ranks of a place, sent there if it is not.
+    pub(super) fn located(&mut self, value: ValueId, at: Option<At>) -> Result<ValueId, OpError> {
+        let there = self.b.ty(value).layout.at;
+        if there.is_none() || there == at {
+            return Ok(value);
+        }
+        if let Some(&sent) = self.sent.get(&(value, at)) {
+            return Ok(sent);
+        }
+        let whole = settled(self.b.ty(value));
+        let from = self.reshard(value, whole.layout.clone())?;
+        let sent = self.b.push_as(Op::Permute, &[from], whole.located(at))?;
+        self.sent.insert((value, at), sent);
+        Ok(sent)
+    }
+
+    /// Sends what the stage of a call has made, before it goes on; gives the operands of a node where it runs.
+    pub(super) fn sent(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        if self.stages.axis.is_none() {
+            return Ok(operands.to_vec());
+        }
+        let stage = match node.op {
+            Op::Call { stage, .. } => stage.map(|s| s.number),
+            _ => node.results.first().and_then(|v| self.stages.made[v.index()]),
+        };
+        if let Op::Call { .. } = node.op {
+            let pending = std::mem::take(&mut self.stages.pending);
+            let (now, later) = pending.into_iter().partition(|(v, _)| self.stages.made[v.index()] == stage);
+            self.stages.pending = later;
+            let now: Vec<(ValueId, u64)> = now;
+            for (old, to) in now {
+                let value = self.value(old)?;
+                self.located(value, self.at(Some(to)))?;
+            }
+        }
+        let at = self.at(stage);
+        operands.iter().map(|&v| self.located(v, at)).collect()
+    }
+
+    /// Notes what of the results of a node is to be sent.
+    pub(super) fn to_send(&mut self, node: &Node) {
+        if self.stages.axis.is_some() {
+            for &v in &node.results {
+                let readers = self.stages.read[v.index()].clone();
+                self.stages.pending.extend(readers.into_iter().map(|to| (v, to)));
+            }
+        }
+    }
+}
