@@ -9,7 +9,7 @@ use ithaca_kernels::{Outputs, Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
-use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use ithaca_passes::shard::{SequenceFit, ShardOptions, Zero, parse_mesh};
 use ithaca_passes::simulate::simulate_ranks;
 use ithaca_passes::{lower, memory};
 use serde_json::{Value, json};
@@ -188,7 +188,9 @@ fn gradients_are_those_of_the_library() {
             }
         };
         compared += 1;
-        let ranks = match per_rank(&module, &options("pipeline+ulysses", "pp=2,ulysses=2")) {
+        let layout =
+            ShardOptions { sequence: SequenceFit::Pad, ..options("pipeline+ulysses", "pp=2,ulysses=2") };
+        let ranks = match per_rank(&module, &layout) {
             Ok(ranks) => ranks,
             Err(refusal) => {
                 wrong.push(format!("{name}: {refusal}"));
