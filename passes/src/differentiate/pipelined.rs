@@ -368,7 +368,7 @@ fn window(
 pub(super) fn order_of(training: &super::Training) -> Result<(Shape, Vec<Step>), OpError> {
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
-    if interleaved && training.micro_batches % training.stages != 0 {
+    if interleaved && !training.micro_batches.is_multiple_of(training.stages) {
         let message = format!(
             "{} micro-batches do not divide into groups of {}, as interleaved stages take them",
             training.micro_batches, training.stages
