@@ -95,10 +95,21 @@ impl Tied {
     }
 }
 
+/// Each weight once for each stage that uses it, however many functions there do.
+fn distinct(tied: &[Tied]) -> Vec<&Tied> {
+    let mut distinct: Vec<&Tied> = Vec::new();
+    for one in tied {
+        if !distinct.iter().any(|t| t.binding == one.binding && t.user.1 == one.user.1) {
+            distinct.push(one);
+        }
+    }
+    distinct
+}
+
 /// What clears gradients that are kept apart, as weights that are owned are cleared.
 pub(super) fn apart(tied: &[Tied]) -> Vec<Owned> {
     let mut apart: Vec<Owned> = Vec::new();
-    for one in tied {
+    for one in distinct(tied) {
         let name = format!("{}.tied", one.user.0);
         let weight = (one.binding.clone(), one.ty.clone(), one.kept());
         match apart.iter_mut().find(|owned| owned.name == name) {
@@ -134,7 +145,7 @@ pub(super) fn exchanges(
 ) -> Result<Vec<Exchange>, OpError> {
     let none = Arena::new();
     let mut exchanges = Vec::new();
-    for (i, one) in tied.iter().enumerate() {
+    for (i, one) in distinct(tied).into_iter().enumerate() {
         let Tied { binding, ty, owner, user } = one;
         let wide = gradient_type(ty);
         let builder =
@@ -357,7 +368,7 @@ fn window(
 pub(super) fn order_of(training: &super::Training) -> Result<(Shape, Vec<Step>), OpError> {
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
-    if interleaved && training.micro_batches % training.stages != 0 {
+    if interleaved && !training.micro_batches.is_multiple_of(training.stages) {
         let message = format!(
             "{} micro-batches do not divide into groups of {}, as interleaved stages take them",
             training.micro_batches, training.stages

@@ -261,7 +261,7 @@ impl Rewriter<'_> {
             let new = self.reduced(old, new)?;
             self.map.push(new);
         }
-        self.to_send(node);
+        self.note_readers(node);
         Ok(())
     }
 

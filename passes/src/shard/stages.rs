@@ -141,7 +141,7 @@ impl Rewriter<'_> {
     }
 
     /// Notes what of the results of a node is to be sent.
-    pub(super) fn to_send(&mut self, node: &Node) {
+    pub(super) fn note_readers(&mut self, node: &Node) {
         if self.stages.axis.is_some() {
             for &v in &node.results {
                 let readers = self.stages.read[v.index()].clone();

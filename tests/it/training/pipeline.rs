@@ -9,7 +9,7 @@ use ithaca_kernels::{Outputs, Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
-use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use ithaca_passes::shard::{SequenceFit, ShardOptions, Zero, parse_mesh};
 use ithaca_passes::simulate::simulate_ranks;
 use ithaca_passes::{lower, memory};
 use serde_json::{Value, json};
@@ -167,6 +167,7 @@ fn more_stages_chunks_that_do_not_divide_and_one_micro_batch() {
 #[test]
 fn gradients_are_those_of_the_library() {
     let mut wrong = Vec::new();
+    let mut compared = 0;
     for (name, dir) in with_gradients() {
         let io = SafeTensorsFile::open(dir.join("io.safetensors")).unwrap();
         let weights = SafeTensorsFile::open(dir.join("model.safetensors")).unwrap();
@@ -176,8 +177,20 @@ fn gradients_are_those_of_the_library() {
         let micro_batches = lengths.batch;
         let training = Training { stages: 2, micro_batches, ..Training::default() };
         let workload = Workload { mode: Mode::Train, training, ..lengths };
-        let module = program(&config, &name, &workload).unwrap_or_else(|d| panic!("{name}: {d:?}"));
-        let ranks = match per_rank(&module, &options("pipeline+ulysses", "pp=2,ulysses=2")) {
+        let module = match program(&config, &name, &workload) {
+            Ok(module) => module,
+            Err(refusal) => {
+                // One layer makes no two stages.
+                if refusal[0].code != "P53" {
+                    wrong.push(format!("{name}: {refusal:?}"));
+                }
+                continue;
+            }
+        };
+        compared += 1;
+        let layout =
+            ShardOptions { sequence: SequenceFit::Pad, ..options("pipeline+ulysses", "pp=2,ulysses=2") };
+        let ranks = match per_rank(&module, &layout) {
             Ok(ranks) => ranks,
             Err(refusal) => {
                 wrong.push(format!("{name}: {refusal}"));
@@ -189,6 +202,7 @@ fn gradients_are_those_of_the_library() {
             goldens::differences(&io, &step.outputs, &step.kept).into_iter().map(|d| format!("{name}: {d}")),
         );
     }
+    assert!(compared > 8, "{compared} goldens were compared");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -251,7 +265,8 @@ fn a_stage_loads_its_own_layers_only() {
     ));
     let half = memory::of_schedule(&lowered(&llama(8, false), training, 2, &options("pipeline", "pp=2")));
     assert!(half.parameters < whole.parameters * 2 / 3, "{} of {}", half.parameters, whole.parameters);
-    assert!(half.states < whole.states * 2 / 3, "{} of {}", half.states, whole.states);
+    assert!(half.gradients < whole.gradients * 2 / 3, "{} of {}", half.gradients, whole.gradients);
+    assert!(half.optimizer < whole.optimizer * 2 / 3, "{} of {}", half.optimizer, whole.optimizer);
 }
 
 #[test]
