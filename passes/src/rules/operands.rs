@@ -59,7 +59,7 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
             d.attr("to", Attr::Word(want.dtype.name().to_owned()));
             vec![TensorType { dtype: d.draw.dice.one_of(&DType::ALL)?, ..want.clone() }]
         }
-        "add" | "sub" | "mul" | "log_add_exp" => vec![want.clone(), d.part_of(want)],
+        "add" | "sub" | "mul" | "div" | "log_add_exp" => vec![want.clone(), d.part_of(want)],
         "accumulate" => vec![want.clone(), want.clone()],
         "einsum" => d.einsum(want)?,
         "embed" => d.embed(want)?,
