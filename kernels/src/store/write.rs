@@ -124,10 +124,10 @@ pub fn write(path: &Path, tensors: &[(&str, Stored, &Tensor<f64>)]) -> Result<()
     write_about(path, &About::new(), tensors)
 }
 
-/// As [`write`], with what the file says of itself.
+/// As [`write`](fn@write), with what the file says of itself.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write`](fn@write).
 pub fn write_about(
     path: &Path,
     about: &About,
