@@ -204,8 +204,9 @@ inline void sink(const Device& device, Queue queue, View o, View lse, View logit
 
 // A rank that holds nothing of y keeps x.
 inline void accumulate(const Device& device, Queue queue, View x, View y, View z) {
-    if (Local(device, y.type).size > 0) return binary(device, queue, Binary::Add, x, y, z);
-    copy(device, queue, Local(device, x.type).size * bytes_of(x.type.dtype), x.data, z.data);
+    const auto held = [&](const Type& type) { return elements(device.space().local_box(type, device.rank())); };
+    if (held(y.type) > 0) return binary(device, queue, Binary::Add, x, y, z);
+    copy(device, queue, held(x.type) * bytes_of(x.type.dtype), x.data, z.data);
 }
 
 }  // namespace ithaca
