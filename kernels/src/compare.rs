@@ -30,8 +30,8 @@ pub enum Verdict {
     Distance {
         /// The largest absolute difference of two elements.
         max_abs: f64,
-        /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected. What is nothing but rounding, elements of
-        /// [`NOISE`] and below on average, is measured by that instead; `‖a − b‖` where b is zero.
+        /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected; `‖a − b‖` where b is zero. A gradient that is
+        /// nothing but rounding, elements of [`NOISE`] and below on average, is measured by that instead of its norm.
         relative: f64,
     },
     /// The shapes differ.
@@ -66,6 +66,17 @@ impl Verdict {
 
 /// Compares `found` with `expected`.
 pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
+    above(0.0, found, expected)
+}
+
+/// Compares what is called `name`: gradients, and what an optimizer makes of them, may be zero but for rounding.
+fn named<A: Real, B: Real>(name: &str, found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
+    let may_vanish = [state::GRADIENT, state::OPTIMIZER].iter().any(|prefix| name.starts_with(prefix));
+    above(if may_vanish { NOISE } else { 0.0 }, found, expected)
+}
+
+/// Compares relative to a norm of at least that of elements of size `floor`.
+fn above<A: Real, B: Real>(floor: f64, found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
     // A scalar may be stored as a vector of one.
     let alike = found.shape == expected.shape || (found.data.len() == 1 && expected.data.len() == 1);
     if !alike || found.data.len() != expected.data.len() {
@@ -84,7 +95,7 @@ pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Ver
         difference += (a - b) * (a - b);
         norm += b * b;
     }
-    let noise = NOISE * NOISE * expected.data.len() as f64;
+    let noise = floor * floor * expected.data.len() as f64;
     let relative = match norm > 0.0 {
         true => (difference / norm.max(noise)).sqrt(),
         false => difference.sqrt(),
@@ -96,7 +107,7 @@ pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Ver
 pub fn outputs<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
     let compare = |(name, expected): (&String, &Tensor<B>)| Comparison {
         name: name.clone(),
-        verdict: found.get(name).map_or(Verdict::Missing, |found| tensors(found, expected)),
+        verdict: found.get(name).map_or(Verdict::Missing, |found| named(name, found, expected)),
     };
     expected.iter().map(compare).collect()
 }
@@ -111,7 +122,7 @@ pub fn with_source<A: Real>(
 ) -> Result<Vec<Comparison>, StoreError> {
     let present = found.iter().filter(|(name, _)| expected.shape(name).is_some());
     let compared = present.map(|(name, tensor)| {
-        let verdict = tensors(tensor, &expected.read(name)?);
+        let verdict = named(name, tensor, &expected.read(name)?);
         Ok(Comparison { name: name.clone(), verdict })
     });
     // Whoever computes gradients computes all of them.

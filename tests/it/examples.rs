@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ithaca_ir::text::{parse, print};
 use ithaca_ir::verify::verify;
+use ithaca_ir::{Module, Op};
 use ithaca_kernels::oracle;
 use ithaca_kernels::store::RandomTensors;
 use ithaca_passes::import::{FAMILIES, Shrink, Workload, import, shrink};
@@ -36,7 +37,9 @@ fn programs_verify_and_survive_the_text_form() {
         // Where layers of two kinds alternate, each run is a call.
         let lines = text.lines().filter(|line| !line.contains(" = call ")).count();
         let functions = module.functions.len();
-        assert!(lines < 32 * functions, "{name} has {lines} lines in {functions} functions");
+        // A block of a mixture has a router and experts beside what a plain block has.
+        let most = if module_has_experts(&module) { 32 } else { 25 };
+        assert!(lines < most * functions, "{name} has {lines} lines in {functions} functions");
         assert_eq!(parse(&text).unwrap(), module, "{name}");
     }
 }
@@ -54,4 +57,9 @@ fn small_forms_run() {
         let mean = logits.data.iter().sum::<f32>() / logits.data.len() as f32;
         assert!(logits.data.iter().any(|x| (x - mean).abs() > 1e-3), "{name} computes something");
     }
+}
+
+fn module_has_experts(module: &Module) -> bool {
+    let mut nodes = module.functions.values().flat_map(|f| &f.nodes);
+    nodes.any(|n| matches!(n.op, Op::Experts(_)))
 }

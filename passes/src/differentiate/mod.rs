@@ -89,9 +89,31 @@ pub fn origin(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
+/// Refuses to train with attention that drops: its mask depends on positions alone, and would be the same in every layer and
+/// at every step.
+fn check_dropout(module: &Module, training: &Training) -> Result<(), OpError> {
+    let drops = |op: &Op| match op {
+        Op::Attention(a) => a.dropout.is_some_and(|d| d.rate > 0.0),
+        _ => false,
+    };
+    let dropping = module.functions.values().find(|f| f.nodes.iter().any(|n| drops(&n.op)));
+    match dropping.filter(|_| training.optimizer.is_some()) {
+        None => Ok(()),
+        Some(function) => Err(OpError::new(
+            "P55",
+            format!(
+                "attention of `@{}` drops weights by a mask that would be the same in every layer and at every step; \
+                 train without dropout, or take gradients alone with `optimizer=none`",
+                function.name
+            ),
+        )),
+    }
+}
+
 /// One training step of `module`, which computes an output `loss`.
 fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
     let (main, _) = loss_of(module)?;
+    check_dropout(module, training)?;
     if training.stages == 1 {
         return stepped(module, main, training, None);
     }

@@ -99,3 +99,17 @@ fn what_has_no_loss_is_refused() {
     let states = "  %l = sum %w : f32[]\n  %s = state {name=\"s\"} : f32[]\n  %loss = add %l, %s : f32[]\n";
     assert_eq!(refused(&format!("{main}{states}  return loss = %loss\n}}\n")), "P51");
 }
+
+#[test]
+fn dropout_that_would_repeat_itself_is_refused() {
+    let mut config = llama();
+    config["attention_dropout"] = json!(0.1);
+    let result = |optimizer| {
+        let training = Training { optimizer, ..Training::default() };
+        program(&config, "m", &Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) })
+    };
+    let refused = result(Some(ADAMW)).unwrap_err();
+    assert_eq!(refused[0].code, "P55");
+    assert!(refused[0].message.contains("@block"), "{}", refused[0].message);
+    assert!(result(None).is_ok(), "the gradient of one mask is well defined");
+}
