@@ -110,6 +110,7 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
                 Op::Take { to } | Op::Join { to } => new(to),
                 Op::Embed { over, .. } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
+                Op::Softmax { over } => new(over),
                 Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
                 Op::Rotary(rotary) => new(&mut rotary.over),
                 Op::Repeat { from, to } | Op::SumCopies { from, to } => [from, to].into_iter().for_each(new),
@@ -123,6 +124,7 @@ fn rename(module: &mut Module, renamed: &BTreeMap<DimId, DimId>) {
                 | Op::Sum
                 | Op::Expand
                 | Op::Optimizer(_)
+                | Op::Random(_)
                 | Op::Positions
                 | Op::Einsum
                 | Op::Unary(_)

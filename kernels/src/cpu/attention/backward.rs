@@ -8,6 +8,7 @@ use super::block::{self, Block, Scores, transposed};
 use crate::error::RunError;
 use crate::oracle::Operand;
 use crate::oracle::attention::{Extent, Gradient, check};
+use crate::oracle::random::dropout_of;
 
 /// Gradients for q, k and v, and for the bias if there is one; see the oracle's loops for the equations.
 pub(in crate::cpu) fn attention_backward(
@@ -16,6 +17,7 @@ pub(in crate::cpu) fn attention_backward(
     operands: &[Operand<'_, f32>],
 ) -> Result<Vec<Vec<f32>>, RunError> {
     check(attention)?;
+    let dropout = dropout_of(attention, operands)?;
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
     let gradient = Gradient::of(&x, operands)?;
@@ -60,7 +62,7 @@ pub(in crate::cpu) fn attention_backward(
                 block::clear_others(&mut ds[row.clone()], kept);
                 for column in kept.iter().cloned().flatten() {
                     let at = row.start + column;
-                    let factor = match &attention.dropout {
+                    let factor = match &dropout {
                         Some(dropout) => x.kept(dropout, front, query, head, block.keys[column]) as f32,
                         None => 1.0,
                     };

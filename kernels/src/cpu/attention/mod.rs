@@ -13,6 +13,7 @@ use super::gemm::{Into, multiply};
 use crate::error::RunError;
 use crate::oracle::Operand;
 use crate::oracle::attention::{Extent, check};
+use crate::oracle::random::dropout_of;
 use block::{Block, Scores};
 
 /// `o = Σ_k softmax_k(cap(scale · q·k) + bias) v` over the keys held that the mask leaves, and the logarithm of the sum
@@ -23,6 +24,7 @@ pub(super) fn attention(
     operands: &[Operand<'_, f32>],
 ) -> Result<[Vec<f32>; 2], RunError> {
     check(attention)?;
+    let dropout = dropout_of(attention, operands)?;
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
     let mut scores = Scores::new(space, attention, &x, [q.real()?, k.real()?], operands.get(3))?;
@@ -37,7 +39,7 @@ pub(super) fn attention(
             for (i, (row, kept)) in weights.chunks_mut(block.width).zip(&block.rows).enumerate() {
                 let query = block.queries.start + i;
                 lse[x.row(front, query, head)] = softmax(row, kept);
-                if let Some(dropout) = &attention.dropout {
+                if let Some(dropout) = &dropout {
                     for column in kept.iter().cloned().flatten() {
                         row[column] *= x.kept(dropout, front, query, head, block.keys[column]) as f32;
                     }
