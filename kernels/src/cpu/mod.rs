@@ -34,10 +34,14 @@
 
 pub mod communicator;
 
+pub mod dense;
+
 mod attention;
 mod gemm;
 mod memory;
 mod rank;
+mod simd;
+pub mod threads;
 mod transfer;
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use ithaca_ir::{Op, Rank, TensorType};
 
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
+use super::threads::Threads;
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval};
@@ -295,9 +296,10 @@ impl Runner<'_> {
         if operands.len() < *op.info().operands.start() {
             return Err(RunError::invalid(format!("`{}` reads {} buffers", op.name(), operands.len())));
         }
+        let threads = Threads::beside(space.mesh.ranks());
         let values = match (op, wanted.first()) {
             (Op::Einsum, Some(Wanted { ty, region })) => {
-                let product = gemm::einsum(&operands[0], &operands[1], ty, region)?;
+                let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
                 eval::into_results(op, vec![product], &wanted)?
             }
             (Op::Attention(a), _) => {

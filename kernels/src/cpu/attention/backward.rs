@@ -51,7 +51,18 @@ pub(in crate::cpu) fn attention_backward(
                 let v_rows = block::key_rows(&x, front, head, keys, x.value_width);
                 let (d_o, columns) = (gradient.d_o, block.columns(*column));
                 let sizes = (n, x.value_width, keys.len());
-                multiply(sizes, 1.0, d_o, o_rows, v, transposed(v_rows), &mut ds, columns, Into::Replace);
+                multiply(
+                    sizes,
+                    1.0,
+                    d_o,
+                    o_rows,
+                    v,
+                    transposed(v_rows),
+                    &mut ds,
+                    columns,
+                    Into::Replace,
+                    crate::cpu::threads::Threads::ONE,
+                );
             }
             for (i, kept) in block.rows.iter().enumerate() {
                 let query = block.queries.start + i;
@@ -80,11 +91,44 @@ pub(in crate::cpu) fn attention_backward(
                 let v_rows = block::key_rows(&x, front, head, keys, x.value_width);
                 let turned = transposed(columns);
                 let of_values = (keys.len(), n, x.value_width);
-                multiply(of_values, 1.0, &dropped, turned, gradient.d_o, o_rows, &mut dv, v_rows, Into::Add);
+                multiply(
+                    of_values,
+                    1.0,
+                    &dropped,
+                    turned,
+                    gradient.d_o,
+                    o_rows,
+                    &mut dv,
+                    v_rows,
+                    Into::Add,
+                    crate::cpu::threads::Threads::ONE,
+                );
                 let of_keys = (keys.len(), n, x.width);
-                multiply(of_keys, scale, &ds, turned, q, q_rows, &mut dk, k_rows, Into::Add);
+                multiply(
+                    of_keys,
+                    scale,
+                    &ds,
+                    turned,
+                    q,
+                    q_rows,
+                    &mut dk,
+                    k_rows,
+                    Into::Add,
+                    crate::cpu::threads::Threads::ONE,
+                );
                 let of_queries = (n, keys.len(), x.width);
-                multiply(of_queries, scale, &ds, columns, k, k_rows, &mut dq, q_rows, Into::Add);
+                multiply(
+                    of_queries,
+                    scale,
+                    &ds,
+                    columns,
+                    k,
+                    k_rows,
+                    &mut dq,
+                    q_rows,
+                    Into::Add,
+                    crate::cpu::threads::Threads::ONE,
+                );
             }
         }
     }

@@ -157,6 +157,7 @@ impl<'a> Scores<'a> {
                 &mut self.scores,
                 block.columns(*column),
                 Into::Replace,
+                crate::cpu::threads::Threads::ONE,
             );
         }
         if let Some(cap) = self.attention.softcap.map(|cap| cap as f32) {

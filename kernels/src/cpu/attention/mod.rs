@@ -54,6 +54,7 @@ pub(super) fn attention(
                     &mut out,
                     block.query_rows(&x, front, head, x.value_width),
                     if i == 0 { Into::Replace } else { Into::Add },
+                    crate::cpu::threads::Threads::ONE,
                 );
             }
         }

@@ -16,6 +16,7 @@ use ithaca_ir::{
     Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, TensorType, traffic,
 };
 
+use super::threads::Threads;
 use super::{Options, execute, gemm};
 use crate::error::RunError;
 use crate::oracle::tests::{attention_op, module, noise, source, space, ulysses, ulysses_weights};
@@ -318,7 +319,7 @@ fn products_of_every_shape_agree_with_plain_loops() {
             |ty, data| Operand { ty, region: whole(&space.shape(ty)), elements: Elements::Real(data) };
         let operands = [operand(&x, &xs), operand(&y, &ys)];
         let region = whole(&space.shape(&z));
-        let found = gemm::einsum(&operands[0], &operands[1], &z, &region).unwrap();
+        let found = gemm::einsum(&operands[0], &operands[1], &z, &region, Threads::ONE).unwrap();
         let wanted = [Wanted { ty: &z, region: region.clone() }];
         let expected = eval::eval(&space, &Op::Einsum, &operands, &wanted).unwrap().pop();
         let Some(crate::oracle::Value::Real(expected)) = expected else {
