@@ -303,11 +303,11 @@ impl Runner<'_> {
                 eval::into_results(op, vec![product], &wanted)?
             }
             (Op::Attention(a), _) => {
-                let rows = attention::attention(space, a, &operands)?;
+                let rows = attention::attention(space, a, &operands, threads)?;
                 eval::into_results(op, rows.into(), &wanted)?
             }
             (Op::AttentionBackward(a), _) => {
-                let gradients = attention::attention_backward(space, a, &operands)?;
+                let gradients = attention::attention_backward(space, a, &operands, threads)?;
                 eval::into_results(op, gradients, &wanted)?
             }
             (op, _) => eval::eval(space, op, &operands, &wanted)?,

@@ -1,11 +1,13 @@
 //! Matrix products in blocks that fit in caches (Goto and van de Geijn, Anatomy of High-Performance Matrix
 //! Multiplication, 2008): both matrices are packed, and small products of [`simd`](super::simd) do the rest.
 
+mod buffer;
 mod einsum;
 mod pack;
 
+pub(super) use buffer::Buffer;
 pub(super) use einsum::einsum;
-pub(super) use pack::pack;
+pub(super) use pack::{Element, pack};
 
 use super::simd::{Left, Simd};
 use super::threads::Threads;
@@ -15,8 +17,11 @@ pub(super) use super::simd::Into;
 /// A matrix in a slice: where it starts, its stride from row to row and from column to column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
+    /// The first element.
     pub(super) start: usize,
+    /// From row to row.
     pub(super) row: usize,
+    /// From column to column.
     pub(super) column: usize,
 }
 
@@ -155,8 +160,8 @@ fn scatter(c: &mut [f32], at: View, row: &[f32], into: Into) {
 /// Memory for packed blocks.
 #[derive(Default)]
 struct Packed {
-    left: Vec<f32>,
-    right: Vec<f32>,
+    left: Buffer,
+    right: Buffer,
     edge: Vec<f32>,
 }
 
@@ -185,10 +190,10 @@ fn serial(
                 let turned = a_view.from(first_row, first).transposed();
                 pack(&mut packed.left, rows, (depth, height), a, turned);
                 for (p, panel) in (0..width).step_by(columns).enumerate() {
-                    let right = &packed.right[p * depth * columns..(p + 1) * depth * columns];
+                    let right = &packed.right.get()[p * depth * columns..(p + 1) * depth * columns];
                     let n_columns = columns.min(width - panel);
                     for (g, group) in (0..height).step_by(rows).enumerate() {
-                        let left = Left::Neighbours(&packed.left[g * depth * rows..], rows);
+                        let left = Left::Neighbours(&packed.left.get()[g * depth * rows..], rows);
                         let n_rows = rows.min(height - group);
                         let at = c_view.from(first_row + group, first_column + panel);
                         if n_columns == columns && c_view.column == 1 {

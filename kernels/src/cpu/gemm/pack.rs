@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::View;
+use super::{Buffer, View};
 
 /// A number as memory has it.
 pub(in crate::cpu) trait Element: Copy + Sync {
@@ -23,7 +23,7 @@ impl Element for bf16 {
 }
 
 /// Elements of `k × n` packed in panels of `width` columns.
-pub(in crate::cpu) fn packed_length(width: usize, (k, n): (usize, usize)) -> usize {
+fn packed_length(width: usize, (k, n): (usize, usize)) -> usize {
     n.next_multiple_of(width) * k
 }
 
@@ -33,15 +33,14 @@ pub(in crate::cpu) fn packed_length(width: usize, (k, n): (usize, usize)) -> usi
 /// # Panics
 /// When the view does not lie in `data`: a bug of the caller.
 pub(in crate::cpu) fn pack<E: Element>(
-    out: &mut Vec<f32>,
+    out: &mut Buffer,
     width: usize,
     (k, n): (usize, usize),
     data: &[E],
     view: View,
 ) {
     assert!(view.lies_in(k, n, data.len()), "the matrix lies in its slice");
-    // What is there already is written over, but for what fills up the last panel.
-    out.resize(packed_length(width, (k, n)), 0.0);
+    let out = out.resize(packed_length(width, (k, n)));
     if k == 0 {
         return;
     }

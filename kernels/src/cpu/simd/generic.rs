@@ -85,26 +85,26 @@ unsafe fn exp2<L: Lanes>(x: L::V) -> L::V {
     }
 }
 
-/// Calls `f` for each vector of a row, the last filled up with `fill`; writes back what it returns.
+/// Replaces each vector of a row by a function of it, the last filled up.
 ///
-/// # Safety
-/// The machine has the instructions of `L`.
-#[inline(always)]
-unsafe fn each<L: Lanes>(row: &mut [f32], fill: f32, mut f: impl FnMut(L::V) -> L::V) {
-    let whole = row.len() / L::N * L::N;
-    let (body, tail) = row.split_at_mut(whole);
-    // SAFETY: chunks have the elements of a vector, and so has the buffer.
-    unsafe {
-        for chunk in body.chunks_exact_mut(L::N) {
-            L::store(chunk.as_mut_ptr(), f(L::load(chunk.as_ptr())));
+/// A macro, because a closure would be a function of its own, compiled without the machine's instructions.
+macro_rules! each {
+    ($lanes:ty, $row:expr, $fill:expr, $x:ident => $value:expr) => {{
+        let row: &mut [f32] = $row;
+        let whole = row.len() / <$lanes>::N * <$lanes>::N;
+        let (body, tail) = row.split_at_mut(whole);
+        for chunk in body.chunks_exact_mut(<$lanes>::N) {
+            let $x = <$lanes>::load(chunk.as_ptr());
+            <$lanes>::store(chunk.as_mut_ptr(), $value);
         }
         if !tail.is_empty() {
-            let mut buffer = [fill; WIDEST];
+            let mut buffer = [$fill; WIDEST];
             buffer[..tail.len()].copy_from_slice(tail);
-            L::store(buffer.as_mut_ptr(), f(L::load(buffer.as_ptr())));
+            let $x = <$lanes>::load(buffer.as_ptr());
+            <$lanes>::store(buffer.as_mut_ptr(), $value);
             tail.copy_from_slice(&buffer[..tail.len()]);
         }
-    }
+    }};
 }
 
 /// The lanes of a vector.
@@ -149,7 +149,7 @@ pub(super) unsafe fn exponentials<L: Lanes>(row: &mut [f32], factor: f32, shift:
         let (factor, minus) = (L::splat(factor), L::splat(-shift));
         let mut sum = L::splat(0.0);
         // What fills the last vector is 2^−∞, zero.
-        each::<L>(row, f32::NEG_INFINITY, |x| {
+        each!(L, row, f32::NEG_INFINITY, x => {
             let x = exp2::<L>(L::fma(x, factor, minus));
             sum = L::add(sum, x);
             x
@@ -167,7 +167,7 @@ pub(super) unsafe fn multiply<L: Lanes>(row: &mut [f32], factor: f32) {
     // SAFETY: the function's contract.
     unsafe {
         let factor = L::splat(factor);
-        each::<L>(row, 0.0, |x| L::mul(x, factor));
+        each!(L, row, 0.0, x => L::mul(x, factor));
     }
 }
 
@@ -181,23 +181,32 @@ pub(super) unsafe fn gradients<L: Lanes>(p: &mut [f32], d: &mut [f32], lse: f32,
     // SAFETY: the function's contract; chunks have the elements of a vector, and so have the buffers.
     unsafe {
         let (lse, delta) = (L::splat(lse), L::splat(delta));
-        let step = |p: &mut [f32], d: &mut [f32]| {
-            let weight = exp2::<L>(L::sub(L::load(p.as_ptr()), lse));
-            L::store(p.as_mut_ptr(), weight);
-            L::store(d.as_mut_ptr(), L::mul(weight, L::sub(L::load(d.as_ptr()), delta)));
-        };
         let ((p, p_tail), (d, d_tail)) = (p.split_at_mut(whole), d.split_at_mut(whole));
         for (p, d) in p.chunks_exact_mut(L::N).zip(d.chunks_exact_mut(L::N)) {
-            step(p, d);
+            gradient::<L>(p, d, lse, delta);
         }
         if !p_tail.is_empty() {
             let (mut ps, mut ds) = ([0.0; WIDEST], [0.0; WIDEST]);
             ps[..p_tail.len()].copy_from_slice(p_tail);
             ds[..d_tail.len()].copy_from_slice(d_tail);
-            step(&mut ps, &mut ds);
+            gradient::<L>(&mut ps, &mut ds, lse, delta);
             p_tail.copy_from_slice(&ps[..p_tail.len()]);
             d_tail.copy_from_slice(&ds[..d_tail.len()]);
         }
+    }
+}
+
+/// The same for one vector.
+///
+/// # Safety
+/// The machine has the instructions of `L`; both slices have the elements of a vector.
+#[inline(always)]
+unsafe fn gradient<L: Lanes>(p: &mut [f32], d: &mut [f32], lse: L::V, delta: L::V) {
+    // SAFETY: the function's contract.
+    unsafe {
+        let weight = exp2::<L>(L::sub(L::load(p.as_ptr()), lse));
+        L::store(p.as_mut_ptr(), weight);
+        L::store(d.as_mut_ptr(), L::mul(weight, L::sub(L::load(d.as_ptr()), delta)));
     }
 }
 
@@ -215,7 +224,7 @@ pub(super) unsafe fn tanh<L: Lanes>(row: &mut [f32], factor: f32) {
     // SAFETY: the function's contract.
     unsafe {
         let factor = L::splat(factor);
-        each::<L>(row, 0.0, |x| {
+        each!(L, row, 0.0, x => {
             let x = L::min(L::splat(LIMIT), L::max(L::splat(-LIMIT), L::mul(x, factor)));
             let square = L::mul(x, x);
             let mut upper = L::splat(-2.760_768_5e-16);

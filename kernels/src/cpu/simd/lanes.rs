@@ -25,8 +25,6 @@ pub(super) trait Lanes {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
-    /// The square root.
-    unsafe fn sqrt(a: Self::V) -> Self::V;
     /// `a · b + c`, rounded once where the machine can.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The greater; b where either is not a number.
@@ -97,11 +95,6 @@ pub(super) mod x86 {
             unsafe { _mm512_div_ps(a, b) }
         }
         #[inline(always)]
-        unsafe fn sqrt(a: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_sqrt_ps(a) }
-        }
-        #[inline(always)]
         unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
             // SAFETY: the trait's contract.
             unsafe { _mm512_fmadd_ps(a, b, c) }
@@ -166,11 +159,6 @@ pub(super) mod x86 {
         unsafe fn div(a: __m256, b: __m256) -> __m256 {
             // SAFETY: the trait's contract.
             unsafe { _mm256_div_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sqrt(a: __m256) -> __m256 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm256_sqrt_ps(a) }
         }
         #[inline(always)]
         unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
@@ -246,10 +234,6 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn div(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         std::array::from_fn(|i| a[i] / b[i])
-    }
-    #[inline(always)]
-    unsafe fn sqrt(a: [f32; 4]) -> [f32; 4] {
-        a.map(f32::sqrt)
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
