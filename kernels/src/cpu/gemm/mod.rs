@@ -118,17 +118,22 @@ fn oriented(
     // Columns are computed beside the result and then put there.
     let step = n.div_ceil(threads.count()).next_multiple_of(simd.columns);
     let firsts: Vec<usize> = (0..n).step_by(step).collect();
+    let before = &*c;
     let parts = threads.map(firsts.clone(), Packed::default, |packed, first| {
         let columns = step.min(n - first);
         let mut part = vec![0.0; m * columns];
+        if into == Into::Add {
+            for (row, part) in part.chunks_mut(columns).enumerate() {
+                get(before, c_view.from(row, first), part);
+            }
+        }
         let (b, to) = ((b, b_view.from(0, first)), View { start: 0, row: columns, column: 1 });
-        serial(simd, packed, (m, k, columns), alpha, (a, a_view), b, (&mut part, to), Into::Replace);
+        serial(simd, packed, (m, k, columns), alpha, (a, a_view), b, (&mut part, to), into);
         part
     });
     for (first, part) in firsts.into_iter().zip(parts) {
-        let columns = step.min(n - first);
-        for (row, part) in part.chunks(columns).enumerate() {
-            scatter(c, c_view.from(row, first), part, into);
+        for (row, part) in part.chunks(step.min(n - first)).enumerate() {
+            put(c, c_view.from(row, first), part);
         }
     }
 }
@@ -147,13 +152,16 @@ fn cut(c: &mut [f32], view: View, m: usize, step: usize) -> Vec<(usize, &mut [f3
 }
 
 /// Puts a row where it belongs.
-fn scatter(c: &mut [f32], at: View, row: &[f32], into: Into) {
+fn put(c: &mut [f32], at: View, row: &[f32]) {
     for (j, &x) in row.iter().enumerate() {
-        let c = &mut c[at.start + j * at.column];
-        match into {
-            Into::Replace => *c = x,
-            Into::Add => *c += x,
-        }
+        c[at.start + j * at.column] = x;
+    }
+}
+
+/// Gets a row from where it is.
+fn get(c: &[f32], at: View, row: &mut [f32]) {
+    for (j, x) in row.iter_mut().enumerate() {
+        *x = c[at.start + j * at.column];
     }
 }
 
@@ -201,10 +209,14 @@ fn serial(
                             simd.product((n_rows, depth), alpha, left, right, c, c_view.row, into);
                             continue;
                         }
+                        // What is no whole panel is computed beside the result, by the same operations.
                         let edge = &mut packed.edge;
-                        simd.product((n_rows, depth), alpha, left, right, edge, columns, Into::Replace);
+                        for (i, edge) in edge.chunks_mut(columns).enumerate().take(n_rows) {
+                            get(c, at.from(i, 0), &mut edge[..n_columns]);
+                        }
+                        simd.product((n_rows, depth), alpha, left, right, edge, columns, into);
                         for (i, edge) in edge.chunks(columns).enumerate().take(n_rows) {
-                            scatter(c, at.from(i, 0), &edge[..n_columns], into);
+                            put(c, at.from(i, 0), &edge[..n_columns]);
                         }
                     }
                 }

@@ -1,6 +1,8 @@
 //! Schedules against the oracle, and failures that must not hang.
 
+mod attention;
 mod distributed;
+mod products;
 
 use std::time::Duration;
 
