@@ -17,6 +17,7 @@ pub mod entity;
 pub mod layout;
 pub mod mask;
 pub mod mesh;
+pub mod message;
 pub mod module;
 pub mod ops;
 pub mod order;

@@ -208,8 +208,9 @@ fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
 
 #[cfg(test)]
 mod tests {
+    use ithaca_ir::boxes::Side;
     use ithaca_ir::schedule::{Buffer, FrameOutput, Stream, Transfer};
-    use ithaca_ir::{DType, Dim, Mesh, Op, Space, boxes};
+    use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;
 
@@ -303,9 +304,9 @@ mod tests {
         let mut keys = ty.clone();
         keys.dims[0] = f;
         let op = Op::Fetch { to: f };
-        let transfer = Transfer { op, from: ty.clone(), to: keys.clone() };
-        let sent = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Sent);
-        let received = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Received);
+        let transfer = Transfer::one(op, ty.clone(), keys.clone());
+        let sent = message::wire_elements(&space, transfer.parcels(), Side::Sent);
+        let received = message::wire_elements(&space, transfer.parcels(), Side::Received);
         assert_eq!((sent, received), (2 * 1024, 2 * 1024));
         let wire = |name: &str, elements| Buffer {
             name: name.into(),

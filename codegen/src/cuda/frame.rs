@@ -197,20 +197,33 @@ impl<'s> Emitter<'_, 's> {
         transfer: &Transfer,
         task: &Task,
     ) -> Result<(), Diagnostic> {
-        if !transfer.op.is_communication() {
-            return Err(unsupported(&format!("{function} of `{}`", transfer.op.name())));
+        let kind = transfer.first().op.name();
+        if !transfer.parcels().iter().all(|parcel| parcel.op.is_communication()) {
+            return Err(unsupported(&format!("{function} of `{kind}`")));
+        }
+        let tables = &mut self.cx.tables;
+        let numbers: Vec<String> =
+            transfer.parcels().iter().map(|parcel| tables.parcel(parcel).to_string()).collect();
+        if transfer.only().is_none() {
+            let numbers = numbers.join(", ");
+            let ends = [&task.reads, &task.writes].map(|buffers| match self.pointers(buffers).as_slice() {
+                [one] => one.clone(),
+                several => format!("{{{}}}", several.join(", ")),
+            });
+            let [from, to] = ends;
+            let _ = writeln!(out, "    {function}(device, {queue}, {{{numbers}}}, {from}, {to});  // {kind}");
+            return Ok(());
         }
         if task.reads.len() > 1 {
             return Err(unsupported(&format!("{function} that takes the own block from a tensor")));
         }
         let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
-        let number = self.cx.tables.transfer(transfer);
         let _ = writeln!(
             out,
-            "    {function}(device, {queue}, {number}, {}, {});  // {}",
+            "    {function}(device, {queue}, {}, {}, {});  // {kind}",
+            numbers.concat(),
             self.buffers[from.index()],
             self.buffers[to.index()],
-            transfer.op.name()
         );
         Ok(())
     }
@@ -349,7 +362,8 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
     }
 

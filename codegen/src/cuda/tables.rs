@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use ithaca_ir::mask::Bound;
+use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::{Binding, RelativeBias, Rotary, Sides};
-use ithaca_ir::schedule::Transfer;
 use ithaca_ir::{DType, Dim, Mask, TensorType};
 
 /// A weight or input of the program, for all frames that read it.
@@ -38,7 +38,7 @@ pub(super) enum SourceFile {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) types: Vec<TensorType>,
-    pub(super) transfers: Vec<Transfer>,
+    pub(super) transfers: Vec<Parcel>,
     pub(super) sources: Vec<Source>,
     /// Constants that kernels read: frequencies of rotary embeddings, strips of masks, buckets of biases.
     pub(super) constants: Vec<Vec<f64>>,
@@ -52,11 +52,11 @@ impl Tables {
         intern(&mut self.types, ty)
     }
 
-    /// The number of a transfer.
-    pub(super) fn transfer(&mut self, transfer: &Transfer) -> usize {
-        self.ty(&transfer.from);
-        self.ty(&transfer.to);
-        intern(&mut self.transfers, transfer)
+    /// The number of what a transfer does with one tensor.
+    pub(super) fn parcel(&mut self, parcel: &Parcel) -> usize {
+        self.ty(&parcel.from);
+        self.ty(&parcel.to);
+        intern(&mut self.transfers, parcel)
     }
 
     /// The number of a rotary embedding's frequencies, less than zero where it turns back.

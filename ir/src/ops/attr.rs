@@ -3,6 +3,7 @@
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
 mod attention;
+mod coalesced;
 mod experts;
 pub(crate) mod training;
 
@@ -353,6 +354,7 @@ impl Op {
             | Op::Slice { axis: a, dim: d }
             | Op::ReduceScatter { axis: a, dim: d } => vec![("axis", axis(*a)), ("dim", dim(*d))],
             Op::AllReduce { axis: a } => vec![("axis", axis(*a))],
+            Op::Coalesced(members) => coalesced::attrs(members, names),
         }
     }
 
@@ -470,6 +472,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
         "permute" => Op::Permute,
+        "coalesced" => coalesced::read(attrs, names)?,
         _ => {
             if let Some(op) = experts::read(name, attrs, names)? {
                 return Ok(op);

@@ -7,6 +7,7 @@
 pub mod adjoint;
 pub mod attention;
 pub mod attr;
+pub mod coalesced;
 pub mod collective;
 pub mod elementwise;
 pub mod experts;
@@ -42,6 +43,7 @@ use crate::types::TensorType;
 pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
+pub use coalesced::MAX_COALESCED;
 pub use elementwise::{Binary, Unary};
 pub use experts::Experts;
 pub use gradient::Gradient;
@@ -263,6 +265,8 @@ pub enum Op {
         /// The dimension of the operand, one that is fetched.
         from: DimId,
     },
+    /// Several collectives as one message: member i acts on operand i and gives result i.
+    Coalesced(Vec<Op>),
 }
 
 /// What inference may look at beside operands.
@@ -358,6 +362,7 @@ impl Op {
             Op::Permute => "permute",
             Op::Fetch { .. } => "fetch",
             Op::FetchSum { .. } => "fetch_sum",
+            Op::Coalesced(_) => "coalesced",
         }
     }
 
@@ -375,7 +380,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => true,
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => true,
             Op::Param(_)
             | Op::Input(_)
             | Op::State(_)
@@ -437,6 +443,7 @@ impl Op {
                 return structure::infer_call(cx, *callee, layers, (scan.as_ref(), *stage), operands);
             }
             Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
+            Op::Coalesced(members) => return coalesced::infer(members, cx, operands, declared),
             _ => {}
         }
         // Where values are is no matter of any other operation: all are in one place.
@@ -617,7 +624,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => None,
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => None,
         }
     }
 
@@ -640,6 +648,10 @@ impl Op {
             Op::Experts(e) => {
                 operands.iter().chain(results).map(|ty| elements(ty)).max().unwrap_or(0) * e.flops()
             }
+            Op::Coalesced(members) => match members.first() {
+                Some(Op::ReduceScatter { .. } | Op::AllReduce { .. }) => per_element(1),
+                Some(_) | None => 0,
+            },
             Op::Merge => per_element(4),
             Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
             Op::Sink => per_element(2),

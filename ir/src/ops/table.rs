@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use super::coalesced::MAX_COALESCED;
 use super::parts::MAX_PARTS;
 
 /// Operations that are alike.
@@ -590,5 +591,13 @@ pub const TABLE: &[OpInfo] = &[
         "x -> x",
         &[("from", "the dimension of x, one that is fetched")],
         "the adjoint of fetch: what was computed for fetched tokens goes home and is summed",
+    ),
+    row(
+        "coalesced",
+        Family::Layout,
+        2..=MAX_COALESCED,
+        "x, y, … -> x, y, …",
+        &[("ops", "the collectives, as `[all_to_all(axis=u, split=h, concat=s), …]`, one for each operand")],
+        "several collectives of one kind, between the same ranks and of one element type, as one message",
     ),
 ];

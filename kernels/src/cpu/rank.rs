@@ -12,6 +12,7 @@ use ithaca_ir::{Op, Rank, TensorType};
 
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
+use super::message::Message;
 use super::threads::Threads;
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
@@ -172,27 +173,31 @@ impl Runner<'_> {
                 self.write(scope, to, &data)
             }
             Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                if t.only().is_none() {
+                    return self.message(scope, task, t);
+                }
                 let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
                 let buffers = &self.schedule.frames[scope.frame].buffers;
+                let parcel = t.first();
                 let parties = transfer::Parties {
                     space: &self.schedule.space,
-                    transfer: t,
+                    transfer: parcel,
                     rank: self.rank,
                     reads: &buffers[from].content,
                     writes: &buffers[to].content,
                 };
                 let holds = |ty: &TensorType| self.schedule.space.holds(ty, self.rank);
-                let data = if holds(&t.from) { self.read(scope, from)? } else { &[] };
+                let data = if holds(&parcel.from) { self.read(scope, from)? } else { &[] };
                 let written = match &task.work {
                     Work::Pack(_) => parties.pack(data)?,
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(scope.frame, t, sent * t.from.dtype.bytes());
+                        self.count(scope.frame, t, sent * parcel.from.dtype.bytes());
                         written
                     }
                 };
-                if holds(&t.to) { self.write(scope, to, &written) } else { Ok(()) }
+                if holds(&parcel.to) { self.write(scope, to, &written) } else { Ok(()) }
             }
             Work::Call { callee, layers, scan, stage, base } => {
                 let base = scope.base + self.shape.slot(*base)?;
@@ -327,11 +332,40 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
+    fn message(&mut self, scope: &Scope<'_>, task: &Task, transfer: &Transfer) -> Result<(), RunError> {
+        let space = &self.schedule.space;
+        let message = Message { space, parcels: transfer.parcels(), rank: self.rank };
+        let holds = |ty: &TensorType| space.holds(ty, self.rank);
+        let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
+        match &task.work {
+            Work::Unpack(_) if to => {
+                let tensors = message.unpack(self.read(scope, only(&task.reads, "reads")?)?)?;
+                if tensors.len() != task.writes.len() {
+                    return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
+                }
+                task.writes.iter().zip(tensors).try_for_each(|(&b, data)| self.write(scope, b, &data))
+            }
+            Work::Pack(_) if from => {
+                let tensors: Vec<&[f32]> =
+                    task.reads.iter().map(|&b| self.read(scope, b)).collect::<Result<_, _>>()?;
+                let wire = message.pack(&tensors)?;
+                self.write(scope, only(&task.writes, "writes")?, &wire)
+            }
+            Work::Exchange(_) => {
+                let data = if from { self.read(scope, only(&task.reads, "reads")?)? } else { &[] };
+                let (wire, sent) = message.exchange(data, self.communicator)?;
+                self.count(scope.frame, transfer, sent * transfer.first().from.dtype.bytes());
+                if to { self.write(scope, only(&task.writes, "writes")?, &wire) } else { Ok(()) }
+            }
+            // What other ranks send or receive.
+            _ => Ok(()),
+        }
+    }
+
     fn count(&self, frame: FrameId, transfer: &Transfer, bytes: u64) {
-        let Transfer { op, from, to } = transfer;
-        if let Some(key) =
-            traffic::key(&self.schedule.space, &self.schedule.frames[frame].name, op, (from, to))
-        {
+        let name = &self.schedule.frames[frame].name;
+        if let Some(key) = traffic::key(&self.schedule.space, name, transfer.parcels()) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }
@@ -439,9 +473,9 @@ fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
 fn describe(schedule: &Schedule, work: &Work) -> String {
     match work {
         Work::Compute(op) => op.name().to_owned(),
-        Work::Pack(t) => format!("pack of {}", t.op.name()),
-        Work::Exchange(t) => t.op.name().to_owned(),
-        Work::Unpack(t) => format!("unpack of {}", t.op.name()),
+        Work::Pack(t) => format!("pack of {}", t.first().op.name()),
+        Work::Exchange(t) => t.first().op.name().to_owned(),
+        Work::Unpack(t) => format!("unpack of {}", t.first().op.name()),
         Work::Copy => "copy".to_owned(),
         Work::Call { callee, .. } => {
             format!("call of {}", schedule.frames.get(*callee).map_or("?", |f| f.name.as_str()))

@@ -156,6 +156,14 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 let stored = source::load(&self.module.space, binding, ty, layer, self.inputs)?;
                 Ok(vec![self.cut(ty, binding, &stored)])
             }
+            Op::Coalesced(members) => {
+                // What travels together arrives as it would alone.
+                let ends = members.iter().zip(operands).zip(node.operands.iter().zip(&node.results));
+                let one = |((op, held), (&x, &z)): ((&Op, &&Held<T>), (&ValueId, &ValueId))| {
+                    collective::communicate(&self.module.space, op, &located(x), &located(z), held)
+                };
+                ends.map(one).collect()
+            }
             op if op.is_communication() || *op == Op::Reshard => {
                 let (from, to) = (located(node.operands[0]), located(node.result()));
                 collective::communicate(&self.module.space, op, &from, &to, operands[0]).map(|h| vec![h])
