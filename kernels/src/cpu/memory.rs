@@ -170,7 +170,7 @@ impl<'a> SourcePlan<'a> {
                     return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
                 };
                 for &(layer, at) in &layers[frame_id.index()] {
-                    let ty = ty.located(at);
+                    let ty = ty.located(at.or(ty.layout.at));
                     let same = known.entry(binding.stored_name(layer)).or_default();
                     let found = same.iter().copied().find(|&i| {
                         let t: &Planned<'_> = &plan.tensors[i];

@@ -242,6 +242,7 @@ inline void exchange(const Device& device, Queue queue, size_t transfer, char* f
         case Collective::FetchSum:
             return exchange_blocks(device, queue, e, dtype, peers, from, to);
         case Collective::Travel:
+        case Collective::Relocate:
         case Collective::Permute:
             return gather_blocks(device, queue, e, dtype, peers, from, to);
         case Collective::AllGather:
