@@ -137,7 +137,7 @@ impl Runner<'_> {
                 ))),
                 // Other ranks do that.
                 None if !frame.runs(&schedule.space, task, self.rank) => Ok(()),
-                None => self.communicator.check().and_then(|()| self.task(scope, task)),
+                None => self.communicator.check().and_then(|()| self.task(scope, i)),
             };
             match result {
                 Ok(()) => {}
@@ -162,7 +162,10 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn task(&mut self, scope: &Scope<'_>, task: &Task) -> Result<(), RunError> {
+    /// Runs the task of a frame with this number.
+    fn task(&mut self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
+        let schedule = self.schedule;
+        let task = &schedule.frames[scope.frame].tasks[number];
         match &task.work {
             Work::Compute(op) => self.compute(scope, task, op),
             Work::Copy => {
@@ -187,7 +190,7 @@ impl Runner<'_> {
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(scope.frame, t, sent * t.from.dtype.bytes());
+                        self.count((scope.frame, number), t, sent * t.from.dtype.bytes());
                         written
                     }
                 };
@@ -325,11 +328,10 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn count(&self, frame: FrameId, transfer: &Transfer, bytes: u64) {
+    fn count(&self, (frame, task): (FrameId, usize), transfer: &Transfer, bytes: u64) {
         let Transfer { op, from, to } = transfer;
-        if let Some(key) =
-            traffic::key(&self.schedule.space, &self.schedule.frames[frame].name, op, (from, to))
-        {
+        let phase = traffic::phase_of_task(self.schedule, &self.schedule.frames[frame], task);
+        if let Some(key) = traffic::key(&self.schedule.space, phase, op, (from, to)) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }

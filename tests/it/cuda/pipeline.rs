@@ -38,12 +38,12 @@ fn staged(stages: u64, pipeline: PipelineOrder, micro_batches: u64) -> Training 
     Training { stages, pipeline, micro_batches, clip: Some(1.0), ..Training::default() }
 }
 
-fn options(strategy: &str, mesh: &str) -> ShardOptions {
+pub(super) fn options(strategy: &str, mesh: &str) -> ShardOptions {
     ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
 }
 
 /// What several steps of `whole` give.
-fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f64> {
+pub(super) fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f64> {
     let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
     for _ in 0..STEPS {
         let results =
@@ -56,7 +56,7 @@ fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f64> {
 }
 
 /// Runs several steps of `module` laid out by `options`, and compares all that it gives.
-fn check(module: &Module, options: &ShardOptions, sources: &dyn TensorSource, expected: &Outputs<f64>) {
+pub(super) fn check(module: &Module, options: &ShardOptions, sources: &dyn TensorSource, expected: &Outputs<f64>) {
     let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero.stage());
     let compiled =
         compile(module, options, &Volume).unwrap_or_else(|d| panic!("{name}: {}", d[0].render(None)));
@@ -118,7 +118,6 @@ fn nvcc_compiles_stages_without_warnings() {
         return;
     };
     for (order, strategy, mesh) in [
-        (PipelineOrder::Gpipe, "pipeline", "pp=2"),
         (PipelineOrder::OneForwardOneBackward, "pipeline+ulysses", "pp=2,ulysses=2"),
         (PipelineOrder::Interleaved, "data-parallel+pipeline", "dp=2,pp=2"),
     ] {
