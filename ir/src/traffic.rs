@@ -10,7 +10,9 @@ use crate::boxes;
 use crate::entity::Entity;
 use crate::mesh::Rank;
 use crate::message::{self, Parcel};
-use crate::module::Module;
+use crate::module::{Function, Module, Node, ValueId};
+use crate::ops::Op;
+use crate::schedule::{BufferId, Frame, Schedule, Task, Work};
 use crate::space::Space;
 
 /// When in a step a collective runs.
@@ -93,12 +95,59 @@ impl Ledger {
     }
 }
 
-/// The row that a message of the function called `function` belongs to; `None` when nothing is sent.
+/// The row that a message of a phase belongs to; `None` when nothing is sent.
 ///
 /// The axis is the one along which parts travel, several joined by `+`; `mesh` where a permute is along none.
-pub fn key(space: &Space, function: &str, parcels: &[Parcel]) -> Option<Key> {
+pub fn key(space: &Space, phase: Phase, parcels: &[Parcel]) -> Option<Key> {
     let first = parcels.first()?;
-    axis(space, parcels).map(|axis| (first.op.name(), axis, Phase::of_function(function)))
+    axis(space, parcels).map(|axis| (first.op.name(), axis, phase))
+}
+
+/// When a collective of a function runs: in the phase of the function; what passes between stages of a pipeline in that
+/// of the calls that made it.
+pub fn phase_of_node(module: &Module, function: &Function, node: &Node) -> Phase {
+    let own = Phase::of_function(&function.name);
+    match (node.operands.first(), node.results.first()) {
+        (Some(&x), Some(&y)) if function.ty(x).layout.at != function.ty(y).layout.at => {
+            made_in(module, function, x).unwrap_or(own)
+        }
+        _ => own,
+    }
+}
+
+/// The last phase of the calls that a value is made of.
+fn made_in(module: &Module, function: &Function, value: ValueId) -> Option<Phase> {
+    let maker = function.nodes.iter().find(|n| n.results.contains(&value))?;
+    match maker.op {
+        Op::Call { callee, .. } => Some(Phase::of_function(&module.functions[callee].name)),
+        _ => maker.operands.iter().filter_map(|&v| made_in(module, function, v)).max(),
+    }
+}
+
+/// The same of the task of a frame with this number, which communicates.
+pub fn phase_of_task(schedule: &Schedule, frame: &Frame, task: usize) -> Phase {
+    let own = Phase::of_function(&frame.name);
+    let Some(Task { work, reads, .. }) = frame.tasks.get(task) else { return own };
+    match (work, reads.first()) {
+        (Work::Exchange(transfer), Some(&sent)) if moves(transfer.first()) => {
+            written_in(schedule, frame, task, sent).unwrap_or(own)
+        }
+        _ => own,
+    }
+}
+
+/// Whether a parcel goes from one place to another.
+fn moves(parcel: &Parcel) -> bool {
+    parcel.from.layout.at != parcel.to.layout.at
+}
+
+/// The last phase of the calls that a buffer is made of, as it is before a task.
+fn written_in(schedule: &Schedule, frame: &Frame, before: usize, buffer: BufferId) -> Option<Phase> {
+    let at = frame.tasks[..before].iter().rposition(|task| task.writes.contains(&buffer))?;
+    match frame.tasks[at].work {
+        Work::Call { callee, .. } => Some(Phase::of_function(&schedule.frames[callee].name)),
+        _ => frame.tasks[at].reads.iter().filter_map(|&b| written_in(schedule, frame, at, b)).max(),
+    }
 }
 
 /// The axis of that row; `None` when nothing is sent.
@@ -117,7 +166,8 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
         for node in &function.nodes {
             let parcels =
                 message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
-            let Some(key) = key(&module.space, &function.name, &parcels) else { continue };
+            let phase = phase_of_node(module, function, node);
+            let Some(key) = key(&module.space, phase, &parcels) else { continue };
             for (&at, &runs) in &runs[id.index()] {
                 let mut parcels = parcels.clone();
                 // What is on some ranks only tells which by itself.

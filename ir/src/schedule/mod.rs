@@ -99,6 +99,28 @@ impl Schedule {
     pub fn arena_bytes(&self) -> u64 {
         self.main().map_or(0, |id| self.frames[id].bytes)
     }
+
+    /// Bytes of the arena on the ranks of a place: what they have in the frame of `main`, callees included.
+    pub fn arena_bytes_at(&self, at: At) -> u64 {
+        self.main().map_or(0, |id| self.frame_bytes_at(&self.frames[id], at))
+    }
+
+    /// The end of the last buffer and callee that the ranks of a place have in a frame, aligned.
+    fn frame_bytes_at(&self, frame: &Frame, at: At) -> u64 {
+        let mut bytes = 0;
+        for task in frame.tasks.iter().filter(|task| frame.runs_at(task, at)) {
+            for &buffer in task.reads.iter().chain(&task.writes) {
+                let here = frame.at(buffer).is_none_or(|there| there == at);
+                if let (Place::Frame(offset), true) = (&frame.buffers[buffer].place, here) {
+                    bytes = bytes.max(offset + aligned(frame.buffers[buffer].bytes(&self.space)));
+                }
+            }
+            if let Work::Call { callee, base, .. } = &task.work {
+                bytes = bytes.max(base + self.frame_bytes_at(&self.frames[*callee], at));
+            }
+        }
+        bytes
+    }
 }
 
 /// A function as tasks.
@@ -131,7 +153,7 @@ impl Frame {
     }
 
     /// The ranks that have part in a task, in one or two places; all of them where one place is absent.
-    fn places(&self, task: &Task) -> [Option<At>; 2] {
+    pub fn places(&self, task: &Task) -> [Option<At>; 2] {
         match &task.work {
             Work::Call { stage, .. } => [stage.and_then(Stage::at); 2],
             Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {

@@ -139,7 +139,7 @@ impl Runner<'_> {
                 ))),
                 // Other ranks do that.
                 None if !frame.runs(&schedule.space, task, self.rank) => Ok(()),
-                None => self.communicator.check().and_then(|()| self.task(scope, task)),
+                None => self.communicator.check().and_then(|()| self.task(scope, i)),
             };
             match result {
                 Ok(()) => {}
@@ -164,7 +164,10 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn task(&mut self, scope: &Scope<'_>, task: &Task) -> Result<(), RunError> {
+    /// Runs the task of a frame with this number.
+    fn task(&mut self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
+        let schedule = self.schedule;
+        let task = &schedule.frames[scope.frame].tasks[number];
         match &task.work {
             Work::Compute(op) => self.compute(scope, task, op),
             Work::Copy => {
@@ -174,7 +177,7 @@ impl Runner<'_> {
             }
             Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
                 if t.only().is_none() {
-                    return self.message(scope, task, t);
+                    return self.message(scope, (number, task), t);
                 }
                 let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
                 let buffers = &self.schedule.frames[scope.frame].buffers;
@@ -193,7 +196,7 @@ impl Runner<'_> {
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(scope.frame, t, sent * parcel.from.dtype.bytes());
+                        self.count((scope.frame, number), t, sent * parcel.from.dtype.bytes());
                         written
                     }
                 };
@@ -333,7 +336,12 @@ impl Runner<'_> {
     }
 
     /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
-    fn message(&mut self, scope: &Scope<'_>, task: &Task, transfer: &Transfer) -> Result<(), RunError> {
+    fn message(
+        &mut self,
+        scope: &Scope<'_>,
+        (number, task): (usize, &Task),
+        transfer: &Transfer,
+    ) -> Result<(), RunError> {
         let space = &self.schedule.space;
         let message = Message { space, parcels: transfer.parcels(), rank: self.rank };
         let holds = |ty: &TensorType| space.holds(ty, self.rank);
@@ -355,7 +363,7 @@ impl Runner<'_> {
             Work::Exchange(_) => {
                 let data = if from { self.read(scope, only(&task.reads, "reads")?)? } else { &[] };
                 let (wire, sent) = message.exchange(data, self.communicator)?;
-                self.count(scope.frame, transfer, sent * transfer.first().from.dtype.bytes());
+                self.count((scope.frame, number), transfer, sent * transfer.first().from.dtype.bytes());
                 if to { self.write(scope, only(&task.writes, "writes")?, &wire) } else { Ok(()) }
             }
             // What other ranks send or receive.
@@ -363,9 +371,9 @@ impl Runner<'_> {
         }
     }
 
-    fn count(&self, frame: FrameId, transfer: &Transfer, bytes: u64) {
-        let name = &self.schedule.frames[frame].name;
-        if let Some(key) = traffic::key(&self.schedule.space, name, transfer.parcels()) {
+    fn count(&self, (frame, task): (FrameId, usize), transfer: &Transfer, bytes: u64) {
+        let phase = traffic::phase_of_task(self.schedule, &self.schedule.frames[frame], task);
+        if let Some(key) = traffic::key(&self.schedule.space, phase, transfer.parcels()) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }

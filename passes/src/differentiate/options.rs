@@ -124,6 +124,14 @@ impl Default for Training {
 pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
 
 impl Training {
+    /// Ranges of layers into which the stages of the pipeline cut the model; one without a pipeline.
+    pub fn n_chunks(&self) -> u64 {
+        match self.pipeline {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => self.stages,
+            PipelineOrder::Interleaved => self.stages.saturating_mul(self.chunks),
+        }
+    }
+
     /// The options as a pipeline has them; those that are as by default are left out.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
         let Self { recompute, micro_batches, stages, pipeline, chunks, optimizer, clip } = self;

@@ -228,7 +228,8 @@ impl Rewriter<'_> {
             Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
             Op::Fill { .. } => self.fill(i, node)?,
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(declared(), Outside::Inputs);
+                let at = self.at_source(node.result());
+                let ty = self.by_sequence(declared(), Outside::Inputs).located(at);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
             Op::Call { callee, layers, scan, stage } => {

@@ -265,6 +265,7 @@ inline void communicate(const Device& device, Queue queue, const Transfer& x, co
         case Collective::FetchSum:
             return exchange_blocks(device, queue, load, dtype, peers, from, to);
         case Collective::Travel:
+        case Collective::Relocate:
         case Collective::Permute:
             return gather_blocks(device, queue, load, dtype, peers, from, to);
         case Collective::AllGather:
