@@ -198,6 +198,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         | Op::RmsNorm { .. }
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
+        | Op::Softmax { .. }
+        | Op::Random(_)
         | Op::Rotary(_)
         | Op::Merge
         | Op::Accumulate

@@ -90,6 +90,8 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         | Op::RmsNorm { .. }
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
+        | Op::Softmax { .. }
+        | Op::Random(_)
         | Op::Rotary(_)
         | Op::Merge
         | Op::MergeParts { .. }

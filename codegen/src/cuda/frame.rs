@@ -6,8 +6,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Returns, Scan, ScanOrder, Unary,
-    Window, structure,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Returns, Scan,
+    ScanOrder, Unary, Window, structure,
 };
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
@@ -296,6 +296,8 @@ impl<'s> Emitter<'_, 's> {
                 call("rms_scale", &[names::double(count), names::double(*eps)])
             }
             Op::LayerNorm { over, eps } => call("layer_norm", &[dim(*over), names::double(*eps)]),
+            Op::Softmax { over } | Op::Gradient(Gradient::Softmax { over }) => call(op.name(), &[dim(*over)]),
+            Op::Random(random) => self.random(queue, random, task, &views)?,
             Op::Rotary(rotary) => {
                 let attributes = [
                     dim(rotary.over),
@@ -396,6 +398,38 @@ impl<'s> Emitter<'_, 's> {
             | Op::Fetch { .. }
             | Op::FetchSum { .. }
             | Op::Coalesced(_) => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+        })
+    }
+
+    /// What is drawn at random; of a mask the positions that the rank holds along each dimension.
+    fn random(
+        &mut self,
+        queue: &str,
+        random: &Random,
+        task: &Task,
+        views: &str,
+    ) -> Result<String, Diagnostic> {
+        let name = random.name();
+        Ok(match random {
+            Random::Key { seed } => format!("key(device, {queue}, {seed}u{views})"),
+            Random::FoldIn => format!("fold_in(device, {queue}{views})"),
+            Random::LayerKey => format!("layer_key(device, {queue}, layer{views})"),
+            Random::DropoutMask { rate, seed } => {
+                let ty = self.tensor(task.writes[0])?;
+                let mut positions = Vec::with_capacity(ty.dims.len());
+                for &dim in &ty.dims {
+                    if self.cx.schedule.space.dims[dim].part.is_some() {
+                        return Err(unsupported(&format!("`{name}` over parts of a dimension")));
+                    }
+                    positions.push(attention::sequence(self.cx, ty, dim)?);
+                }
+                let positions = positions.join(", ");
+                let rate = names::double(*rate);
+                format!("dropout_mask(device, {queue}, {seed}u, {rate}, {{{positions}}}{views})")
+            }
+            Random::Dropout { rate } => {
+                format!("dropout(device, {queue}, {}{views})", names::double(*rate))
+            }
         })
     }
 

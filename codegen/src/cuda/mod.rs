@@ -40,6 +40,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("ops.hpp", include_str!("runtime/ops.hpp")),
     ("experts.hpp", include_str!("runtime/experts.hpp")),
     ("attention.hpp", include_str!("runtime/attention.hpp")),
+    ("random.hpp", include_str!("runtime/random.hpp")),
     ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
@@ -72,6 +73,9 @@ pub fn emit(
     );
     if [Some(schedule), reference].into_iter().flatten().any(has_experts) {
         main.push_str("#include \"runtime/experts.hpp\"\n");
+    }
+    if [Some(schedule), reference].into_iter().flatten().any(draws) {
+        main.push_str("#include \"runtime/random.hpp\"\n");
     }
     main.push('\n');
     let mut dtypes = Vec::new();
@@ -107,6 +111,12 @@ pub fn emit(
 fn has_experts(schedule: &Schedule) -> bool {
     let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
     tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Experts(_) | Op::Window(_))))
+}
+
+/// Whether a schedule draws random numbers.
+fn draws(schedule: &Schedule) -> bool {
+    let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
+    tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Random(_))))
 }
 
 fn header(schedule: &Schedule) -> String {

@@ -58,6 +58,8 @@ impl Op {
                 norm::adjoint_rms(b, Gradient::RmsScale { over: over.clone(), eps: *eps }, operands, d)
             }
             Op::LayerNorm { over, eps } => norm::adjoint_layer(b, *over, *eps, operands, d),
+            Op::Softmax { over } => norm::adjoint_softmax(b, *over, results[0], d),
+            Op::Random(random) => random.adjoint(b, operands, d),
             Op::Rotary(rotary) => {
                 let mut back = rotary.clone();
                 back.turn = rotary.turn.inverse();

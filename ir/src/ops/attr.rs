@@ -302,6 +302,8 @@ impl Op {
                 vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
             }
             Op::LayerNorm { over, eps } => vec![("over", dim(*over)), ("eps", Attr::Float(*eps))],
+            Op::Softmax { over } => vec![("over", dim(*over))],
+            Op::Random(r) => training::random_attrs(r),
             Op::Rotary(rotary) => {
                 let mut attrs = vec![
                     ("over", dim(rotary.over)),

@@ -18,6 +18,7 @@ pub mod norm;
 pub mod optimizer;
 mod partial;
 mod parts;
+pub mod random;
 mod reference;
 mod repeat;
 pub mod rotary;
@@ -50,6 +51,7 @@ pub use gradient::Gradient;
 pub use loss::Loss;
 pub use optimizer::{AdamW, Optimizer};
 pub use parts::MAX_PARTS;
+pub use random::Random;
 pub use reference::reference;
 pub use rotary::{Pairs, Rotary, Scaling, Turn};
 pub use source::Binding;
@@ -132,6 +134,13 @@ pub enum Op {
         /// Added to the variance.
         eps: f64,
     },
+    /// `exp(x) / Σ exp(x)` over a dimension.
+    Softmax {
+        /// The dimension that is summed over.
+        over: DimId,
+    },
+    /// Numbers drawn at random, and dropout.
+    Random(Random),
     /// Rotary position embedding.
     Rotary(Rotary),
     /// Scaled dot-product attention.
@@ -333,6 +342,8 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::RmsScale { .. } => "rms_scale",
             Op::LayerNorm { .. } => "layer_norm",
+            Op::Softmax { .. } => "softmax",
+            Op::Random(r) => r.name(),
             Op::Rotary(_) => "rotary",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
@@ -402,6 +413,8 @@ impl Op {
             | Op::RmsNorm { .. }
             | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
+            | Op::Softmax { .. }
+            | Op::Random(_)
             | Op::Rotary(_)
             | Op::Attention(_)
             | Op::AttentionBackward(_)
@@ -475,7 +488,15 @@ impl Op {
                 return state::infer_assign(binding, *target, cx.space, operands[0]);
             }
             Op::Fill { .. } => return state::infer_fill(declared),
-            Op::Gradient(_) | Op::Loss(_) | Op::Optimizer(_) | Op::Experts(_) => {
+            Op::Random(
+                random
+                @ (Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. }),
+            ) => return random.infer(operands, declared),
+            Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
+            | Op::Experts(_)
+            | Op::Random(Random::Dropout { .. }) => {
                 return self.infer_by_rule(cx, operands, declared);
             }
             Op::Param(binding) | Op::Input(binding) => {
@@ -518,7 +539,7 @@ impl Op {
             Op::Embed { over, .. } => linear::infer_embed(cx.space, *over, operands)?,
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
             Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
-            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } | Op::Softmax { over } => {
                 norm::infer(self.name(), cx.space, *over, operands)?
             }
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
@@ -554,6 +575,7 @@ impl Op {
             Op::Loss(loss) => loss.infer(cx.space, operands)?,
             Op::Optimizer(optimizer) => optimizer.infer(operands)?,
             Op::Experts(experts) => experts.infer(cx.space, operands)?,
+            Op::Random(random) => random.infer(operands, declared)?,
             _ => unreachable!("only families of several results come here"),
         };
         let layouts = {
@@ -594,6 +616,8 @@ impl Op {
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                 Some(norm::rule(*over, operands, results[0]))
             }
+            Op::Softmax { over } => Some(norm::rule(*over, operands, results[0])),
+            Op::Random(random) => random.rule(operands, results),
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
@@ -672,6 +696,11 @@ impl Op {
             Op::RmsNorm { .. } => per_element(4),
             Op::RmsScale { .. } => per_element(2),
             Op::LayerNorm { .. } => per_element(6),
+            Op::Softmax { .. } => per_element(5),
+            Op::Random(Random::Dropout { .. }) => per_element(2),
+            Op::Random(
+                Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. },
+            ) => 0,
             Op::Rotary(_) => per_element(3),
             Op::Param(_)
             | Op::Input(_)

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
-use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
+use ithaca_ir::ops::{Random, Scan, ScanOrder, Stage, structure};
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work, aligned};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
@@ -16,7 +16,7 @@ use super::message::Message;
 use super::threads::Threads;
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
-use crate::oracle::{Elements, Operand, Value, Wanted, eval};
+use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
 use crate::storage::Storage;
 use crate::tensor::{extents, index};
 
@@ -317,6 +317,9 @@ impl Runner<'_> {
             (Op::AttentionBackward(a), _) => {
                 let gradients = attention::attention_backward(space, a, &operands, threads)?;
                 eval::into_results(op, gradients, &wanted)?
+            }
+            (Op::Random(Random::LayerKey), _) => {
+                vec![random::layer_key(operands[0].elements, scope.layer)?]
             }
             (op, _) => eval::eval(space, op, &operands, &wanted)?,
         };

@@ -128,7 +128,7 @@ impl Parties<'_> {
 
     fn zero(&self) -> f32 {
         match self.transfer.from.dtype {
-            DType::I32 => from_int(0),
+            DType::I32 | DType::Bool => from_int(0),
             DType::F64 | DType::F32 | DType::F16 | DType::BF16 => 0.0,
         }
     }
@@ -235,7 +235,7 @@ pub(super) fn sum(dtype: DType, blocks: Vec<Vec<f32>>) -> Vec<f32> {
 
 fn add(dtype: DType, x: f32, y: f32) -> f32 {
     match dtype {
-        DType::I32 => from_int(to_int(x).wrapping_add(to_int(y))),
+        DType::I32 | DType::Bool => from_int(to_int(x).wrapping_add(to_int(y))),
         DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
     }
 }

@@ -95,6 +95,8 @@ impl Cluster {
             | Op::RmsNorm { .. }
             | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
+            | Op::Softmax { .. }
+            | Op::Random(_)
             | Op::Rotary(_)
             | Op::Attention(_)
             | Op::AttentionBackward(_)

@@ -114,7 +114,10 @@ fn rename_in(op: &mut Op, new: &impl Fn(&mut DimId)) {
         Op::Call { scan: Some(scan), .. } => new(&mut scan.over),
         Op::Fetch { to: dim } | Op::FetchSum { from: dim } => new(dim),
         Op::Take { to } | Op::Join { to } => new(to),
-        Op::Embed { over, .. } | Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => new(over),
+        Op::Embed { over, .. }
+        | Op::RmsNorm { over, .. }
+        | Op::LayerNorm { over, .. }
+        | Op::Softmax { over } => new(over),
         Op::RmsScale { over, .. } => over.iter_mut().for_each(new),
         Op::Rotary(rotary) => new(&mut rotary.over),
         Op::Repeat { from, to } | Op::SumCopies { from, to } => [from, to].into_iter().for_each(new),
@@ -128,6 +131,7 @@ fn rename_in(op: &mut Op, new: &impl Fn(&mut DimId)) {
         | Op::Sum
         | Op::Expand
         | Op::Optimizer(_)
+        | Op::Random(_)
         | Op::Positions
         | Op::Einsum
         | Op::Unary(_)

@@ -22,6 +22,7 @@ use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::Operand;
 use crate::oracle::attention::{Bias, Extent, Gradient, check};
+use crate::oracle::random::dropout_of;
 
 /// `o = Σ_k softmax_k(cap(scale · q·k) + bias) v` over the keys held that the mask leaves, and the logarithm of the sum
 /// of exponentials; a query that sees no key gives zero and −∞.
@@ -32,6 +33,7 @@ pub(super) fn attention(
     threads: Threads,
 ) -> Result<[Vec<f32>; 2], RunError> {
     check(attention)?;
+    let attention = &Attention { dropout: dropout_of(attention, operands)?, ..attention.clone() };
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
     let bias = Bias::new(space, attention, &x, operands.get(3))?;
@@ -48,6 +50,7 @@ pub(super) fn attention_backward(
     threads: Threads,
 ) -> Result<Vec<Vec<f32>>, RunError> {
     check(attention)?;
+    let attention = &Attention { dropout: dropout_of(attention, operands)?, ..attention.clone() };
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
     let Gradient { d_o, lse, delta } = Gradient::of(&x, operands)?;
