@@ -4,14 +4,15 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layers;
 use ithaca_ir::layout::{AxisList, Move};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
+use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;
 use super::names::{self, Names};
-use super::tables::{self, SourceFile, Tables};
+use super::tables::{SourceFile, Tables};
 
 /// A namespace of the generated source.
 pub(super) struct Namespace {
@@ -95,16 +96,9 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
 
 /// The layers that each frame runs for; those of `main` and of frames that nobody calls are `0..1`.
 fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
-    let mut layers = vec![Vec::new(); schedule.frames.len()];
-    for task in schedule.frames.values().flat_map(|f| &f.tasks) {
-        if let Work::Call { callee, layers: called, .. } = &task.work {
-            layers[callee.index()].push(called.clone());
-        }
-    }
-    layers
-        .into_iter()
-        .map(|l| if l.is_empty() { std::iter::once(0..1).collect() } else { tables::union(l) })
-        .collect()
+    let runs = schedule.layers_by_place().into_iter();
+    let layers = runs.map(|runs| layers::union(runs.into_iter().map(|(layers, _)| layers).collect()));
+    layers.map(|l| if l.is_empty() { std::iter::once(0..1).collect() } else { l }).collect()
 }
 
 /// Initializers of the outputs of `main`.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ithaca_ir::layers::union;
 use ithaca_ir::mask::Bound;
 use ithaca_ir::ops::{Binding, RelativeBias, Rotary, Sides};
 use ithaca_ir::schedule::Transfer;
@@ -158,17 +159,4 @@ fn intern<T: PartialEq + Clone>(items: &mut Vec<T>, item: &T) -> usize {
             items.len() - 1
         }
     }
-}
-
-/// The same numbers as ranges that are ascending and do not touch.
-pub(super) fn union(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|r| r.start);
-    let mut out: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match out.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => out.push(range),
-        }
-    }
-    out
 }

@@ -203,6 +203,8 @@ pub enum Op {
         callee: FuncId,
         /// The layers.
         layers: Layers,
+        /// How much further the layers are for each layer of the caller.
+        stride: u64,
         /// What layers keep of their own, beside what they hand on.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.
@@ -433,7 +435,7 @@ impl Op {
     ) -> Result<Types, OpError> {
         self.check_operand_count(operands.len())?;
         match self {
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride: _, scan, stage } => {
                 return structure::infer_call(cx, *callee, layers, (scan.as_ref(), *stage), operands);
             }
             Op::Permute => return collective::infer(self, cx.space, operands[0], declared),

@@ -13,6 +13,8 @@ use super::update::assign;
 /// A function of the program and what it became.
 pub(super) struct Differentiated {
     pub(super) halves: Halves,
+    /// The function that keeps nothing, where it runs in groups.
+    pub(super) plain: Option<FuncId>,
     pub(super) forward: FuncId,
     pub(super) backward: FuncId,
 }
@@ -36,7 +38,7 @@ pub(super) struct Run<'a> {
     pub(super) map: Vec<Option<ValueId>>,
     /// By node.
     calls: Vec<Option<Called<'a>>>,
-    tape: Tape,
+    pub(super) tape: Tape,
 }
 
 impl Run<'_> {
@@ -52,6 +54,7 @@ impl Run<'_> {
 struct Called<'a> {
     function: &'a Differentiated,
     layers: Layers,
+    stride: u64,
     /// Arguments in the new function.
     arguments: Vec<ValueId>,
     /// What was kept.
@@ -101,7 +104,8 @@ impl<'a> Cx<'a> {
         let source = self.function();
         let node = &source.nodes[i];
         match &node.op {
-            Op::Call { callee, layers, .. } => {
+            Op::Call { callee, layers, stride, .. } => {
+                let layers = (layers, *stride);
                 run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
             }
             _ => copy_node(b, source, node, &mut run.map)?,
@@ -183,7 +187,7 @@ impl<'a> Cx<'a> {
         b: &mut FunctionBuilder<'_>,
         map: &mut [Option<ValueId>],
         node: &Node,
-        (callee, layers, stage): (FuncId, &Layers, Option<Stage>),
+        (callee, (layers, stride), stage): (FuncId, (&Layers, u64), Option<Stage>),
     ) -> Result<Called<'a>, OpError> {
         let function =
             self.functions[callee.index()].as_ref().expect("only main is not differentiated by itself");
@@ -196,13 +200,14 @@ impl<'a> Cx<'a> {
             carried: n_results,
             order: ScanOrder::Ascending,
         });
-        let op = Op::Call { callee: function.forward, layers: layers.clone(), scan, stage };
+        let op = Op::Call { callee: function.forward, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
         for (&old, &result) in node.results.iter().zip(&results) {
             b.name(result, self.function().values[old].name.as_deref());
             map[old.index()] = Some(result);
         }
-        Ok(Called { function, layers: layers.clone(), arguments, saved: results[n_results..].to_vec() })
+        let saved = results[n_results..].to_vec();
+        Ok(Called { function, layers: layers.clone(), stride, arguments, saved })
     }
 
     fn call_backward(
@@ -214,7 +219,7 @@ impl<'a> Cx<'a> {
         gradients: &[Option<ValueId>],
     ) -> Result<(), OpError> {
         let source = self.function();
-        let Called { function, layers, arguments, saved } = called;
+        let Called { function, layers, stride, arguments, saved } = called;
         let halves = &function.halves;
         let mut operands = Vec::new();
         for &i in &halves.seeds {
@@ -238,7 +243,7 @@ impl<'a> Cx<'a> {
             carried: n_carried,
             order: ScanOrder::Descending,
         });
-        let op = Op::Call { callee: function.backward, layers: layers.clone(), scan, stage };
+        let op = Op::Call { callee: function.backward, layers: layers.clone(), stride: *stride, scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.gives.iter().zip(&results) {
@@ -271,7 +276,7 @@ impl Sweep {
         for (function, layers) in &self.calls {
             for (layers, stage) in layers {
                 // Without results nothing is handed on, and arguments are the same for all layers.
-                let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+                let op = Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
                 b.node(op, constant, &[])?;
             }
         }
@@ -285,7 +290,7 @@ impl Sweep {
         // The sum goes from stage to stage once.
         calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
         for (function, (layers, stage)) in calls {
-            let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+            let op = Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
             sum = b.node(op, &[sum], &[])?[0];
         }
         Ok(sum)

@@ -82,7 +82,7 @@ fn lower_function(
         let ty = |i: usize| function.ty(node.operands[i]).clone();
         match &node.op {
             Op::Param(_) | Op::Input(_) => {}
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride, scan, stage } => {
                 let callee = FrameId::new(callee.index());
                 let base = frame.bytes;
                 frame.bytes += callees[callee].bytes;
@@ -93,7 +93,14 @@ fn lower_function(
                     arguments[i] = write;
                 }
                 frame.tasks.push(task(
-                    Work::Call { callee, layers: layers.clone(), base, scan: *scan, stage: *stage },
+                    Work::Call {
+                        callee,
+                        layers: layers.clone(),
+                        stride: *stride,
+                        base,
+                        scan: *scan,
+                        stage: *stage,
+                    },
                     arguments,
                     writes,
                 ));
