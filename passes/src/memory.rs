@@ -25,6 +25,8 @@ pub struct Memory {
     pub parameters: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
+    /// Of the arena, what is packed to be sent or was received and is not yet unpacked, at the peak.
+    pub communication: u64,
     /// Gradients: states called `grad.…`.
     pub gradients: u64,
     /// What the optimizer keeps, moments and weights in full precision: states called `optimizer.…`.
@@ -97,7 +99,7 @@ pub fn of_schedule(schedule: &Schedule) -> Memory {
     if let Some(main) = schedule.main() {
         let frame = &schedule.frames[main];
         memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
-        at_peak(schedule, main, &mut largest);
+        memory.communication = at_peak(schedule, main, &mut largest);
     }
     largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     largest.truncate(NAMED);
@@ -162,8 +164,9 @@ fn length(ranges: &[Range<u64>]) -> u64 {
     total.max(1)
 }
 
-/// Adds the buffers that are alive when the frame is fullest, following the call that fills it.
-fn at_peak(schedule: &Schedule, id: FrameId, largest: &mut Vec<Held>) {
+/// Adds the buffers that are alive when the frame is fullest, following the call that fills it; gives the bytes of those
+/// that lie there to be sent or unpacked.
+fn at_peak(schedule: &Schedule, id: FrameId, largest: &mut Vec<Held>) -> u64 {
     let (space, frame) = (&schedule.space, &schedule.frames[id]);
     let lives = lives(frame);
     let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee_bytes(schedule, task)).collect();
@@ -171,14 +174,21 @@ fn at_peak(schedule: &Schedule, id: FrameId, largest: &mut Vec<Held>) {
         let bytes = frame.buffers[*buffer].bytes(space);
         held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
     }
-    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return };
+    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return 0 };
+    let mut communication = 0;
     for (buffer, _) in lives.iter().filter(|(_, tasks)| tasks.contains(&peak)) {
         let buffer = &frame.buffers[*buffer];
         let name = format!("@{}.${}", frame.name, buffer.name);
-        largest.push(Held { name, count: 1, bytes: buffer.bytes(space) });
+        let bytes = buffer.bytes(space);
+        largest.push(Held { name, count: 1, bytes });
+        match buffer.content {
+            Content::Wire { .. } => communication += bytes,
+            Content::Tensor(_) => {}
+        }
     }
-    if let Work::Call { callee, .. } = &frame.tasks[peak].work {
-        at_peak(schedule, *callee, largest);
+    match &frame.tasks[peak].work {
+        Work::Call { callee, .. } => communication + at_peak(schedule, *callee, largest),
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => communication,
     }
 }
 

@@ -7,7 +7,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
 use ithaca_ir::layout::{AxisList, Move};
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer};
+use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;

@@ -524,7 +524,10 @@ impl Op {
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
         let (taken, pending) = match self {
-            Op::Join { .. } => parts::without_pending(operands),
+            // In a wider type a sum is still to be taken as it was before.
+            Op::Cast { to } if to.is_float() && to.bytes() >= operands[0].dtype.bytes() => {
+                parts::without_pending(operands)
+            }
             _ => (SmallVec::new(), None),
         };
         let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();

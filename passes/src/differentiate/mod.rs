@@ -20,6 +20,7 @@
 //! ahead-of-time autograd does.
 
 mod active;
+mod chunked;
 mod group;
 mod joint;
 mod micro;
@@ -155,6 +156,10 @@ fn stepped(
     let runs = calls(module);
     let mut stepped = module.emptied(Level::Program);
     let cut = cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
+    let chunked = match training.loss_chunks {
+        1 => None,
+        n => Some(chunked::of(module, (main, loss), n, &mut stepped.space)?),
+    };
     let activity = Activity::of(module);
     let kept = |reader: FuncId, binding: &Binding| {
         let name = &module.functions[reader].name;
@@ -174,6 +179,13 @@ fn stepped(
 
     let mut functions: Vec<Option<Differentiated>> = Vec::new();
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
+        if let Some(chunked) = chunked.as_ref().filter(|c| c.head == id) {
+            let own = |binding: &Binding| kept(id, binding);
+            let halves = chunked::halves(&stepped.space, function, chunked, &activity, own)?;
+            let forward = stepped.functions.push(halves.forward.clone());
+            functions.push(Some(Differentiated { halves, plain: None, forward, backward: None }));
+            continue;
+        }
         let is_group = grouped.as_ref().is_some_and(|g| g.is_group(id));
         let is_member = grouped.as_ref().is_some_and(|g| g.is_member(id));
         let (source, functions_so_far) = (module, &functions[..]);
@@ -202,7 +214,7 @@ fn stepped(
             halves.forward.name = format!("{}.again.backward", function.name);
         }
         let forward = stepped.functions.push(halves.forward.clone());
-        let backward = stepped.functions.push(std::mem::take(&mut halves.backward));
+        let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));
         functions.push(Some(Differentiated { halves, plain, forward, backward }));
     }
 

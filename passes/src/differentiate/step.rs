@@ -16,7 +16,8 @@ pub(super) struct Differentiated {
     /// The function that keeps nothing, where it runs in groups.
     pub(super) plain: Option<FuncId>,
     pub(super) forward: FuncId,
-    pub(super) backward: FuncId,
+    /// None where the forward function gives gradients at once.
+    pub(super) backward: Option<FuncId>,
 }
 
 /// What `main` is rewritten by.
@@ -221,6 +222,12 @@ impl<'a> Cx<'a> {
         let source = self.function();
         let Called { function, layers, stride, arguments, saved } = called;
         let halves = &function.halves;
+        let Some(backward) = function.backward else {
+            for (&i, &gradient) in halves.gives.iter().zip(saved) {
+                tape.add(b, node.operands[i], gradient)?;
+            }
+            return Ok(());
+        };
         let mut operands = Vec::new();
         for &i in &halves.seeds {
             operands.push(match gradients[i] {
@@ -243,7 +250,7 @@ impl<'a> Cx<'a> {
             carried: n_carried,
             order: ScanOrder::Descending,
         });
-        let op = Op::Call { callee: function.backward, layers: layers.clone(), stride: *stride, scan, stage };
+        let op = Op::Call { callee: backward, layers: layers.clone(), stride: *stride, scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.gives.iter().zip(&results) {

@@ -1,7 +1,8 @@
 //! Training steps: gradients and optimizer against the library's, whole and distributed.
 
 mod accounting;
+mod activations;
 mod goldens;
 mod pipeline;
-mod sharded;
+pub(crate) mod sharded;
 mod steps;
