@@ -91,10 +91,14 @@ pub struct WorkloadArgs {
     /// What is computed; prefill when left out.
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// What a training step computes again instead of keeping it: none, selective (attention), full, or keep-attention
-    /// (all but attention).
+    /// What a training step computes again instead of keeping it: none, selective (attention), full, `full(every=K)` (K
+    /// layers at a time), or keep-attention (all but attention).
     #[arg(long, value_name = "POLICY")]
     pub recompute: Option<String>,
+    /// Parts of the tokens of each rank whose loss and gradients a training step computes one after another, so that the
+    /// logits of one part are there at a time.
+    #[arg(long, value_name = "C")]
+    pub loss_chunks: Option<String>,
     /// Parts of the batch whose gradients are summed in a training step.
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<String>,

@@ -131,9 +131,12 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::Param(binding) | Op::Input(binding) | Op::State(binding) | Op::Assign { binding, .. } => {
             format!("{} {}", op.name(), binding.name)
         }
-        Op::Call { callee, layers, scan, stage } => {
+        Op::Call { callee, layers, stride, scan, stage } => {
             let mut call =
                 format!("call @{} {}..{}", module.functions[*callee].name, layers.start, layers.end);
+            if *stride != 0 {
+                call += &format!(" of every {stride}");
+            }
             if let Some(stage) = stage {
                 call += &format!(", stage {}", stage.number);
             }

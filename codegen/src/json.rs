@@ -185,6 +185,8 @@ pub struct TaskDoc {
     /// The first layer of a call and one past the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u64; 2]>,
+    /// How much further the layers of a call are for each layer of the caller, where that is not at all.
+    pub stride: Option<u64>,
     /// The dimension along which the layers of a call stack what is their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub over: Option<String>,
@@ -317,6 +319,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         coalesced: Vec::new(),
         callee: None,
         layers: None,
+        stride: None,
         over: None,
         carried: None,
         layer_order: None,
@@ -357,10 +360,11 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
             }
         }
         Work::Copy => doc.work = "copy",
-        Work::Call { callee, layers, scan, stage, base } => {
+        Work::Call { callee, layers, stride, scan, stage, base } => {
             doc.work = "call";
             doc.callee = Some(schedule.frames[*callee].name.clone());
             doc.layers = Some([layers.start, layers.end]);
+            doc.stride = (*stride != 0).then_some(*stride);
             if let Some(scan) = scan {
                 doc.over = Some(schedule.space.dims[scan.over].name.clone());
                 doc.carried = Some(scan.carried);

@@ -14,6 +14,7 @@ pub mod diagnostic;
 pub mod dim;
 pub mod dtype;
 pub mod entity;
+pub mod layers;
 pub mod layout;
 pub mod mask;
 pub mod mesh;

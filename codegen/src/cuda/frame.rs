@@ -152,8 +152,8 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, scan, stage: _, base } => {
-                self.call(out, task, *callee, layers, scan.as_ref(), *base);
+            Work::Call { callee, layers, stride, scan, stage: _, base } => {
+                self.call(out, task, (*callee, *base), (layers, *stride), scan.as_ref());
             }
         }
         if let Some(event) = task.records {
@@ -173,10 +173,9 @@ impl<'s> Emitter<'_, 's> {
         &mut self,
         out: &mut String,
         task: &Task,
-        callee: FrameId,
-        layers: &Layers,
+        (callee, base): (FrameId, u64),
+        (layers, stride): (&Layers, u64),
         scan: Option<&Scan>,
-        base: u64,
     ) {
         let schedule = self.cx.schedule;
         let (mut arguments, mut results) = (self.pointers(&task.reads), self.pointers(&task.writes));
@@ -202,6 +201,10 @@ impl<'s> Emitter<'_, 's> {
         let function = &self.cx.functions[callee.index()];
         let (arguments, results) = (arguments.join(", "), results.join(", "));
         let call = |layer: &str| {
+            let layer = match stride {
+                0 => layer.to_owned(),
+                _ => format!("{layer} + {stride} * layer"),
+            };
             format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
         };
         let Layers { start, end } = layers;

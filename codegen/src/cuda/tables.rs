@@ -1,7 +1,6 @@
 //! What a schedule's tasks refer to by number: types, transfers, sources, tables of constants.
 
-use std::ops::Range;
-
+use ithaca_ir::layers::union;
 use ithaca_ir::layout::At;
 use ithaca_ir::mask::Bound;
 use ithaca_ir::message::Parcel;
@@ -182,17 +181,4 @@ fn by_place(mut runs: Vec<Run>) -> Vec<Run> {
         layers.into_iter().map(|layers| (layers, at)).collect()
     };
     runs.chunk_by(|a, b| a.1 == b.1).flat_map(of_place).collect()
-}
-
-/// The same numbers as ranges that are ascending and do not touch.
-fn union(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|r| r.start);
-    let mut out: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match out.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => out.push(range),
-        }
-    }
-    out
 }

@@ -80,7 +80,7 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
     let mut steps: Vec<(Phase, Step)> = Vec::new();
     let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     for node in &module.functions[id].nodes {
-        if let Op::Call { callee, layers, scan: _, stage: _ } = &node.op {
+        if let Op::Call { callee, layers, stride: _, scan: _, stage: _ } = &node.op {
             let called = call(module, drawn, *callee, layers.end - layers.start, phase);
             // States are cleared wherever that is needed; what follows is in the phase of what stands before.
             let last = last_phase(&called).filter(|&last| last != Phase::Load);

@@ -339,12 +339,13 @@ impl Op {
             Op::Repeat { from, to } | Op::SumCopies { from, to } => {
                 vec![("from", dim(*from)), ("to", dim(*to))]
             }
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride, scan, stage } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
                 let mut attrs = vec![
                     ("callee", Attr::Func(name.to_owned())),
                     ("layers", Attr::Range(layers.start, layers.end)),
                 ];
+                attrs.extend(training::stride_attrs(*stride));
                 attrs.extend(scan.iter().flat_map(|scan| training::scan_attrs(scan, names)));
                 attrs.extend(stage.iter().flat_map(|stage| training::stage_attrs(*stage, names)));
                 attrs
@@ -459,7 +460,8 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
                 Some(other) => return Err(attrs.wrong("layers", "a range such as 0..32", &other)),
             };
             let scan = training::read_scan(attrs, names)?;
-            Op::Call { callee, layers, scan, stage: training::read_stage(attrs, names)? }
+            let stride = training::read_stride(attrs)?;
+            Op::Call { callee, layers, stride, scan, stage: training::read_stage(attrs, names)? }
         }
         "reshard" => Op::Reshard,
         "all_to_all" => Op::AllToAll {

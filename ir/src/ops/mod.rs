@@ -214,6 +214,8 @@ pub enum Op {
         callee: FuncId,
         /// The layers.
         layers: Layers,
+        /// How much further the layers are for each layer of the caller.
+        stride: u64,
         /// What layers keep of their own, beside what they hand on.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.
@@ -452,7 +454,7 @@ impl Op {
     ) -> Result<Types, OpError> {
         self.check_operand_count(operands.len())?;
         match self {
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride: _, scan, stage } => {
                 return structure::infer_call(cx, *callee, layers, (scan.as_ref(), *stage), operands);
             }
             Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
@@ -550,7 +552,10 @@ impl Op {
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
         let (taken, pending) = match self {
-            Op::Join { .. } => parts::without_pending(operands),
+            // In a wider type a sum is still to be taken as it was before.
+            Op::Cast { to } if to.is_float() && to.bytes() >= operands[0].dtype.bytes() => {
+                parts::without_pending(operands)
+            }
             _ => (SmallVec::new(), None),
         };
         let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();

@@ -568,6 +568,7 @@ pub const TABLE: &[OpInfo] = &[
         &[
             ("callee", "the function"),
             ("layers", "runs once for each; 0..1 when left out"),
+            ("stride", "how much further the layers are for each layer of the caller; 0 when left out"),
             ("over", "the dimension of layers, along which what layers keep of their own is stacked"),
             ("carried", "how many results are handed on to the next layer, with `over`"),
             ("order", "ascending, or descending: the last layer first"),

@@ -13,11 +13,13 @@ mod verify;
 pub use text::{parse, print};
 pub use verify::verify;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::dtype::DType;
 use crate::entity;
 use crate::entity::Arena;
+use crate::layers;
 use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
@@ -71,19 +73,21 @@ impl Schedule {
         use crate::entity::Entity;
         let mut runs: Vec<Vec<(Layers, Option<At>)>> = vec![Vec::new(); self.frames.len()];
         for (id, frame) in self.frames.iter().rev() {
-            let mut callers: Vec<Option<At>> = runs[id.index()].iter().map(|(_, at)| *at).collect();
-            callers.sort_unstable();
-            callers.dedup();
+            let mut callers: BTreeMap<Option<At>, Vec<Layers>> = BTreeMap::new();
+            for (layers, at) in &runs[id.index()] {
+                callers.entry(*at).or_default().push(layers.clone());
+            }
             if callers.is_empty() {
-                callers.push(None);
+                callers.insert(None, std::iter::once(0..1).collect());
             }
             for task in &frame.tasks {
-                let Work::Call { callee, layers, stage, .. } = &task.work else { continue };
-                for &at in &callers {
-                    let run = (layers.clone(), stage.and_then(Stage::at).or(at));
-                    if let Some(runs) = runs.get_mut(callee.index()).filter(|runs| !runs.contains(&run)) {
-                        runs.push(run);
-                    }
+                let Work::Call { callee, layers, stride, stage, .. } = &task.work else { continue };
+                for (&at, own) in &callers {
+                    let at = stage.and_then(Stage::at).or(at);
+                    let called = layers::called(own, layers, *stride).into_iter().map(|l| (l, at));
+                    let Some(runs) = runs.get_mut(callee.index()) else { continue };
+                    let new: Vec<_> = called.filter(|run| !runs.contains(run)).collect();
+                    runs.extend(new);
                 }
             }
         }
@@ -342,6 +346,8 @@ pub enum Work {
         callee: FrameId,
         /// The layers.
         layers: Layers,
+        /// How much further the layers are for each layer of the caller.
+        stride: u64,
         /// What layers keep of their own.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.

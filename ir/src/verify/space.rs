@@ -127,12 +127,10 @@ fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
     let Dim { name, size, valid, granule, copies, order, fetched, uneven, .. } = &space.dims[id];
     let refuse = |message: String| Some(Diagnostic::new("V22", message));
     let Part { of, index, count, runs } = *part;
-    let whole = space.dims.get(of).filter(|whole| {
-        of < id && whole.part.is_none() && whole.fetched.is_none() && whole.order == Order::Contiguous
-    });
+    let whole = space.dims.get(of).filter(|whole| of < id && whole.part.is_none() && whole.fetched.is_none());
     let Some(whole) = whole else {
         return refuse(format!(
-            "`{name}` must be a part of a dimension that is declared before it, is no part, fetches none and has its tokens in a row"
+            "`{name}` must be a part of a dimension that is declared before it, is no part and fetches none"
         ));
     };
     let plain =
@@ -274,7 +272,7 @@ fn check_split(space: &Space, dim: DimId, axes: &[AxisId]) -> Result<(), OpError
     let degree = space.mesh.degree(axes);
     if let Some(part) = part {
         let message = format!(
-            "`{name}` is a part of `{}` in {} runs, which is split by as many ranks or not at all, and not by {degree}",
+            "`{name}` is a part of `{}` in {} runs, which {degree} ranks do not hold as many of each",
             space.dims[part.of].name, part.runs
         );
         return Err(OpError::new("V09", message));

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Random, Scan, ScanOrder, Stage, structure};
@@ -202,10 +203,11 @@ impl Runner<'_> {
                 };
                 if holds(&parcel.to) { self.write(scope, to, &written) } else { Ok(()) }
             }
-            Work::Call { callee, layers, scan, stage, base } => {
+            Work::Call { callee, layers, stride, scan, stage, base } => {
                 let base = scope.base + self.shape.slot(*base)?;
                 let at = stage.and_then(Stage::at).or(scope.at);
-                self.layers(scope, task, (*callee, base, at), layers, scan.as_ref())
+                let layers = layers::shifted(layers, *stride, scope.layer);
+                self.layers(scope, task, (*callee, base, at), &layers, scan.as_ref())
             }
         }
     }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
@@ -120,9 +121,10 @@ impl<'a, T: Real> Interpreter<'a, T> {
             None => function.ty(v).clone(),
         };
         match &node.op {
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride, scan, stage } => {
                 let at = stage.and_then(Stage::at).or(at);
-                let layers = Loop { callee: *callee, layers, scan: scan.as_ref(), at, depth };
+                let layers = layers::shifted(layers, *stride, layer);
+                let layers = Loop { callee: *callee, layers: &layers, scan: scan.as_ref(), at, depth };
                 self.layers(function, node, &layers, operands)
             }
             Op::Param(binding) => {

@@ -47,7 +47,7 @@ fn policies_keep_less_and_compute_more() {
     // Output and lse are not kept; q, k and v are.
     assert_eq!(kept(Recompute::Selective), (none - 2, 1, 0));
     // The argument of the block alone.
-    assert_eq!(kept(Recompute::Full), (1, 1, 1));
+    assert_eq!(kept(Recompute::FULL), (1, 1, 1));
     assert_eq!(kept(Recompute::KeepAttention), (3, 0, 1));
 }
 
@@ -153,4 +153,13 @@ func @main() {
     let refused = training_step(&module, &Training::default()).unwrap_err();
     assert_eq!(refused.code, "P51");
     assert!(refused.message.contains("@f"), "{}", refused.message);
+}
+
+#[test]
+fn groups_of_layers_are_one_loop_and_a_shorter_one() {
+    let module = step(Training { recompute: Recompute::Full { every: 2 }, ..Training::default() });
+    verify(&module).unwrap();
+    let print = text::print(&module);
+    eprintln!("{print}");
+    assert_eq!(text::parse(&print).unwrap(), module);
 }

@@ -127,8 +127,8 @@ impl<'a> Lowering<'a> {
             Op::Input(binding) => {
                 self.value_buffer(node.result(), Place::Input(binding.clone()));
             }
-            Op::Call { callee, layers, scan, stage } => {
-                self.call(index, node, *callee, layers, (*scan, *stage));
+            Op::Call { callee, layers, stride, scan, stage } => {
+                self.call(index, node, *callee, (layers, *stride), (*scan, *stage));
             }
             op if op.is_communication() => self.transfer(node),
             op => {
@@ -198,7 +198,7 @@ impl<'a> Lowering<'a> {
         index: usize,
         node: &Node,
         callee: FuncId,
-        layers: &Layers,
+        (layers, stride): (&Layers, u64),
         (scan, stage): (Option<Scan>, Option<Stage>),
     ) {
         let callee = FrameId::new(callee.index());
@@ -229,7 +229,7 @@ impl<'a> Lowering<'a> {
             }
             writes.push(reads[i]);
         }
-        let work = Work::Call { callee, layers: layers.clone(), scan, stage, base: 0 };
+        let work = Work::Call { callee, layers: layers.clone(), stride, scan, stage, base: 0 };
         self.task(Stream::Compute, work, reads, writes);
     }
 

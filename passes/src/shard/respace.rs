@@ -44,6 +44,15 @@ pub(super) fn respace(
     }
     for (&dim, &size) in &decisions.padded {
         sharded.space.dims[dim].size = size;
+        for part in sharded.space.dims.values_mut() {
+            if let Some(of) = part.part.as_mut().filter(|part| part.of == dim) {
+                // Runs are as long as before, and more.
+                let each = (part.size / of.runs.max(1)).max(1);
+                part.size = size / of.count.max(1);
+                part.valid = part.size;
+                of.runs = part.size / each;
+            }
+        }
     }
     for (&dim, order) in &decisions.orders {
         sharded.space.dims[dim].order.clone_from(order);

@@ -91,7 +91,8 @@ fn streams_run_in_order() {
 fn a_loop_takes_its_frame_for_each_layer() {
     let mut f = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[0], None)]);
     let body = f.schedule.frames[FrameId::new(0)].clone();
-    let call = Work::Call { callee: FrameId::new(0), layers: 0..80, scan: None, stage: None, base: 0 };
+    let call =
+        Work::Call { callee: FrameId::new(0), layers: 0..80, stride: 0, scan: None, stage: None, base: 0 };
     let tasks = vec![reduce(&f.transfer, &[], None), Task { work: call, ..add(&[], None) }, add(&[], None)];
     f.schedule.frames.push(Frame { tasks, ..body });
     let time = simulate(&f.cluster, &f.schedule);
@@ -266,7 +267,7 @@ fn a_loop_goes_on_until_its_ranks_keep_their_distance() {
     let (cluster, mut schedule) = whole_ring(4, Order::Contiguous);
     let body = schedule.frames[FrameId::new(0)].clone();
     let call = |layers| Task {
-        work: Work::Call { callee: FrameId::new(0), layers, scan: None, stage: None, base: 0 },
+        work: Work::Call { callee: FrameId::new(0), layers, stride: 0, scan: None, stage: None, base: 0 },
         stream: Stream::Compute,
         reads: Vec::new(),
         writes: Vec::new(),

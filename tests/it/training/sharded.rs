@@ -26,14 +26,22 @@ pub(super) fn llama(heads: u64, kv_heads: u64, tied: bool) -> Value {
     })
 }
 
+/// The same with so many layers, and a vocabulary beside which they are small.
+pub(crate) fn deep_llama(layers: u64) -> Value {
+    let mut config = llama(4, 2, false);
+    config["num_hidden_layers"] = json!(layers);
+    config["vocab_size"] = json!(128);
+    config
+}
+
 /// A training step on four sequences of 16 tokens.
-pub(super) fn step(config: &Value, training: Training) -> Module {
+pub(crate) fn step(config: &Value, training: Training) -> Module {
     let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 16) };
     program(config, "m", &workload).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)))
 }
 
 /// What every rank runs.
-pub(super) fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, String> {
+pub(crate) fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, String> {
     let mut cx = Context::new(&Volume);
     run_passes(module.clone(), &passes(options), &mut cx, &mut Unwatched)
         .map_err(|d| diagnostic::render(&d, None))

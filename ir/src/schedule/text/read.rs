@@ -7,7 +7,7 @@ use crate::entity::{Arena, Entity};
 use crate::message::Parcel;
 use crate::module::Layers;
 use crate::ops::attr::Names;
-use crate::ops::attr::training::{read_scan, read_stage};
+use crate::ops::attr::training::{read_scan, read_stage, read_stride};
 use crate::ops::{Attr, Attrs, Binding, Op};
 use crate::schedule::{
     Buffer, BufferId, Content, EventId, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer,
@@ -210,10 +210,11 @@ impl FrameReader<'_, '_> {
         let mut others = Attrs::new("call", others);
         let names = Names { space: &self.schedule.space, functions: &Arena::new() };
         let scan = read_scan(&mut others, names).map_err(wrong)?;
+        let stride = read_stride(&mut others).map_err(wrong)?;
         let stage = read_stage(&mut others, names).map_err(wrong)?;
         others.finish().map_err(wrong)?;
         match callee {
-            Some(callee) => Ok(Work::Call { callee, layers, base, scan, stage }),
+            Some(callee) => Ok(Work::Call { callee, layers, stride, base, scan, stage }),
             None => Err(wrong("`call` lacks attribute `callee`".to_owned())),
         }
     }

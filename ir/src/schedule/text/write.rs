@@ -6,7 +6,7 @@ use std::fmt::Write;
 use crate::entity::{Arena, Entity};
 use crate::message::Parcel;
 use crate::ops::attr::Names;
-use crate::ops::attr::training::{scan_attrs, stage_attrs};
+use crate::ops::attr::training::{scan_attrs, stage_attrs, stride_attrs};
 use crate::ops::{Attr, Op};
 use crate::schedule::{Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Work};
 use crate::space::Space;
@@ -100,12 +100,13 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
             }
         }
         Work::Copy => {}
-        Work::Call { callee, layers, base, scan, stage } => {
+        Work::Call { callee, layers, stride, base, scan, stage } => {
             let mut attrs = vec![
                 ("callee", Attr::Func(schedule.frames[*callee].name.clone())),
                 ("layers", Attr::Range(layers.start, layers.end)),
                 ("base", Attr::Int(*base)),
             ];
+            attrs.extend(stride_attrs(*stride));
             let names = Names { space, functions: &Arena::new() };
             attrs.extend(scan.iter().flat_map(|scan| scan_attrs(scan, names)));
             attrs.extend(stage.iter().flat_map(|stage| stage_attrs(*stage, names)));

@@ -85,7 +85,7 @@ fn lower_function(
         let writes: Vec<BufferId> = node.results.iter().map(|v| of[v.index()]).collect();
         match &node.op {
             Op::Param(_) | Op::Input(_) => {}
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride, scan, stage } => {
                 let callee = FrameId::new(callee.index());
                 let base = frame.bytes;
                 frame.bytes += callees[callee].bytes;
@@ -96,7 +96,14 @@ fn lower_function(
                     arguments[i] = write;
                 }
                 frame.tasks.push(task(
-                    Work::Call { callee, layers: layers.clone(), base, scan: *scan, stage: *stage },
+                    Work::Call {
+                        callee,
+                        layers: layers.clone(),
+                        stride: *stride,
+                        base,
+                        scan: *scan,
+                        stage: *stage,
+                    },
                     arguments,
                     writes,
                 ));
