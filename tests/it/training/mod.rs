@@ -3,5 +3,5 @@
 mod accounting;
 mod goldens;
 mod pipeline;
-mod sharded;
+pub(crate) mod sharded;
 mod steps;
