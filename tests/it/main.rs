@@ -21,6 +21,7 @@ mod readme;
 mod reference;
 mod regressions;
 mod rules;
+mod saturate;
 mod steps;
 mod text;
 mod tidy;
