@@ -41,7 +41,7 @@ pub struct Dim {
 ///
 /// `of` is seen as `[runs, count, size / (runs · count)]`, and the part is what has `index` in the middle. A run is what a
 /// rank holds of `of`, so that every rank takes its part from what it holds: a part is split by as many ranks as there are
-/// runs, or is whole.
+/// runs, or is whole. A part has whole granules of a run, unless a run is one granule, which is cut then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The dimension.

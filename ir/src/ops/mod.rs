@@ -8,6 +8,7 @@ pub mod adjoint;
 pub mod attention;
 pub mod attr;
 pub mod collective;
+mod dims;
 pub mod elementwise;
 pub mod experts;
 pub mod gradient;

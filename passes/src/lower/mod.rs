@@ -67,6 +67,8 @@ struct Lowering<'a> {
     effects: &'a Effects,
     /// The buffers of what is written, one for each.
     lasting: Vec<(Home, BufferId)>,
+    /// What has arrived and is yet to be put in place, when it is first needed: until then kernels need not wait for it.
+    arriving: Vec<(ValueId, Task)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -102,6 +104,7 @@ impl<'a> Lowering<'a> {
             homes,
             effects: &effects[id.index()],
             lasting: Vec::new(),
+            arriving: Vec::new(),
         }
     }
 
@@ -112,13 +115,26 @@ impl<'a> Lowering<'a> {
         for (i, node) in self.function.nodes.iter().enumerate() {
             self.node(i, node);
         }
+        for (_, task) in std::mem::take(&mut self.arriving) {
+            self.frame.tasks.push(task);
+        }
         self.outputs();
         arena::place(&mut self.frame, self.space, self.frames);
         events::insert(&mut self.frame, self.space);
         self.frame
     }
 
+    /// Puts what has arrived in place, as far as `values` need it.
+    fn settle(&mut self, values: &[ValueId]) {
+        let (needed, rest) =
+            std::mem::take(&mut self.arriving).into_iter().partition(|(value, _)| values.contains(value));
+        self.arriving = rest;
+        let needed: Vec<(ValueId, Task)> = needed;
+        self.frame.tasks.extend(needed.into_iter().map(|(_, task)| task));
+    }
+
     fn node(&mut self, index: usize, node: &Node) {
+        self.settle(&node.operands);
         match &node.op {
             Op::Param(binding) => self.read_lasting(node.result(), (Target::Param, binding.clone())),
             Op::State(binding) => self.read_lasting(node.result(), (Target::State, binding.clone())),
@@ -249,7 +265,8 @@ impl<'a> Lowering<'a> {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
             let result = self.result_buffer(node.result());
-            self.task(Stream::Compute, Work::Unpack(transfer), vec![received], vec![result]);
+            let unpack = task(Stream::Compute, Work::Unpack(transfer), vec![received], vec![result]);
+            self.arriving.push((node.result(), unpack));
         } else {
             let result = self.result_buffer(node.result());
             self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
@@ -357,8 +374,13 @@ impl<'a> Lowering<'a> {
     }
 
     fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {
-        self.frame.tasks.push(Task { stream, work, reads, writes, waits: Vec::new(), records: None });
+        self.frame.tasks.push(task(stream, work, reads, writes));
     }
+}
+
+/// A task that no event orders yet.
+fn task(stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) -> Task {
+    Task { stream, work, reads, writes, waits: Vec::new(), records: None }
 }
 
 /// In the frame, at an offset that is yet to be found.
