@@ -27,7 +27,9 @@ pub(super) fn find(space: &Space, function: &Function, most: u64) -> Option<(Reg
     for (seed, node) in function.nodes.iter().enumerate().filter(|(_, n)| n.op.is_communication()) {
         // What chunks wait for together is sent whole, before them.
         let feeds_chunks = || flow.after(node).any(|p| function.nodes[p].operands.iter().any(is_part));
-        if !awaited[seed] || node.operands.iter().any(is_part) || feeds_chunks() {
+        // Steps of a ring travel while others compute as they are.
+        let is_step = node.op == Op::Permute;
+        if is_step || !awaited[seed] || node.operands.iter().any(is_part) || feeds_chunks() {
             continue;
         }
         // Heads first: attention is parallel in nothing else that its collectives have.
