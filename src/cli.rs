@@ -234,6 +234,8 @@ pub enum Target {
     Svg,
     /// A sequence diagram for Mermaid: ranks, phases, collectives.
     Mermaid,
+    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream.
+    Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }

@@ -26,6 +26,7 @@ pub mod rule;
 pub mod schedule;
 pub mod space;
 pub mod text;
+pub mod timeline;
 pub mod traffic;
 pub mod types;
 pub mod verify;

@@ -54,6 +54,7 @@ impl Prices for Volume {
             | Family::Attention
             | Family::Experts
             | Family::Training
+            | Family::Random
             | Family::Layout => {
                 let values = operands.iter().chain(results);
                 let bytes: u64 = values.map(|ty| space.max_local_bytes(ty)).sum();

@@ -15,6 +15,7 @@ mod goldens;
 mod guide;
 mod masks;
 mod options;
+mod overlap;
 mod passes;
 mod random;
 mod readme;

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod attr;
 pub mod coalesced;
 pub mod collective;
+mod dims;
 pub mod elementwise;
 pub mod experts;
 pub mod gradient;

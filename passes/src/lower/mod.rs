@@ -68,6 +68,8 @@ struct Lowering<'a> {
     effects: &'a Effects,
     /// The buffers of what is written, one for each.
     lasting: Vec<(Home, BufferId)>,
+    /// What has arrived and is yet to be put in place, when it is first needed: until then kernels need not wait for it.
+    arriving: Vec<(Vec<ValueId>, Task)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -103,6 +105,7 @@ impl<'a> Lowering<'a> {
             homes,
             effects: &effects[id.index()],
             lasting: Vec::new(),
+            arriving: Vec::new(),
         }
     }
 
@@ -113,13 +116,26 @@ impl<'a> Lowering<'a> {
         for (i, node) in self.function.nodes.iter().enumerate() {
             self.node(i, node);
         }
+        for (_, task) in std::mem::take(&mut self.arriving) {
+            self.frame.tasks.push(task);
+        }
         self.outputs();
         arena::place(&mut self.frame, self.space, self.frames);
         events::insert(&mut self.frame, self.space);
         self.frame
     }
 
+    /// Puts what has arrived in place, as far as `values` need it.
+    fn settle(&mut self, values: &[ValueId]) {
+        let needs = |(arrives, _): &(Vec<ValueId>, Task)| arrives.iter().any(|v| values.contains(v));
+        let arriving = std::mem::take(&mut self.arriving);
+        let (needed, rest): (Vec<_>, Vec<_>) = arriving.into_iter().partition(needs);
+        self.arriving = rest;
+        self.frame.tasks.extend(needed.into_iter().map(|(_, task)| task));
+    }
+
     fn node(&mut self, index: usize, node: &Node) {
+        self.settle(&node.operands);
         match &node.op {
             Op::Param(binding) => self.read_lasting(node.result(), (Target::Param, binding.clone())),
             Op::State(binding) => self.read_lasting(node.result(), (Target::State, binding.clone())),
@@ -249,8 +265,10 @@ impl<'a> Lowering<'a> {
         if ends.unpack {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
-            let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
-            self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
+            let results: Vec<BufferId> =
+                node.results.iter().map(|&result| self.result_buffer(result)).collect();
+            let unpack = task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
+            self.arriving.push((node.results.to_vec(), unpack));
         } else {
             let result = self.result_buffer(node.result());
             self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
@@ -357,8 +375,13 @@ impl<'a> Lowering<'a> {
     }
 
     fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {
-        self.frame.tasks.push(Task { stream, work, reads, writes, waits: Vec::new(), records: None });
+        self.frame.tasks.push(task(stream, work, reads, writes));
     }
+}
+
+/// A task that no event orders yet.
+fn task(stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) -> Task {
+    Task { stream, work, reads, writes, waits: Vec::new(), records: None }
 }
 
 /// In the frame, at an offset that is yet to be found.

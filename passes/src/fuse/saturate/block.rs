@@ -29,6 +29,8 @@ pub(super) struct Block<'f> {
 fn is_pure(op: &Op) -> bool {
     match op {
         Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Assign { .. } | Op::Call { .. } => false,
+        // What was joined into one message stays one.
+        Op::Coalesced(_) => false,
         Op::Attention(a) | Op::AttentionBackward(a) => a.dropout.is_none(),
         Op::Scores { attention, .. } | Op::Weigh { attention, .. } => attention.dropout.is_none(),
         Op::Fill { .. }
@@ -59,6 +61,8 @@ fn is_pure(op: &Op) -> bool {
         | Op::Gradient(_)
         | Op::Loss(_)
         | Op::Optimizer(_)
+        | Op::Random(_)
+        | Op::Softmax { .. }
         | Op::Reshard
         | Op::AllToAll { .. }
         | Op::AllGather { .. }
