@@ -56,7 +56,12 @@ pub(super) fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f6
 }
 
 /// Runs several steps of `module` laid out by `options`, and compares all that it gives.
-pub(super) fn check(module: &Module, options: &ShardOptions, sources: &dyn TensorSource, expected: &Outputs<f64>) {
+pub(super) fn check(
+    module: &Module,
+    options: &ShardOptions,
+    sources: &dyn TensorSource,
+    expected: &Outputs<f64>,
+) {
     let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero.stage());
     let compiled =
         compile(module, options, &Volume).unwrap_or_else(|d| panic!("{name}: {}", d[0].render(None)));
