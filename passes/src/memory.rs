@@ -257,8 +257,14 @@ mod tests {
         main.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
         main.buffers.push(buffer("ids", &ty, Place::Input(named("ids"))));
         main.buffers.push(buffer("logits", &ty, Place::Frame(0)));
-        let call =
-            |layers| Work::Call { callee: FrameId::new(0), layers, stride: 0, scan: None, stage: None, base: 4096 };
+        let call = |layers| Work::Call {
+            callee: FrameId::new(0),
+            layers,
+            stride: 0,
+            scan: None,
+            stage: None,
+            base: 4096,
+        };
         main.tasks.push(task(add(), &[0, 1], &[2]));
         main.tasks.push(task(call(0..10), &[2], &[2]));
         main.tasks.push(task(call(10..30), &[2], &[2]));

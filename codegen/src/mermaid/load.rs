@@ -70,4 +70,3 @@ enum Kind {
 fn key(kind: Kind, binding: &Binding) -> String {
     format!("{kind:?} {} {:?} {:?}", binding.name, binding.view, binding.window)
 }
-

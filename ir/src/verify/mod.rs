@@ -113,7 +113,10 @@ fn check_runs(module: &Module, found: &mut Diagnostics) {
             let Op::Call { callee, layers, stride, scan: _, stage: _ } = &node.op else { continue };
             let end = shifted(layers, *stride, last[id.index()]).end;
             if end > MAX_LAYERS && *stride != 0 {
-                let message = format!("a call in `@{}` runs up to layer {end}; it needs 1 to {MAX_LAYERS}", function.name);
+                let message = format!(
+                    "a call in `@{}` runs up to layer {end}; it needs 1 to {MAX_LAYERS}",
+                    function.name
+                );
                 found.push(Diagnostic::new("V18", message).at(node.span).label("this call"));
             }
             if let Some(last) = last.get_mut(callee.index()) {

@@ -127,9 +127,7 @@ fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
     let Dim { name, size, valid, granule, copies, order, fetched, uneven, .. } = &space.dims[id];
     let refuse = |message: String| Some(Diagnostic::new("V22", message));
     let Part { of, index, count, runs } = *part;
-    let whole = space.dims.get(of).filter(|whole| {
-        of < id && whole.part.is_none() && whole.fetched.is_none()
-    });
+    let whole = space.dims.get(of).filter(|whole| of < id && whole.part.is_none() && whole.fetched.is_none());
     let Some(whole) = whole else {
         return refuse(format!(
             "`{name}` must be a part of a dimension that is declared before it, is no part and fetches none"

@@ -56,7 +56,8 @@ pub(super) fn of(
     n: u64,
     space: &mut Space,
 ) -> Result<Chunked, OpError> {
-    let refuse = |what: &str| OpError::new("P57", format!("the loss cannot be computed in {n} parts: {what}"));
+    let refuse =
+        |what: &str| OpError::new("P57", format!("the loss cannot be computed in {n} parts: {what}"));
     let calls = || module.functions.values().flat_map(|f| &f.nodes);
     let made = module.functions[main].nodes.iter().find(|node| node.results.contains(&loss));
     let head = match made.map(|node| &node.op) {
@@ -144,7 +145,10 @@ fn kinds(function: &Function, tokens: DimId) -> Result<Vec<Kind>, OpError> {
         true => Ok(kinds),
         false => Err(OpError::new(
             "P57",
-            format!("the loss cannot be computed in parts: what `@{}` gives is no sum over tokens", function.name),
+            format!(
+                "the loss cannot be computed in parts: what `@{}` gives is no sum over tokens",
+                function.name
+            ),
         )),
     }
 }
@@ -157,7 +161,8 @@ fn writes(op: &Op) -> bool {
 fn goes_by_token(function: &Function, node: &Node, tokens: DimId) -> bool {
     let (operands, results) = (function.operand_types(node), function.result_types(node));
     let Some(rule) = node.op.rule(&operands, &results) else { return false };
-    let factor = |ty: &TensorType, factors: &[usize]| ty.position(tokens).and_then(|at| factors.get(at).copied());
+    let factor =
+        |ty: &TensorType, factors: &[usize]| ty.position(tokens).and_then(|at| factors.get(at).copied());
     let of_results: Vec<Option<usize>> =
         results.iter().zip(&rule.results).map(|(ty, factors)| factor(ty, factors)).collect();
     let Some(&Some(first)) = of_results.first() else { return false };
@@ -231,9 +236,8 @@ pub(super) fn halves(
     let is_active = |v: ValueId| activity.is_active(chunked.head, v);
     let kind = |v: ValueId| chunked.kinds[v.index()];
     let kind_of = |node: &Node| node.results.first().map_or(Kind::Shared, |&v| kind(v));
-    let sums_tokens = |node: &Node| {
-        kind_of(node) == Kind::Sum && node.operands.iter().any(|&v| kind(v) == Kind::Token)
-    };
+    let sums_tokens =
+        |node: &Node| kind_of(node) == Kind::Sum && node.operands.iter().any(|&v| kind(v) == Kind::Token);
     let mut b = FunctionBuilder::new(source.name.as_str(), space, &none);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for &param in &source.params {
@@ -242,11 +246,8 @@ pub(super) fn halves(
     for node in source.nodes.iter().filter(|n| kind_of(n) == Kind::Shared) {
         copy_node(&mut b, source, node, &mut map)?;
     }
-    let mut gradients = Gradients {
-        chunked,
-        own: Tape::new(source.values.len()),
-        shared: Tape::new(source.values.len()),
-    };
+    let mut gradients =
+        Gradients { chunked, own: Tape::new(source.values.len()), shared: Tape::new(source.values.len()) };
 
     // What flows into the sums over tokens is known before they are: all behind them is linear.
     let output = source.outputs[0].value;
@@ -411,7 +412,8 @@ fn pruned(space: &Space, function: &Function) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::new(function.name.as_str(), space, &none);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     for &param in &function.params {
-        map[param.index()] = Some(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
+        map[param.index()] =
+            Some(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
     }
     for (node, _) in function.nodes.iter().zip(&runs).filter(|&(_, &runs)| runs) {
         copy_node(&mut b, function, node, &mut map)?;

@@ -212,7 +212,8 @@ struct Part {
 impl Part {
     fn of(main: &Function, nodes: Range<usize>) -> Self {
         let inside = &main.nodes[nodes.clone()];
-        let made = |v: ValueId| inside.iter().find_map(|n| Some((n, n.results.iter().position(|&r| r == v)?)));
+        let made =
+            |v: ValueId| inside.iter().find_map(|n| Some((n, n.results.iter().position(|&r| r == v)?)));
         let mut read: Vec<ValueId> = Vec::new();
         for &v in inside.iter().flat_map(|n| &n.operands) {
             if made(v).is_none() && !read.contains(&v) {

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use ithaca_ir::Diagnostic;
-use ithaca_ir::ops::{AdamW, MAX_PARTS};
 use ithaca_ir::ops::structure::MAX_LAYERS;
+use ithaca_ir::ops::{AdamW, MAX_PARTS};
 
 /// What is computed again in the backward pass instead of being kept from the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -317,9 +317,16 @@ mod tests {
 
     #[test]
     fn what_is_out_of_range_is_refused() {
-        for (key, value) in
-            [("beta1", "1"), ("micro_batches", "0"), ("clip", "nan"), ("recompute", "some"), ("speed", "1"), ("loss_chunks", "257"), ("recompute", "full(every=0)"), ("recompute", "selective(every=2)")]
-        {
+        for (key, value) in [
+            ("beta1", "1"),
+            ("micro_batches", "0"),
+            ("clip", "nan"),
+            ("recompute", "some"),
+            ("speed", "1"),
+            ("loss_chunks", "257"),
+            ("recompute", "full(every=0)"),
+            ("recompute", "selective(every=2)"),
+        ] {
             let refused = Training::default().set(key, value).unwrap_err();
             assert_eq!(refused.code, "P02");
             assert!(refused.message.contains(key), "{}", refused.message);

@@ -183,8 +183,13 @@ fn pass_on(
     (from, gives): (Stage, FuncId),
     (to, takes): (Stage, FuncId),
 ) -> Result<(), OpError> {
-    let call =
-        |callee: FuncId, stage: Stage| Op::Call { callee, layers: 0..1, stride: 0, scan: None, stage: Some(stage) };
+    let call = |callee: FuncId, stage: Stage| Op::Call {
+        callee,
+        layers: 0..1,
+        stride: 0,
+        scan: None,
+        stage: Some(stage),
+    };
     let given = b.node(call(gives, from), &[], &[])?[0];
     b.node(call(takes, to), &[given], &[]).map(|_| ())
 }

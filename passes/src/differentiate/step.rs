@@ -283,7 +283,13 @@ impl Sweep {
         for (function, layers) in &self.calls {
             for (layers, stage) in layers {
                 // Without results nothing is handed on, and arguments are the same for all layers.
-                let op = Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
+                let op = Op::Call {
+                    callee: *function,
+                    layers: layers.clone(),
+                    stride: 0,
+                    scan: None,
+                    stage: *stage,
+                };
                 b.node(op, constant, &[])?;
             }
         }
@@ -297,7 +303,8 @@ impl Sweep {
         // The sum goes from stage to stage once.
         calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
         for (function, (layers, stage)) in calls {
-            let op = Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
+            let op =
+                Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
             sum = b.node(op, &[sum], &[])?[0];
         }
         Ok(sum)

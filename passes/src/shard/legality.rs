@@ -344,8 +344,9 @@ impl Check<'_> {
                     Diagnostic::new("P57", message).help(legal_degrees(size / ranks, "loss", legal))
                 }
                 _ => {
-                    let message =
-                        format!("sequence {name} = {size} tokens does not divide by the degree {ranks} ({axes})");
+                    let message = format!(
+                        "sequence {name} = {size} tokens does not divide by the degree {ranks} ({axes})"
+                    );
                     Diagnostic::new("P23", message)
                 }
             };

@@ -91,7 +91,8 @@ fn streams_run_in_order() {
 fn a_loop_takes_its_frame_for_each_layer() {
     let mut f = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[0], None)]);
     let body = f.schedule.frames[FrameId::new(0)].clone();
-    let call = Work::Call { callee: FrameId::new(0), layers: 0..80, stride: 0, scan: None, stage: None, base: 0 };
+    let call =
+        Work::Call { callee: FrameId::new(0), layers: 0..80, stride: 0, scan: None, stage: None, base: 0 };
     let tasks = vec![reduce(&f.transfer, &[], None), Task { work: call, ..add(&[], None) }, add(&[], None)];
     f.schedule.frames.push(Frame { tasks, ..body });
     let time = simulate(&f.cluster, &f.schedule);
