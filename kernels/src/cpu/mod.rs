@@ -37,11 +37,13 @@ pub mod communicator;
 pub mod dense;
 
 mod attention;
+mod elementwise;
 mod gemm;
 mod memory;
 mod rank;
 mod simd;
 pub mod threads;
+mod timings;
 mod transfer;
 
 #[cfg(test)]
@@ -60,6 +62,7 @@ use ithaca_ir::traffic::{Ledger, Traffic};
 pub use communicator::{Communicator, Mailboxes};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
+pub use timings::{Timing, Timings};
 
 use crate::Outputs;
 use crate::error::RunError;
@@ -99,6 +102,8 @@ pub struct Execution {
     pub traffic: Vec<Traffic>,
     /// What the busiest rank used, measured.
     pub peak: Peak,
+    /// How long tasks took, of all ranks together.
+    pub timings: Timings,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
 }
@@ -166,6 +171,8 @@ pub fn execute(
 
     let held = first_failure(results)?;
     peak.arena = held.iter().map(|done| done.reached).max().unwrap_or(0);
+    let mut timings = Timings::default();
+    held.iter().for_each(|done| timings.merge(&done.timings));
     let mut outputs = Outputs::new();
     for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
         let name = output.name.clone().unwrap_or_else(|| i.to_string());
@@ -178,7 +185,7 @@ pub fn execute(
     }
     let kept = kept(schedule, &written, &held, weights)?;
     let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, kept, traffic, peak, memory_bytes })
+    Ok(Execution { outputs, kept, traffic, peak, timings, memory_bytes })
 }
 
 /// What ranks wrote, as files have it; `before` has what was there.

@@ -1,6 +1,7 @@
 //! One rank's thread: frames, tasks in order of issue, buffers in the arena.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
@@ -13,7 +14,8 @@ use ithaca_ir::{Op, Rank, TensorType};
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
 use super::threads::Threads;
-use super::{attention, gemm, transfer};
+use super::timings::Timings;
+use super::{attention, elementwise, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval};
 use crate::storage::Storage;
@@ -71,6 +73,7 @@ struct Runner<'a> {
     lasting: Own,
     /// The end of the arena as far as it was written, bytes of the schedule.
     reached: u64,
+    timings: Timings,
 }
 
 /// What all ranks run in.
@@ -92,6 +95,8 @@ pub(super) struct Done {
     pub(super) lasting: Own,
     /// The end of the arena as far as it was written, bytes of the schedule.
     pub(super) reached: u64,
+    /// How long its tasks took.
+    pub(super) timings: Timings,
 }
 
 /// Runs `main` on `rank`, which starts with `lasting` of what is written.
@@ -100,9 +105,20 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     // What was never written is not a number, so that it cannot pass for a result.
     let arena = vec![f32::NAN; index(shape.slots)];
-    let reached = 0;
-    let mut runner =
-        Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting, reached };
+    let (reached, timings) = (0, Timings::default());
+    let mut runner = Runner {
+        schedule,
+        shape,
+        sources,
+        rank,
+        communicator,
+        ledger,
+        storage,
+        arena,
+        lasting,
+        reached,
+        timings,
+    };
     let scope = Scope { frame: main, base: 0, layer: 0, at: None, arguments: &[], results: &[] };
     runner.frame(&scope)?;
     let outputs = schedule.frames[main]
@@ -121,7 +137,7 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
             })
         })
         .collect::<Result<_, RunError>>()?;
-    Ok(Done { outputs, lasting: runner.lasting, reached: runner.reached })
+    Ok(Done { outputs, lasting: runner.lasting, reached: runner.reached, timings: runner.timings })
 }
 
 impl Runner<'_> {
@@ -138,7 +154,7 @@ impl Runner<'_> {
                 ))),
                 // Other ranks do that.
                 None if !frame.runs(&schedule.space, task, self.rank) => Ok(()),
-                None => self.communicator.check().and_then(|()| self.task(scope, task)),
+                None => self.communicator.check().and_then(|()| self.timed(scope, task)),
             };
             match result {
                 Ok(()) => {}
@@ -160,6 +176,17 @@ impl Runner<'_> {
                     true;
             }
         }
+        Ok(())
+    }
+
+    /// Runs a task and counts what it took; a call is counted by the tasks of its frame.
+    fn timed(&mut self, scope: &Scope<'_>, task: &Task) -> Result<(), RunError> {
+        if let Work::Call { .. } = task.work {
+            return self.task(scope, task);
+        }
+        let start = Instant::now();
+        self.task(scope, task)?;
+        self.timings.add(&describe(self.schedule, &task.work), start.elapsed());
         Ok(())
     }
 
@@ -310,7 +337,10 @@ impl Runner<'_> {
                 let gradients = attention::attention_backward(space, a, &operands, threads)?;
                 eval::into_results(op, gradients, &wanted)?
             }
-            (op, _) => eval::eval(space, op, &operands, &wanted)?,
+            (op, _) => match elementwise::results(space, op, &operands, &wanted, threads)? {
+                Some(results) => eval::into_results(op, results, &wanted)?,
+                None => eval::eval(space, op, &operands, &wanted)?,
+            },
         };
         if values.len() != task.writes.len() {
             return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
