@@ -91,10 +91,14 @@ pub struct WorkloadArgs {
     /// What is computed; prefill when left out.
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// What a training step computes again instead of keeping it: none, selective (attention), full, or keep-attention
-    /// (all but attention).
+    /// What a training step computes again instead of keeping it: none, selective (attention), full, `full(every=K)` (K
+    /// layers at a time), or keep-attention (all but attention).
     #[arg(long, value_name = "POLICY")]
     pub recompute: Option<String>,
+    /// Parts of the tokens of each rank whose loss and gradients a training step computes one after another, so that the
+    /// logits of one part are there at a time.
+    #[arg(long, value_name = "C")]
+    pub loss_chunks: Option<String>,
     /// Parts of the batch whose gradients are summed in a training step.
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<String>,
@@ -230,6 +234,8 @@ pub enum Target {
     Svg,
     /// A sequence diagram for Mermaid: ranks, phases, collectives.
     Mermaid,
+    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream.
+    Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }
@@ -286,6 +292,9 @@ pub struct RunArgs {
     /// How values of 16-bit types are kept.
     #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
     pub storage: StorageArg,
+    /// Print how long tasks took, by kind.
+    #[arg(long)]
+    pub timings: bool,
     /// Seconds after which a run that makes no progress is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,

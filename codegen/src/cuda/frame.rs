@@ -1,24 +1,26 @@
 //! A frame as a C++ function: its buffers as pointers, its tasks as calls, in order of issue.
 
 use std::fmt::Write as _;
-use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
     AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Returns, Scan,
     ScanOrder, Unary, Window, structure,
 };
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
+use ithaca_ir::schedule::{
+    Buffer, BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work, communicates,
+};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
 
 use super::names::{self, Names};
 use super::program::Context;
-use super::tables::SourceFile;
+use super::tables::{Run, SourceFile};
 use super::{attention, experts};
 
-/// Emits a frame that runs for `layers`.
-pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> Result<String, Diagnostic> {
+/// Emits a frame that runs as `runs` says.
+pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, runs: &[Run]) -> Result<String, Diagnostic> {
     let schedule = cx.schedule;
     let frame = &schedule.frames[id];
     let mut names = Names::default();
@@ -39,15 +41,47 @@ pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> 
     for (buffer, item) in frame.buffers.iter() {
         let used = frame.tasks.iter().any(|t| t.reads.contains(&buffer) || t.writes.contains(&buffer));
         if used {
-            emitter.buffer(&mut out, buffer, item, layers)?;
+            emitter.buffer(&mut out, buffer, item, runs)?;
         }
     }
-    out.push_str("\n    device.meet();\n");
-    for task in &frame.tasks {
-        emitter.task(&mut out, task)?;
+    // Frames that only compute leave their callers' communication alone.
+    let meets = meets(schedule, id);
+    out.push('\n');
+    if meets {
+        out.push_str("    device.meet();\n");
     }
-    out.push_str("    device.meet();\n}\n");
+    for tasks in frame.tasks.chunk_by(|a, b| places(frame, a) == places(frame, b)) {
+        let mut lines = String::new();
+        for task in tasks {
+            emitter.task(&mut lines, task)?;
+        }
+        match places(frame, &tasks[0]) {
+            None => out.push_str(&lines),
+            Some(at) => {
+                let _ = writeln!(out, "    if ({}) {{", emitter.is_at(&at));
+                lines.lines().for_each(|line| out.push_str(&format!("    {line}\n")));
+                out.push_str("    }\n");
+            }
+        }
+    }
+    if meets {
+        out.push_str("    device.meet();\n");
+    }
+    out.push_str("}\n");
     Ok(out)
+}
+
+/// Whether both streams meet at the ends of a frame.
+fn meets(schedule: &Schedule, id: FrameId) -> bool {
+    schedule.main() == Some(id) || communicates(&schedule.frames, id)
+}
+
+/// The ranks that run a task, as places; none where all do.
+fn places(frame: &Frame, task: &Task) -> Option<Vec<At>> {
+    let mut places = frame.places(task).into_iter().collect::<Option<Vec<At>>>()?;
+    places.sort_unstable();
+    places.dedup();
+    Some(places)
 }
 
 struct Emitter<'e, 's> {
@@ -64,15 +98,15 @@ impl<'s> Emitter<'_, 's> {
         out: &mut String,
         id: BufferId,
         buffer: &Buffer,
-        layers: &[Range<u64>],
+        runs: &[Run],
     ) -> Result<(), Diagnostic> {
         let place = match &buffer.place {
             Place::Frame(offset) => format!("frame + {offset}"),
             Place::Argument(i) => format!("arguments[{i}]"),
             Place::Result(i) => format!("results[{i}]"),
-            Place::Weight(binding) => self.source(id, SourceFile::Weights, binding, layers)?,
-            Place::State(binding) => self.source(id, SourceFile::States, binding, layers)?,
-            Place::Input(binding) => self.source(id, SourceFile::Inputs, binding, layers)?,
+            Place::Weight(binding) => self.source(id, SourceFile::Weights, binding, runs)?,
+            Place::State(binding) => self.source(id, SourceFile::States, binding, runs)?,
+            Place::Input(binding) => self.source(id, SourceFile::Inputs, binding, runs)?,
         };
         let content = match &buffer.content {
             Content::Tensor(ty) => self.cx.describe(ty),
@@ -89,10 +123,10 @@ impl<'s> Emitter<'_, 's> {
         id: BufferId,
         file: SourceFile,
         binding: &Binding,
-        layers: &[Range<u64>],
+        runs: &[Run],
     ) -> Result<String, Diagnostic> {
         let ty = self.tensor(id)?;
-        let source = self.cx.tables.source(file, binding, ty, layers);
+        let source = self.cx.tables.source(file, binding, ty, runs);
         let is_written = self.frame.tasks.iter().any(|task| task.writes.contains(&id));
         self.cx.tables.sources[source].is_written |= is_written;
         Ok(format!("device.source({source}, layer)"))
@@ -104,7 +138,14 @@ impl<'s> Emitter<'_, 's> {
             Stream::Comm => "kComm",
         };
         for event in &task.waits {
-            let _ = writeln!(out, "    device.wait({queue}, {});", self.base + event.index());
+            // Of ranks that run this task some may not run the one that is waited for.
+            let recorded = self.frame.tasks.iter().find(|t| t.records == Some(*event));
+            let guard = match (recorded.and_then(|t| places(self.frame, t)), places(self.frame, task)) {
+                (None, _) => String::new(),
+                (Some(there), Some(here)) if here.iter().all(|at| there.contains(at)) => String::new(),
+                (Some(there), _) => format!("if ({}) ", self.is_at(&there)),
+            };
+            let _ = writeln!(out, "    {guard}device.wait({queue}, {});", self.base + event.index());
         }
         match &task.work {
             Work::Compute(op) => {
@@ -126,8 +167,8 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, scan, stage: _, base } => {
-                self.call(out, task, *callee, layers, scan.as_ref(), *base);
+            Work::Call { callee, layers, stride, scan, stage: _, base } => {
+                self.call(out, task, (*callee, *base), (layers, *stride), scan.as_ref());
             }
         }
         if let Some(event) = task.records {
@@ -136,15 +177,20 @@ impl<'s> Emitter<'_, 's> {
         Ok(())
     }
 
+    /// Whether the rank is one of these.
+    fn is_at(&self, places: &[At]) -> String {
+        let one = |&at: &At| format!("device.is_at({})", self.cx.at(at));
+        places.iter().map(one).collect::<Vec<_>>().join(" || ")
+    }
+
     /// A loop over layers; of stacks each layer gets the place of its slice.
     fn call(
         &mut self,
         out: &mut String,
         task: &Task,
-        callee: FrameId,
-        layers: &Layers,
+        (callee, base): (FrameId, u64),
+        (layers, stride): (&Layers, u64),
         scan: Option<&Scan>,
-        base: u64,
     ) {
         let schedule = self.cx.schedule;
         let (mut arguments, mut results) = (self.pointers(&task.reads), self.pointers(&task.writes));
@@ -170,6 +216,10 @@ impl<'s> Emitter<'_, 's> {
         let function = &self.cx.functions[callee.index()];
         let (arguments, results) = (arguments.join(", "), results.join(", "));
         let call = |layer: &str| {
+            let layer = match stride {
+                0 => layer.to_owned(),
+                _ => format!("{layer} + {stride} * layer"),
+            };
             format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
         };
         let Layers { start, end } = layers;
@@ -197,20 +247,33 @@ impl<'s> Emitter<'_, 's> {
         transfer: &Transfer,
         task: &Task,
     ) -> Result<(), Diagnostic> {
-        if !transfer.op.is_communication() {
-            return Err(unsupported(&format!("{function} of `{}`", transfer.op.name())));
+        let kind = transfer.first().op.name();
+        if !transfer.parcels().iter().all(|parcel| parcel.op.is_communication()) {
+            return Err(unsupported(&format!("{function} of `{kind}`")));
+        }
+        let tables = &mut self.cx.tables;
+        let numbers: Vec<String> =
+            transfer.parcels().iter().map(|parcel| tables.parcel(parcel).to_string()).collect();
+        if transfer.only().is_none() {
+            let numbers = numbers.join(", ");
+            let ends = [&task.reads, &task.writes].map(|buffers| match self.pointers(buffers).as_slice() {
+                [one] => one.clone(),
+                several => format!("{{{}}}", several.join(", ")),
+            });
+            let [from, to] = ends;
+            let _ = writeln!(out, "    {function}(device, {queue}, {{{numbers}}}, {from}, {to});  // {kind}");
+            return Ok(());
         }
         if task.reads.len() > 1 {
             return Err(unsupported(&format!("{function} that takes the own block from a tensor")));
         }
         let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
-        let number = self.cx.tables.transfer(transfer);
         let _ = writeln!(
             out,
-            "    {function}(device, {queue}, {number}, {}, {});  // {}",
+            "    {function}(device, {queue}, {}, {}, {});  // {kind}",
+            numbers.concat(),
             self.buffers[from.index()],
             self.buffers[to.index()],
-            transfer.op.name()
         );
         Ok(())
     }
@@ -351,7 +414,8 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
         })
     }
 

@@ -44,6 +44,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
+    ("message.hpp", include_str!("runtime/message.hpp")),
     ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
@@ -64,6 +65,7 @@ pub fn emit(
     let mut main = String::from(
         "#include \"runtime/attention.hpp\"\n\
          #include \"runtime/collective.hpp\"\n\
+         #include \"runtime/message.hpp\"\n\
          #include \"runtime/driver.hpp\"\n\
          #include \"runtime/einsum.hpp\"\n\
          #include \"runtime/ops.hpp\"\n\

@@ -98,7 +98,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => Err(OpError::new(
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => Err(OpError::new(
                 "V32",
                 format!("a gradient reaches `{}`, which has no adjoint", self.name()),
             )),

@@ -7,7 +7,9 @@
 pub mod adjoint;
 pub mod attention;
 pub mod attr;
+pub mod coalesced;
 pub mod collective;
+mod dims;
 pub mod elementwise;
 pub mod experts;
 pub mod gradient;
@@ -43,6 +45,7 @@ use crate::types::TensorType;
 pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
+pub use coalesced::MAX_COALESCED;
 pub use elementwise::{Binary, Unary};
 pub use experts::Experts;
 pub use gradient::Gradient;
@@ -212,6 +215,8 @@ pub enum Op {
         callee: FuncId,
         /// The layers.
         layers: Layers,
+        /// How much further the layers are for each layer of the caller.
+        stride: u64,
         /// What layers keep of their own, beside what they hand on.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.
@@ -272,6 +277,8 @@ pub enum Op {
         /// The dimension of the operand, one that is fetched.
         from: DimId,
     },
+    /// Several collectives as one message: member i acts on operand i and gives result i.
+    Coalesced(Vec<Op>),
 }
 
 /// What inference may look at beside operands.
@@ -369,6 +376,7 @@ impl Op {
             Op::Permute => "permute",
             Op::Fetch { .. } => "fetch",
             Op::FetchSum { .. } => "fetch_sum",
+            Op::Coalesced(_) => "coalesced",
         }
     }
 
@@ -386,7 +394,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => true,
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => true,
             Op::Param(_)
             | Op::Input(_)
             | Op::State(_)
@@ -446,10 +455,11 @@ impl Op {
     ) -> Result<Types, OpError> {
         self.check_operand_count(operands.len())?;
         match self {
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride: _, scan, stage } => {
                 return structure::infer_call(cx, *callee, layers, (scan.as_ref(), *stage), operands);
             }
             Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
+            Op::Coalesced(members) => return coalesced::infer(members, cx, operands, declared),
             _ => {}
         }
         // Where values are is no matter of any other operation: all are in one place.
@@ -543,7 +553,10 @@ impl Op {
         };
         let rule = self.rule(operands, &[&result]).expect("an operation on values has a rule");
         let (taken, pending) = match self {
-            Op::Join { .. } => parts::without_pending(operands),
+            // In a wider type a sum is still to be taken as it was before.
+            Op::Cast { to } if to.is_float() && to.bytes() >= operands[0].dtype.bytes() => {
+                parts::without_pending(operands)
+            }
             _ => (SmallVec::new(), None),
         };
         let taken: SmallVec<[&TensorType; 4]> = taken.iter().collect();
@@ -641,7 +654,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => None,
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => None,
         }
     }
 
@@ -664,6 +678,10 @@ impl Op {
             Op::Experts(e) => {
                 operands.iter().chain(results).map(|ty| elements(ty)).max().unwrap_or(0) * e.flops()
             }
+            Op::Coalesced(members) => match members.first() {
+                Some(Op::ReduceScatter { .. } | Op::AllReduce { .. }) => per_element(1),
+                Some(_) | None => 0,
+            },
             Op::Merge => per_element(4),
             Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
             Op::Sink => per_element(2),

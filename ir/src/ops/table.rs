@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use super::coalesced::MAX_COALESCED;
 use super::parts::MAX_PARTS;
 
 /// Operations that are alike.
@@ -567,6 +568,7 @@ pub const TABLE: &[OpInfo] = &[
         &[
             ("callee", "the function"),
             ("layers", "runs once for each; 0..1 when left out"),
+            ("stride", "how much further the layers are for each layer of the caller; 0 when left out"),
             ("over", "the dimension of layers, along which what layers keep of their own is stacked"),
             ("carried", "how many results are handed on to the next layer, with `over`"),
             ("order", "ascending, or descending: the last layer first"),
@@ -637,5 +639,13 @@ pub const TABLE: &[OpInfo] = &[
         "x -> x",
         &[("from", "the dimension of x, one that is fetched")],
         "the adjoint of fetch: what was computed for fetched tokens goes home and is summed",
+    ),
+    row(
+        "coalesced",
+        Family::Layout,
+        2..=MAX_COALESCED,
+        "x, y, … -> x, y, …",
+        &[("ops", "the collectives, as `[all_to_all(axis=u, split=h, concat=s), …]`, one for each operand")],
+        "several collectives of one kind, between the same ranks and of one element type, as one message",
     ),
 ];

@@ -5,7 +5,8 @@
 //! (local extents, peers) is derived from types and the rank, as [`crate::boxes`] and [`Space`] do.
 //!
 //! Tasks of one stream run in order. Tasks of different streams are ordered by events only; at the start and at the
-//! end of a frame both streams have met.
+//! end of a frame that communicates both streams have met. A frame that does not is one task of the compute stream to its
+//! caller, whose communication goes on meanwhile.
 
 mod text;
 mod verify;
@@ -13,13 +14,16 @@ mod verify;
 pub use text::{parse, print};
 pub use verify::verify;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::dtype::DType;
 use crate::entity;
 use crate::entity::Arena;
+use crate::layers;
 use crate::layout::At;
 use crate::mesh::Rank;
+use crate::message::Parcel;
 use crate::module::Layers;
 use crate::ops::{Binding, Op, Scan, Stage};
 use crate::space::Space;
@@ -46,6 +50,16 @@ pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
+/// Whether a frame, or one that it calls, has tasks on the communication stream.
+pub fn communicates(frames: &Arena<FrameId, Frame>, frame: FrameId) -> bool {
+    frames[frame].tasks.iter().any(|task| match task.work {
+        Work::Call { callee, .. } => communicates(frames, callee),
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
+            task.stream == Stream::Comm
+        }
+    })
+}
+
 /// What every rank executes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
@@ -70,19 +84,21 @@ impl Schedule {
         use crate::entity::Entity;
         let mut runs: Vec<Vec<(Layers, Option<At>)>> = vec![Vec::new(); self.frames.len()];
         for (id, frame) in self.frames.iter().rev() {
-            let mut callers: Vec<Option<At>> = runs[id.index()].iter().map(|(_, at)| *at).collect();
-            callers.sort_unstable();
-            callers.dedup();
+            let mut callers: BTreeMap<Option<At>, Vec<Layers>> = BTreeMap::new();
+            for (layers, at) in &runs[id.index()] {
+                callers.entry(*at).or_default().push(layers.clone());
+            }
             if callers.is_empty() {
-                callers.push(None);
+                callers.insert(None, std::iter::once(0..1).collect());
             }
             for task in &frame.tasks {
-                let Work::Call { callee, layers, stage, .. } = &task.work else { continue };
-                for &at in &callers {
-                    let run = (layers.clone(), stage.and_then(Stage::at).or(at));
-                    if let Some(runs) = runs.get_mut(callee.index()).filter(|runs| !runs.contains(&run)) {
-                        runs.push(run);
-                    }
+                let Work::Call { callee, layers, stride, stage, .. } = &task.work else { continue };
+                for (&at, own) in &callers {
+                    let at = stage.and_then(Stage::at).or(at);
+                    let called = layers::called(own, layers, *stride).into_iter().map(|l| (l, at));
+                    let Some(runs) = runs.get_mut(callee.index()) else { continue };
+                    let new: Vec<_> = called.filter(|run| !runs.contains(run)).collect();
+                    runs.extend(new);
                 }
             }
         }
@@ -97,6 +113,28 @@ impl Schedule {
     /// Bytes of the arena: the frame of `main`, which holds those of its callees.
     pub fn arena_bytes(&self) -> u64 {
         self.main().map_or(0, |id| self.frames[id].bytes)
+    }
+
+    /// Bytes of the arena on the ranks of a place: what they have in the frame of `main`, callees included.
+    pub fn arena_bytes_at(&self, at: At) -> u64 {
+        self.main().map_or(0, |id| self.frame_bytes_at(&self.frames[id], at))
+    }
+
+    /// The end of the last buffer and callee that the ranks of a place have in a frame, aligned.
+    fn frame_bytes_at(&self, frame: &Frame, at: At) -> u64 {
+        let mut bytes = 0;
+        for task in frame.tasks.iter().filter(|task| frame.runs_at(task, at)) {
+            for &buffer in task.reads.iter().chain(&task.writes) {
+                let here = frame.at(buffer).is_none_or(|there| there == at);
+                if let (Place::Frame(offset), true) = (&frame.buffers[buffer].place, here) {
+                    bytes = bytes.max(offset + aligned(frame.buffers[buffer].bytes(&self.space)));
+                }
+            }
+            if let Work::Call { callee, base, .. } = &task.work {
+                bytes = bytes.max(base + self.frame_bytes_at(&self.frames[*callee], at));
+            }
+        }
+        bytes
     }
 }
 
@@ -130,10 +168,13 @@ impl Frame {
     }
 
     /// The ranks that have part in a task, in one or two places; all of them where one place is absent.
-    fn places(&self, task: &Task) -> [Option<At>; 2] {
+    pub fn places(&self, task: &Task) -> [Option<At>; 2] {
         match &task.work {
             Work::Call { stage, .. } => [stage.and_then(Stage::at); 2],
-            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => [t.from.layout.at, t.to.layout.at],
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                let Parcel { from, to, .. } = t.first();
+                [from.layout.at, to.layout.at]
+            }
             Work::Compute(_) | Work::Copy => {
                 [task.reads.iter().chain(&task.writes).find_map(|&b| self.at(b)); 2]
             }
@@ -302,7 +343,7 @@ pub enum Work {
     Compute(Op),
     /// Gathers the blocks that the collective sends into a wire buffer, in order of peers.
     Pack(Transfer),
-    /// Communicates: reads the tensor or its packed blocks, writes the blocks received or the tensor itself. The
+    /// Communicates: reads the tensor or the packed blocks, writes the blocks received or the tensor itself. The
     /// content of its buffers says which.
     Exchange(Transfer),
     /// Puts received blocks, in order of peers, where they belong in the tensor.
@@ -316,6 +357,8 @@ pub enum Work {
         callee: FrameId,
         /// The layers.
         layers: Layers,
+        /// How much further the layers are for each layer of the caller.
+        stride: u64,
         /// What layers keep of their own.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.
@@ -325,13 +368,42 @@ pub enum Work {
     },
 }
 
-/// A collective with the types on both of its sides.
+/// A collective: the tensors that it carries, at least one; several where they were coalesced.
+///
+/// Of several, `Pack` reads all and writes one wire, `Unpack` reads one wire and writes all, and the exchange is from
+/// wire to wire, laid out as [`message::wire`](crate::message::wire) says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
-    /// The collective.
-    pub op: Op,
-    /// The type before.
-    pub from: TensorType,
-    /// The type after.
-    pub to: TensorType,
+    /// All by collectives of one kind between the same ranks; never empty.
+    parcels: Vec<Parcel>,
+}
+
+impl Transfer {
+    /// The transfer of one tensor.
+    pub fn one(op: Op, from: TensorType, to: TensorType) -> Self {
+        Self { parcels: vec![Parcel { op, from, to }] }
+    }
+
+    /// The transfer of some tensors; none where there are none.
+    pub fn of(parcels: Vec<Parcel>) -> Option<Self> {
+        (!parcels.is_empty()).then_some(Self { parcels })
+    }
+
+    /// The tensors, in the order in which they are packed and unpacked.
+    pub fn parcels(&self) -> &[Parcel] {
+        &self.parcels
+    }
+
+    /// The first of them: kind, element type and ranks are those of all.
+    pub fn first(&self) -> &Parcel {
+        self.parcels.first().expect("a transfer is made of at least one tensor")
+    }
+
+    /// The tensor, where it is the only one.
+    pub fn only(&self) -> Option<&Parcel> {
+        match self.parcels.as_slice() {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
 }

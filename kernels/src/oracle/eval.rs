@@ -258,6 +258,7 @@ fn one<T: Real>(
         | Op::Assign { .. }
         | Op::Call { .. }
         | Op::Reshard
+        | Op::Coalesced(_)
         | Op::AllToAll { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }

@@ -112,6 +112,8 @@ impl Cluster {
             | Op::Take { .. }
             | Op::Join { .. }
             | Op::Call { .. }
+            // Several are a message, which has a price of its own.
+            | Op::Coalesced(_)
             | Op::Reshard => CollectiveTime::default(),
         }
     }

@@ -8,6 +8,7 @@
 mod between;
 mod check;
 mod collective;
+mod message;
 mod profiles;
 
 use ithaca_ir::{DType, Diagnostic};

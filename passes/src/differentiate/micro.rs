@@ -81,8 +81,11 @@ pub(super) fn functions(
     );
     let n = space.size(cut.over);
     let scan = Scan { over: cut.over, carried: 1, order: ScanOrder::Ascending };
-    let results =
-        b.node(Op::Call { callee: micro, layers: 0..n, scan: Some(scan), stage: None }, &arguments, &[])?;
+    let results = b.node(
+        Op::Call { callee: micro, layers: 0..n, stride: 0, scan: Some(scan), stage: None },
+        &arguments,
+        &[],
+    )?;
     b.name(results[0], source.values[loss].name.as_deref());
     if let Some(optimize) = optimize {
         optimize.run(&mut b)?;

@@ -13,8 +13,11 @@ use super::update::assign;
 /// A function of the program and what it became.
 pub(super) struct Differentiated {
     pub(super) halves: Halves,
+    /// The function that keeps nothing, where it runs in groups.
+    pub(super) plain: Option<FuncId>,
     pub(super) forward: FuncId,
-    pub(super) backward: FuncId,
+    /// None where the forward function gives gradients at once.
+    pub(super) backward: Option<FuncId>,
 }
 
 /// What `main` is rewritten by.
@@ -38,7 +41,7 @@ pub(super) struct Run<'a> {
     pub(super) map: Vec<Option<ValueId>>,
     /// By node.
     calls: Vec<Option<Called<'a>>>,
-    tape: Tape,
+    pub(super) tape: Tape,
 }
 
 impl Run<'_> {
@@ -54,6 +57,7 @@ impl Run<'_> {
 struct Called<'a> {
     function: &'a Differentiated,
     layers: Layers,
+    stride: u64,
     /// Arguments in the new function.
     arguments: Vec<ValueId>,
     /// What was kept.
@@ -103,7 +107,8 @@ impl<'a> Cx<'a> {
         let source = self.function();
         let node = &source.nodes[i];
         match &node.op {
-            Op::Call { callee, layers, .. } => {
+            Op::Call { callee, layers, stride, .. } => {
+                let layers = (layers, *stride);
                 run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
             }
             Op::Random(Random::Key { .. }) => {
@@ -202,7 +207,7 @@ impl<'a> Cx<'a> {
         b: &mut FunctionBuilder<'_>,
         map: &mut [Option<ValueId>],
         node: &Node,
-        (callee, layers, stage): (FuncId, &Layers, Option<Stage>),
+        (callee, (layers, stride), stage): (FuncId, (&Layers, u64), Option<Stage>),
     ) -> Result<Called<'a>, OpError> {
         let function =
             self.functions[callee.index()].as_ref().expect("only main is not differentiated by itself");
@@ -215,13 +220,14 @@ impl<'a> Cx<'a> {
             carried: n_results,
             order: ScanOrder::Ascending,
         });
-        let op = Op::Call { callee: function.forward, layers: layers.clone(), scan, stage };
+        let op = Op::Call { callee: function.forward, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
         for (&old, &result) in node.results.iter().zip(&results) {
             b.name(result, self.function().values[old].name.as_deref());
             map[old.index()] = Some(result);
         }
-        Ok(Called { function, layers: layers.clone(), arguments, saved: results[n_results..].to_vec() })
+        let saved = results[n_results..].to_vec();
+        Ok(Called { function, layers: layers.clone(), stride, arguments, saved })
     }
 
     fn call_backward(
@@ -233,8 +239,14 @@ impl<'a> Cx<'a> {
         gradients: &[Option<ValueId>],
     ) -> Result<(), OpError> {
         let source = self.function();
-        let Called { function, layers, arguments, saved } = called;
+        let Called { function, layers, stride, arguments, saved } = called;
         let halves = &function.halves;
+        let Some(backward) = function.backward else {
+            for (&i, &gradient) in halves.gives.iter().zip(saved) {
+                tape.add(b, node.operands[i], gradient)?;
+            }
+            return Ok(());
+        };
         let mut operands = Vec::new();
         for &i in &halves.seeds {
             operands.push(match gradients[i] {
@@ -257,7 +269,7 @@ impl<'a> Cx<'a> {
             carried: n_carried,
             order: ScanOrder::Descending,
         });
-        let op = Op::Call { callee: function.backward, layers: layers.clone(), scan, stage };
+        let op = Op::Call { callee: backward, layers: layers.clone(), stride: *stride, scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.gives.iter().zip(&results) {
@@ -290,7 +302,13 @@ impl Sweep {
         for (function, layers) in &self.calls {
             for (layers, stage) in layers {
                 // Without results nothing is handed on, and arguments are the same for all layers.
-                let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+                let op = Op::Call {
+                    callee: *function,
+                    layers: layers.clone(),
+                    stride: 0,
+                    scan: None,
+                    stage: *stage,
+                };
                 b.node(op, constant, &[])?;
             }
         }
@@ -304,7 +322,8 @@ impl Sweep {
         // The sum goes from stage to stage once.
         calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
         for (function, (layers, stage)) in calls {
-            let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+            let op =
+                Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
             sum = b.node(op, &[sum], &[])?[0];
         }
         Ok(sum)

@@ -35,6 +35,9 @@ use std::cell::RefCell;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
 
+pub(crate) use matching::{Bindings, bind_attrs, holds};
+pub(crate) use replace::{Place, Replacement, Site, Values, replacement};
+
 pub use check::{CheckedRules, DRAWS, PROGRAMS, check};
 pub use parse::parse;
 pub use sizes::MAX_CONSTANT;
@@ -65,6 +68,12 @@ pub trait Evaluate {
     /// # Errors
     /// Why it cannot be run.
     fn outputs(&self, module: &Module, sources: &Module, seed: u64) -> Result<Vec<Evaluated>, String>;
+}
+
+/// A program in which the left side of a rule occurs; none where the draw had no luck.
+#[cfg(test)]
+pub(crate) fn drawn(rule: &Rule, seed: u64) -> Option<Module> {
+    instance::instance(rule, seed, None).ok()
 }
 
 /// The pass that applies rules: each at most [`MAX_APPLICATIONS`] times, in the order of the file, operands first.

@@ -116,6 +116,7 @@ fn by_rows(node: &Node) -> bool {
         | Op::Fetch { .. }
         | Op::Take { .. }
         | Op::Join { .. }
-        | Op::FetchSum { .. } => false,
+        | Op::FetchSum { .. }
+        | Op::Coalesced(_) => false,
     }
 }

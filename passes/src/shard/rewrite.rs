@@ -232,10 +232,11 @@ impl Rewriter<'_> {
             Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
             Op::Fill { .. } => self.fill(i, node)?,
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(declared(), Outside::Inputs);
+                let at = self.at_source(node.result());
+                let ty = self.by_sequence(declared(), Outside::Inputs).located(at);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride, scan, stage } => {
                 let params = &self.made[*callee].params;
                 let types: Vec<TensorType> =
                     params.iter().map(|&p| self.made[*callee].ty(p).clone()).collect();
@@ -248,7 +249,8 @@ impl Rewriter<'_> {
                     arguments.push(self.reshard(value, ty.layout)?);
                 }
                 let stage = self.placed(*stage);
-                let op = Op::Call { callee: *callee, layers: layers.clone(), scan: *scan, stage };
+                let (layers, stride) = (layers.clone(), *stride);
+                let op = Op::Call { callee: *callee, layers, stride, scan: *scan, stage };
                 self.b.node(op, &arguments, &[])?.to_vec()
             }
             Op::Attention(attention) => self.attention(attention, node, &operands)?,

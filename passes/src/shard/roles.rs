@@ -118,6 +118,11 @@ impl Roles {
         let rows = |d: &DimId| module.space.size(*d);
         let most = roles.vocabularies.iter().map(rows).max();
         roles.vocabularies.retain(|d| Some(rows(d)) == most);
+        // Parts of a sequence are sequences.
+        let parts = module.space.dims.iter().filter_map(|(id, dim)| Some((id, dim.part?.of)));
+        let parts: Vec<DimId> =
+            parts.filter(|(_, of)| roles.sequences.contains(of)).map(|(id, _)| id).collect();
+        roles.sequences.extend(parts);
         let heads: BTreeSet<DimId> = roles.heads.iter().flat_map(|&(h, k)| [h, k]).collect();
         let Roles { batches, sequences, caches, .. } = &mut roles;
         caches.retain(|d| !queries.contains(d));

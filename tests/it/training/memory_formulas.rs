@@ -174,7 +174,7 @@ fn what_a_layer_keeps_is_what_the_formulas_say() {
             (Layout::TensorAndSequence, Recompute::None, (34 * sbh + attention) / t),
             (Layout::Serial, Recompute::Selective, 34 * sbh),
             (Layout::TensorAndSequence, Recompute::Selective, 34 * sbh / t),
-            (Layout::Serial, Recompute::Full, 2 * sbh),
+            (Layout::Serial, Recompute::Full { every: 1 }, 2 * sbh),
         ];
         for (layout, recompute, expected) in rows {
             for dtype in ["bf16", "f16"] {

@@ -139,8 +139,9 @@ inline void attention_backward(const Device& device, Queue queue, const Attentio
         launch(kernel::attention_backward_keys<T, O, kTile>, columns, device.stream(queue), q, k, v, g, as<O>(z[1].data),
                as<O>(z[2].data), s, columns);
         if (z.size() < 4) return;
-        const int64_t n = Local(device, z[3].type).size;
-        launch(kernel::attention_backward_bias<T>, n, device.stream(queue), q, k, v, g, as<float>(z[3].data), s, n);
+        const View bias = z.at(3);
+        const int64_t n = Local(device, bias.type).size;
+        launch(kernel::attention_backward_bias<T>, n, device.stream(queue), q, k, v, g, as<float>(bias.data), s, n);
     });
 }
 

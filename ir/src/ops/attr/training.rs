@@ -49,6 +49,16 @@ pub(crate) fn read_stage(attrs: &mut Attrs, names: Names<'_>) -> Result<Option<S
     Ok(Some(Stage { number, along }))
 }
 
+/// The attribute of a stride, of the program's calls and of the schedule's; none where it is zero.
+pub(crate) fn stride_attrs(stride: u64) -> Option<(&'static str, Attr)> {
+    (stride != 0).then_some(("stride", Attr::Int(stride)))
+}
+
+/// The stride among the attributes of a call.
+pub(crate) fn read_stride(attrs: &mut Attrs) -> Result<u64, AttrError> {
+    if attrs.has("stride") { attrs.int("stride") } else { Ok(0) }
+}
+
 pub(super) fn read_target(attrs: &mut Attrs) -> Result<Target, AttrError> {
     let word = attrs.word("target")?;
     let target = Target::ALL.into_iter().find(|t| t.name() == word);
