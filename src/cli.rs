@@ -91,10 +91,14 @@ pub struct WorkloadArgs {
     /// What is computed; prefill when left out.
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// What a training step computes again instead of keeping it: none, selective (attention), full, or keep-attention
-    /// (all but attention).
+    /// What a training step computes again instead of keeping it: none, selective (attention), full, `full(every=K)` (K
+    /// layers at a time), or keep-attention (all but attention).
     #[arg(long, value_name = "POLICY")]
     pub recompute: Option<String>,
+    /// Parts of the tokens of each rank whose loss and gradients a training step computes one after another, so that the
+    /// logits of one part are there at a time.
+    #[arg(long, value_name = "C")]
+    pub loss_chunks: Option<String>,
     /// Parts of the batch whose gradients are summed in a training step.
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<String>,
@@ -102,7 +106,8 @@ pub struct WorkloadArgs {
     /// out), or interleaved (with `--train chunks=N` ranges of layers for each stage).
     #[arg(long, value_name = "ORDER")]
     pub pipeline: Option<String>,
-    /// Another option of the training step: `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
+    /// Another option of the training step: `dropout=off` (nothing is dropped; `config`, as when left out, drops what the
+    /// configuration says), `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
     /// `weight_decay=…`; may be repeated.
     #[arg(long = "train", value_name = "KEY=VALUE")]
     pub training: Vec<String>,
@@ -229,6 +234,8 @@ pub enum Target {
     Svg,
     /// A sequence diagram for Mermaid: ranks, phases, collectives.
     Mermaid,
+    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream.
+    Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }

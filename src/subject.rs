@@ -118,6 +118,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let mut training = Training::default();
     let flags = [
         ("recompute", &args.recompute),
+        ("loss_chunks", &args.loss_chunks),
         ("micro_batches", &args.micro_batches),
         ("pipeline", &args.pipeline),
     ];
@@ -338,6 +339,7 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         mode,
         ignore_fields,
         recompute,
+        loss_chunks,
         micro_batches,
         pipeline,
         training,
@@ -352,6 +354,7 @@ fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
         ("--mode", mode.is_some()),
         ("--ignore-field", !ignore_fields.is_empty()),
         ("--recompute", recompute.is_some()),
+        ("--loss-chunks", loss_chunks.is_some()),
         ("--micro-batches", micro_batches.is_some()),
         ("--pipeline", pipeline.is_some()),
         ("--train", !training.is_empty()),
@@ -421,9 +424,10 @@ const SHRUNK_TOKENS: u64 = 64;
 /// A small model and workload that divide, or do not divide, as the real ones do.
 fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<(Value, Workload)> {
     let ranks = options.mesh.ranks();
-    let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(ranks);
+    let parts = ranks.saturating_mul(workload.training.loss_chunks);
+    let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(parts);
     // A length that does not divide stays one that does not, by as many tokens.
-    let small = |n: u64| (tokens + n % ranks).min(n);
+    let small = |n: u64| (tokens + n % parts).min(n);
     let small_sequence = small(workload.sequence);
     let target_sequence = workload.target_sequence.map(small);
     let layers = workload.training.n_chunks();

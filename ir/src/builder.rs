@@ -130,7 +130,7 @@ impl<'a> FunctionBuilder<'a> {
         layers: Layers,
         operands: &[ValueId],
     ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
-        self.node(Op::Call { callee, layers, scan: None, stage: None }, operands, &[])
+        self.node(Op::Call { callee, layers, stride: 0, scan: None, stage: None }, operands, &[])
     }
 
     /// Adds a call of `callee` for each layer, of which some results are stacked and some arguments taken apart.
@@ -144,7 +144,7 @@ impl<'a> FunctionBuilder<'a> {
         scan: Scan,
         operands: &[ValueId],
     ) -> Result<SmallVec<[ValueId; 1]>, OpError> {
-        self.node(Op::Call { callee, layers, scan: Some(scan), stage: None }, operands, &[])
+        self.node(Op::Call { callee, layers, stride: 0, scan: Some(scan), stage: None }, operands, &[])
     }
 
     /// Names a value; a name that is taken, or that the text form could not spell, is left out.

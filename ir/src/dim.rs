@@ -39,9 +39,10 @@ pub struct Dim {
 
 /// One of several equal parts of another dimension, cut rank by rank.
 ///
-/// `of` is seen as `[runs, count, size / (runs · count)]`, and the part is what has `index` in the middle. A run is what a
-/// rank holds of `of`, so that every rank takes its part from what it holds: a part is split by as many ranks as there are
-/// runs, or is whole.
+/// `of` is seen as `[runs, count, size / (runs · count)]` by index, and the part is what has `index` in the middle. Ranks
+/// hold whole runs, as many each, so that every rank takes its part from what it holds. Indices of a part are its own
+/// positions. A part has whole granules of a run, unless a run is one granule, which is cut
+/// then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The dimension.

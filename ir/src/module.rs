@@ -122,7 +122,7 @@ impl Module {
             }
             let runs: u64 = counts[id.index()];
             for node in &function.nodes {
-                if let Op::Call { callee, layers, scan: _, stage: _ } = &node.op {
+                if let Op::Call { callee, layers, stride: _, scan: _, stage: _ } = &node.op {
                     counts[callee.index()] += runs.saturating_mul(layers.end - layers.start);
                 }
             }

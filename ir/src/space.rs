@@ -74,7 +74,7 @@ impl Space {
             return axes.is_empty() || fetched.parts.len() as u64 == degree;
         }
         if let Some(part) = &self.dims[dim].part {
-            return axes.is_empty() || part.runs == degree;
+            return degree != 0 && part.runs.is_multiple_of(degree);
         }
         degree == 1 || self.dims[dim].divides_evenly(degree) || (uneven && size / granule >= degree)
     }

@@ -25,6 +25,8 @@ pub struct Memory {
     pub parameters: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
+    /// Of the arena, what is packed to be sent or was received and is not yet unpacked, at the peak.
+    pub communication: u64,
     /// Gradients: states called `grad.…`.
     pub gradients: u64,
     /// What the optimizer keeps, moments and weights in full precision: states called `optimizer.…`.
@@ -103,7 +105,7 @@ fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
         let own = at.map(|at| whole.only(at));
         let frame = own.as_ref().unwrap_or(whole);
         memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
-        at_peak(schedule, frame, &mut memory.largest);
+        memory.communication = at_peak(schedule, frame, &mut memory.largest);
     }
     memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     memory.largest.truncate(NAMED);
@@ -171,8 +173,9 @@ fn length(ranges: &[Range<u64>]) -> u64 {
     total.max(1)
 }
 
-/// Adds the buffers that are alive when the frame is fullest, following the call that fills it.
-fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<Held>) {
+/// Adds the buffers that are alive when the frame is fullest, following the call that fills it; gives the bytes of those
+/// that lie there to be sent or unpacked.
+fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<Held>) -> u64 {
     let space = &schedule.space;
     let lives = lives(frame);
     let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee_bytes(schedule, task)).collect();
@@ -180,14 +183,21 @@ fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<Held>) {
         let bytes = frame.buffers[*buffer].bytes(space);
         held[tasks.clone()].iter_mut().for_each(|sum| *sum += bytes);
     }
-    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return };
+    let Some(peak) = (0..held.len()).max_by_key(|&task| (held[task], usize::MAX - task)) else { return 0 };
+    let mut communication = 0;
     for (buffer, _) in lives.iter().filter(|(_, tasks)| tasks.contains(&peak)) {
         let buffer = &frame.buffers[*buffer];
         let name = format!("@{}.${}", frame.name, buffer.name);
-        largest.push(Held { name, count: 1, bytes: buffer.bytes(space) });
+        let bytes = buffer.bytes(space);
+        largest.push(Held { name, count: 1, bytes });
+        match buffer.content {
+            Content::Wire { .. } => communication += bytes,
+            Content::Tensor(_) => {}
+        }
     }
-    if let Work::Call { callee, .. } = &frame.tasks[peak].work {
-        at_peak(schedule, &schedule.frames[*callee], largest);
+    match &frame.tasks[peak].work {
+        Work::Call { callee, .. } => communication + at_peak(schedule, &schedule.frames[*callee], largest),
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => communication,
     }
 }
 
@@ -217,8 +227,9 @@ fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
 
 #[cfg(test)]
 mod tests {
+    use ithaca_ir::boxes::Side;
     use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Transfer};
-    use ithaca_ir::{DType, Dim, Mesh, Op, Space, boxes};
+    use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;
 
@@ -256,8 +267,14 @@ mod tests {
         main.buffers.push(buffer("tied", &ty, Place::Weight(named("embed"))));
         main.buffers.push(buffer("ids", &ty, Place::Input(named("ids"))));
         main.buffers.push(buffer("logits", &ty, Place::Frame(0)));
-        let call =
-            |layers| Work::Call { callee: FrameId::new(0), layers, scan: None, stage: None, base: 4096 };
+        let call = |layers| Work::Call {
+            callee: FrameId::new(0),
+            layers,
+            stride: 0,
+            scan: None,
+            stage: None,
+            base: 4096,
+        };
         main.tasks.push(task(add(), &[0, 1], &[2]));
         main.tasks.push(task(call(0..10), &[2], &[2]));
         main.tasks.push(task(call(10..30), &[2], &[2]));
@@ -312,9 +329,9 @@ mod tests {
         let mut keys = ty.clone();
         keys.dims[0] = f;
         let op = Op::Fetch { to: f };
-        let transfer = Transfer { op, from: ty.clone(), to: keys.clone() };
-        let sent = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Sent);
-        let received = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Received);
+        let transfer = Transfer::one(op, ty.clone(), keys.clone());
+        let sent = message::wire_elements(&space, transfer.parcels(), Side::Sent);
+        let received = message::wire_elements(&space, transfer.parcels(), Side::Received);
         assert_eq!((sent, received), (2 * 1024, 2 * 1024));
         let wire = |name: &str, elements| Buffer {
             name: name.into(),

@@ -68,11 +68,12 @@ fn text(registry: &Registry, plan: &Plan) -> String {
         .collect();
     let _ = writeln!(
         out,
-        "memory of a rank: {} of {} usable: parameters {}, {lasting}activations and communication {}, inputs {}",
+        "memory of a rank: {} of {} usable: parameters {}, {lasting}activations {}, communication {}, inputs {}",
         gibibytes(memory.total),
         gibibytes(memory.usable),
         gibibytes(memory.parameters),
-        gibibytes(memory.arena),
+        gibibytes(memory.arena.saturating_sub(memory.communication)),
+        gibibytes(memory.communication),
         gibibytes(memory.inputs)
     );
     for held in &memory.largest {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::ops::MAX_PARTS;
 use ithaca_ir::{Diagnostic, schedule};
 use ithaca_kernels::store::shards::{self, Identity};
 use ithaca_kernels::store::{Checkpoint, check_writable};
@@ -78,10 +79,12 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
 fn small(args: &ShardWeightsArgs) -> Result<Lengths> {
     let (_, ranks) = subject::mesh(&args.layout)?;
     let ranks = ranks.unwrap_or(1);
-    let micro_batches = args.workload.micro_batches.as_ref().and_then(|m| m.parse().ok()).unwrap_or(1);
+    let number = |flag: &Option<String>| flag.as_ref().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
+    let micro_batches = number(&args.workload.micro_batches);
+    let tokens = number(&args.workload.loss_chunks).min(MAX_PARTS as u64).next_multiple_of(4);
     Ok(Lengths {
         batch: ranks.saturating_mul(micro_batches),
-        sequence: ranks.saturating_mul(4),
+        sequence: ranks.saturating_mul(tokens),
         target: None,
     })
 }

@@ -6,8 +6,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Returns, Scan, ScanOrder, Unary,
-    Window, structure,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Returns, Scan,
+    ScanOrder, Unary, Window, structure,
 };
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work, communicates,
@@ -167,8 +167,8 @@ impl<'s> Emitter<'_, 's> {
                 let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
                 let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
             }
-            Work::Call { callee, layers, scan, stage: _, base } => {
-                self.call(out, task, *callee, layers, scan.as_ref(), *base);
+            Work::Call { callee, layers, stride, scan, stage: _, base } => {
+                self.call(out, task, (*callee, *base), (layers, *stride), scan.as_ref());
             }
         }
         if let Some(event) = task.records {
@@ -188,10 +188,9 @@ impl<'s> Emitter<'_, 's> {
         &mut self,
         out: &mut String,
         task: &Task,
-        callee: FrameId,
-        layers: &Layers,
+        (callee, base): (FrameId, u64),
+        (layers, stride): (&Layers, u64),
         scan: Option<&Scan>,
-        base: u64,
     ) {
         let schedule = self.cx.schedule;
         let (mut arguments, mut results) = (self.pointers(&task.reads), self.pointers(&task.writes));
@@ -217,6 +216,10 @@ impl<'s> Emitter<'_, 's> {
         let function = &self.cx.functions[callee.index()];
         let (arguments, results) = (arguments.join(", "), results.join(", "));
         let call = |layer: &str| {
+            let layer = match stride {
+                0 => layer.to_owned(),
+                _ => format!("{layer} + {stride} * layer"),
+            };
             format!("{function}(device, frame + {base}, {{{arguments}}}, {{{results}}}, {layer});\n")
         };
         let Layers { start, end } = layers;
@@ -244,20 +247,33 @@ impl<'s> Emitter<'_, 's> {
         transfer: &Transfer,
         task: &Task,
     ) -> Result<(), Diagnostic> {
-        if !transfer.op.is_communication() {
-            return Err(unsupported(&format!("{function} of `{}`", transfer.op.name())));
+        let kind = transfer.first().op.name();
+        if !transfer.parcels().iter().all(|parcel| parcel.op.is_communication()) {
+            return Err(unsupported(&format!("{function} of `{kind}`")));
+        }
+        let tables = &mut self.cx.tables;
+        let numbers: Vec<String> =
+            transfer.parcels().iter().map(|parcel| tables.parcel(parcel).to_string()).collect();
+        if transfer.only().is_none() {
+            let numbers = numbers.join(", ");
+            let ends = [&task.reads, &task.writes].map(|buffers| match self.pointers(buffers).as_slice() {
+                [one] => one.clone(),
+                several => format!("{{{}}}", several.join(", ")),
+            });
+            let [from, to] = ends;
+            let _ = writeln!(out, "    {function}(device, {queue}, {{{numbers}}}, {from}, {to});  // {kind}");
+            return Ok(());
         }
         if task.reads.len() > 1 {
             return Err(unsupported(&format!("{function} that takes the own block from a tensor")));
         }
         let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
-        let number = self.cx.tables.transfer(transfer);
         let _ = writeln!(
             out,
-            "    {function}(device, {queue}, {number}, {}, {});  // {}",
+            "    {function}(device, {queue}, {}, {}, {});  // {kind}",
+            numbers.concat(),
             self.buffers[from.index()],
             self.buffers[to.index()],
-            transfer.op.name()
         );
         Ok(())
     }
@@ -298,6 +314,8 @@ impl<'s> Emitter<'_, 's> {
                 call("rms_scale", &[names::double(count), names::double(*eps)])
             }
             Op::LayerNorm { over, eps } => call("layer_norm", &[dim(*over), names::double(*eps)]),
+            Op::Softmax { over } | Op::Gradient(Gradient::Softmax { over }) => call(op.name(), &[dim(*over)]),
+            Op::Random(random) => self.random(queue, random, task, &views)?,
             Op::Rotary(rotary) => {
                 let attributes = [
                     dim(rotary.over),
@@ -396,7 +414,40 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+        })
+    }
+
+    /// What is drawn at random; of a mask the positions that the rank holds along each dimension.
+    fn random(
+        &mut self,
+        queue: &str,
+        random: &Random,
+        task: &Task,
+        views: &str,
+    ) -> Result<String, Diagnostic> {
+        let name = random.name();
+        Ok(match random {
+            Random::Key { seed } => format!("key(device, {queue}, {seed}u{views})"),
+            Random::FoldIn => format!("fold_in(device, {queue}{views})"),
+            Random::LayerKey => format!("layer_key(device, {queue}, layer{views})"),
+            Random::DropoutMask { rate, seed } => {
+                let ty = self.tensor(task.writes[0])?;
+                let mut positions = Vec::with_capacity(ty.dims.len());
+                for &dim in &ty.dims {
+                    if self.cx.schedule.space.dims[dim].part.is_some() {
+                        return Err(unsupported(&format!("`{name}` over parts of a dimension")));
+                    }
+                    positions.push(attention::sequence(self.cx, ty, dim)?);
+                }
+                let positions = positions.join(", ");
+                let rate = names::double(*rate);
+                format!("dropout_mask(device, {queue}, {seed}u, {rate}, {{{positions}}}{views})")
+            }
+            Random::Dropout { rate } => {
+                format!("dropout(device, {queue}, {}{views})", names::double(*rate))
+            }
         })
     }
 

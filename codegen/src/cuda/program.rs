@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{At, AxisList, Move};
+use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
+use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Work};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;
@@ -200,7 +201,7 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
     out.push('\n');
     for (i, transfer) in cx.tables.transfers.iter().enumerate() {
         let (kind, fetched) = kind_of(cx, transfer);
-        let Transfer { op, from, to } = transfer;
+        let Parcel { op, from, to } = transfer;
         let axes: AxisList = boxes::axes(&cx.schedule.space, op, from, to).unwrap_or_default();
         let axes: Vec<&str> = axes.iter().map(|&a| cx.axis(a)).collect();
         let ty = |ty: &TensorType| {
@@ -260,7 +261,7 @@ fn moves(cx: &Context<'_>, ty: &TensorType) -> String {
 }
 
 /// The enumerator of a transfer, and the dimension that is fetched behind the other initializers.
-fn kind_of(cx: &Context<'_>, transfer: &Transfer) -> (&'static str, String) {
+fn kind_of(cx: &Context<'_>, transfer: &Parcel) -> (&'static str, String) {
     let fetched = |dim: DimId| format!(", {}", cx.dim(dim));
     match &transfer.op {
         Op::AllToAll { .. } => ("AllToAll", String::new()),

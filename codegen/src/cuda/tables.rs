@@ -1,12 +1,11 @@
 //! What a schedule's tasks refer to by number: types, transfers, sources, tables of constants.
 
-use std::ops::Range;
-
+use ithaca_ir::layers::union;
 use ithaca_ir::layout::At;
 use ithaca_ir::mask::Bound;
+use ithaca_ir::message::Parcel;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, RelativeBias, Rotary, Sides};
-use ithaca_ir::schedule::Transfer;
 use ithaca_ir::{DType, Dim, Mask, TensorType};
 
 /// Layers, and the ranks that run them; all of them where there is no place.
@@ -46,7 +45,7 @@ pub(super) enum SourceFile {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) types: Vec<TensorType>,
-    pub(super) transfers: Vec<Transfer>,
+    pub(super) transfers: Vec<Parcel>,
     pub(super) sources: Vec<Source>,
     /// Constants that kernels read: frequencies of rotary embeddings, strips of masks, buckets of biases.
     pub(super) constants: Vec<Vec<f64>>,
@@ -60,11 +59,11 @@ impl Tables {
         intern(&mut self.types, ty)
     }
 
-    /// The number of a transfer.
-    pub(super) fn transfer(&mut self, transfer: &Transfer) -> usize {
-        self.ty(&transfer.from);
-        self.ty(&transfer.to);
-        intern(&mut self.transfers, transfer)
+    /// The number of what a transfer does with one tensor.
+    pub(super) fn parcel(&mut self, parcel: &Parcel) -> usize {
+        self.ty(&parcel.from);
+        self.ty(&parcel.to);
+        intern(&mut self.transfers, parcel)
     }
 
     /// The number of a rotary embedding's frequencies, less than zero where it turns back.
@@ -182,17 +181,4 @@ fn by_place(mut runs: Vec<Run>) -> Vec<Run> {
         layers.into_iter().map(|layers| (layers, at)).collect()
     };
     runs.chunk_by(|a, b| a.1 == b.1).flat_map(of_place).collect()
-}
-
-/// The same numbers as ranges that are ascending and do not touch.
-fn union(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|r| r.start);
-    let mut out: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match out.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => out.push(range),
-        }
-    }
-    out
 }

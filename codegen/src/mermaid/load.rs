@@ -20,7 +20,7 @@ pub(super) struct Load {
 
 /// What the functions of a module read and keep, for each layer that they run for.
 pub(super) fn of_module(module: &Module) -> Load {
-    let layers = layers(module);
+    let layers = module.layers_of_functions();
     let mut load = Load::default();
     let mut held: BTreeMap<String, (Kind, u64, BTreeSet<u64>)> = BTreeMap::new();
     for (id, function) in module.functions.iter() {
@@ -44,7 +44,7 @@ pub(super) fn of_module(module: &Module) -> Load {
             let bytes = module.space.max_local_bytes(ty);
             let one = held.entry(key(kind, binding)).or_insert_with(|| (kind, bytes, BTreeSet::new()));
             match binding.is_per_layer() {
-                true => one.2.extend(&layers[id.index()]),
+                true => one.2.extend(layers[id.index()].iter().cloned().flatten()),
                 false => one.2.extend([0]),
             }
         }
@@ -69,17 +69,4 @@ enum Kind {
 /// The part of a stored tensor that a binding reads.
 fn key(kind: Kind, binding: &Binding) -> String {
     format!("{kind:?} {} {:?} {:?}", binding.name, binding.view, binding.window)
-}
-
-/// The layers that each function runs for.
-fn layers(module: &Module) -> Vec<BTreeSet<u64>> {
-    let mut layers = vec![BTreeSet::new(); module.functions.len()];
-    for function in module.functions.values() {
-        for node in &function.nodes {
-            if let Op::Call { callee, layers: range, scan: _, stage: _ } = &node.op {
-                layers[callee.index()].extend(range.clone());
-            }
-        }
-    }
-    layers
 }

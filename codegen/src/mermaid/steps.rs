@@ -1,8 +1,9 @@
 //! What a function does, as the steps of a diagram.
 
 use ithaca_ir::layout::At;
+use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Binding, Op, Stage};
-use ithaca_ir::{FuncId, Module, Node, TensorType, traffic};
+use ithaca_ir::{FuncId, Module, Node, traffic};
 
 use super::mesh::{Arrows, Drawn, Ends};
 use super::repeat;
@@ -89,7 +90,7 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
     let mut steps: Vec<(Phase, Step)> = Vec::new();
     let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     for node in &module.functions[id].nodes {
-        if let Op::Call { callee, layers, scan: _, stage } = &node.op {
+        if let Op::Call { callee, layers, stride: _, scan: _, stage } = &node.op {
             let at = stage.and_then(Stage::at);
             let there = drawn.only(&module.space.mesh, at);
             // Of a large mesh some stages are not drawn.
@@ -189,21 +190,20 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
     let space = &module.space;
     let made = node.results.first().or(node.operands.first());
     let at = made.and_then(|&v| function.ty(v).layout.at);
-    let ends = node.operands.first().zip(node.results.first());
+    let parcels = message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
     // A collective within a stage is drawn between its ranks.
-    let arrows = |from: &TensorType, to: &TensorType| match from.layout.at == to.layout.at {
-        true => drawn.only(&space.mesh, at).arrows(space, &node.op, from, to),
-        false => drawn.arrows(space, &node.op, from, to),
+    let arrows = |Parcel { op, from, to }: &Parcel| match from.layout.at == to.layout.at {
+        true => drawn.only(&space.mesh, at).arrows(space, op, from, to),
+        false => drawn.arrows(space, op, from, to),
     };
-    let sent = ends.and_then(|(&x, &y)| {
-        let (from, to) = (function.ty(x), function.ty(y));
-        traffic::axis(space, &node.op, (from, to)).map(|axis| Step::Exchange {
-            kind: node.op.name(),
-            axis,
-            count: 1,
-            bytes: traffic::busiest_bytes(space, &node.op, from, to),
-            arrows: arrows(from, to),
-        })
+    // Several tensors of a message go the same way.
+    let sent = parcels.first().zip(traffic::axis(space, &parcels));
+    let sent = sent.map(|(first, axis)| Step::Exchange {
+        kind: first.op.name(),
+        axis,
+        count: 1,
+        bytes: message::busiest_bytes(space, &parcels),
+        arrows: arrows(first),
     });
     let here = || drawn.only(&space.mesh, at).ends();
     sent.or_else(|| Some(Step::Local { ops: vec![(node.op.name(), 1)], over: here()? }))

@@ -3,6 +3,7 @@
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
 mod attention;
+mod coalesced;
 mod experts;
 pub(crate) mod training;
 
@@ -301,6 +302,8 @@ impl Op {
                 vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
             }
             Op::LayerNorm { over, eps } => vec![("over", dim(*over)), ("eps", Attr::Float(*eps))],
+            Op::Softmax { over } => vec![("over", dim(*over))],
+            Op::Random(r) => training::random_attrs(r),
             Op::Rotary(rotary) => {
                 let mut attrs = vec![
                     ("over", dim(rotary.over)),
@@ -336,12 +339,13 @@ impl Op {
             Op::Repeat { from, to } | Op::SumCopies { from, to } => {
                 vec![("from", dim(*from)), ("to", dim(*to))]
             }
-            Op::Call { callee, layers, scan, stage } => {
+            Op::Call { callee, layers, stride, scan, stage } => {
                 let name = names.functions.get(*callee).map_or("?", |f| f.name.as_str());
                 let mut attrs = vec![
                     ("callee", Attr::Func(name.to_owned())),
                     ("layers", Attr::Range(layers.start, layers.end)),
                 ];
+                attrs.extend(training::stride_attrs(*stride));
                 attrs.extend(scan.iter().flat_map(|scan| training::scan_attrs(scan, names)));
                 attrs.extend(stage.iter().flat_map(|stage| training::stage_attrs(*stage, names)));
                 attrs
@@ -353,6 +357,7 @@ impl Op {
             | Op::Slice { axis: a, dim: d }
             | Op::ReduceScatter { axis: a, dim: d } => vec![("axis", axis(*a)), ("dim", dim(*d))],
             Op::AllReduce { axis: a } => vec![("axis", axis(*a))],
+            Op::Coalesced(members) => coalesced::attrs(members, names),
         }
     }
 
@@ -402,6 +407,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         },
         "rms_scale" => Op::RmsScale { over: attrs.dims("over", names)?, eps: attrs.float("eps")? },
         "layer_norm" => Op::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? },
+        "softmax" => Op::Softmax { over: attrs.dim("over", names)? },
         "rotary" => Op::Rotary(Rotary {
             over: attrs.dim("over", names)?,
             width: attrs.int("width")?,
@@ -455,7 +461,8 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
                 Some(other) => return Err(attrs.wrong("layers", "a range such as 0..32", &other)),
             };
             let scan = training::read_scan(attrs, names)?;
-            Op::Call { callee, layers, scan, stage: training::read_stage(attrs, names)? }
+            let stride = training::read_stride(attrs)?;
+            Op::Call { callee, layers, stride, scan, stage: training::read_stage(attrs, names)? }
         }
         "reshard" => Op::Reshard,
         "all_to_all" => Op::AllToAll {
@@ -470,6 +477,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
         "permute" => Op::Permute,
+        "coalesced" => coalesced::read(attrs, names)?,
         _ => {
             if let Some(op) = experts::read(name, attrs, names)? {
                 return Ok(op);

@@ -14,13 +14,16 @@ mod verify;
 pub use text::{parse, print};
 pub use verify::verify;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::dtype::DType;
 use crate::entity;
 use crate::entity::Arena;
+use crate::layers;
 use crate::layout::At;
 use crate::mesh::Rank;
+use crate::message::Parcel;
 use crate::module::Layers;
 use crate::ops::{Binding, Op, Scan, Stage};
 use crate::space::Space;
@@ -81,19 +84,21 @@ impl Schedule {
         use crate::entity::Entity;
         let mut runs: Vec<Vec<(Layers, Option<At>)>> = vec![Vec::new(); self.frames.len()];
         for (id, frame) in self.frames.iter().rev() {
-            let mut callers: Vec<Option<At>> = runs[id.index()].iter().map(|(_, at)| *at).collect();
-            callers.sort_unstable();
-            callers.dedup();
+            let mut callers: BTreeMap<Option<At>, Vec<Layers>> = BTreeMap::new();
+            for (layers, at) in &runs[id.index()] {
+                callers.entry(*at).or_default().push(layers.clone());
+            }
             if callers.is_empty() {
-                callers.push(None);
+                callers.insert(None, std::iter::once(0..1).collect());
             }
             for task in &frame.tasks {
-                let Work::Call { callee, layers, stage, .. } = &task.work else { continue };
-                for &at in &callers {
-                    let run = (layers.clone(), stage.and_then(Stage::at).or(at));
-                    if let Some(runs) = runs.get_mut(callee.index()).filter(|runs| !runs.contains(&run)) {
-                        runs.push(run);
-                    }
+                let Work::Call { callee, layers, stride, stage, .. } = &task.work else { continue };
+                for (&at, own) in &callers {
+                    let at = stage.and_then(Stage::at).or(at);
+                    let called = layers::called(own, layers, *stride).into_iter().map(|l| (l, at));
+                    let Some(runs) = runs.get_mut(callee.index()) else { continue };
+                    let new: Vec<_> = called.filter(|run| !runs.contains(run)).collect();
+                    runs.extend(new);
                 }
             }
         }
@@ -166,7 +171,10 @@ impl Frame {
     pub fn places(&self, task: &Task) -> [Option<At>; 2] {
         match &task.work {
             Work::Call { stage, .. } => [stage.and_then(Stage::at); 2],
-            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => [t.from.layout.at, t.to.layout.at],
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                let Parcel { from, to, .. } = t.first();
+                [from.layout.at, to.layout.at]
+            }
             Work::Compute(_) | Work::Copy => {
                 [task.reads.iter().chain(&task.writes).find_map(|&b| self.at(b)); 2]
             }
@@ -335,7 +343,7 @@ pub enum Work {
     Compute(Op),
     /// Gathers the blocks that the collective sends into a wire buffer, in order of peers.
     Pack(Transfer),
-    /// Communicates: reads the tensor or its packed blocks, writes the blocks received or the tensor itself. The
+    /// Communicates: reads the tensor or the packed blocks, writes the blocks received or the tensor itself. The
     /// content of its buffers says which.
     Exchange(Transfer),
     /// Puts received blocks, in order of peers, where they belong in the tensor.
@@ -349,6 +357,8 @@ pub enum Work {
         callee: FrameId,
         /// The layers.
         layers: Layers,
+        /// How much further the layers are for each layer of the caller.
+        stride: u64,
         /// What layers keep of their own.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.
@@ -358,13 +368,42 @@ pub enum Work {
     },
 }
 
-/// A collective with the types on both of its sides.
+/// A collective: the tensors that it carries, at least one; several where they were coalesced.
+///
+/// Of several, `Pack` reads all and writes one wire, `Unpack` reads one wire and writes all, and the exchange is from
+/// wire to wire, laid out as [`message::wire`](crate::message::wire) says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
-    /// The collective.
-    pub op: Op,
-    /// The type before.
-    pub from: TensorType,
-    /// The type after.
-    pub to: TensorType,
+    /// All by collectives of one kind between the same ranks; never empty.
+    parcels: Vec<Parcel>,
+}
+
+impl Transfer {
+    /// The transfer of one tensor.
+    pub fn one(op: Op, from: TensorType, to: TensorType) -> Self {
+        Self { parcels: vec![Parcel { op, from, to }] }
+    }
+
+    /// The transfer of some tensors; none where there are none.
+    pub fn of(parcels: Vec<Parcel>) -> Option<Self> {
+        (!parcels.is_empty()).then_some(Self { parcels })
+    }
+
+    /// The tensors, in the order in which they are packed and unpacked.
+    pub fn parcels(&self) -> &[Parcel] {
+        &self.parcels
+    }
+
+    /// The first of them: kind, element type and ranks are those of all.
+    pub fn first(&self) -> &Parcel {
+        self.parcels.first().expect("a transfer is made of at least one tensor")
+    }
+
+    /// The tensor, where it is the only one.
+    pub fn only(&self) -> Option<&Parcel> {
+        match self.parcels.as_slice() {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
 }

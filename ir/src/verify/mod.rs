@@ -14,8 +14,10 @@ use std::collections::HashMap;
 
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
+use crate::layers::shifted;
 use crate::module::{FuncId, Function, Level, Module};
 use crate::ops::Op;
+use crate::ops::structure::MAX_LAYERS;
 use crate::text::is_identifier;
 
 /// After so many mistakes the verifier looks for no more.
@@ -100,13 +102,26 @@ fn check_functions(module: &Module, found: &mut Diagnostics) {
 /// Counts how often functions run; the counts of nested calls multiply.
 fn check_runs(module: &Module, found: &mut Diagnostics) {
     let mut counts = vec![0u64; module.functions.len()];
+    // The last layer that each function runs for.
+    let mut last = vec![0u64; module.functions.len()];
     for (id, function) in module.functions.iter().rev() {
         if Some(id) == module.main() {
             counts[id.index()] = 1;
         }
         let runs = counts[id.index()];
         for node in &function.nodes {
-            let Op::Call { callee, layers, scan: _, stage: _ } = &node.op else { continue };
+            let Op::Call { callee, layers, stride, scan: _, stage: _ } = &node.op else { continue };
+            let end = shifted(layers, *stride, last[id.index()]).end;
+            if end > MAX_LAYERS && *stride != 0 {
+                let message = format!(
+                    "a call in `@{}` runs up to layer {end}; it needs 1 to {MAX_LAYERS}",
+                    function.name
+                );
+                found.push(Diagnostic::new("V18", message).at(node.span).label("this call"));
+            }
+            if let Some(last) = last.get_mut(callee.index()) {
+                *last = end.saturating_sub(1).max(*last);
+            }
             let more = runs.saturating_mul(layers.end.saturating_sub(layers.start));
             if let Some(count) = counts.get_mut(callee.index()) {
                 *count = count.saturating_add(more);

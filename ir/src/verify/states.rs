@@ -26,7 +26,7 @@ pub(crate) struct Use<'a> {
 
 /// Adds what is wrong with a module's states and assigned weights.
 pub(super) fn check(module: &Module, found: &mut Diagnostics) {
-    let layers = layers_of(module);
+    let layers = module.layers_of_functions();
     let mut uses = Vec::new();
     let mut spans = Vec::new();
     for (id, function) in module.functions.iter() {
@@ -46,24 +46,6 @@ pub(super) fn check(module: &Module, found: &mut Diagnostics) {
     for (i, OpError { code, message }) in conflicts(&module.space, &uses) {
         found.push(Diagnostic::new(code, message).at(spans[i]).label("here"));
     }
-}
-
-/// The layers that each function runs for, indexed by function; `main` runs for layer 0.
-fn layers_of(module: &Module) -> Vec<Vec<Range<u64>>> {
-    let mut layers: Vec<Vec<Range<u64>>> = vec![Vec::new(); module.functions.len()];
-    if let Some(main) = module.main() {
-        layers[main.index()].push(0..1);
-    }
-    for function in module.functions.values() {
-        for node in &function.nodes {
-            if let Op::Call { callee, layers: range, scan: _, stage: _ } = &node.op
-                && let Some(ranges) = layers.get_mut(callee.index())
-            {
-                ranges.push(range.clone());
-            }
-        }
-    }
-    layers
 }
 
 /// Uses that contradict one before them; each is listed once.

@@ -23,6 +23,9 @@
 //! | `Unpack` of all_to_all, all_gather, fetch | that wire | the tensor |
 //! | `Unpack` of fetch_sum | that wire | the tensor: the sum of what was received for each token, in order of the group, in `f32` |
 //!
+//! A message of several tensors is packed into one wire and unpacked from one, as [`ithaca_ir::message::wire`] lays it
+//! out; its exchange is from wire to wire. An all_reduce of several sums the wire as one tensor.
+//!
 //! A block is a list of regions, one after another; a wire may be longer than the blocks in it.
 //!
 //! A tensor whose memory is not what the table says is an error, never a wrong result.
@@ -34,10 +37,15 @@
 
 pub mod communicator;
 
+pub mod dense;
+
 mod attention;
 mod gemm;
 mod memory;
+mod message;
 mod rank;
+mod simd;
+pub mod threads;
 mod transfer;
 
 #[cfg(test)]

@@ -110,18 +110,8 @@ impl TensorSource for RandomTensors {
 
 /// The layers that each function runs for, indexed by function; `main` runs for layer 0.
 fn layers_of(module: &Module) -> Vec<Vec<u64>> {
-    let mut layers: Vec<std::collections::BTreeSet<u64>> = vec![Default::default(); module.functions.len()];
-    if let Some(main) = module.main() {
-        layers[main.index()].insert(0);
-    }
-    for function in module.functions.values() {
-        for node in &function.nodes {
-            if let Op::Call { callee, layers: range, scan: _, stage: _ } = &node.op {
-                layers[callee.index()].extend(range.clone());
-            }
-        }
-    }
-    layers.into_iter().map(|set| set.into_iter().collect()).collect()
+    let layers = module.layers_of_functions();
+    layers.into_iter().map(|ranges| ranges.into_iter().flatten().collect()).collect()
 }
 
 /// What each value of `function` is used for, indexed by value.

@@ -20,17 +20,21 @@
 //! ahead-of-time autograd does.
 
 mod active;
+mod chunked;
+mod dropout;
+mod group;
 mod joint;
 mod micro;
 mod options;
 mod order;
 mod pipelined;
+mod regroup;
 mod split;
 mod stages;
 mod step;
 mod update;
 
-pub use options::{ADAMW, OPTIONS, PipelineOrder, Recompute, Training};
+pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
@@ -89,43 +93,33 @@ pub fn origin(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// Refuses to train with attention that drops: its mask depends on positions alone, and would be the same in every layer and
-/// at every step.
-fn check_dropout(module: &Module, training: &Training) -> Result<(), OpError> {
-    let drops = |op: &Op| match op {
-        Op::Attention(a) => a.dropout.is_some_and(|d| d.rate > 0.0),
-        _ => false,
-    };
-    let dropping = module.functions.values().find(|f| f.nodes.iter().any(|n| drops(&n.op)));
-    match dropping.filter(|_| training.optimizer.is_some()) {
-        None => Ok(()),
-        Some(function) => Err(OpError::new(
-            "P55",
-            format!(
-                "attention of `@{}` drops weights by a mask that would be the same in every layer and at every step; \
-                 train without dropout, or take gradients alone with `optimizer=none`",
-                function.name
-            ),
-        )),
-    }
-}
-
 /// One training step of `module`, which computes an output `loss`.
 fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
     let (main, _) = loss_of(module)?;
-    check_dropout(module, training)?;
+    check(module, main)?;
+    dropout::check_keys(module, main)?;
+    let without;
+    let module = match training.dropout {
+        DropoutChoice::Config => module,
+        DropoutChoice::Off => {
+            without = dropout::without(module)?;
+            &without
+        }
+    };
     if training.stages == 1 {
         return stepped(module, main, training, None);
     }
     let (shape, order) = pipelined::order_of(training)?;
     let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
     let stages = Stages::of(&staged, main, shape.stages);
-    stepped(&staged.module, main, training, Some(&Pipeline { staged: &staged, stages, shape, order }))
+    let pipeline = Pipeline { chunks: &staged.chunks, stages, shape, order };
+    stepped(&staged.module, main, training, Some(&pipeline))
 }
 
 /// How a step is cut into stages.
 struct Pipeline<'a> {
-    staged: &'a stages::Staged,
+    /// For each node of `main` its chunk.
+    chunks: &'a [Option<usize>],
     stages: Stages,
     shape: order::Shape,
     order: Vec<order::Step>,
@@ -137,12 +131,24 @@ fn stepped(
     training: &Training,
     pipeline: Option<&Pipeline<'_>>,
 ) -> Result<Module, OpError> {
-    let (_, loss) = loss_of(module)?;
-    let mut stepped = module.emptied(Level::Program);
-    let cut = cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
-    let activity = Activity::of(module);
     let layers = layers(module, main);
     let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
+    let none = vec![None; module.functions[main].nodes.len()];
+    let chunks = pipeline.map_or(&none[..], |p| p.chunks);
+    let grouped = match training.recompute {
+        Recompute::Full { every } if every > 1 => Some(group::group(module, main, chunks, every)?),
+        Recompute::None | Recompute::Selective | Recompute::Full { .. } | Recompute::KeepAttention => None,
+    };
+    let (module, chunks) = grouped.as_ref().map_or((module, chunks), |g| (&g.module, &g.chunks[..]));
+    let (main, loss) = loss_of(module)?;
+    let runs = calls(module);
+    let mut stepped = module.emptied(Level::Program);
+    let cut = cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
+    let chunked = match training.loss_chunks {
+        1 => None,
+        n => Some(chunked::of(module, (main, loss), n, &mut stepped.space)?),
+    };
+    let activity = Activity::of(module);
     let kept = |reader: FuncId, binding: &Binding| {
         let name = &module.functions[reader].name;
         let own = |o: &&Owned| o.name == *name || o.name.strip_suffix(".shared") == Some(name);
@@ -153,7 +159,7 @@ fn stepped(
             None => weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept),
         }
     };
-    let stacks = stacks(&mut stepped, &layers);
+    let stacks = stacks(&mut stepped, &runs);
     let stack = |n: u64| {
         let found = stacks.iter().find(|(length, _)| *length == n);
         found.expect("a dimension was declared for each number of layers").1
@@ -161,13 +167,44 @@ fn stepped(
 
     let mut functions: Vec<Option<Differentiated>> = Vec::new();
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
-        let joint = joint(&stepped.space, id, function, &activity, |binding| kept(id, binding))?;
-        let looped = layers[id.index()].iter().any(|l| l.end - l.start > 1);
+        if let Some(chunked) = chunked.as_ref().filter(|c| c.head == id) {
+            let own = |binding: &Binding| kept(id, binding);
+            let halves = chunked::halves(&stepped.space, function, chunked, &activity, own)?;
+            let forward = stepped.functions.push(halves.forward.clone());
+            functions.push(Some(Differentiated { halves, plain: None, forward, backward: None }));
+            continue;
+        }
+        let is_group = grouped.as_ref().is_some_and(|g| g.is_group(id));
+        let is_member = grouped.as_ref().is_some_and(|g| g.is_member(id));
+        let (source, functions_so_far) = (module, &functions[..]);
+        let inner = Cx {
+            source,
+            main: id,
+            activity: &activity,
+            functions: functions_so_far,
+            stack: &stack,
+            kept: &kept,
+            counts: None,
+        };
+        let joint = match is_group {
+            true => regroup::joint(&inner, &stepped.space, &stepped.functions)?,
+            false => joint(&stepped.space, id, function, &activity, |binding| kept(id, binding))?,
+        };
+        let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
         let runs = if looped { Runs::Looped } else { Runs::Once };
-        let mut halves = split(&stepped.space, id, function, &joint, &activity, (runs, training.recompute))?;
+        // In a group that is computed again layers keep everything.
+        let recompute = if is_member { Recompute::None } else { training.recompute };
+        let of = (&stepped.space, &stepped.functions);
+        let mut halves = split(of, id, function, &joint, &activity, (runs, recompute))?;
+        let plain = is_member.then(|| stepped.functions.push(function.clone()));
+        if is_group {
+            halves.forward = regroup::forward(&inner, &stepped.space, &stepped.functions, &halves)?;
+        } else if is_member {
+            halves.forward.name = format!("{}.again.backward", function.name);
+        }
         let forward = stepped.functions.push(halves.forward.clone());
-        let backward = stepped.functions.push(std::mem::take(&mut halves.backward));
-        functions.push(Some(Differentiated { halves, forward, backward }));
+        let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));
+        functions.push(Some(Differentiated { halves, plain, forward, backward }));
     }
 
     let scalar = TensorType::new(update::scalar_type(&owned), []);
@@ -193,13 +230,21 @@ fn stepped(
         }
     }
     let exchanges = pipelined::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
-    let cx =
-        Cx { source: module, main, activity: &activity, functions: &functions, stack: &stack, kept: &kept };
+    let counts = training.optimizer.is_some().then_some(&scalar);
+    let cx = Cx {
+        source: module,
+        main,
+        activity: &activity,
+        functions: &functions,
+        stack: &stack,
+        kept: &kept,
+        counts,
+    };
     let ends = (&zero, optimize.as_ref());
     let function = match (cut, pipeline) {
-        (Some(cut), Some(Pipeline { staged, shape, order, .. })) => {
+        (Some(cut), Some(Pipeline { shape, order, .. })) => {
             let ends = Ends { zero: &zero, optimize: optimize.as_ref(), exchanges: &exchanges };
-            pipelined::main(&cx, &stepped, (loss, cut), (&staged.chunks, order), *shape, &ends)?
+            pipelined::main(&cx, &stepped, (loss, cut), (chunks, order), *shape, &ends)?
         }
         (None, _) => step::main(&cx, &stepped.space, &stepped.functions, loss, ends)?,
         (Some(cut), None) => {
@@ -220,6 +265,11 @@ fn loss_of(module: &Module) -> Result<(FuncId, ValueId), OpError> {
     if !ty.dims.is_empty() || !ty.dtype.is_float() {
         return Err(OpError::new("P50", "the `loss` that `@main` returns is no real scalar"));
     }
+    Ok((main, loss))
+}
+
+/// Refuses calls of functions that call functions, and states.
+fn check(module: &Module, main: FuncId) -> Result<(), OpError> {
     let nested = module
         .functions
         .iter()
@@ -234,7 +284,7 @@ fn loss_of(module: &Module) -> Result<(FuncId, ValueId), OpError> {
     let mut lasting = lasting.filter(|n| matches!(n.op, Op::State(_) | Op::Assign { .. }));
     match lasting.next() {
         Some(_) => Err(OpError::new("P51", "a program to differentiate reads and writes no states")),
-        None => Ok((main, loss)),
+        None => Ok(()),
     }
 }
 
@@ -267,6 +317,17 @@ fn cut(
         false => declare(stepped, "micro", n),
     };
     Ok(Some(micro::Cut { over, batch }))
+}
+
+/// For each function the layers of the calls that it is given, as they stand there.
+fn calls(module: &Module) -> Vec<Vec<Layers>> {
+    let mut calls = vec![Vec::new(); module.functions.len()];
+    for node in module.functions.values().flat_map(|f| &f.nodes) {
+        if let Op::Call { callee, layers, .. } = &node.op {
+            calls[callee.index()].push(layers.clone());
+        }
+    }
+    calls
 }
 
 /// For each function the layers of its calls.

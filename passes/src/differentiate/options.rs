@@ -3,7 +3,8 @@
 use std::fmt;
 
 use ithaca_ir::Diagnostic;
-use ithaca_ir::ops::AdamW;
+use ithaca_ir::ops::structure::MAX_LAYERS;
+use ithaca_ir::ops::{AdamW, MAX_PARTS};
 
 /// What is computed again in the backward pass instead of being kept from the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -13,37 +14,56 @@ pub enum Recompute {
     None,
     /// Attention: its results are computed again from q, k and v (Korthikanti et al., arXiv 2205.05198).
     Selective,
-    /// Each function: only its arguments are kept.
-    Full,
+    /// Each function: only its arguments are kept; of layers those of every so many, which are computed again together
+    /// (Chen et al., arXiv 1604.06174; "uniform" in Megatron-LM).
+    Full {
+        /// Layers that are computed again together.
+        every: u64,
+    },
     /// Each function but its attention, whose results are kept, so that no attention is computed twice (DistFlashAttn,
     /// arXiv 2310.03294).
     KeepAttention,
 }
 
 impl Recompute {
-    /// Every policy.
-    pub const ALL: [Recompute; 4] =
-        [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::KeepAttention];
+    /// Only the arguments of each function are kept.
+    pub const FULL: Recompute = Recompute::Full { every: 1 };
 
-    /// The spelling in pipelines and flags.
+    /// Every policy, layers computed again one by one.
+    pub const ALL: [Recompute; 4] =
+        [Recompute::None, Recompute::Selective, Recompute::FULL, Recompute::KeepAttention];
+
+    /// The spelling in pipelines and flags, without options.
     pub fn name(self) -> &'static str {
         match self {
             Recompute::None => "none",
             Recompute::Selective => "selective",
-            Recompute::Full => "full",
+            Recompute::Full { .. } => "full",
             Recompute::KeepAttention => "keep-attention",
         }
     }
 
-    /// The policy spelled `name`.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|r| r.name() == name)
+    /// The policy spelled `text`, as `full` or `full(every=4)`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let every = text.strip_prefix("full(every=").and_then(|rest| rest.strip_suffix(')'));
+        match every {
+            Some(every) => {
+                let every = every.parse().ok().filter(|every| (1..=MAX_LAYERS).contains(every))?;
+                Some(Recompute::Full { every })
+            }
+            None => Self::ALL.into_iter().find(|r| r.name() == text),
+        }
     }
 }
 
 impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Recompute::Full { every } if *every != 1 => write!(f, "full(every={every})"),
+            Recompute::None | Recompute::Selective | Recompute::Full { .. } | Recompute::KeepAttention => {
+                f.write_str(self.name())
+            }
+        }
     }
 }
 
@@ -86,11 +106,36 @@ impl fmt::Display for PipelineOrder {
     }
 }
 
+/// What becomes of the dropout of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum DropoutChoice {
+    /// The step drops what the program drops, as the model's configuration says.
+    #[default]
+    Config,
+    /// Nothing is dropped, as in the library's `model.eval()`.
+    Off,
+}
+
+impl DropoutChoice {
+    /// Both.
+    pub const ALL: [DropoutChoice; 2] = [DropoutChoice::Config, DropoutChoice::Off];
+
+    /// The spelling in pipelines and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            DropoutChoice::Config => "config",
+            DropoutChoice::Off => "off",
+        }
+    }
+}
+
 /// What a training step does beside the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
     /// What is computed again.
     pub recompute: Recompute,
+    /// Parts of each rank's tokens whose loss and gradients are computed one after another.
+    pub loss_chunks: u64,
     /// Parts of the batch whose gradients are summed before the weights change.
     pub micro_batches: u64,
     /// Stages of a pipeline; one is none.
@@ -99,6 +144,8 @@ pub struct Training {
     pub pipeline: PipelineOrder,
     /// Ranges of layers that each stage has where they are interleaved.
     pub chunks: u64,
+    /// Whether anything is dropped.
+    pub dropout: DropoutChoice,
     /// The optimizer; gradients only when `None`.
     pub optimizer: Option<AdamW>,
     /// The largest norm of all gradients together; they are scaled down to it.
@@ -110,10 +157,12 @@ impl Default for Training {
     fn default() -> Self {
         Self {
             recompute: Recompute::None,
+            loss_chunks: 1,
             micro_batches: 1,
             stages: 1,
             pipeline: PipelineOrder::default(),
             chunks: 2,
+            dropout: DropoutChoice::default(),
             optimizer: Some(ADAMW),
             clip: None,
         }
@@ -134,12 +183,25 @@ impl Training {
 
     /// The options as a pipeline has them; those that are as by default are left out.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
-        let Self { recompute, micro_batches, stages, pipeline, chunks, optimizer, clip } = self;
+        let Self {
+            recompute,
+            loss_chunks,
+            micro_batches,
+            stages,
+            pipeline,
+            chunks,
+            dropout,
+            optimizer,
+            clip,
+        } = self;
         let standard = Self::default();
         let mut options = Vec::new();
         let mut set = |key: &str, value: String| options.push((key.to_owned(), value));
         if *recompute != standard.recompute {
             set("recompute", recompute.to_string());
+        }
+        if *loss_chunks != standard.loss_chunks {
+            set("loss_chunks", loss_chunks.to_string());
         }
         if *micro_batches != standard.micro_batches {
             set("micro_batches", micro_batches.to_string());
@@ -152,6 +214,9 @@ impl Training {
         }
         if *chunks != standard.chunks {
             set("chunks", chunks.to_string());
+        }
+        if *dropout != standard.dropout {
+            set("dropout", dropout.name().to_owned());
         }
         match optimizer {
             None => set("optimizer", "none".to_owned()),
@@ -193,8 +258,12 @@ impl Training {
         match key {
             "recompute" => {
                 let names = Recompute::ALL.map(Recompute::name).join(", ");
-                self.recompute =
-                    Recompute::parse(value).ok_or_else(|| refused(&format!("one of {names}")))?;
+                let expected = format!("one of {names}, or full(every=K), K from 1 to {MAX_LAYERS}");
+                self.recompute = Recompute::parse(value).ok_or_else(|| refused(&expected))?;
+            }
+            "loss_chunks" => {
+                let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_LOSS_CHUNKS).contains(&n));
+                self.loss_chunks = n.ok_or_else(|| refused(&format!("1 to {MAX_LOSS_CHUNKS}")))?;
             }
             "micro_batches" => {
                 let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_MICRO_BATCHES).contains(&n));
@@ -209,6 +278,10 @@ impl Training {
                 let names = PipelineOrder::ALL.map(PipelineOrder::name).join(", ");
                 self.pipeline =
                     PipelineOrder::parse(value).ok_or_else(|| refused(&format!("one of {names}")))?;
+            }
+            "dropout" => {
+                let choice = DropoutChoice::ALL.into_iter().find(|d| d.name() == value);
+                self.dropout = choice.ok_or_else(|| refused("config or off"))?;
             }
             "optimizer" => {
                 self.optimizer = match value {
@@ -244,8 +317,11 @@ impl Training {
 }
 
 /// The options, for the table of passes.
-pub const OPTIONS: &str = "recompute=none|selective|full|keep-attention, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, optimizer=adamw|none, \
+pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, dropout=config|off, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
+
+/// The most parts of the tokens that a loss is computed in: as many as are joined at once.
+const MAX_LOSS_CHUNKS: u64 = MAX_PARTS as u64;
 
 /// The most micro-batches of a step.
 const MAX_MICRO_BATCHES: u64 = 4096;
@@ -277,19 +353,31 @@ mod tests {
     fn options_print_as_they_are_read() {
         let text = |t: &Training| t.to_pipeline();
         assert!(text(&Training::default()).is_empty());
-        let mut training = Training { recompute: Recompute::Full, micro_batches: 4, ..Training::default() };
+        let mut training = Training { recompute: Recompute::FULL, micro_batches: 4, ..Training::default() };
         training.set("lr", "0.25").unwrap();
         training.set("clip", "1").unwrap();
         assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
+        for every in [1, 2, 7] {
+            let recompute = Recompute::Full { every };
+            let training = Training { recompute, loss_chunks: every, ..Training::default() };
+            assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
+        }
         let none = Training { optimizer: None, ..Training::default() };
         assert_eq!(Training::from_pipeline(&text(&none)).unwrap(), none);
     }
 
     #[test]
     fn what_is_out_of_range_is_refused() {
-        for (key, value) in
-            [("beta1", "1"), ("micro_batches", "0"), ("clip", "nan"), ("recompute", "some"), ("speed", "1")]
-        {
+        for (key, value) in [
+            ("beta1", "1"),
+            ("micro_batches", "0"),
+            ("clip", "nan"),
+            ("recompute", "some"),
+            ("speed", "1"),
+            ("loss_chunks", "257"),
+            ("recompute", "full(every=0)"),
+            ("recompute", "selective(every=2)"),
+        ] {
             let refused = Training::default().set(key, value).unwrap_err();
             assert_eq!(refused.code, "P02");
             assert!(refused.message.contains(key), "{}", refused.message);

@@ -15,11 +15,11 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Stage, Target, source, state};
-use ithaca_ir::{Arena, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, source, state};
+use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::joint::{Kept, copy_node, renamed};
-use super::micro::{Cut, is_outside, only_loss};
+use super::micro::{Cut, is_key, is_outside, only_loss};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
 use super::step::{Cx, Optimize, Place, Run, Sweep};
@@ -183,8 +183,13 @@ fn pass_on(
     (from, gives): (Stage, FuncId),
     (to, takes): (Stage, FuncId),
 ) -> Result<(), OpError> {
-    let call =
-        |callee: FuncId, stage: Stage| Op::Call { callee, layers: 0..1, scan: None, stage: Some(stage) };
+    let call = |callee: FuncId, stage: Stage| Op::Call {
+        callee,
+        layers: 0..1,
+        stride: 0,
+        scan: None,
+        stage: Some(stage),
+    };
     let given = b.node(call(gives, from), &[], &[])?[0];
     b.node(call(takes, to), &[given], &[]).map(|_| ())
 }
@@ -214,7 +219,9 @@ pub(super) fn main(
     let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let whole = needed_whole(cx, cut);
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
-        if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
+        if let Op::Random(Random::Key { .. }) = node.op {
+            known[node.result().index()] = Some(cx.key(&mut b, node)?);
+        } else if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
             of_all(&mut b, source, node, cut, &mut known)?;
         }
     }
@@ -222,7 +229,11 @@ pub(super) fn main(
 
     let mut runs = Vec::with_capacity(shape.micros);
     for micro in 0..shape.micros {
-        runs.push(Run::new(cx, own_inputs(cx, &mut b, &known, cut, micro)?));
+        let mut own = own_inputs(cx, &mut b, &known, cut, micro)?;
+        if shape.micros > 1 {
+            own_keys(source, &mut b, &mut own, micro)?;
+        }
+        runs.push(Run::new(cx, own));
     }
     let last = shape.stages * shape.chunks - 1;
     // What depends on no call runs with the first chunk.
@@ -311,6 +322,23 @@ fn of_all(
     for (&old, &new) in node.results.iter().zip(&results) {
         b.name(new, source.values[old].name.as_deref());
         known[old.index()] = Some(new);
+    }
+    Ok(())
+}
+
+/// The keys of one micro-batch: those of the step with its number folded in, as where micro-batches are a loop.
+fn own_keys(
+    source: &Function,
+    b: &mut FunctionBuilder<'_>,
+    own: &mut [Option<ValueId>],
+    micro: usize,
+) -> Result<(), OpError> {
+    for v in source.values.ids().filter(|&v| is_key(source, v)) {
+        if let Some(key) = own[v.index()] {
+            let number = Op::Fill { value: micro as f64 };
+            let number = b.push_as(number, &[], TensorType::new(DType::F32, []))?;
+            own[v.index()] = Some(b.push(Op::Random(Random::FoldIn), &[key, number])?);
+        }
     }
     Ok(())
 }

@@ -13,9 +13,9 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Output, ValueId};
-use ithaca_ir::ops::{Binary, OpError};
-use ithaca_ir::{Arena, FunctionBuilder, Op, Space};
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::ops::{Binary, OpError, Random};
+use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 
 use super::active::Activity;
 use super::joint::{Joint, copy_node, zeros};
@@ -53,7 +53,7 @@ pub(super) enum Runs {
 /// # Errors
 /// `P51` when a looped function hands on what has a gradient in place of what has none.
 pub(super) fn split(
-    space: &Space,
+    (space, functions): (&Space, &Arena<FuncId, Function>),
     id: FuncId,
     source: &Function,
     joint: &Joint,
@@ -82,7 +82,7 @@ pub(super) fn split(
         Runs::Looped => carried,
     };
     let needs = needs(joint, source.params.len(), n_carried, recompute, &gives, &sums);
-    let forward = forward(space, source, joint, &needs.kept)?;
+    let forward = forward((space, functions), source, joint, &needs.kept)?;
     let again: Vec<usize> = needs.again.iter().copied().collect();
     let halves = Shape {
         n_params: source.params.len(),
@@ -91,7 +91,7 @@ pub(super) fn split(
         again: &again,
         gives: &gives,
     };
-    let backward = backward(space, &source.name, joint, &halves, &needs)?;
+    let backward = backward((space, functions), &source.name, joint, &halves, &needs)?;
     Ok(Halves { forward, backward, n_results, seeds, sums, again, gives })
 }
 
@@ -115,6 +115,13 @@ fn needs(
 ) -> Needs {
     let Joint { function, n_forward, gradients, .. } = joint;
     let depends = depends_on_arguments(function, n_params);
+    let softmax: BTreeSet<DimId> = function.nodes[..*n_forward]
+        .iter()
+        .filter_map(|n| match n.op {
+            Op::Softmax { over } => Some(over),
+            _ => None,
+        })
+        .collect();
     let mut needed = vec![false; function.values.len()];
     for gradient in gives.iter().chain(sums).filter_map(|&i| gradients[i]) {
         needed[gradient.index()] = true;
@@ -124,15 +131,17 @@ fn needs(
     for (i, node) in function.nodes.iter().enumerate().rev() {
         let is_forward = i < *n_forward;
         // What is written is what the function is for.
-        let writes = !is_forward && node.results.is_empty();
+        let writes = !is_forward && (node.results.is_empty() || matches!(node.op, Op::Call { .. }));
         let wanted: Vec<ValueId> = node.results.iter().copied().filter(|v| needed[v.index()]).collect();
         if wanted.is_empty() && !writes {
             continue;
         }
         let keeps = match recompute {
+            // A key is as cheap to make again, from the key of all layers, which is kept once.
+            _ if matches!(node.op, Op::Random(Random::FoldIn | Random::LayerKey)) => false,
             Recompute::None => true,
-            Recompute::Selective => !matches!(node.op, Op::Attention(_)),
-            Recompute::Full => false,
+            Recompute::Selective => !is_attention(function, node, &softmax),
+            Recompute::Full { .. } => false,
             Recompute::KeepAttention => matches!(node.op, Op::Attention(_)),
         };
         if is_forward && keeps && wanted.iter().all(|v| depends[v.index()]) {
@@ -155,6 +164,12 @@ fn needs(
     Needs { nodes, kept, again }
 }
 
+/// Whether a node is attention: one operation, or what has the dimension that an explicit softmax goes over.
+fn is_attention(function: &Function, node: &Node, softmax: &BTreeSet<DimId>) -> bool {
+    let over = |v: &ValueId| function.ty(*v).dims.iter().any(|d| softmax.contains(d));
+    matches!(node.op, Op::Attention(_)) || node.results.iter().any(over)
+}
+
 /// For each value whether it depends on arguments of the function; what does not is as cheap to make again as to keep.
 fn depends_on_arguments(function: &Function, n_params: usize) -> Vec<bool> {
     let mut depends = vec![false; function.values.len()];
@@ -173,13 +188,12 @@ fn depends_on_arguments(function: &Function, n_params: usize) -> Vec<bool> {
 
 /// The forward nodes, with what is kept behind the results.
 fn forward(
-    space: &Space,
+    (space, functions): (&Space, &Arena<FuncId, Function>),
     source: &Function,
     joint: &Joint,
     kept: &BTreeSet<ValueId>,
 ) -> Result<Function, OpError> {
-    let none = Arena::new();
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, &none);
+    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; joint.function.values.len()];
     for &param in &joint.function.params[..source.params.len()] {
         let value = &joint.function.values[param];
@@ -209,15 +223,14 @@ struct Shape<'a> {
 }
 
 fn backward(
-    space: &Space,
+    (space, functions): (&Space, &Arena<FuncId, Function>),
     name: &str,
     joint: &Joint,
     shape: &Shape<'_>,
     needs: &Needs,
 ) -> Result<Function, OpError> {
     let source = &joint.function;
-    let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{name}.backward"), space, &none);
+    let mut b = FunctionBuilder::new(format!("{name}.backward"), space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let param = |b: &mut FunctionBuilder<'_>, v: ValueId| {
         b.param(source.ty(v).clone(), source.values[v].name.as_deref())

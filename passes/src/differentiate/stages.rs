@@ -71,7 +71,7 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
         for run in own.chunk_by(|a, b| a.1 == b.1) {
             let (Some(&(first, chunk)), Some(&(last, _))) = (run.first(), run.last()) else { continue };
             let layers: Layers = first..last + 1;
-            let op = Op::Call { callee: *callee, layers, scan: *scan, stage: None };
+            let op = Op::Call { callee: *callee, layers, stride: 0, scan: *scan, stage: None };
             results = b.node(op, &operands, &[])?.to_vec();
             for (operand, &result) in operands.iter_mut().zip(&results) {
                 *operand = result;

@@ -2,7 +2,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Scan, ScanOrder, Stage, Target, state};
+use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrder, Stage, Target, state};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::active::Activity;
@@ -13,8 +13,11 @@ use super::update::assign;
 /// A function of the program and what it became.
 pub(super) struct Differentiated {
     pub(super) halves: Halves,
+    /// The function that keeps nothing, where it runs in groups.
+    pub(super) plain: Option<FuncId>,
     pub(super) forward: FuncId,
-    pub(super) backward: FuncId,
+    /// None where the forward function gives gradients at once.
+    pub(super) backward: Option<FuncId>,
 }
 
 /// What `main` is rewritten by.
@@ -28,6 +31,8 @@ pub(super) struct Cx<'a> {
     pub(super) stack: &'a dyn Fn(u64) -> DimId,
     /// How the gradient of a weight is kept that a function reads.
     pub(super) kept: &'a dyn Fn(FuncId, &Binding) -> Kept,
+    /// The type of the count of steps, where steps are counted.
+    pub(super) counts: Option<&'a TensorType>,
 }
 
 /// One batch on its way through `main` and back.
@@ -36,7 +41,7 @@ pub(super) struct Run<'a> {
     pub(super) map: Vec<Option<ValueId>>,
     /// By node.
     calls: Vec<Option<Called<'a>>>,
-    tape: Tape,
+    pub(super) tape: Tape,
 }
 
 impl Run<'_> {
@@ -52,6 +57,7 @@ impl Run<'_> {
 struct Called<'a> {
     function: &'a Differentiated,
     layers: Layers,
+    stride: u64,
     /// Arguments in the new function.
     arguments: Vec<ValueId>,
     /// What was kept.
@@ -101,12 +107,30 @@ impl<'a> Cx<'a> {
         let source = self.function();
         let node = &source.nodes[i];
         match &node.op {
-            Op::Call { callee, layers, .. } => {
+            Op::Call { callee, layers, stride, .. } => {
+                let layers = (layers, *stride);
                 run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
+            }
+            Op::Random(Random::Key { .. }) => {
+                run.map[node.result().index()] = Some(self.key(b, node)?);
             }
             _ => copy_node(b, source, node, &mut run.map)?,
         }
         Ok(())
+    }
+
+    /// The key of this step: where keys begin, with the number of steps before folded in.
+    ///
+    /// # Errors
+    /// None on a program that verifies.
+    pub(super) fn key(&self, b: &mut FunctionBuilder<'_>, node: &Node) -> Result<ValueId, OpError> {
+        let mut key = b.push(node.op.clone(), &[])?;
+        if let Some(counts) = self.counts {
+            let step = b.push_as(Op::State(Binding::named(state::STEP)), &[], counts.clone())?;
+            key = b.push(Op::Random(Random::FoldIn), &[key, step])?;
+        }
+        b.name(key, self.function().values[node.result()].name.as_deref());
+        Ok(key)
     }
 
     /// The gradient of the loss, with which the backward pass begins.
@@ -183,7 +207,7 @@ impl<'a> Cx<'a> {
         b: &mut FunctionBuilder<'_>,
         map: &mut [Option<ValueId>],
         node: &Node,
-        (callee, layers, stage): (FuncId, &Layers, Option<Stage>),
+        (callee, (layers, stride), stage): (FuncId, (&Layers, u64), Option<Stage>),
     ) -> Result<Called<'a>, OpError> {
         let function =
             self.functions[callee.index()].as_ref().expect("only main is not differentiated by itself");
@@ -196,13 +220,14 @@ impl<'a> Cx<'a> {
             carried: n_results,
             order: ScanOrder::Ascending,
         });
-        let op = Op::Call { callee: function.forward, layers: layers.clone(), scan, stage };
+        let op = Op::Call { callee: function.forward, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
         for (&old, &result) in node.results.iter().zip(&results) {
             b.name(result, self.function().values[old].name.as_deref());
             map[old.index()] = Some(result);
         }
-        Ok(Called { function, layers: layers.clone(), arguments, saved: results[n_results..].to_vec() })
+        let saved = results[n_results..].to_vec();
+        Ok(Called { function, layers: layers.clone(), stride, arguments, saved })
     }
 
     fn call_backward(
@@ -214,8 +239,14 @@ impl<'a> Cx<'a> {
         gradients: &[Option<ValueId>],
     ) -> Result<(), OpError> {
         let source = self.function();
-        let Called { function, layers, arguments, saved } = called;
+        let Called { function, layers, stride, arguments, saved } = called;
         let halves = &function.halves;
+        let Some(backward) = function.backward else {
+            for (&i, &gradient) in halves.gives.iter().zip(saved) {
+                tape.add(b, node.operands[i], gradient)?;
+            }
+            return Ok(());
+        };
         let mut operands = Vec::new();
         for &i in &halves.seeds {
             operands.push(match gradients[i] {
@@ -238,7 +269,7 @@ impl<'a> Cx<'a> {
             carried: n_carried,
             order: ScanOrder::Descending,
         });
-        let op = Op::Call { callee: function.backward, layers: layers.clone(), scan, stage };
+        let op = Op::Call { callee: backward, layers: layers.clone(), stride: *stride, scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
         for (&i, &gradient) in halves.gives.iter().zip(&results) {
@@ -271,7 +302,13 @@ impl Sweep {
         for (function, layers) in &self.calls {
             for (layers, stage) in layers {
                 // Without results nothing is handed on, and arguments are the same for all layers.
-                let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+                let op = Op::Call {
+                    callee: *function,
+                    layers: layers.clone(),
+                    stride: 0,
+                    scan: None,
+                    stage: *stage,
+                };
                 b.node(op, constant, &[])?;
             }
         }
@@ -285,7 +322,8 @@ impl Sweep {
         // The sum goes from stage to stage once.
         calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
         for (function, (layers, stage)) in calls {
-            let op = Op::Call { callee: *function, layers: layers.clone(), scan: None, stage: *stage };
+            let op =
+                Op::Call { callee: *function, layers: layers.clone(), stride: 0, scan: None, stage: *stage };
             sum = b.node(op, &[sum], &[])?[0];
         }
         Ok(sum)

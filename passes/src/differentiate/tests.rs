@@ -1,7 +1,7 @@
 //! What the pass makes of small models: which functions there are, what they keep, and what it refuses.
 
 use ithaca_ir::module::Function;
-use ithaca_ir::ops::Target;
+use ithaca_ir::ops::{Random, Target};
 use ithaca_ir::text;
 use ithaca_ir::verify::verify;
 use serde_json::json;
@@ -47,7 +47,7 @@ fn policies_keep_less_and_compute_more() {
     // Output and lse are not kept; q, k and v are.
     assert_eq!(kept(Recompute::Selective), (none - 2, 1, 0));
     // The argument of the block alone.
-    assert_eq!(kept(Recompute::Full), (1, 1, 1));
+    assert_eq!(kept(Recompute::FULL), (1, 1, 1));
     assert_eq!(kept(Recompute::KeepAttention), (3, 0, 1));
 }
 
@@ -101,15 +101,146 @@ fn what_has_no_loss_is_refused() {
 }
 
 #[test]
-fn dropout_that_would_repeat_itself_is_refused() {
+fn a_step_draws_by_its_number_and_keeps_no_keys() {
     let mut config = llama();
     config["attention_dropout"] = json!(0.1);
-    let result = |optimizer| {
-        let training = Training { optimizer, ..Training::default() };
-        program(&config, "m", &Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) })
+    let step = |training: Training| {
+        program(&config, "m", &Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) }).unwrap()
     };
-    let refused = result(Some(ADAMW)).unwrap_err();
-    assert_eq!(refused[0].code, "P55");
-    assert!(refused[0].message.contains("@block"), "{}", refused[0].message);
-    assert!(result(None).is_ok(), "the gradient of one mask is well defined");
+    let named = |module: &Module, name: &str, of: &str| {
+        let (_, function) = module.functions.iter().find(|(_, f)| f.name == of).unwrap();
+        function.nodes.iter().filter(|n| n.op.name() == name).count()
+    };
+    let plain = step(Training::default());
+    assert_eq!([named(&plain, "key", "main"), named(&plain, "fold_in", "main")], [1, 1]);
+    assert_eq!([named(&plain, "layer_key", "block"), named(&plain, "layer_key", "block.backward")], [1, 1]);
+    let gradients = step(Training { optimizer: None, ..Training::default() });
+    assert_eq!(named(&gradients, "fold_in", "main"), 0, "nothing counts the steps");
+    let parts = step(Training { micro_batches: 2, ..Training::default() });
+    assert_eq!([named(&parts, "fold_in", "main"), named(&parts, "layer_key", "micro")], [1, 1]);
+    let stages = step(Training { micro_batches: 2, stages: 2, ..Training::default() });
+    assert_eq!(named(&stages, "fold_in", "main"), 3, "that of the step, and one for each micro-batch");
+    let off = step(Training { dropout: DropoutChoice::Off, ..Training::default() });
+    let drops = |op: &Op| match op {
+        Op::Attention(a) | Op::AttentionBackward(a) => a.dropout.is_some(),
+        op => matches!(op, Op::Random(Random::Dropout { .. } | Random::DropoutMask { .. })),
+    };
+    assert!(off.functions.values().flat_map(|f| &f.nodes).all(|n| !drops(&n.op)));
+}
+
+#[test]
+fn keys_begin_in_main() {
+    let text = r#"ithaca 1 program
+model "m"
+dim x = 4
+
+func @f() -> {
+  %k = key {seed=1} : i32[]
+  %w = param {name="w"} : f32[x]
+  %m = dropout_mask %k {rate=0.5, seed=0} : bool[x]
+  %y = dropout %w, %m {rate=0.5} : f32[x]
+  %loss = sum %y : f32[]
+  return %loss
+}
+
+func @main() {
+  %loss = call {callee=@f} : f32[]
+  return loss = %loss
+}
+"#
+    .replace("func @f() -> {", "func @f() {");
+    let module = text::parse(&text).unwrap();
+    let refused = training_step(&module, &Training::default()).unwrap_err();
+    assert_eq!(refused.code, "P51");
+    assert!(refused.message.contains("@f"), "{}", refused.message);
+}
+
+#[test]
+fn groups_of_layers_are_one_loop_and_a_shorter_one() {
+    let module = step(Training { recompute: Recompute::Full { every: 2 }, ..Training::default() });
+    verify(&module).unwrap();
+    assert_eq!(text::parse(&text::print(&module)).unwrap(), module);
+    let calls = |name: &str| -> Vec<(String, Layers, u64)> {
+        let one = |node: &Node| match &node.op {
+            Op::Call { callee, layers, stride, .. } => {
+                Some((module.functions[*callee].name.clone(), layers.clone(), *stride))
+            }
+            _ => None,
+        };
+        function(&module, name).nodes.iter().filter_map(one).collect()
+    };
+    let call = |name: &str, layers: Layers, stride| (name.to_owned(), layers, stride);
+    // Three layers: one group of two, and what is left.
+    let of_groups: Vec<_> = calls("main").into_iter().filter(|(name, ..)| name.contains("group")).collect();
+    let expected = [
+        call("block.group", 0..1, 0),
+        call("block.group2", 1..2, 0),
+        call("block.group2.backward", 1..2, 0),
+        call("block.group.backward", 0..1, 0),
+    ];
+    assert_eq!(of_groups, expected);
+    assert_eq!(calls("block.group"), [call("block", 0..2, 2)]);
+    let again = [call("block.again.backward", 0..2, 2), call("block.backward", 0..2, 2)];
+    assert_eq!(calls("block.group.backward"), again);
+    assert_eq!(calls("block.group2"), [call("block", 0..1, 2)]);
+    // Of a group its argument is kept.
+    assert_eq!(function(&module, "block.group").outputs.len(), 2);
+    // Layers are true: those of all functions together are the three.
+    let layers = module.layers_of_functions();
+    let id = module.function("block.backward").unwrap();
+    assert_eq!(layers[id.index()], [0..3]);
+}
+
+#[test]
+fn kinds_of_layers_that_alternate_share_a_group() {
+    let config = json!({"model_type": "gemma2", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 32, "sliding_window": 4});
+    let of = |every| {
+        let training = Training { recompute: Recompute::Full { every }, ..Training::default() };
+        let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) };
+        program(&config, "m", &workload).unwrap_or_else(|d| panic!("{d:?}"))
+    };
+    // Four groups of one layer of each kind are one loop.
+    let module = of(2);
+    let main = function(&module, "main");
+    let loops: Vec<Layers> = main
+        .nodes
+        .iter()
+        .filter_map(|n| match &n.op {
+            Op::Call { callee, layers, .. } if module.functions[*callee].name.contains("group") => {
+                Some(layers.clone())
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(loops, [0..4, 0..4]);
+    // Groups of three begin with either kind: two functions, and a shorter one.
+    let groups =
+        of(3).functions.values().filter(|f| f.name.contains("group") && !f.name.contains("backward")).count();
+    assert_eq!(groups, 3);
+}
+
+#[test]
+fn logits_of_one_part_are_there_at_a_time() {
+    let module = step(Training { loss_chunks: 4, ..Training::default() });
+    verify(&module).unwrap();
+    let head = function(&module, "head");
+    assert!(module.function("head.backward").is_none());
+    let [v, s] = ["v", "s"].map(|name| module.space.dim(name).unwrap());
+    let logits = |v: &ithaca_ir::Value, d| v.ty.has(d);
+    assert!(head.values.values().all(|value| !(logits(value, v) && logits(value, s))));
+    assert_eq!(count(head, "cross_entropy"), 4);
+    assert_eq!(count(head, "join"), 1);
+    // The weights' gradients are written once.
+    let assigned = count(head, "assign");
+    assert_eq!(assigned, count(function(&step(Training::default()), "head.backward"), "assign"));
+}
+
+#[test]
+fn a_loss_that_has_no_parts_is_refused() {
+    let training = Training { loss_chunks: 3, ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) };
+    let refused = program(&llama(), "m", &workload).unwrap_err();
+    assert_eq!(refused[0].code, "P57");
+    assert!(refused[0].message.contains("8 tokens `s` do not divide into 3 parts"), "{}", refused[0].message);
 }

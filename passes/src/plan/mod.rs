@@ -332,6 +332,9 @@ pub struct MemoryUse {
     pub states: u64,
     /// Activations, outputs and communication buffers.
     pub arena: u64,
+    /// Of these the communication buffers, at the peak.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub communication: u64,
     /// Inputs.
     pub inputs: u64,
     /// Outputs, which lie in the arena.
@@ -688,6 +691,7 @@ impl MemoryUse {
             optimizer: memory.optimizer,
             states: memory.states,
             arena: memory.arena,
+            communication: memory.communication,
             inputs: memory.inputs,
             outputs: memory.outputs,
             total: memory.total(),

@@ -106,7 +106,7 @@ pub(super) fn decide(
         return Err(Diagnostic::new("P25", message));
     }
     let inside = inside::splits(registry, module, placements, roles)?;
-    for &dim in &roles.sequences {
+    for &dim in roles.sequences.iter().filter(|&&d| module.space.dims[d].part.is_none()) {
         check.sequence(dim, roles, &inside, &mut decisions)?;
     }
     let mut space = module.space.clone();
@@ -308,7 +308,11 @@ impl Check<'_> {
         if roles.caches.contains(&dim) {
             axes.extend(self.placement.cache.iter().copied());
         }
-        let mut degree = self.degree(&axes);
+        let ranks = self.degree(&axes);
+        // Every rank cuts its tokens into as many parts.
+        let chunks = self.module.space.dims.values().filter_map(|d| d.part.filter(|p| p.of == dim));
+        let chunks = chunks.map(|part| part.count).fold(1, lcm);
+        let mut degree = ranks.saturating_mul(chunks);
         let Dim { name, size, order, .. } = &self.module.space.dims[dim];
         let pads = self.options.sequence == SequenceFit::Pad;
         // An order that is asked for must fit too.
@@ -330,9 +334,23 @@ impl Check<'_> {
         }
         let axes = self.degree_text(&axes);
         if self.options.sequence == SequenceFit::Exact {
-            let message =
-                format!("sequence {name} = {size} tokens does not divide by the degree {degree} ({axes})");
-            return Err(Diagnostic::new("P23", message).help(format!(
+            let refused = match size % ranks {
+                0 => {
+                    let message = format!(
+                        "{} tokens {name} of each of {ranks} ranks ({axes}) do not divide into {chunks} parts of the loss",
+                        size / ranks
+                    );
+                    let legal = |n: u64| (size / ranks).is_multiple_of(n);
+                    Diagnostic::new("P57", message).help(legal_degrees(size / ranks, "loss", legal))
+                }
+                _ => {
+                    let message = format!(
+                        "sequence {name} = {size} tokens does not divide by the degree {ranks} ({axes})"
+                    );
+                    Diagnostic::new("P23", message)
+                }
+            };
+            return Err(refused.help(format!(
                 "pad it with `--pad-sequence` to {}, or use {} {} or {}",
                 size.next_multiple_of(degree),
                 self.length_flag(dim),

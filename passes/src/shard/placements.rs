@@ -136,8 +136,11 @@ fn sequences(
     let dims = &module.space.dims;
     let mut found = BTreeMap::new();
     for (name, axes) in &options.attention.sequences {
-        let Some(dim) = module.space.dim(name).filter(|dim| roles.sequences.contains(dim)) else {
-            let known: Vec<&str> = roles.sequences.iter().map(|&d| dims[d].name.as_str()).collect();
+        let is_whole = |d: &&DimId| dims[**d].part.is_none();
+        let mut sequences = roles.sequences.iter().filter(is_whole);
+        let named = sequences.clone().find(|&&d| dims[d].name == *name).copied();
+        let Some(dim) = named else {
+            let known: Vec<&str> = sequences.by_ref().map(|&d| dims[d].name.as_str()).collect();
             return Err(Diagnostic::new(
                 "P13",
                 format!("there is no sequence `{name}` to have axes of its own"),
@@ -164,6 +167,10 @@ fn sequences(
             return Err(Diagnostic::new("P13", format!("sequence `{name}` is given axes twice")));
         }
     }
+    // Parts lie where the sequence does.
+    let parts = dims.iter().filter_map(|(id, dim)| Some((id, found.get(&dim.part?.of)?.clone())));
+    let parts: Vec<(DimId, AxisList)> = parts.collect();
+    found.extend(parts);
     Ok(found)
 }
 

@@ -65,6 +65,11 @@ fn is_linear(op: &Op) -> bool {
 impl Rewriter<'_> {
     /// The new value of an old one; sums that were put off are taken.
     pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
+        if self.masks.contains_key(&old) {
+            // Who reads it does not say how it is to lie.
+            let layout = self.boundary(self.source.ty(old)).layout;
+            self.draw(old, layout)?;
+        }
         let Some(mut parts) = self.summands.remove(&old) else { return Ok(self.map[old.index()]) };
         parts.sort_by_key(|&v| std::cmp::Reverse(self.b.ty(v).layout.partial.len()));
         let mut sum: Option<ValueId> = None;
@@ -213,6 +218,14 @@ impl Rewriter<'_> {
                     self.gathered.insert(value, layout);
                     return Ok(Some(value));
                 }
+                let ty = self.b.ty(x);
+                let wider = match node.op {
+                    Op::Cast { to } => to.bytes() >= ty.dtype.bytes(),
+                    _ => false,
+                };
+                if wider && !ty.layout.partial.is_empty() && self.is_added(node.result()) {
+                    return self.b.push(node.op.clone(), &[x]).map(Some);
+                }
             }
             (Op::Binary(Binary::Add), &[x, y]) => {
                 let (x_ty, y_ty) = (self.b.ty(x), self.b.ty(y));
@@ -236,17 +249,26 @@ impl Rewriter<'_> {
     pub(super) fn reduced(&mut self, old: ValueId, new: ValueId) -> Result<ValueId, OpError> {
         let pending = !self.b.ty(new).layout.partial.is_empty();
         let Some(layout) = self.wanted.get(&old).filter(|_| pending).cloned() else { return Ok(new) };
-        let mut readers = self.source.nodes.iter().filter(|n| n.operands.contains(&old));
-        let added = readers.next().is_some_and(|n| {
-            let is_state = |v: &ValueId| {
-                let mut nodes = self.source.nodes.iter();
-                nodes.any(|n| matches!(n.op, Op::State(_)) && n.results.contains(v))
-            };
-            n.op == Op::Binary(Binary::Add) && !n.operands.iter().any(is_state)
-        });
-        match added && readers.next().is_none() {
+        match self.is_added(old) {
             true => Ok(new),
             false => self.reshard(new, layout),
+        }
+    }
+
+    /// Whether all that becomes of a value, in a wider type perhaps, is a summand of another that is made here.
+    fn is_added(&self, old: ValueId) -> bool {
+        let mut readers = self.source.nodes.iter().filter(|n| n.operands.contains(&old));
+        let (Some(reader), None) = (readers.next(), readers.next()) else { return false };
+        let is_state = |v: &ValueId| {
+            let mut nodes = self.source.nodes.iter();
+            nodes.any(|n| matches!(n.op, Op::State(_)) && n.results.contains(v))
+        };
+        match reader.op {
+            Op::Binary(Binary::Add) => !reader.operands.iter().any(is_state),
+            Op::Cast { to } => {
+                to.bytes() >= self.source.ty(old).dtype.bytes() && self.is_added(reader.result())
+            }
+            _ => false,
         }
     }
 

@@ -25,9 +25,9 @@ fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
     let to = TensorType::new(DType::BF16, [x]);
     let mut from = to.clone();
     from.layout.partial.push(axis);
-    let transfer = Transfer { op: Op::AllReduce { axis }, from, to: to.clone() };
+    let transfer = Transfer::one(Op::AllReduce { axis }, from, to.clone());
     let add = cost::op_seconds(&cluster, &space, &Op::Binary(Binary::Add), &[&to, &to], &[&to]);
-    let reduce = cluster.collective_seconds(&space, &transfer.op, &transfer.from, &transfer.to);
+    let reduce = cluster.message_seconds(&space, transfer.parcels());
     assert!(add > 0.0 && reduce > add, "{add} {reduce}");
     let mut frame = Frame { name: "main".into(), n_events: 4, tasks: tasks(&transfer), ..Frame::default() };
     let buffer = Buffer { name: "x".into(), content: Content::Tensor(to), place: Place::Frame(0) };
@@ -91,7 +91,8 @@ fn streams_run_in_order() {
 fn a_loop_takes_its_frame_for_each_layer() {
     let mut f = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[0], None)]);
     let body = f.schedule.frames[FrameId::new(0)].clone();
-    let call = Work::Call { callee: FrameId::new(0), layers: 0..80, scan: None, stage: None, base: 0 };
+    let call =
+        Work::Call { callee: FrameId::new(0), layers: 0..80, stride: 0, scan: None, stage: None, base: 0 };
     let tasks = vec![reduce(&f.transfer, &[], None), Task { work: call, ..add(&[], None) }, add(&[], None)];
     f.schedule.frames.push(Frame { tasks, ..body });
     let time = simulate(&f.cluster, &f.schedule);
@@ -143,7 +144,7 @@ fn attend(space: &Space, attention: &Attention, queries: &[TensorType], keys: &[
     let results: Vec<BufferId> = (0..keys.len()).map(|i| buffer(format!("o{i}"), &queries[i])).collect();
     for i in 0..keys.len() {
         if i > 0 {
-            let transfer = Transfer { op: Op::Permute, from: keys[i - 1].clone(), to: keys[i].clone() };
+            let transfer = Transfer::one(Op::Permute, keys[i - 1].clone(), keys[i].clone());
             frame.tasks.push(Task {
                 stream: Stream::Comm,
                 work: Work::Exchange(transfer),
@@ -266,7 +267,7 @@ fn a_loop_goes_on_until_its_ranks_keep_their_distance() {
     let (cluster, mut schedule) = whole_ring(4, Order::Contiguous);
     let body = schedule.frames[FrameId::new(0)].clone();
     let call = |layers| Task {
-        work: Work::Call { callee: FrameId::new(0), layers, scan: None, stage: None, base: 0 },
+        work: Work::Call { callee: FrameId::new(0), layers, stride: 0, scan: None, stage: None, base: 0 },
         stream: Stream::Compute,
         reads: Vec::new(),
         writes: Vec::new(),

@@ -1,12 +1,16 @@
 //! Several steps of emitted programs on the host: outputs of the last one, and what is kept, against the oracle.
 
+use ithaca_ir::Module;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::store::{Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, Storage, oracle};
+use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::lower::lower;
+use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
 use super::distributed::{can_run, steps_on_host};
 use crate::steps::cases;
+use crate::training::sharded::{deep_llama, per_rank, step};
 
 const STEPS: usize = 3;
 
@@ -16,24 +20,42 @@ fn loops_with_stacks_and_states_over_steps() {
         return;
     }
     for (name, whole, ranks) in cases() {
-        let sources = RandomTensors::of_module(&whole, 11);
-        let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
-        for _ in 0..STEPS {
-            let source = Layered::new(&kept, &sources);
-            let results = oracle::step::<f64>(&whole, &source, &sources, Storage::Wide).unwrap();
-            kept = Tensors::from(&results.kept);
-            outputs = results.outputs;
-            outputs.extend(results.kept);
-        }
-        let [whole, ranks] = [&whole, &ranks].map(|module| lower(verify(module).unwrap()).unwrap());
-        let (_out, found) = steps_on_host(&name, &ranks, Some(&whole), &sources, STEPS);
-        // What adds up over steps grows, and rounds by its size.
-        for (output, expected) in &outputs {
-            let found = found.read(output).unwrap();
-            assert_eq!(found.shape, expected.shape, "{name}: {output}");
-            let fits = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
-            let close = found.data.iter().zip(&expected.data).all(fits);
-            assert!(close, "{name}: {output} is {found:?}, not {expected:?}");
-        }
+        check(&name, &whole, &ranks);
+    }
+}
+
+#[test]
+fn groups_of_layers_and_parts_of_the_loss_over_steps() {
+    if !can_run() {
+        return;
+    }
+    let training =
+        Training { recompute: Recompute::Full { every: 2 }, loss_chunks: 2, ..Training::default() };
+    let whole = step(&deep_llama(5), training);
+    let options = ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap());
+    let ranks = per_rank(&whole, &options).unwrap();
+    check("groups_and_parts", &whole, &ranks);
+}
+
+/// Whether the emitted program of `ranks` makes the steps of `whole`.
+fn check(name: &str, whole: &Module, ranks: &Module) {
+    let sources = RandomTensors::of_module(whole, 11);
+    let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
+    for _ in 0..STEPS {
+        let source = Layered::new(&kept, &sources);
+        let results = oracle::step::<f64>(whole, &source, &sources, Storage::Wide).unwrap();
+        kept = Tensors::from(&results.kept);
+        outputs = results.outputs;
+        outputs.extend(results.kept);
+    }
+    let [whole, ranks] = [whole, ranks].map(|module| lower(verify(module).unwrap()).unwrap());
+    let (_out, found) = steps_on_host(name, &ranks, Some(&whole), &sources, STEPS);
+    // What adds up over steps grows, and rounds by its size.
+    for (output, expected) in &outputs {
+        let found = found.read(output).unwrap();
+        assert_eq!(found.shape, expected.shape, "{name}: {output}");
+        let fits = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
+        let close = found.data.iter().zip(&expected.data).all(fits);
+        assert!(close, "{name}: {output} is {found:?}, not {expected:?}");
     }
 }

@@ -1,7 +1,10 @@
 //! Training steps: gradients and optimizer against the library's, whole and distributed.
 
 mod accounting;
+mod activations;
+mod dropout;
 mod goldens;
+mod memory_formulas;
 mod pipeline;
-mod sharded;
+pub(crate) mod sharded;
 mod steps;

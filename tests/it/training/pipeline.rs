@@ -57,12 +57,18 @@ fn differences(found: &Outputs<f64>, expected: &Outputs<f64>, tolerance: f64) ->
 }
 
 /// What differs between a step in stages, laid out and lowered, and the step of one device.
-fn against_whole(config: &Value, training: Training, options: &ShardOptions) -> Vec<String> {
+pub(super) fn against_whole(config: &Value, training: Training, options: &ShardOptions) -> Vec<String> {
     let title = format!("{} {} {training:?}", options.strategy, options.mesh);
     let named = |all: Vec<String>, what: &str| -> Vec<String> {
         all.into_iter().map(|d| format!("{title}, {what}: {d}")).collect()
     };
-    let one = Training { stages: 1, micro_batches: 1, ..training.clone() };
+    let one = Training {
+        stages: 1,
+        micro_batches: 1,
+        recompute: Recompute::None,
+        loss_chunks: 1,
+        ..training.clone()
+    };
     let whole = step(config, one);
     let staged = step(config, training.clone());
     assert_eq!(text::parse(&text::print(&staged)).unwrap(), staged, "{title}");

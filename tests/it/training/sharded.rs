@@ -18,7 +18,7 @@ use crate::goldens::workload;
 const EXACT: f64 = 1e-9;
 
 /// A model of the llama family, with `heads` query heads over `kv_heads`.
-pub(super) fn llama(heads: u64, kv_heads: u64, tied: bool) -> Value {
+pub(crate) fn llama(heads: u64, kv_heads: u64, tied: bool) -> Value {
     json!({
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 4, "vocab_size": 32,
@@ -26,14 +26,22 @@ pub(super) fn llama(heads: u64, kv_heads: u64, tied: bool) -> Value {
     })
 }
 
+/// The same with so many layers, and a vocabulary beside which they are small.
+pub(crate) fn deep_llama(layers: u64) -> Value {
+    let mut config = llama(4, 2, false);
+    config["num_hidden_layers"] = json!(layers);
+    config["vocab_size"] = json!(128);
+    config
+}
+
 /// A training step on four sequences of 16 tokens.
-pub(super) fn step(config: &Value, training: Training) -> Module {
+pub(crate) fn step(config: &Value, training: Training) -> Module {
     let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 16) };
     program(config, "m", &workload).unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)))
 }
 
 /// What every rank runs.
-pub(super) fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, String> {
+pub(crate) fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, String> {
     let mut cx = Context::new(&Volume);
     run_passes(module.clone(), &passes(options), &mut cx, &mut Unwatched)
         .map_err(|d| diagnostic::render(&d, None))
@@ -65,7 +73,7 @@ fn options(strategy: &str, mesh: &str, zero: Zero) -> ShardOptions {
 }
 
 /// Strategies with meshes of at most eight ranks.
-const LAYOUTS: [(&str, &str); 18] = [
+pub(crate) const LAYOUTS: [(&str, &str); 18] = [
     ("data-parallel", "dp=2"),
     ("ulysses", "ulysses=2"),
     ("ulysses", "ulysses=4"),

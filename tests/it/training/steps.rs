@@ -83,6 +83,19 @@ fn plans() -> Vec<Plan> {
         let training = Training { recompute, ..training.clone() };
         plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });
     }
+    for (strategy, mesh) in [("ulysses", "ulysses=2"), ("ring", "ring=2"), ("megatron-tp-sp", "tp=2")] {
+        for every in [2, 3] {
+            let training = Training { recompute: Recompute::Full { every }, ..training.clone() };
+            plans.push(Plan { training, ..plan(strategy, mesh) });
+        }
+        for loss_chunks in [2, 4] {
+            let training = Training { loss_chunks, ..training.clone() };
+            plans.push(Plan { training, ..plan(strategy, mesh) });
+        }
+    }
+    let both = Training { recompute: Recompute::Full { every: 2 }, loss_chunks: 4, ..training.clone() };
+    let zero = Zero::Parameters;
+    plans.push(Plan { training: both, zero, ..plan("data-parallel+ulysses", "dp=2,ulysses=2") });
     let training = Training { micro_batches: 2, ..training.clone() };
     plans.push(Plan { training, ..plan("ulysses", "ulysses=2") });
     plans

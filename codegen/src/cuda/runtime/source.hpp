@@ -104,6 +104,7 @@ inline void store_element(DType dtype, char* to, double value) {
         case DType::F16: return write(narrow<__half>(value));
         case DType::BF16: return write(narrow<__nv_bfloat16>(value));
         case DType::I32: return write(static_cast<int32_t>(value));
+        case DType::Bool: return write(static_cast<uint8_t>(value != 0));
     }
 }
 
@@ -118,6 +119,7 @@ inline double load_element(DType dtype, const char* from) {
         case DType::F16: return widen(read(__half{}));
         case DType::BF16: return widen(read(__nv_bfloat16{}));
         case DType::I32: return read(int32_t{});
+        case DType::Bool: return read(uint8_t{});
     }
     return 0;
 }

@@ -11,13 +11,14 @@
 
 namespace ithaca {
 
-enum class DType { F64, F32, F16, BF16, I32 };
+enum class DType { F64, F32, F16, BF16, I32, Bool };
 
 inline int64_t bytes_of(DType dtype) {
     switch (dtype) {
         case DType::F64: return 8;
         case DType::F32: case DType::I32: return 4;
         case DType::F16: case DType::BF16: return 2;
+        case DType::Bool: return 1;
     }
     return 0;
 }

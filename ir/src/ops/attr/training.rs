@@ -2,7 +2,7 @@
 
 use super::{Attr, AttrError, Attrs, Names};
 use crate::dim::DimId;
-use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Scan, ScanOrder, Stage, Target, Unary};
+use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Random, Scan, ScanOrder, Stage, Target, Unary};
 
 fn dim(names: Names<'_>, d: DimId) -> Attr {
     Attr::Word(names.space.dims[d].name.clone())
@@ -49,6 +49,16 @@ pub(crate) fn read_stage(attrs: &mut Attrs, names: Names<'_>) -> Result<Option<S
     Ok(Some(Stage { number, along }))
 }
 
+/// The attribute of a stride, of the program's calls and of the schedule's; none where it is zero.
+pub(crate) fn stride_attrs(stride: u64) -> Option<(&'static str, Attr)> {
+    (stride != 0).then_some(("stride", Attr::Int(stride)))
+}
+
+/// The stride among the attributes of a call.
+pub(crate) fn read_stride(attrs: &mut Attrs) -> Result<u64, AttrError> {
+    if attrs.has("stride") { attrs.int("stride") } else { Ok(0) }
+}
+
 pub(super) fn read_target(attrs: &mut Attrs) -> Result<Target, AttrError> {
     let word = attrs.word("target")?;
     let target = Target::ALL.into_iter().find(|t| t.name() == word);
@@ -82,6 +92,7 @@ pub(super) fn gradient_attrs(gradient: &Gradient, names: Names<'_>) -> Vec<(&'st
             let over = over.iter().map(|&d| dim(names, d)).collect();
             vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
         }
+        Gradient::Softmax { over } => vec![("over", dim(names, *over))],
         Gradient::LayerNorm { over, eps } => vec![("over", dim(names, *over)), ("eps", Attr::Float(*eps))],
         Gradient::CrossEntropy { over, ignore } => {
             vec![("over", dim(names, *over)), ("ignore", label(*ignore))]
@@ -96,6 +107,15 @@ pub(super) fn loss_attrs(loss: &Loss, names: Names<'_>) -> Vec<(&'static str, At
             vec![("over", dim(names, *over)), ("ignore", label(*ignore))]
         }
         Loss::Valid { ignore } => vec![("ignore", label(*ignore))],
+    }
+}
+
+pub(super) fn random_attrs(random: &Random) -> Vec<(&'static str, Attr)> {
+    match random {
+        Random::Key { seed } => vec![("seed", Attr::Int(*seed))],
+        Random::FoldIn | Random::LayerKey => Vec::new(),
+        Random::DropoutMask { rate, seed } => vec![("rate", Attr::Float(*rate)), ("seed", Attr::Int(*seed))],
+        Random::Dropout { rate } => vec![("rate", Attr::Float(*rate))],
     }
 }
 
@@ -136,6 +156,7 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
         "layer_norm_backward" => {
             Op::Gradient(Gradient::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? })
         }
+        "softmax_backward" => Op::Gradient(Gradient::Softmax { over: attrs.dim("over", names)? }),
         "sink_backward" => Op::Gradient(Gradient::Sink),
         "cross_entropy" => Op::Loss(Loss::CrossEntropy {
             over: attrs.dim("over", names)?,
@@ -149,6 +170,13 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
             Op::Loss(Loss::Pick { over: attrs.dim("over", names)?, ignore: read_label(attrs, "ignore")? })
         }
         "valid" => Op::Loss(Loss::Valid { ignore: read_label(attrs, "ignore")? }),
+        "key" => Op::Random(Random::Key { seed: attrs.int("seed")? }),
+        "fold_in" => Op::Random(Random::FoldIn),
+        "layer_key" => Op::Random(Random::LayerKey),
+        "dropout_mask" => {
+            Op::Random(Random::DropoutMask { rate: attrs.float("rate")?, seed: attrs.int("seed")? })
+        }
+        "dropout" => Op::Random(Random::Dropout { rate: attrs.float("rate")? }),
         "adamw" => Op::Optimizer(Optimizer::AdamW(AdamW {
             lr: attrs.float("lr")?,
             beta1: attrs.float("beta1")?,

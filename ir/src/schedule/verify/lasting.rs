@@ -96,16 +96,11 @@ pub(super) fn check(schedule: &Schedule, found: &mut Diagnostics) {
 
 /// The layers that each frame runs for, indexed by frame.
 fn layers_of(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
-    let mut layers: Vec<Vec<Range<u64>>> = vec![Vec::new(); schedule.frames.len()];
+    let runs = schedule.layers_by_place();
+    let mut layers: Vec<Vec<Range<u64>>> =
+        runs.into_iter().map(|runs| runs.into_iter().map(|(layers, _)| layers).collect()).collect();
     if let Some(main) = schedule.main() {
         layers[main.index()].push(0..1);
-    }
-    for frame in schedule.frames.values() {
-        for task in &frame.tasks {
-            if let Work::Call { callee, layers: range, .. } = &task.work {
-                layers[callee.index()].push(range.clone());
-            }
-        }
     }
     layers
 }
