@@ -99,7 +99,10 @@ pub(super) fn staged(
     }
     let pipelines = registry.strategies().filter(|s| s.search() == Search::Stages);
     let pipelines: Vec<&dyn Strategy> = pipelines.collect();
-    let single = strategies(registry, request).into_iter().filter(|name| !name.contains('+'));
+    let splits =
+        |name: &String| product(registry, name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
+    let names = strategies(registry, request).into_iter();
+    let single = names.filter(|name| !name.contains('+') && splits(name));
     let names = |pipeline: &&dyn Strategy| -> Vec<String> {
         let beside = single.clone().map(|name| format!("{}+{name}", pipeline.name()));
         std::iter::once(pipeline.name().to_owned()).chain(beside).collect()
