@@ -106,7 +106,8 @@ pub struct WorkloadArgs {
     /// out), or interleaved (with `--train chunks=N` ranges of layers for each stage).
     #[arg(long, value_name = "ORDER")]
     pub pipeline: Option<String>,
-    /// Another option of the training step: `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
+    /// Another option of the training step: `dropout=off` (nothing is dropped; `config`, as when left out, drops what the
+    /// configuration says), `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
     /// `weight_decay=…`; may be repeated.
     #[arg(long = "train", value_name = "KEY=VALUE")]
     pub training: Vec<String>,
@@ -233,6 +234,8 @@ pub enum Target {
     Svg,
     /// A sequence diagram for Mermaid: ranks, phases, collectives.
     Mermaid,
+    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream.
+    Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }

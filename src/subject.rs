@@ -430,7 +430,8 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let small = |n: u64| (tokens + n % parts).min(n);
     let small_sequence = small(workload.sequence);
     let target_sequence = workload.target_sequence.map(small);
-    let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks };
+    let layers = workload.training.n_chunks();
+    let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks, layers };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let micro_batches = workload.training.micro_batches;
     let batch = match workload.batch.is_multiple_of(micro_batches) {

@@ -11,7 +11,6 @@ pub const EMIT: &[Code] = &[
     code("S40", "every task and collective of the schedule has an emitted form"),
     code("S41", "tensors have at most as many dimensions as emitted kernels take"),
     code("S42", "dropout of an emitted attention is keyed by position"),
-    code("S43", "every rank runs every task of an emitted schedule"),
 ];
 
 /// The sections of this crate's codes, with their titles.

@@ -171,6 +171,9 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::Fetch { to } => format!("fetch {}", dim(*to)),
         Op::Take { to } => format!("take {}", dim(*to)),
         Op::Join { to } => format!("join {}", dim(*to)),
+        Op::Coalesced(members) => {
+            format!("{} {} of {}", op.name(), op.collective_name(), members.len())
+        }
         Op::FetchSum { from } => format!("fetch_sum {}", dim(*from)),
         Op::MergeParts { over } => format!("merge_parts over {}", dim(*over)),
         Op::RowLse { over, parts: _ } => format!("row_lse over {}", dim(*over)),
@@ -198,6 +201,8 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         | Op::RmsNorm { .. }
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
+        | Op::Softmax { .. }
+        | Op::Random(_)
         | Op::Rotary(_)
         | Op::Merge
         | Op::Accumulate

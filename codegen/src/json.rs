@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Op;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Schedule, Task, Work};
-use ithaca_ir::{Arena, Order, Space, text, traffic};
+use ithaca_ir::{Arena, Order, Space, TensorType, text, traffic};
 use serde::Serialize;
 
 /// The version of the document.
@@ -175,6 +176,9 @@ pub struct TaskDoc {
     /// The type of what it leaves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
+    /// The tensors of a message of several, in the order in which they are packed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub coalesced: Vec<ParcelDoc>,
     /// The frame that a call runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub callee: Option<String>,
@@ -208,6 +212,17 @@ pub struct TaskDoc {
     /// The event recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<usize>,
+}
+
+/// One tensor of a message of several.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ParcelDoc {
+    /// The attributes of its collective.
+    pub attributes: BTreeMap<&'static str, String>,
+    /// Its type before.
+    pub from: String,
+    /// Its type after.
+    pub to: String,
 }
 
 /// The document of a schedule.
@@ -301,6 +316,7 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
         axis: None,
         from: None,
         to: None,
+        coalesced: Vec::new(),
         callee: None,
         layers: None,
         stride: None,
@@ -325,11 +341,23 @@ fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
                 Work::Unpack(_) => "unpack",
                 Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => "exchange",
             };
-            doc.op = Some(x.op.name());
-            doc.attributes = attributes(&schedule.space, &x.op);
-            doc.from = Some(text::show(&schedule.space, &x.from).to_string());
-            doc.to = Some(text::show(&schedule.space, &x.to).to_string());
-            doc.axis = traffic::axis(&schedule.space, &x.op, (&x.from, &x.to));
+            let show = |ty: &TensorType| text::show(&schedule.space, ty).to_string();
+            doc.op = Some(x.first().op.name());
+            doc.axis = traffic::axis(&schedule.space, x.parcels());
+            match x.only() {
+                Some(Parcel { op, from, to }) => {
+                    doc.attributes = attributes(&schedule.space, op);
+                    (doc.from, doc.to) = (Some(show(from)), Some(show(to)));
+                }
+                None => {
+                    let parcel = |Parcel { op, from, to }: &Parcel| ParcelDoc {
+                        attributes: attributes(&schedule.space, op),
+                        from: show(from),
+                        to: show(to),
+                    };
+                    doc.coalesced = x.parcels().iter().map(parcel).collect();
+                }
+            }
         }
         Work::Copy => doc.work = "copy",
         Work::Call { callee, layers, stride, scan, stage, base } => {

@@ -11,3 +11,4 @@ pub mod dot;
 pub mod json;
 pub mod mermaid;
 pub mod svg;
+pub mod trace;

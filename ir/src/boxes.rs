@@ -261,17 +261,21 @@ pub fn wire_elements(space: &Space, op: &Op, from: &TensorType, to: &TensorType,
     tokens * (space.max_local_elements(of) / space.max_extent(*sequence, axes).max(1))
 }
 
+/// Elements that `rank` sends to others when `local` of them are summed over `axis`: a reduce-scatter of the chunks of
+/// the others, then an all-gather of the own chunk.
+pub fn all_reduce_elements(space: &Space, axis: AxisId, local: u64, rank: Rank) -> u64 {
+    let n = space.mesh.size(axis);
+    let own = chunk(local, n, space.mesh.coordinate(rank, axis));
+    let own = own.end - own.start;
+    local - own + (n - 1) * own
+}
+
 /// Bytes that `rank` sends to others for the collective `op` from `from` to `to`.
 pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> u64 {
     let sent: u64 = match *op {
         _ if !space.holds(from, rank) => 0,
         Op::AllReduce { axis } => {
-            // A reduce-scatter of the chunks of the others, then an all-gather of the own chunk.
-            let n = space.mesh.size(axis);
-            let local = elements(&space.local_box(from, rank));
-            let own = chunk(local, n, space.mesh.coordinate(rank, axis));
-            let own = own.end - own.start;
-            local - own + (n - 1) * own
+            all_reduce_elements(space, axis, elements(&space.local_box(from, rank)), rank)
         }
         _ => {
             let exchange = exchange(space, op, from, to, rank);

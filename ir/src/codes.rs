@@ -92,6 +92,10 @@ pub const MODULE: &[Code] = &[
         "V33",
         "values of `main` alone are on some ranks only; what an operation or a call reads is where it runs; only `main` calls on stages",
     ),
+    code(
+        "V34",
+        "collectives that are coalesced are of one kind, between the same ranks and of one element type, one for each operand; fetches travel alone",
+    ),
 ];
 
 /// Invariants of schedules.

@@ -41,7 +41,8 @@ pub struct Dim {
 ///
 /// `of` is seen as `[runs, count, size / (runs · count)]` by index, and the part is what has `index` in the middle. Ranks
 /// hold whole runs, as many each, so that every rank takes its part from what it holds. Indices of a part are its own
-/// positions.
+/// positions. A part has whole granules of a run, unless a run is one granule, which is cut
+/// then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The dimension.

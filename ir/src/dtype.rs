@@ -15,11 +15,13 @@ pub enum DType {
     BF16,
     /// 32-bit signed integer: token ids, positions.
     I32,
+    /// One byte, zero or one: which elements dropout keeps.
+    Bool,
 }
 
 impl DType {
     /// Every element type, in text order.
-    pub const ALL: [DType; 5] = [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I32];
+    pub const ALL: [DType; 6] = [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I32, DType::Bool];
 
     /// The spelling in the text form.
     pub fn name(self) -> &'static str {
@@ -29,6 +31,7 @@ impl DType {
             DType::F16 => "f16",
             DType::BF16 => "bf16",
             DType::I32 => "i32",
+            DType::Bool => "bool",
         }
     }
 
@@ -40,6 +43,7 @@ impl DType {
             "f16" | "fp16" | "float16" | "half" => DType::F16,
             "bf16" | "bfloat16" => DType::BF16,
             "i32" | "int32" => DType::I32,
+            "bool" => DType::Bool,
             _ => return None,
         })
     }
@@ -50,6 +54,7 @@ impl DType {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::BF16 => 2,
+            DType::Bool => 1,
         }
     }
 
@@ -57,7 +62,7 @@ impl DType {
     pub fn is_float(self) -> bool {
         match self {
             DType::F64 | DType::F32 | DType::F16 | DType::BF16 => true,
-            DType::I32 => false,
+            DType::I32 | DType::Bool => false,
         }
     }
 }

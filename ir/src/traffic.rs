@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::boxes;
 use crate::entity::Entity;
 use crate::mesh::Rank;
-use crate::module::Module;
+use crate::message::{self, Parcel};
+use crate::module::{Function, Module, Node, ValueId};
 use crate::ops::Op;
+use crate::schedule::{BufferId, Frame, Schedule, Task, Work};
 use crate::space::Space;
-use crate::types::TensorType;
 
 /// When in a step a collective runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -94,18 +95,64 @@ impl Ledger {
     }
 }
 
-/// The row that a collective of the function called `function` belongs to; `None` when nothing is sent.
+/// The row that a message of a phase belongs to; `None` when nothing is sent.
 ///
 /// The axis is the one along which parts travel, several joined by `+`; `mesh` where a permute is along none.
-pub fn key(space: &Space, function: &str, op: &Op, (from, to): (&TensorType, &TensorType)) -> Option<Key> {
-    axis(space, op, (from, to)).map(|axis| (op.name(), axis, Phase::of_function(function)))
+pub fn key(space: &Space, phase: Phase, parcels: &[Parcel]) -> Option<Key> {
+    let first = parcels.first()?;
+    axis(space, parcels).map(|axis| (first.op.name(), axis, phase))
+}
+
+/// When a collective of a function runs: in the phase of the function; what passes between stages of a pipeline in that
+/// of the calls that made it.
+pub fn phase_of_node(module: &Module, function: &Function, node: &Node) -> Phase {
+    let own = Phase::of_function(&function.name);
+    match (node.operands.first(), node.results.first()) {
+        (Some(&x), Some(&y)) if function.ty(x).layout.at != function.ty(y).layout.at => {
+            made_in(module, function, x).unwrap_or(own)
+        }
+        _ => own,
+    }
+}
+
+/// The last phase of the calls that a value is made of.
+fn made_in(module: &Module, function: &Function, value: ValueId) -> Option<Phase> {
+    let maker = function.nodes.iter().find(|n| n.results.contains(&value))?;
+    match maker.op {
+        Op::Call { callee, .. } => Some(Phase::of_function(&module.functions[callee].name)),
+        _ => maker.operands.iter().filter_map(|&v| made_in(module, function, v)).max(),
+    }
+}
+
+/// The same of the task of a frame with this number, which communicates.
+pub fn phase_of_task(schedule: &Schedule, frame: &Frame, task: usize) -> Phase {
+    let own = Phase::of_function(&frame.name);
+    let Some(Task { work, reads, .. }) = frame.tasks.get(task) else { return own };
+    match (work, reads.first()) {
+        (Work::Exchange(transfer), Some(&sent)) if moves(transfer.first()) => {
+            written_in(schedule, frame, task, sent).unwrap_or(own)
+        }
+        _ => own,
+    }
+}
+
+/// Whether a parcel goes from one place to another.
+fn moves(parcel: &Parcel) -> bool {
+    parcel.from.layout.at != parcel.to.layout.at
+}
+
+/// The last phase of the calls that a buffer is made of, as it is before a task.
+fn written_in(schedule: &Schedule, frame: &Frame, before: usize, buffer: BufferId) -> Option<Phase> {
+    let at = frame.tasks[..before].iter().rposition(|task| task.writes.contains(&buffer))?;
+    match frame.tasks[at].work {
+        Work::Call { callee, .. } => Some(Phase::of_function(&schedule.frames[callee].name)),
+        _ => frame.tasks[at].reads.iter().filter_map(|&b| written_in(schedule, frame, at, b)).max(),
+    }
 }
 
 /// The axis of that row; `None` when nothing is sent.
-pub fn axis(space: &Space, op: &Op, (from, to): (&TensorType, &TensorType)) -> Option<String> {
-    if !op.is_communication() {
-        return None;
-    }
+pub fn axis(space: &Space, parcels: &[Parcel]) -> Option<String> {
+    let Parcel { op, from, to } = parcels.first()?;
     let axes = boxes::axes(space, op, from, to).unwrap_or_default();
     let names: Vec<&str> = axes.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect();
     Some(if names.is_empty() { "mesh".to_owned() } else { names.join("+") })
@@ -117,46 +164,24 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
     let runs = module.runs_by_place();
     for (id, function) in module.functions.iter() {
         for node in &function.nodes {
-            let (Some(&x), Some(&y)) = (node.operands.first(), node.results.first()) else { continue };
-            let (from, to) = (function.ty(x), function.ty(y));
-            let Some(key) = key(&module.space, &function.name, &node.op, (from, to)) else { continue };
+            let parcels =
+                message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
+            let phase = phase_of_node(module, function, node);
+            let Some(key) = key(&module.space, phase, &parcels) else { continue };
             for (&at, &runs) in &runs[id.index()] {
+                let mut parcels = parcels.clone();
                 // What is on some ranks only tells which by itself.
-                let (from, to) = match at {
-                    None => (from.clone(), to.clone()),
-                    Some(_) => (from.located(at), to.located(at)),
-                };
-                for rank in busiest_candidates(&module.space, &node.op, &from, &to) {
-                    let bytes = boxes::bytes_sent(&module.space, &node.op, &from, &to, rank);
+                if at.is_some() {
+                    for parcel in &mut parcels {
+                        (parcel.from, parcel.to) = (parcel.from.located(at), parcel.to.located(at));
+                    }
+                }
+                for rank in message::busiest_candidates(&module.space, &parcels) {
+                    let bytes = message::bytes_sent(&module.space, &parcels, rank);
                     ledger.record(key.clone(), rank, runs, bytes);
                 }
             }
         }
     }
     ledger.rows()
-}
-
-/// Bytes that the busiest rank sends to others for the collective `op` from `from` to `to`.
-pub fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
-    let ranks = busiest_candidates(space, op, from, to);
-    ranks.into_iter().map(|rank| boxes::bytes_sent(space, op, from, to, rank)).max().unwrap_or(0)
-}
-
-/// Ranks among which the busiest is: all of them where shares may differ, else the first.
-fn busiest_candidates(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Vec<Rank> {
-    let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
-    let ragged = match *op {
-        Op::AllReduce { axis } => !space.max_local_elements(from).is_multiple_of(space.mesh.size(axis)),
-        // Where all parts travel alike, one rank stands for all.
-        Op::Permute => {
-            let some = |ty: &TensorType| ty.layout.moved.iter().any(|m| m.only.is_some());
-            from.layout.split != to.layout.split || some(from) || some(to)
-        }
-        Op::Fetch { .. } | Op::FetchSum { .. } => true,
-        _ => false,
-    };
-    let moves = from.layout.at != to.layout.at;
-    let all = uneven(from) || uneven(to) || ragged || moves;
-    let among = |&rank: &Rank| boxes::takes_part(space, from, to, rank);
-    space.mesh.iter_ranks().filter(among).take(if all { usize::MAX } else { 1 }).collect()
 }

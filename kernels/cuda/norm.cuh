@@ -65,4 +65,24 @@ __global__ void layer_norm(const T* x, const T* weight, const T* bias, T* z, Wal
     }
 }
 
+// exp(x) / sum(exp(x)), a thread a line.
+template <typename T>
+__global__ void softmax(const T* x, T* z, Walk<1> lines, int64_t n_lines, int64_t width, int64_t stride) {
+    using A = Acc<T>;
+    ITHACA_FOR(line, n_lines) {
+        int64_t at[1];
+        lines.at(line, at);
+        A highest = nothing<A>(), sum = 0;
+        for (int64_t i = 0; i < width; ++i) {
+            const A value = widen(x[at[0] + i * stride]);
+            if (value > highest) highest = value;
+        }
+        for (int64_t i = 0; i < width; ++i) sum += exponential(widen(x[at[0] + i * stride]) - highest);
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t j = at[0] + i * stride;
+            z[j] = narrow<T>(exponential(widen(x[j]) - highest) / sum);
+        }
+    }
+}
+
 }  // namespace ithaca::kernel

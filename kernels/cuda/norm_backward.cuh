@@ -121,4 +121,20 @@ __global__ void rms_scale_backward(ScaleResult result, const T* x, const Acc<T>*
     }
 }
 
+// y (d - sum(y d)) of the result y of a softmax, a thread a line.
+template <typename T>
+__global__ void softmax_backward(const T* y, const T* d, T* z, Walk<1> lines, int64_t n_lines, int64_t width, int64_t stride) {
+    using A = Acc<T>;
+    ITHACA_FOR(line, n_lines) {
+        int64_t at[1];
+        lines.at(line, at);
+        A sum = 0;
+        for (int64_t i = 0; i < width; ++i) sum += widen(y[at[0] + i * stride]) * widen(d[at[0] + i * stride]);
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t j = at[0] + i * stride;
+            z[j] = narrow<T>(widen(y[j]) * (widen(d[j]) - sum));
+        }
+    }
+}
+
 }  // namespace ithaca::kernel

@@ -1,7 +1,7 @@
 // What a query and a key of an attention give: their score, its slope, and whether dropout keeps the weight.
 #pragma once
 
-#include "sequence.cuh"
+#include "random.cuh"
 
 namespace ithaca::kernel {
 
@@ -37,20 +37,15 @@ struct Bias {
 struct Dropout {
     double rate = 0;  // zero: none
     uint64_t seed = 0;
+    const int32_t* key = nullptr;  // or none: the seed alone
 
     // Zero, or one over the share that is kept.
-    __device__ double factor(int64_t sequence, int64_t head, int64_t query, int64_t key) const {
+    __device__ double factor(int64_t sequence, int64_t head, int64_t query, int64_t at_key) const {
         if (!(rate > 0)) return 1;
-        uint64_t x = seed;
-        const int64_t words[4] = {sequence, head, query, key};
-        for (int64_t word : words) {
-            // splitmix64 (Steele, Lea and Flood, 2014) over each word in turn.
-            x = (x ^ static_cast<uint64_t>(word)) + 0x9E3779B97F4A7C15u;
-            x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-            x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-            x ^= x >> 31;
-        }
-        return static_cast<double>(x >> 11) < rate * 9007199254740992.0 ? 0.0 : 1.0 / (1.0 - rate);
+        uint64_t x = key != nullptr ? drawn_from(*key, seed) : seed;
+        const int64_t words[4] = {sequence, head, query, at_key};
+        for (int64_t word : words) x = mix(x, static_cast<uint64_t>(word));
+        return is_below(x, rate) ? 0.0 : 1.0 / (1.0 - rate);
     }
 };
 

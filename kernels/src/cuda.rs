@@ -12,6 +12,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
     ("rotary.cuh", include_str!("../cuda/rotary.cuh")),
     ("sequence.cuh", include_str!("../cuda/sequence.cuh")),
+    ("random.cuh", include_str!("../cuda/random.cuh")),
     ("score.cuh", include_str!("../cuda/score.cuh")),
     ("attention.cuh", include_str!("../cuda/attention.cuh")),
     ("attention_backward.cuh", include_str!("../cuda/attention_backward.cuh")),

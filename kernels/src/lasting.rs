@@ -1,11 +1,12 @@
 //! What lasts from one run of a schedule to the next: its weights and states, under the names that files have.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Binding, Target, source, state};
 use ithaca_ir::schedule::{Content, Place, Schedule};
-use ithaca_ir::{Space, TensorType};
+use ithaca_ir::{Rank, Space, TensorType};
 
 use crate::cpu;
 use crate::error::RunError;
@@ -21,6 +22,8 @@ pub struct Lasting<'a> {
     pub ty: &'a TensorType,
     /// The layer.
     pub layer: u64,
+    /// Which ranks have it, those of one or another place; all of them where one place is absent.
+    pub places: Vec<Option<At>>,
     /// Whether the schedule writes it.
     pub is_written: bool,
 }
@@ -29,6 +32,11 @@ impl Lasting<'_> {
     /// The name of its stored tensor; a stack's is that of all its members.
     pub fn stored_name(&self) -> String {
         self.binding.stored_name(self.layer)
+    }
+
+    /// Whether `rank` has it.
+    pub fn is_on(&self, space: &Space, rank: Rank) -> bool {
+        self.places.iter().any(|place| place.is_none_or(|at| at.has(&space.mesh, rank)))
     }
 
     /// The stored tensors, several for a stack, each with the shape that files must have.
@@ -55,7 +63,7 @@ impl Lasting<'_> {
 pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
     let layers = cpu::layers_of(schedule)?;
     let mut found: Vec<Lasting<'_>> = Vec::new();
-    let mut known: BTreeSet<(Target, String, usize)> = BTreeSet::new();
+    let mut known: BTreeMap<(Target, String, usize), usize> = BTreeMap::new();
     // A name may have several bindings or types; which of them one is, is told by its number among these.
     let mut kinds: Vec<(&Binding, &TensorType)> = Vec::new();
     let mut written: BTreeSet<(Target, String)> = BTreeSet::new();
@@ -75,13 +83,19 @@ pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
             });
             let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
             // Stages of a pipeline have it under one name.
-            for &(layer, _) in &layers[frame_id.index()] {
+            for &(layer, at) in &layers[frame_id.index()] {
                 let name = binding.stored_name(layer);
                 if is_written {
                     written.insert((target, name.clone()));
                 }
-                if known.insert((target, name, kind)) {
-                    found.push(Lasting { target, binding, ty, layer, is_written: false });
+                let number = *known.entry((target, name, kind)).or_insert_with(|| {
+                    found.push(Lasting { target, binding, ty, layer, places: Vec::new(), is_written: false });
+                    found.len() - 1
+                });
+                let places = &mut found[number].places;
+                let place = ty.layout.at.or(at);
+                if !places.contains(&place) {
+                    places.push(place);
                 }
             }
         }

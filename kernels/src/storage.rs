@@ -20,7 +20,7 @@ impl Storage {
     /// Makes of `data` what a value of type `dtype` keeps of it.
     pub fn keep<T: Real>(self, dtype: DType, data: &mut [T]) {
         let round: fn(f64) -> f64 = match (self, dtype) {
-            (Storage::Wide, _) | (Storage::AsTyped, DType::F64 | DType::I32) => return,
+            (Storage::Wide, _) | (Storage::AsTyped, DType::F64 | DType::I32 | DType::Bool) => return,
             (Storage::AsTyped, DType::F32) => |x| f64::from(x as f32),
             (Storage::AsTyped, DType::F16) => |x| f16::from_f64(x).to_f64(),
             (Storage::AsTyped, DType::BF16) => |x| bf16::from_f64(x).to_f64(),

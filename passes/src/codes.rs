@@ -79,7 +79,6 @@ pub const PASS: &[Code] = &[
         "P54",
         "the stages of a pipeline share whole weights that are not a layer's, and a mesh axis is as long as there are stages",
     ),
-    code("P55", "a training step has no attention that drops weights by the same mask at every step"),
     code("P57", "a loss in parts is a sum over tokens, and the tokens of every rank divide into the parts"),
     code("P60", "a file of rules is `rule NAME pattern => replacement`, conditions behind `where`"),
     code("P61", "every rule has a name of its own"),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::mask::Positions;
 use ithaca_ir::ops::{Attention, Cost};
-use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, boxes};
+use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, boxes, message};
 
 use crate::cluster::Cluster;
 
@@ -35,7 +35,7 @@ pub fn op_seconds(
     results: &[&TensorType],
 ) -> f64 {
     if op.is_communication() {
-        return cluster.collective_seconds(space, op, operands[0], results[0]);
+        return cluster.message_seconds(space, &message::parcels(op, operands, results));
     }
     match rate(cluster, op, operands) {
         Some(rate) => roofline(cluster, rate, op.cost(space, operands, results)),
@@ -61,6 +61,7 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         | Op::Permute
         | Op::Fetch { .. }
         | Op::FetchSum { .. }
+        | Op::Coalesced(_)
         | Op::Param(_)
         | Op::Input(_)
         | Op::State(_)
@@ -89,6 +90,8 @@ fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
         | Op::RmsNorm { .. }
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
+        | Op::Softmax { .. }
+        | Op::Random(_)
         | Op::Rotary(_)
         | Op::Merge
         | Op::MergeParts { .. }

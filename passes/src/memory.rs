@@ -11,7 +11,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Binding;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
-use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule, Task, Work};
 
 use crate::cluster::Cluster;
 
@@ -66,44 +66,49 @@ impl Memory {
     }
 }
 
-/// What `schedule` needs, a schedule that the schedule verifier accepts.
+/// What `schedule` needs, a schedule that the schedule verifier accepts; of a pipeline the busiest stage.
 pub fn of_schedule(schedule: &Schedule) -> Memory {
-    let space = &schedule.space;
-    let memory = Memory { arena: schedule.arena_bytes(), ..Memory::default() };
-    // The busiest stage of a pipeline; all ranks alike without one.
-    let stage = |at: Option<At>| {
-        let mut memory = memory.clone();
-        for (source, ty, layers) in sources(schedule, at) {
-            let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
-            let bytes = space.max_local_bytes(&ty).saturating_mul(count);
-            let sum = match &source {
-                Source::Weight(_) => &mut memory.parameters,
-                Source::Input(_) => &mut memory.inputs,
-                Source::State(binding) if is_gradient(&binding.name) => &mut memory.gradients,
-                Source::State(binding) if binding.name.starts_with(OPTIMIZER) => &mut memory.optimizer,
-                Source::State(_) => &mut memory.states,
-            };
-            *sum = sum.saturating_add(bytes);
-            memory.largest.push(Held { name: source.binding().name.clone(), count, bytes });
-        }
-        memory
-    };
-    let stages: Vec<Option<At>> = match schedule.stages().as_slice() {
-        [] => vec![None],
-        stages => stages.iter().copied().map(Some).collect(),
-    };
+    let stages = of_stages(schedule).into_iter().map(|(_, memory)| memory);
     // Of equally busy ones the first.
-    let busiest = stages.into_iter().map(stage).reduce(|a, b| if b.total() > a.total() { b } else { a });
-    let mut memory = busiest.unwrap_or_default();
-    let mut largest = std::mem::take(&mut memory.largest);
-    if let Some(main) = schedule.main() {
-        let frame = &schedule.frames[main];
-        memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
-        memory.communication = at_peak(schedule, main, &mut largest);
+    let busiest = stages.reduce(|a, b| if b.total() > a.total() { b } else { a });
+    busiest.unwrap_or_default()
+}
+
+/// What the ranks of each stage of a pipeline need, in order of stages; without one what all of them do.
+pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
+    match schedule.stages().as_slice() {
+        [] => vec![(None, of_place(schedule, None))],
+        stages => stages.iter().map(|&at| (Some(at), of_place(schedule, Some(at)))).collect(),
     }
-    largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    largest.truncate(NAMED);
-    memory.largest = largest;
+}
+
+/// What the ranks of a place need; all ranks alike where there is none.
+fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
+    let space = &schedule.space;
+    let arena = at.map_or_else(|| schedule.arena_bytes(), |at| schedule.arena_bytes_at(at));
+    let mut memory = Memory { arena, ..Memory::default() };
+    for (source, ty, layers) in sources(schedule, at) {
+        let count = if source.binding().is_per_layer() { length(&layers) } else { 1 };
+        let bytes = space.max_local_bytes(&ty).saturating_mul(count);
+        let sum = match &source {
+            Source::Weight(_) => &mut memory.parameters,
+            Source::Input(_) => &mut memory.inputs,
+            Source::State(binding) if is_gradient(&binding.name) => &mut memory.gradients,
+            Source::State(binding) if binding.name.starts_with(OPTIMIZER) => &mut memory.optimizer,
+            Source::State(_) => &mut memory.states,
+        };
+        *sum = sum.saturating_add(bytes);
+        memory.largest.push(Held { name: source.binding().name.clone(), count, bytes });
+    }
+    if let Some(main) = schedule.main() {
+        let whole = &schedule.frames[main];
+        let own = at.map(|at| whole.only(at));
+        let frame = own.as_ref().unwrap_or(whole);
+        memory.outputs = frame.outputs.iter().map(|o| frame.buffers[o.buffer].bytes(space)).sum();
+        memory.communication = at_peak(schedule, frame, &mut memory.largest);
+    }
+    memory.largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    memory.largest.truncate(NAMED);
     memory
 }
 
@@ -142,9 +147,13 @@ fn sources(schedule: &Schedule, at: Option<At>) -> Vec<(Source, TensorType, Vec<
                 Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
             };
             let Content::Tensor(ty) = &buffer.content else { continue };
-            match found.iter_mut().find(|f| f.0 == source && f.1 == *ty) {
+            if ty.layout.at.is_some_and(|there| at.is_some_and(|at| there != at)) {
+                continue;
+            }
+            let ty = ty.located(None);
+            match found.iter_mut().find(|f| f.0 == source && f.1 == ty) {
                 Some(known) => known.2.extend(layers.iter().cloned()),
-                None => found.push((source, ty.clone(), layers.clone())),
+                None => found.push((source, ty, layers.clone())),
             }
         }
     }
@@ -166,8 +175,8 @@ fn length(ranges: &[Range<u64>]) -> u64 {
 
 /// Adds the buffers that are alive when the frame is fullest, following the call that fills it; gives the bytes of those
 /// that lie there to be sent or unpacked.
-fn at_peak(schedule: &Schedule, id: FrameId, largest: &mut Vec<Held>) -> u64 {
-    let (space, frame) = (&schedule.space, &schedule.frames[id]);
+fn at_peak(schedule: &Schedule, frame: &Frame, largest: &mut Vec<Held>) -> u64 {
+    let space = &schedule.space;
     let lives = lives(frame);
     let mut held: Vec<u64> = frame.tasks.iter().map(|task| callee_bytes(schedule, task)).collect();
     for (buffer, tasks) in &lives {
@@ -187,7 +196,7 @@ fn at_peak(schedule: &Schedule, id: FrameId, largest: &mut Vec<Held>) -> u64 {
         }
     }
     match &frame.tasks[peak].work {
-        Work::Call { callee, .. } => communication + at_peak(schedule, *callee, largest),
+        Work::Call { callee, .. } => communication + at_peak(schedule, &schedule.frames[*callee], largest),
         Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => communication,
     }
 }
@@ -218,8 +227,9 @@ fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
 
 #[cfg(test)]
 mod tests {
-    use ithaca_ir::schedule::{Buffer, FrameOutput, Stream, Transfer};
-    use ithaca_ir::{DType, Dim, Mesh, Op, Space, boxes};
+    use ithaca_ir::boxes::Side;
+    use ithaca_ir::schedule::{Buffer, FrameId, FrameOutput, Stream, Transfer};
+    use ithaca_ir::{DType, Dim, Mesh, Op, Space, message};
 
     use super::*;
 
@@ -319,9 +329,9 @@ mod tests {
         let mut keys = ty.clone();
         keys.dims[0] = f;
         let op = Op::Fetch { to: f };
-        let transfer = Transfer { op, from: ty.clone(), to: keys.clone() };
-        let sent = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Sent);
-        let received = boxes::wire_elements(&space, &transfer.op, &ty, &keys, boxes::Side::Received);
+        let transfer = Transfer::one(op, ty.clone(), keys.clone());
+        let sent = message::wire_elements(&space, transfer.parcels(), Side::Sent);
+        let received = message::wire_elements(&space, transfer.parcels(), Side::Received);
         assert_eq!((sent, received), (2 * 1024, 2 * 1024));
         let wire = |name: &str, elements| Buffer {
             name: name.into(),

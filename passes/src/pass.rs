@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use ithaca_ir::ops::Family;
 use ithaca_ir::space::Space;
 use ithaca_ir::verify::{Verified, verify};
 use ithaca_ir::{Diagnostics, Module, Op, TensorType};
@@ -13,7 +14,19 @@ use ithaca_ir::{Diagnostics, Module, Op, TensorType};
 pub trait Prices {
     /// Seconds that the collective `op` takes from `from` to `to`, on the busiest rank.
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64;
+
+    /// Seconds that any operation takes on the busiest rank. Sources and calls take none of their own; kernels take none
+    /// where only collectives have prices.
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        match (op.is_communication(), operands, results) {
+            (true, [from, ..], [to, ..]) => self.collective_seconds(space, op, from, to),
+            (true | false, _, _) => 0.0,
+        }
+    }
 }
+
+/// What [`Volume`] takes for a byte that a kernel reads or writes, and for a kernel, seconds.
+const KERNEL: f64 = 1e-3;
 
 /// Prices that count bytes only, at one byte a second, plus one second for each collective: no cluster needed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,11 +40,37 @@ impl Prices for Volume {
         let rank = ithaca_ir::Rank(0);
         1.0 + ithaca_ir::boxes::bytes_sent(space, op, from, to, rank) as f64
     }
+
+    /// A kernel takes a thousandth of what a collective of as many bytes takes.
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        if op.is_communication() {
+            return self.collective_seconds(space, op, operands[0], results[0]);
+        }
+        match op.info().family {
+            Family::Source | Family::Structure => 0.0,
+            Family::Linear
+            | Family::Elementwise
+            | Family::Norm
+            | Family::Attention
+            | Family::Experts
+            | Family::Training
+            | Family::Random
+            | Family::Layout => {
+                let values = operands.iter().chain(results);
+                let bytes: u64 = values.map(|ty| space.max_local_bytes(ty)).sum();
+                KERNEL * (1.0 + bytes as f64)
+            }
+        }
+    }
 }
 
 impl Prices for crate::cluster::Cluster {
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
         crate::cluster::Cluster::collective_seconds(self, space, op, from, to)
+    }
+
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        crate::cost::op_seconds(self, space, op, operands, results)
     }
 }
 

@@ -3,6 +3,8 @@
 use ithaca_ir::Diagnostic;
 
 use crate::differentiate::{self, Differentiate, Training};
+use crate::fuse::overlap::{self, Overlap};
+use crate::fuse::saturate::{self, Saturate};
 use crate::movement::LowerMovements;
 use crate::pass::Pass;
 use crate::registry::Registry;
@@ -49,6 +51,16 @@ pub const PASSES: &[PassInfo] = &[
         name: "lower-reshards",
         summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
         options: "none",
+    },
+    PassInfo {
+        name: "saturate",
+        summary: "rewrites each function to the form that is cheapest on the cluster, by rules of communication and an e-graph",
+        options: saturate::OPTIONS,
+    },
+    PassInfo {
+        name: "overlap",
+        summary: "cuts collectives and the kernels beside them into chunks, so that one travels while another computes",
+        options: overlap::OPTIONS,
     },
     PassInfo {
         name: "rules",
@@ -140,6 +152,8 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
             without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
         }
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
+        "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
+        "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use ithaca_codegen::{cuda, dot, json, mermaid, svg};
+use ithaca_codegen::{cuda, dot, json, mermaid, svg, trace};
 use ithaca_ir::{Diagnostic, Mesh, schedule, text};
 use ithaca_passes::compile::{compile, compile_with};
 use ithaca_passes::import;
 use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::simulate;
 
 use super::{Done, Session};
 use crate::cli::{EmitArgs, Target};
@@ -26,6 +27,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Dot => dot::emit(&compiled.per_rank),
         Target::Svg => svg::emit(&compiled.per_rank),
         Target::Mermaid => mermaid::emit(&compiled.per_rank),
+        Target::Trace => trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule)),
         Target::Cuda => {
             let Some(folder) = &args.output else {
                 let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder");

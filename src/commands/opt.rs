@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use ithaca_ir::{Diagnostic, Module, text};
+use ithaca_passes::fuse::saturate::Saturate;
 use ithaca_passes::pass::{Context, Instrument, Pass, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::rules::{self, ApplyRules};
@@ -51,7 +52,8 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     Ok(Done::said(out))
 }
 
-/// The passes of the pipeline, with the rules of `--rules` where `rules` stands in it, or behind it.
+/// The passes of the pipeline, with the rules of `--rules` where `rules` or `saturate{rules=added}` stands in it, or
+/// behind it.
 fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
     let stages = pipeline::parse_stages(&args.pipeline)?;
     let Some(path) = &args.rules else {
@@ -71,6 +73,9 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
         if is_place_of_rules(stage) {
             placed = true;
             passes.push(Box::new(ApplyRules::new(rules.clone())));
+        } else if let Some(pass) = awaiting_rules(stage)? {
+            placed = true;
+            passes.push(Box::new(pass.with_rules(rules.clone())));
         } else {
             let options: Vec<String> = stage.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
             let text = format!("{}{{{}}}", stage.name, options.join(","));
@@ -81,6 +86,14 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
         passes.push(Box::new(ApplyRules::new(rules)));
     }
     Ok(passes)
+}
+
+/// The pass of a stage that saturates by rules of a file as well.
+fn awaiting_rules(stage: &pipeline::Stage) -> Result<Option<Saturate>> {
+    match stage.name.as_str() {
+        "saturate" => Ok(Some(Saturate::from_pipeline(&stage.options)?).filter(Saturate::awaits_rules)),
+        _ => Ok(None),
+    }
 }
 
 fn is_place_of_rules(stage: &pipeline::Stage) -> bool {

@@ -4,6 +4,8 @@
 //! process per rank. Where no compiler is found a test says so and does nothing.
 
 mod distributed;
+mod experts;
+mod pipeline;
 mod steps;
 mod training;
 

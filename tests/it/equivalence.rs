@@ -17,7 +17,8 @@ pub(crate) const EXACT: f64 = 1e-9;
 /// What single precision leaves, against logits of another implementation.
 pub(crate) const CLOSE: f64 = 1e-5;
 
-const LAYOUTS: [(&str, &str); 12] = [
+/// Strategies with meshes.
+pub(crate) const LAYOUTS: [(&str, &str); 12] = [
     ("data-parallel", "dp=2"),
     ("ulysses", "ulysses=2"),
     ("ulysses", "ulysses=4"),

@@ -1,24 +1,24 @@
 //! A frame as a C++ function: its buffers as pointers, its tasks as calls, in order of issue.
 
 use std::fmt::Write as _;
-use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Returns, Scan, ScanOrder, Unary,
-    Window, structure,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Returns, Scan,
+    ScanOrder, Unary, Window, structure,
 };
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
 
 use super::names::{self, Names};
 use super::program::Context;
-use super::tables::SourceFile;
+use super::tables::{Run, SourceFile};
 use super::{attention, experts};
 
-/// Emits a frame that runs for `layers`.
-pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> Result<String, Diagnostic> {
+/// Emits a frame that runs as `runs` says.
+pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, runs: &[Run]) -> Result<String, Diagnostic> {
     let schedule = cx.schedule;
     let frame = &schedule.frames[id];
     let mut names = Names::default();
@@ -39,15 +39,34 @@ pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, layers: &[Range<u64>]) -> 
     for (buffer, item) in frame.buffers.iter() {
         let used = frame.tasks.iter().any(|t| t.reads.contains(&buffer) || t.writes.contains(&buffer));
         if used {
-            emitter.buffer(&mut out, buffer, item, layers)?;
+            emitter.buffer(&mut out, buffer, item, runs)?;
         }
     }
     out.push_str("\n    device.meet();\n");
-    for task in &frame.tasks {
-        emitter.task(&mut out, task)?;
+    for tasks in frame.tasks.chunk_by(|a, b| places(frame, a) == places(frame, b)) {
+        let mut lines = String::new();
+        for task in tasks {
+            emitter.task(&mut lines, task)?;
+        }
+        match places(frame, &tasks[0]) {
+            None => out.push_str(&lines),
+            Some(at) => {
+                let _ = writeln!(out, "    if ({}) {{", emitter.is_at(&at));
+                lines.lines().for_each(|line| out.push_str(&format!("    {line}\n")));
+                out.push_str("    }\n");
+            }
+        }
     }
     out.push_str("    device.meet();\n}\n");
     Ok(out)
+}
+
+/// The ranks that run a task, as places; none where all do.
+fn places(frame: &Frame, task: &Task) -> Option<Vec<At>> {
+    let mut places = frame.places(task).into_iter().collect::<Option<Vec<At>>>()?;
+    places.sort_unstable();
+    places.dedup();
+    Some(places)
 }
 
 struct Emitter<'e, 's> {
@@ -64,15 +83,15 @@ impl<'s> Emitter<'_, 's> {
         out: &mut String,
         id: BufferId,
         buffer: &Buffer,
-        layers: &[Range<u64>],
+        runs: &[Run],
     ) -> Result<(), Diagnostic> {
         let place = match &buffer.place {
             Place::Frame(offset) => format!("frame + {offset}"),
             Place::Argument(i) => format!("arguments[{i}]"),
             Place::Result(i) => format!("results[{i}]"),
-            Place::Weight(binding) => self.source(id, SourceFile::Weights, binding, layers)?,
-            Place::State(binding) => self.source(id, SourceFile::States, binding, layers)?,
-            Place::Input(binding) => self.source(id, SourceFile::Inputs, binding, layers)?,
+            Place::Weight(binding) => self.source(id, SourceFile::Weights, binding, runs)?,
+            Place::State(binding) => self.source(id, SourceFile::States, binding, runs)?,
+            Place::Input(binding) => self.source(id, SourceFile::Inputs, binding, runs)?,
         };
         let content = match &buffer.content {
             Content::Tensor(ty) => self.cx.describe(ty),
@@ -89,10 +108,10 @@ impl<'s> Emitter<'_, 's> {
         id: BufferId,
         file: SourceFile,
         binding: &Binding,
-        layers: &[Range<u64>],
+        runs: &[Run],
     ) -> Result<String, Diagnostic> {
         let ty = self.tensor(id)?;
-        let source = self.cx.tables.source(file, binding, ty, layers);
+        let source = self.cx.tables.source(file, binding, ty, runs);
         let is_written = self.frame.tasks.iter().any(|task| task.writes.contains(&id));
         self.cx.tables.sources[source].is_written |= is_written;
         Ok(format!("device.source({source}, layer)"))
@@ -104,7 +123,14 @@ impl<'s> Emitter<'_, 's> {
             Stream::Comm => "kComm",
         };
         for event in &task.waits {
-            let _ = writeln!(out, "    device.wait({queue}, {});", self.base + event.index());
+            // Of ranks that run this task some may not run the one that is waited for.
+            let recorded = self.frame.tasks.iter().find(|t| t.records == Some(*event));
+            let guard = match (recorded.and_then(|t| places(self.frame, t)), places(self.frame, task)) {
+                (None, _) => String::new(),
+                (Some(there), Some(here)) if here.iter().all(|at| there.contains(at)) => String::new(),
+                (Some(there), _) => format!("if ({}) ", self.is_at(&there)),
+            };
+            let _ = writeln!(out, "    {guard}device.wait({queue}, {});", self.base + event.index());
         }
         match &task.work {
             Work::Compute(op) => {
@@ -134,6 +160,12 @@ impl<'s> Emitter<'_, 's> {
             let _ = writeln!(out, "    device.record({queue}, {});", self.base + event.index());
         }
         Ok(())
+    }
+
+    /// Whether the rank is one of these.
+    fn is_at(&self, places: &[At]) -> String {
+        let one = |&at: &At| format!("device.is_at({})", self.cx.at(at));
+        places.iter().map(one).collect::<Vec<_>>().join(" || ")
     }
 
     /// A loop over layers; of stacks each layer gets the place of its slice.
@@ -200,20 +232,33 @@ impl<'s> Emitter<'_, 's> {
         transfer: &Transfer,
         task: &Task,
     ) -> Result<(), Diagnostic> {
-        if !transfer.op.is_communication() {
-            return Err(unsupported(&format!("{function} of `{}`", transfer.op.name())));
+        let kind = transfer.first().op.name();
+        if !transfer.parcels().iter().all(|parcel| parcel.op.is_communication()) {
+            return Err(unsupported(&format!("{function} of `{kind}`")));
+        }
+        let tables = &mut self.cx.tables;
+        let numbers: Vec<String> =
+            transfer.parcels().iter().map(|parcel| tables.parcel(parcel).to_string()).collect();
+        if transfer.only().is_none() {
+            let numbers = numbers.join(", ");
+            let ends = [&task.reads, &task.writes].map(|buffers| match self.pointers(buffers).as_slice() {
+                [one] => one.clone(),
+                several => format!("{{{}}}", several.join(", ")),
+            });
+            let [from, to] = ends;
+            let _ = writeln!(out, "    {function}(device, {queue}, {{{numbers}}}, {from}, {to});  // {kind}");
+            return Ok(());
         }
         if task.reads.len() > 1 {
             return Err(unsupported(&format!("{function} that takes the own block from a tensor")));
         }
         let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
-        let number = self.cx.tables.transfer(transfer);
         let _ = writeln!(
             out,
-            "    {function}(device, {queue}, {number}, {}, {});  // {}",
+            "    {function}(device, {queue}, {}, {}, {});  // {kind}",
+            numbers.concat(),
             self.buffers[from.index()],
             self.buffers[to.index()],
-            transfer.op.name()
         );
         Ok(())
     }
@@ -254,6 +299,8 @@ impl<'s> Emitter<'_, 's> {
                 call("rms_scale", &[names::double(count), names::double(*eps)])
             }
             Op::LayerNorm { over, eps } => call("layer_norm", &[dim(*over), names::double(*eps)]),
+            Op::Softmax { over } | Op::Gradient(Gradient::Softmax { over }) => call(op.name(), &[dim(*over)]),
+            Op::Random(random) => self.random(queue, random, task, &views)?,
             Op::Rotary(rotary) => {
                 let attributes = [
                     dim(rotary.over),
@@ -352,7 +399,40 @@ impl<'s> Emitter<'_, 's> {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => return Err(unsupported(&format!("`{}` as a computation", op.name()))),
+        })
+    }
+
+    /// What is drawn at random; of a mask the positions that the rank holds along each dimension.
+    fn random(
+        &mut self,
+        queue: &str,
+        random: &Random,
+        task: &Task,
+        views: &str,
+    ) -> Result<String, Diagnostic> {
+        let name = random.name();
+        Ok(match random {
+            Random::Key { seed } => format!("key(device, {queue}, {seed}u{views})"),
+            Random::FoldIn => format!("fold_in(device, {queue}{views})"),
+            Random::LayerKey => format!("layer_key(device, {queue}, layer{views})"),
+            Random::DropoutMask { rate, seed } => {
+                let ty = self.tensor(task.writes[0])?;
+                let mut positions = Vec::with_capacity(ty.dims.len());
+                for &dim in &ty.dims {
+                    if self.cx.schedule.space.dims[dim].part.is_some() {
+                        return Err(unsupported(&format!("`{name}` over parts of a dimension")));
+                    }
+                    positions.push(attention::sequence(self.cx, ty, dim)?);
+                }
+                let positions = positions.join(", ");
+                let rate = names::double(*rate);
+                format!("dropout_mask(device, {queue}, {seed}u, {rate}, {{{positions}}}{views})")
+            }
+            Random::Dropout { rate } => {
+                format!("dropout(device, {queue}, {}{views})", names::double(*rate))
+            }
         })
     }
 

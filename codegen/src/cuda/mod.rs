@@ -40,9 +40,11 @@ const RUNTIME: &[(&str, &str)] = &[
     ("ops.hpp", include_str!("runtime/ops.hpp")),
     ("experts.hpp", include_str!("runtime/experts.hpp")),
     ("attention.hpp", include_str!("runtime/attention.hpp")),
+    ("random.hpp", include_str!("runtime/random.hpp")),
     ("training.hpp", include_str!("runtime/training.hpp")),
     ("einsum.hpp", include_str!("runtime/einsum.hpp")),
     ("collective.hpp", include_str!("runtime/collective.hpp")),
+    ("message.hpp", include_str!("runtime/message.hpp")),
     ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
@@ -63,6 +65,7 @@ pub fn emit(
     let mut main = String::from(
         "#include \"runtime/attention.hpp\"\n\
          #include \"runtime/collective.hpp\"\n\
+         #include \"runtime/message.hpp\"\n\
          #include \"runtime/driver.hpp\"\n\
          #include \"runtime/einsum.hpp\"\n\
          #include \"runtime/ops.hpp\"\n\
@@ -70,6 +73,9 @@ pub fn emit(
     );
     if [Some(schedule), reference].into_iter().flatten().any(has_experts) {
         main.push_str("#include \"runtime/experts.hpp\"\n");
+    }
+    if [Some(schedule), reference].into_iter().flatten().any(draws) {
+        main.push_str("#include \"runtime/random.hpp\"\n");
     }
     main.push('\n');
     let mut dtypes = Vec::new();
@@ -105,6 +111,12 @@ pub fn emit(
 fn has_experts(schedule: &Schedule) -> bool {
     let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
     tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Experts(_) | Op::Window(_))))
+}
+
+/// Whether a schedule draws random numbers.
+fn draws(schedule: &Schedule) -> bool {
+    let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
+    tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Random(_))))
 }
 
 fn header(schedule: &Schedule) -> String {

@@ -71,6 +71,7 @@ pub(super) fn dtype(dtype: DType) -> &'static str {
         DType::F16 => "DType::F16",
         DType::BF16 => "DType::BF16",
         DType::I32 => "DType::I32",
+        DType::Bool => "DType::Bool",
     }
 }
 

@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layers;
-use ithaca_ir::layout::{AxisList, Move};
+use ithaca_ir::layout::{At, AxisList, Move};
+use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Transfer, Work};
+use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Work};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;
 use super::names::{self, Names};
-use super::tables::{SourceFile, Tables};
+use super::tables::{Run, SourceFile, Tables};
 
 /// A namespace of the generated source.
 pub(super) struct Namespace {
@@ -38,6 +38,11 @@ impl Context<'_> {
 
     fn axis(&self, axis: AxisId) -> &str {
         &self.axes[axis.index()]
+    }
+
+    /// The initializer of a place.
+    pub(super) fn at(&self, at: At) -> String {
+        format!("{{{}, {}}}", self.axis(at.axis), at.coordinate)
     }
 
     /// A type as the text form spells it, for comments.
@@ -66,16 +71,10 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
         tables: Tables::default(),
     };
 
-    if let n @ 1.. = schedule.stages().len() {
-        let message = format!("the schedule has {n} stages of a pipeline, which have no emitted form yet");
-        return Err(
-            Diagnostic::new("S43", message).help("`ithaca run` and `ithaca verify` carry out pipelines")
-        );
-    }
-    let layers = layers_of_frames(schedule);
+    let runs = runs_of_frames(schedule);
     let mut frames = String::new();
     for id in schedule.frames.ids() {
-        frames.push_str(&frame::emit(&mut cx, id, &layers[id.index()])?);
+        frames.push_str(&frame::emit(&mut cx, id, &runs[id.index()])?);
         frames.push('\n');
     }
     let outputs = outputs(&mut cx, main)?;
@@ -94,11 +93,14 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
     Ok(Namespace { source: out, dtypes: cx.tables.dtypes() })
 }
 
-/// The layers that each frame runs for; those of `main` and of frames that nobody calls are `0..1`.
-fn layers_of_frames(schedule: &Schedule) -> Vec<Vec<Range<u64>>> {
-    let runs = schedule.layers_by_place().into_iter();
-    let layers = runs.map(|runs| layers::union(runs.into_iter().map(|(layers, _)| layers).collect()));
-    layers.map(|l| if l.is_empty() { std::iter::once(0..1).collect() } else { l }).collect()
+/// The layers that each frame runs for and the ranks that run it; those of `main` and of frames that nobody calls are
+/// `0..1`, everywhere.
+fn runs_of_frames(schedule: &Schedule) -> Vec<Vec<Run>> {
+    let mut runs = schedule.layers_by_place();
+    for of_frame in runs.iter_mut().filter(|of_frame| of_frame.is_empty()) {
+        of_frame.push((0..1, None));
+    }
+    runs
 }
 
 /// Initializers of the outputs of `main`.
@@ -199,7 +201,7 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
     out.push('\n');
     for (i, transfer) in cx.tables.transfers.iter().enumerate() {
         let (kind, fetched) = kind_of(cx, transfer);
-        let Transfer { op, from, to } = transfer;
+        let Parcel { op, from, to } = transfer;
         let axes: AxisList = boxes::axes(&cx.schedule.space, op, from, to).unwrap_or_default();
         let axes: Vec<&str> = axes.iter().map(|&a| cx.axis(a)).collect();
         let ty = |ty: &TensorType| {
@@ -218,6 +220,11 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
         let ranges = |list: &[Range<u64>]| {
             list.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
         };
+        let run = |(layers, at): &Run| {
+            let at = at.map_or_else(String::new, |at| format!(", {}", cx.at(at)));
+            format!("{{{}, {}{at}}}", layers.start, layers.end)
+        };
+        let runs: Vec<String> = source.layers.iter().map(run).collect();
         let _ = writeln!(
             out,
             "static const Source S{i} = {{{}, T{}, {{{}}}, {{{}}}, {{{}}}, {{{}}}, {}{}}};",
@@ -226,7 +233,7 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
             sizes(&source.binding.stored),
             sizes(&source.binding.view),
             ranges(&source.binding.window),
-            ranges(&source.layers),
+            runs.join(", "),
             match source.file {
                 SourceFile::Weights => "File::Weights",
                 SourceFile::Inputs => "File::Inputs",
@@ -238,24 +245,30 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
     out.push('\n');
 }
 
-/// Parts of a type that have travelled, behind the other initializers; nothing where all are at home.
+/// Parts of a type that have travelled, and the ranks that hold it, behind the other initializers; nothing where all are
+/// at home and everywhere.
 fn moves(cx: &Context<'_>, ty: &TensorType) -> String {
     let one = |m: &Move| {
         let (first, last) = m.only.unwrap_or((0, cx.schedule.space.mesh.size(m.axis)));
         format!("{{{}, {}, {first}, {last}}}", cx.axis(m.axis), m.by)
     };
     let moves: Vec<String> = ty.layout.moved.iter().map(one).collect();
-    if moves.is_empty() { String::new() } else { format!(", {{{}}}", moves.join(", ")) }
+    match ty.layout.at {
+        Some(at) => format!(", {{{}}}, {}", moves.join(", "), cx.at(at)),
+        None if moves.is_empty() => String::new(),
+        None => format!(", {{{}}}", moves.join(", ")),
+    }
 }
 
 /// The enumerator of a transfer, and the dimension that is fetched behind the other initializers.
-fn kind_of(cx: &Context<'_>, transfer: &Transfer) -> (&'static str, String) {
+fn kind_of(cx: &Context<'_>, transfer: &Parcel) -> (&'static str, String) {
     let fetched = |dim: DimId| format!(", {}", cx.dim(dim));
     match &transfer.op {
         Op::AllToAll { .. } => ("AllToAll", String::new()),
         Op::AllGather { .. } => ("AllGather", String::new()),
         Op::ReduceScatter { .. } => ("ReduceScatter", String::new()),
         Op::AllReduce { .. } => ("AllReduce", String::new()),
+        Op::Permute if transfer.from.layout.at != transfer.to.layout.at => ("Relocate", String::new()),
         Op::Permute if transfer.from.layout.split == transfer.to.layout.split => ("Travel", String::new()),
         Op::Fetch { to } => ("Fetch", fetched(*to)),
         Op::FetchSum { from } => ("FetchSum", fetched(*from)),
@@ -274,7 +287,8 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
         "static void run(const Device& device, char* frame) {{ {main}(device, frame, {{}}, {{}}, 0); }}\n"
     );
     out.push_str("static const Program& program() {\n    static const Program program = {\n");
-    let _ = writeln!(out, "        space, {}, {},", schedule.arena_bytes(), cx.events[cx.events.len() - 1]);
+    let _ =
+        writeln!(out, "        space, {{{}}}, {},", arenas(cx).join(", "), cx.events[cx.events.len() - 1]);
     let _ = writeln!(out, "        {{{}}},", list("S", cx.tables.sources.len()));
     out.push_str("        {\n");
     for table in &cx.tables.constants {
@@ -289,6 +303,18 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
     let _ = writeln!(out, "        {{{}}},", outputs.join(", "));
     let _ = writeln!(out, "        {}, run,", id_bound(schedule));
     out.push_str("    };\n    return program;\n}\n");
+}
+
+/// Bytes of the arena, and the ranks for which that is enough.
+fn arenas(cx: &Context<'_>) -> Vec<String> {
+    let schedule = cx.schedule;
+    match schedule.stages().as_slice() {
+        [] => vec![format!("{{{}}}", schedule.arena_bytes())],
+        stages => {
+            let one = |&at: &At| format!("{{{}, {}}}", schedule.arena_bytes_at(at), cx.at(at));
+            stages.iter().map(one).collect()
+        }
+    }
 }
 
 /// Token ids below it have a row in every table that is looked up.

@@ -1,20 +1,23 @@
 //! What a schedule's tasks refer to by number: types, transfers, sources, tables of constants.
 
-use std::ops::Range;
-
 use ithaca_ir::layers::union;
+use ithaca_ir::layout::At;
 use ithaca_ir::mask::Bound;
+use ithaca_ir::message::Parcel;
+use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, RelativeBias, Rotary, Sides};
-use ithaca_ir::schedule::Transfer;
 use ithaca_ir::{DType, Dim, Mask, TensorType};
+
+/// Layers, and the ranks that run them; all of them where there is no place.
+pub(super) type Run = (Layers, Option<At>);
 
 /// A weight or input of the program, for all frames that read it.
 pub(super) struct Source {
     pub(super) binding: Binding,
     pub(super) ty: usize,
     pub(super) file: SourceFile,
-    /// Layers it is loaded for, ascending, apart from each other.
-    pub(super) layers: Vec<Range<u64>>,
+    /// Layers it is loaded for.
+    pub(super) layers: Vec<Run>,
     /// Whether some task writes it, so that it is kept from step to step.
     pub(super) is_written: bool,
 }
@@ -22,7 +25,10 @@ pub(super) struct Source {
 impl Source {
     /// Whether `name` is that of its tensor of some layer.
     pub(super) fn keeps(&self, name: &str) -> bool {
-        self.layers.iter().cloned().flatten().any(|layer| self.binding.stored_name(layer) == name)
+        self.layers
+            .iter()
+            .flat_map(|(layers, _)| layers.clone())
+            .any(|layer| self.binding.stored_name(layer) == name)
     }
 }
 
@@ -39,7 +45,7 @@ pub(super) enum SourceFile {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) types: Vec<TensorType>,
-    pub(super) transfers: Vec<Transfer>,
+    pub(super) transfers: Vec<Parcel>,
     pub(super) sources: Vec<Source>,
     /// Constants that kernels read: frequencies of rotary embeddings, strips of masks, buckets of biases.
     pub(super) constants: Vec<Vec<f64>>,
@@ -53,11 +59,11 @@ impl Tables {
         intern(&mut self.types, ty)
     }
 
-    /// The number of a transfer.
-    pub(super) fn transfer(&mut self, transfer: &Transfer) -> usize {
-        self.ty(&transfer.from);
-        self.ty(&transfer.to);
-        intern(&mut self.transfers, transfer)
+    /// The number of what a transfer does with one tensor.
+    pub(super) fn parcel(&mut self, parcel: &Parcel) -> usize {
+        self.ty(&parcel.from);
+        self.ty(&parcel.to);
+        intern(&mut self.transfers, parcel)
     }
 
     /// The number of a rotary embedding's frequencies, less than zero where it turns back.
@@ -119,26 +125,31 @@ impl Tables {
         intern(&mut self.constants, &head)
     }
 
-    /// The number of a source that a frame reads in `layers`.
+    /// The number of a source that a frame reads in the layers of `runs`.
+    ///
+    /// Where it is loaded stands with the layers, so that what several places have is one source.
     pub(super) fn source(
         &mut self,
         file: SourceFile,
         binding: &Binding,
         ty: &TensorType,
-        layers: &[Range<u64>],
+        runs: &[Run],
     ) -> usize {
-        let ty = self.ty(ty);
-        let layers = if binding.is_per_layer() { layers.to_vec() } else { std::iter::once(0..1).collect() };
+        let at = ty.layout.at;
+        let ty = self.ty(&ty.located(None));
+        let layers_of = |layers: &Layers| if binding.is_per_layer() { layers.clone() } else { 0..1 };
+        let layers: Vec<Run> =
+            runs.iter().map(|(layers, place)| (layers_of(layers), at.or(*place))).collect();
         let known = self.sources.iter().position(|s| s.file == file && s.ty == ty && s.binding == *binding);
         match known {
             Some(i) => {
                 let mut all = std::mem::take(&mut self.sources[i].layers);
                 all.extend(layers);
-                self.sources[i].layers = union(all);
+                self.sources[i].layers = by_place(all);
                 i
             }
             None => {
-                let layers = union(layers);
+                let layers = by_place(layers);
                 self.sources.push(Source { binding: binding.clone(), ty, file, layers, is_written: false });
                 self.sources.len() - 1
             }
@@ -159,4 +170,15 @@ fn intern<T: PartialEq + Clone>(items: &mut Vec<T>, item: &T) -> usize {
             items.len() - 1
         }
     }
+}
+
+/// The same layers on the same ranks, those of a place as ranges that are ascending and do not touch.
+fn by_place(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.sort_by_key(|(layers, at)| (*at, layers.start));
+    let of_place = |runs: &[Run]| -> Vec<Run> {
+        let at = runs[0].1;
+        let layers = union(runs.iter().map(|(layers, _)| layers.clone()).collect());
+        layers.into_iter().map(|layers| (layers, at)).collect()
+    };
+    runs.chunk_by(|a, b| a.1 == b.1).flat_map(of_place).collect()
 }

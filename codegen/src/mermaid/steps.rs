@@ -1,5 +1,6 @@
 //! What a function does, as the steps of a diagram.
 
+use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Binding, Op};
 use ithaca_ir::{FuncId, Module, Node, traffic};
 
@@ -153,16 +154,15 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
         _ => {}
     }
     let space = &module.space;
-    let ends = node.operands.first().zip(node.results.first());
-    let sent = ends.and_then(|(&x, &y)| {
-        let (from, to) = (function.ty(x), function.ty(y));
-        traffic::axis(space, &node.op, (from, to)).map(|axis| Step::Exchange {
-            kind: node.op.name(),
-            axis,
-            count: 1,
-            bytes: traffic::busiest_bytes(space, &node.op, from, to),
-            arrows: drawn.arrows(space, &node.op, from, to),
-        })
+    let parcels = message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
+    // Several tensors of a message go the same way.
+    let sent = parcels.first().zip(traffic::axis(space, &parcels));
+    let sent = sent.map(|(Parcel { op, from, to }, axis)| Step::Exchange {
+        kind: op.name(),
+        axis,
+        count: 1,
+        bytes: message::busiest_bytes(space, &parcels),
+        arrows: drawn.arrows(space, op, from, to),
     });
     Some(sent.unwrap_or_else(|| Step::Local(vec![(node.op.name(), 1)])))
 }

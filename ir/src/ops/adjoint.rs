@@ -58,6 +58,8 @@ impl Op {
                 norm::adjoint_rms(b, Gradient::RmsScale { over: over.clone(), eps: *eps }, operands, d)
             }
             Op::LayerNorm { over, eps } => norm::adjoint_layer(b, *over, *eps, operands, d),
+            Op::Softmax { over } => norm::adjoint_softmax(b, *over, results[0], d),
+            Op::Random(random) => random.adjoint(b, operands, d),
             Op::Rotary(rotary) => {
                 let mut back = rotary.clone();
                 back.turn = rotary.turn.inverse();
@@ -96,7 +98,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => Err(OpError::new(
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => Err(OpError::new(
                 "V32",
                 format!("a gradient reaches `{}`, which has no adjoint", self.name()),
             )),

@@ -3,6 +3,7 @@
 //! [`Op::attrs`] and [`Op::from_attrs`] are inverse to each other; the printer and the parser know nothing else.
 
 mod attention;
+mod coalesced;
 mod experts;
 pub(crate) mod training;
 
@@ -301,6 +302,8 @@ impl Op {
                 vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
             }
             Op::LayerNorm { over, eps } => vec![("over", dim(*over)), ("eps", Attr::Float(*eps))],
+            Op::Softmax { over } => vec![("over", dim(*over))],
+            Op::Random(r) => training::random_attrs(r),
             Op::Rotary(rotary) => {
                 let mut attrs = vec![
                     ("over", dim(rotary.over)),
@@ -354,6 +357,7 @@ impl Op {
             | Op::Slice { axis: a, dim: d }
             | Op::ReduceScatter { axis: a, dim: d } => vec![("axis", axis(*a)), ("dim", dim(*d))],
             Op::AllReduce { axis: a } => vec![("axis", axis(*a))],
+            Op::Coalesced(members) => coalesced::attrs(members, names),
         }
     }
 
@@ -472,6 +476,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         }
         "all_reduce" => Op::AllReduce { axis: attrs.axis("axis", names)? },
         "permute" => Op::Permute,
+        "coalesced" => coalesced::read(attrs, names)?,
         _ => {
             if let Some(op) = experts::read(name, attrs, names)? {
                 return Ok(op);

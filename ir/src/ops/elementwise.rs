@@ -86,6 +86,9 @@ impl Binary {
 
 pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError> {
     if let Op::Cast { to } = op {
+        if x.dtype == DType::Bool || *to == DType::Bool {
+            return Err(OpError::new("V04", format!("`cast` of {} to {to}: a mask is no number", x.dtype)));
+        }
         return Ok(TensorType { dtype: *to, ..unplaced(x) });
     }
     need_float(op.name(), x.dtype)?;

@@ -56,6 +56,11 @@ pub enum Gradient {
         /// The label that counts for nothing.
         ignore: i64,
     },
+    /// `y, dy → dx` of [`Softmax`](crate::Op::Softmax), `y` being its result: `y · (dy − Σ y · dy)`.
+    Softmax {
+        /// The dimension that is summed over.
+        over: DimId,
+    },
     /// `o, d_o, lse_before, lse → d_o_before, d_lse_before, d_logits` of [`Sink`](crate::Op::Sink), `o` and `lse` being
     /// its results.
     Sink,
@@ -71,6 +76,7 @@ impl Gradient {
             Gradient::RmsScale { .. } => "rms_scale_backward",
             Gradient::LayerNorm { .. } => "layer_norm_backward",
             Gradient::CrossEntropy { .. } => "cross_entropy_backward",
+            Gradient::Softmax { .. } => "softmax_backward",
             Gradient::Sink => "sink_backward",
         }
     }
@@ -83,6 +89,7 @@ impl Gradient {
             Gradient::Embed { over, .. }
             | Gradient::RmsNorm { over, .. }
             | Gradient::LayerNorm { over, .. }
+            | Gradient::Softmax { over }
             | Gradient::CrossEntropy { over, .. } => vec![over],
         };
         dims.into_iter()
@@ -97,7 +104,7 @@ impl Gradient {
             Gradient::RmsScale { .. } => 6,
             Gradient::LayerNorm { .. } => 11,
             Gradient::CrossEntropy { .. } => 6,
-            Gradient::Sink => 4,
+            Gradient::Softmax { .. } | Gradient::Sink => 4,
         }
     }
 
@@ -146,6 +153,10 @@ impl Gradient {
                 }
                 Ok(smallvec![unplaced(logits)])
             }
+            Gradient::Softmax { over } => {
+                same(name, operands[0], operands[1])?;
+                norm::infer(name, space, *over, &operands[..1]).map(|ty| smallvec![ty])
+            }
             Gradient::Sink => sink(operands),
         }
     }
@@ -154,7 +165,9 @@ impl Gradient {
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
         let whole = |d: DimId| match self {
-            Gradient::RmsNorm { over, .. } | Gradient::LayerNorm { over, .. } => d == *over,
+            Gradient::RmsNorm { over, .. }
+            | Gradient::LayerNorm { over, .. }
+            | Gradient::Softmax { over } => d == *over,
             Gradient::Unary(_)
             | Gradient::Embed { .. }
             | Gradient::RmsScale { .. }

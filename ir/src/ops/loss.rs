@@ -99,7 +99,7 @@ impl Loss {
 pub(super) fn sums_in(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 => DType::F32,
+        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
 }
 

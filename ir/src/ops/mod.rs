@@ -7,7 +7,9 @@
 pub mod adjoint;
 pub mod attention;
 pub mod attr;
+pub mod coalesced;
 pub mod collective;
+mod dims;
 pub mod elementwise;
 pub mod experts;
 pub mod gradient;
@@ -17,6 +19,7 @@ pub mod norm;
 pub mod optimizer;
 mod partial;
 mod parts;
+pub mod random;
 mod reference;
 mod repeat;
 pub mod rotary;
@@ -42,12 +45,14 @@ use crate::types::TensorType;
 pub use adjoint::Gradients;
 pub use attention::{Attention, AttentionDims, Dropout, Keyed, Movement, RelativeBias, Returns, Sides};
 pub use attr::{Attr, Attrs};
+pub use coalesced::MAX_COALESCED;
 pub use elementwise::{Binary, Unary};
 pub use experts::Experts;
 pub use gradient::Gradient;
 pub use loss::Loss;
 pub use optimizer::{AdamW, Optimizer};
 pub use parts::MAX_PARTS;
+pub use random::Random;
 pub use reference::reference;
 pub use rotary::{Pairs, Rotary, Scaling, Turn};
 pub use source::Binding;
@@ -130,6 +135,13 @@ pub enum Op {
         /// Added to the variance.
         eps: f64,
     },
+    /// `exp(x) / Σ exp(x)` over a dimension.
+    Softmax {
+        /// The dimension that is summed over.
+        over: DimId,
+    },
+    /// Numbers drawn at random, and dropout.
+    Random(Random),
     /// Rotary position embedding.
     Rotary(Rotary),
     /// Scaled dot-product attention.
@@ -265,6 +277,8 @@ pub enum Op {
         /// The dimension of the operand, one that is fetched.
         from: DimId,
     },
+    /// Several collectives as one message: member i acts on operand i and gives result i.
+    Coalesced(Vec<Op>),
 }
 
 /// What inference may look at beside operands.
@@ -331,6 +345,8 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::RmsScale { .. } => "rms_scale",
             Op::LayerNorm { .. } => "layer_norm",
+            Op::Softmax { .. } => "softmax",
+            Op::Random(r) => r.name(),
             Op::Rotary(_) => "rotary",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
@@ -360,6 +376,7 @@ impl Op {
             Op::Permute => "permute",
             Op::Fetch { .. } => "fetch",
             Op::FetchSum { .. } => "fetch_sum",
+            Op::Coalesced(_) => "coalesced",
         }
     }
 
@@ -377,7 +394,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => true,
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => true,
             Op::Param(_)
             | Op::Input(_)
             | Op::State(_)
@@ -398,6 +416,8 @@ impl Op {
             | Op::RmsNorm { .. }
             | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
+            | Op::Softmax { .. }
+            | Op::Random(_)
             | Op::Rotary(_)
             | Op::Attention(_)
             | Op::AttentionBackward(_)
@@ -439,6 +459,7 @@ impl Op {
                 return structure::infer_call(cx, *callee, layers, (scan.as_ref(), *stage), operands);
             }
             Op::Permute => return collective::infer(self, cx.space, operands[0], declared),
+            Op::Coalesced(members) => return coalesced::infer(members, cx, operands, declared),
             _ => {}
         }
         // Where values are is no matter of any other operation: all are in one place.
@@ -470,7 +491,15 @@ impl Op {
                 return state::infer_assign(binding, *target, cx.space, operands[0]);
             }
             Op::Fill { .. } => return state::infer_fill(declared),
-            Op::Gradient(_) | Op::Loss(_) | Op::Optimizer(_) | Op::Experts(_) => {
+            Op::Random(
+                random
+                @ (Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. }),
+            ) => return random.infer(operands, declared),
+            Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
+            | Op::Experts(_)
+            | Op::Random(Random::Dropout { .. }) => {
                 return self.infer_by_rule(cx, operands, declared);
             }
             Op::Param(binding) | Op::Input(binding) => {
@@ -513,7 +542,7 @@ impl Op {
             Op::Embed { over, .. } => linear::infer_embed(cx.space, *over, operands)?,
             Op::Unary(_) | Op::Scale { .. } | Op::Cast { .. } => elementwise::infer_unary(self, operands[0])?,
             Op::Binary(f) => elementwise::infer_binary(*f, operands)?,
-            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } | Op::Softmax { over } => {
                 norm::infer(self.name(), cx.space, *over, operands)?
             }
             Op::RmsScale { over, .. } => norm::infer_scale(cx.space, over, operands)?,
@@ -552,6 +581,7 @@ impl Op {
             Op::Loss(loss) => loss.infer(cx.space, operands)?,
             Op::Optimizer(optimizer) => optimizer.infer(operands)?,
             Op::Experts(experts) => experts.infer(cx.space, operands)?,
+            Op::Random(random) => random.infer(operands, declared)?,
             _ => unreachable!("only families of several results come here"),
         };
         let layouts = {
@@ -592,6 +622,8 @@ impl Op {
             Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                 Some(norm::rule(*over, operands, results[0]))
             }
+            Op::Softmax { over } => Some(norm::rule(*over, operands, results[0])),
+            Op::Random(random) => random.rule(operands, results),
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
@@ -622,7 +654,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::Permute
             | Op::Fetch { .. }
-            | Op::FetchSum { .. } => None,
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => None,
         }
     }
 
@@ -645,6 +678,10 @@ impl Op {
             Op::Experts(e) => {
                 operands.iter().chain(results).map(|ty| elements(ty)).max().unwrap_or(0) * e.flops()
             }
+            Op::Coalesced(members) => match members.first() {
+                Some(Op::ReduceScatter { .. } | Op::AllReduce { .. }) => per_element(1),
+                Some(_) | None => 0,
+            },
             Op::Merge => per_element(4),
             Op::MergeParts { .. } | Op::RowLse { .. } => operands.iter().map(|ty| elements(ty) * 4).sum(),
             Op::Sink => per_element(2),
@@ -665,6 +702,11 @@ impl Op {
             Op::RmsNorm { .. } => per_element(4),
             Op::RmsScale { .. } => per_element(2),
             Op::LayerNorm { .. } => per_element(6),
+            Op::Softmax { .. } => per_element(5),
+            Op::Random(Random::Dropout { .. }) => per_element(2),
+            Op::Random(
+                Random::Key { .. } | Random::FoldIn | Random::LayerKey | Random::DropoutMask { .. },
+            ) => 0,
             Op::Rotary(_) => per_element(3),
             Op::Param(_)
             | Op::Input(_)

@@ -1,4 +1,4 @@
-//! Normalisation: `rms_norm` and `layer_norm` over one dimension, `rms_scale` over several.
+//! Normalisation: `rms_norm`, `layer_norm` and `softmax` over one dimension, `rms_scale` over several.
 
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
@@ -121,4 +121,14 @@ pub(super) fn adjoint_layer(
         false => summed_to(b, d, &bias)?,
     };
     Ok(vec![Some(gradients[0]), Some(gradients[1]), Some(d_bias)])
+}
+
+/// The gradient of `softmax`, from its result alone: of explicit scores nothing is kept but the weights that they become.
+pub(super) fn adjoint_softmax(
+    b: &mut FunctionBuilder<'_>,
+    over: DimId,
+    result: ValueId,
+    d: ValueId,
+) -> Result<Gradients, OpError> {
+    Ok(vec![Some(b.push(Op::Gradient(Gradient::Softmax { over }), &[result, d])?)])
 }

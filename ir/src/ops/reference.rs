@@ -41,6 +41,10 @@ fn heading(family: Family) -> (&'static str, &'static str) {
         Family::Linear => ("Products and look-ups", "Sums over the dimensions that the result lacks."),
         Family::Elementwise => ("Element by element", "Every dimension may be split."),
         Family::Norm => ("Normalisation", "The normalised dimension stays whole on each rank."),
+        Family::Random => (
+            "Random numbers",
+            "Drawn by position along each dimension, so that every layout, order and shard draws the same.",
+        ),
         Family::Attention => ("Attention", "Heads are one factor, query heads and key/value heads alike."),
         Family::Experts => {
             ("Mixtures of experts", "Which experts a token goes to, the way there and the way back.")

@@ -66,6 +66,7 @@ pub fn works_in_place(op: &Op) -> bool {
             | Op::Binary(_)
             | Op::Scale { .. }
             | Op::Cast { .. }
+            | Op::Random(crate::ops::Random::Dropout { .. })
             | Op::Optimizer(crate::ops::Optimizer::AdamW(_))
     )
 }
@@ -102,7 +103,7 @@ pub(super) fn infer_assign(
 pub(super) fn infer_fill(declared: &[TensorType]) -> Result<Types, OpError> {
     let ty = source::only("fill", declared)?;
     match ty.dtype {
-        DType::I32 => Err(OpError::new("V04", "`fill` makes real numbers")),
+        DType::I32 | DType::Bool => Err(OpError::new("V04", "`fill` makes real numbers")),
         DType::F64 | DType::F32 | DType::F16 | DType::BF16 => Ok(smallvec![ty.clone()]),
     }
 }

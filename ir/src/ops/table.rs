@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use super::coalesced::MAX_COALESCED;
 use super::parts::MAX_PARTS;
 
 /// Operations that are alike.
@@ -15,6 +16,8 @@ pub enum Family {
     Elementwise,
     /// Normalisation over a dimension.
     Norm,
+    /// Numbers drawn at random, and dropout.
+    Random,
     /// Attention and what surrounds it.
     Attention,
     /// Mixtures of experts.
@@ -68,6 +71,9 @@ const BINDING: &[(&str, &str)] = &[
 ];
 const NORM: &[(&str, &str)] =
     &[("over", "the dimension that is normalised"), ("eps", "added under the root")];
+const SOFTMAX: &[(&str, &str)] = &[("over", "the dimension that is summed over")];
+const SEED: &[(&str, &str)] = &[("seed", "what the key is made of")];
+const RATE: (&str, &str) = ("rate", "the share of elements that are dropped");
 const ASSIGN: &[(&str, &str)] = &[
     ("target", "what is written: param, a weight, or state"),
     BINDING[0],
@@ -225,6 +231,40 @@ pub const TABLE: &[OpInfo] = &[
         NORM,
         "(x − mean) / sqrt(variance + eps) · weight + bias",
     ),
+    row("softmax", Family::Norm, 1..=1, "x -> x", SOFTMAX, "exp(x) / Σ exp(x) over a dimension"),
+    row(
+        "key",
+        Family::Random,
+        0..=0,
+        "->",
+        SEED,
+        "where keys begin; a training step folds its number into it",
+    ),
+    row(
+        "fold_in",
+        Family::Random,
+        2..=2,
+        "key, number -> key",
+        &[],
+        "another key for each whole number, which is i32 or real",
+    ),
+    row("layer_key", Family::Random, 1..=1, "key -> key", &[], "the key of the layer that runs"),
+    row(
+        "dropout_mask",
+        Family::Random,
+        1..=1,
+        "key -> any",
+        &[RATE, ("seed", "what tells the mask from others that are drawn from the key")],
+        "one where an element is kept, drawn by its position along each dimension; one byte for each element",
+    ),
+    row(
+        "dropout",
+        Family::Random,
+        2..=2,
+        "x, x -> x",
+        &[RATE],
+        "x where the mask is one, divided by the share that is kept, else zero",
+    ),
     row(
         "rotary",
         Family::Attention,
@@ -246,18 +286,18 @@ pub const TABLE: &[OpInfo] = &[
     row(
         "attention",
         Family::Attention,
-        3..=4,
-        "b s h d, b t k d, b t k e, (r h) -> b s h e, (b s h)",
+        3..=5,
+        "b s h d, b t k d, b t k e, (r h), (key) -> b s h e, (b s h)",
         ATTENTION,
-        "scaled dot-product attention with grouped key/value heads; the fourth operand is the bias",
+        "scaled dot-product attention with grouped key/value heads; behind q, k and v the bias, and the key that dropout draws from",
     ),
     row(
         "attention_backward",
         Family::Attention,
-        6..=7,
-        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h) -> b s h d, b t k d, b t k e, (r h)",
+        6..=8,
+        "b s h d, b t k d, b t k e, b s h e, b s h, b s h, (r h), (key) -> b s h d, b t k d, b t k e, (r h)",
         ATTENTION,
-        "gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, and the bias",
+        "gradients for q, k, v and the bias (in f32) from q, k, v, d_o, lse, delta = Σ d_o · o, the bias and the key",
     ),
     row(
         "merge",
@@ -435,6 +475,14 @@ pub const TABLE: &[OpInfo] = &[
         "gradients of layer_norm for x, the weight and the bias",
     ),
     row(
+        "softmax_backward",
+        Family::Training,
+        2..=2,
+        "x, x -> x",
+        SOFTMAX,
+        "y · (dy − Σ y · dy), from the result y of a softmax and its gradient",
+    ),
+    row(
         "sink_backward",
         Family::Training,
         4..=4,
@@ -591,5 +639,13 @@ pub const TABLE: &[OpInfo] = &[
         "x -> x",
         &[("from", "the dimension of x, one that is fetched")],
         "the adjoint of fetch: what was computed for fetched tokens goes home and is summed",
+    ),
+    row(
+        "coalesced",
+        Family::Layout,
+        2..=MAX_COALESCED,
+        "x, y, … -> x, y, …",
+        &[("ops", "the collectives, as `[all_to_all(axis=u, split=h, concat=s), …]`, one for each operand")],
+        "several collectives of one kind, between the same ranks and of one element type, as one message",
     ),
 ];

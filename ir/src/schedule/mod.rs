@@ -22,6 +22,7 @@ use crate::entity::Arena;
 use crate::layers;
 use crate::layout::At;
 use crate::mesh::Rank;
+use crate::message::Parcel;
 use crate::module::Layers;
 use crate::ops::{Binding, Op, Scan, Stage};
 use crate::space::Space;
@@ -102,6 +103,28 @@ impl Schedule {
     pub fn arena_bytes(&self) -> u64 {
         self.main().map_or(0, |id| self.frames[id].bytes)
     }
+
+    /// Bytes of the arena on the ranks of a place: what they have in the frame of `main`, callees included.
+    pub fn arena_bytes_at(&self, at: At) -> u64 {
+        self.main().map_or(0, |id| self.frame_bytes_at(&self.frames[id], at))
+    }
+
+    /// The end of the last buffer and callee that the ranks of a place have in a frame, aligned.
+    fn frame_bytes_at(&self, frame: &Frame, at: At) -> u64 {
+        let mut bytes = 0;
+        for task in frame.tasks.iter().filter(|task| frame.runs_at(task, at)) {
+            for &buffer in task.reads.iter().chain(&task.writes) {
+                let here = frame.at(buffer).is_none_or(|there| there == at);
+                if let (Place::Frame(offset), true) = (&frame.buffers[buffer].place, here) {
+                    bytes = bytes.max(offset + aligned(frame.buffers[buffer].bytes(&self.space)));
+                }
+            }
+            if let Work::Call { callee, base, .. } = &task.work {
+                bytes = bytes.max(base + self.frame_bytes_at(&self.frames[*callee], at));
+            }
+        }
+        bytes
+    }
 }
 
 /// A function as tasks.
@@ -134,10 +157,13 @@ impl Frame {
     }
 
     /// The ranks that have part in a task, in one or two places; all of them where one place is absent.
-    fn places(&self, task: &Task) -> [Option<At>; 2] {
+    pub fn places(&self, task: &Task) -> [Option<At>; 2] {
         match &task.work {
             Work::Call { stage, .. } => [stage.and_then(Stage::at); 2],
-            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => [t.from.layout.at, t.to.layout.at],
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                let Parcel { from, to, .. } = t.first();
+                [from.layout.at, to.layout.at]
+            }
             Work::Compute(_) | Work::Copy => {
                 [task.reads.iter().chain(&task.writes).find_map(|&b| self.at(b)); 2]
             }
@@ -306,7 +332,7 @@ pub enum Work {
     Compute(Op),
     /// Gathers the blocks that the collective sends into a wire buffer, in order of peers.
     Pack(Transfer),
-    /// Communicates: reads the tensor or its packed blocks, writes the blocks received or the tensor itself. The
+    /// Communicates: reads the tensor or the packed blocks, writes the blocks received or the tensor itself. The
     /// content of its buffers says which.
     Exchange(Transfer),
     /// Puts received blocks, in order of peers, where they belong in the tensor.
@@ -331,13 +357,42 @@ pub enum Work {
     },
 }
 
-/// A collective with the types on both of its sides.
+/// A collective: the tensors that it carries, at least one; several where they were coalesced.
+///
+/// Of several, `Pack` reads all and writes one wire, `Unpack` reads one wire and writes all, and the exchange is from
+/// wire to wire, laid out as [`message::wire`](crate::message::wire) says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
-    /// The collective.
-    pub op: Op,
-    /// The type before.
-    pub from: TensorType,
-    /// The type after.
-    pub to: TensorType,
+    /// All by collectives of one kind between the same ranks; never empty.
+    parcels: Vec<Parcel>,
+}
+
+impl Transfer {
+    /// The transfer of one tensor.
+    pub fn one(op: Op, from: TensorType, to: TensorType) -> Self {
+        Self { parcels: vec![Parcel { op, from, to }] }
+    }
+
+    /// The transfer of some tensors; none where there are none.
+    pub fn of(parcels: Vec<Parcel>) -> Option<Self> {
+        (!parcels.is_empty()).then_some(Self { parcels })
+    }
+
+    /// The tensors, in the order in which they are packed and unpacked.
+    pub fn parcels(&self) -> &[Parcel] {
+        &self.parcels
+    }
+
+    /// The first of them: kind, element type and ranks are those of all.
+    pub fn first(&self) -> &Parcel {
+        self.parcels.first().expect("a transfer is made of at least one tensor")
+    }
+
+    /// The tensor, where it is the only one.
+    pub fn only(&self) -> Option<&Parcel> {
+        match self.parcels.as_slice() {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
 }

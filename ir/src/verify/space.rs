@@ -135,17 +135,22 @@ fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
     };
     let plain =
         copies.is_none() && fetched.is_none() && *order == Order::Contiguous && !uneven && valid == size;
-    if !plain || *granule != whole.granule {
+    // Where each run is one granule, granules themselves are cut: query heads of one key/value head.
+    let is_torn = runs.checked_mul(whole.granule) == Some(whole.size)
+        && count != 0
+        && whole.granule.is_multiple_of(count);
+    let unit = if is_torn { whole.granule / count } else { whole.granule };
+    if !plain || *granule != unit {
         return refuse(format!(
-            "`{name}` is a part of `{}`: it has the granules of {} of that, and no copies, order or padding of its own",
-            whole.name, whole.granule
+            "`{name}` is a part of `{}`: it has granules of {unit}, and no copies, order or padding of its own",
+            whole.name
         ));
     }
     if index >= count || runs == 0 {
         return refuse(format!("there is no part {index} of {count} of {runs} runs of `{}`", whole.name));
     }
     // No product overflows: a factor that is larger than the dimension cannot divide it.
-    let pieces = [runs, count, whole.granule].into_iter().try_fold(1u64, u64::checked_mul);
+    let pieces = [runs, count, unit].into_iter().try_fold(1u64, u64::checked_mul);
     match pieces.is_some_and(|n| whole.size.is_multiple_of(n)) && *size == whole.size / count {
         true => None,
         false => refuse(format!(

@@ -53,7 +53,7 @@ impl ArenaShape {
     }
 }
 
-/// The most memory that a rank used, in bytes of the schedule's element types.
+/// The most memory that a rank used at a time, in bytes of the schedule's element types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
     /// Weights.
@@ -73,7 +73,7 @@ impl Peak {
     }
 
     /// The larger of two, kind by kind.
-    pub(super) fn or(&self, other: &Peak) -> Peak {
+    pub fn or(&self, other: &Peak) -> Peak {
         Peak {
             parameters: self.parameters.max(other.parameters),
             states: self.states.max(other.states),
@@ -170,7 +170,7 @@ impl<'a> SourcePlan<'a> {
                     return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
                 };
                 for &(layer, at) in &layers[frame_id.index()] {
-                    let ty = ty.located(at);
+                    let ty = ty.located(at.or(ty.layout.at));
                     let same = known.entry(binding.stored_name(layer)).or_default();
                     let found = same.iter().copied().find(|&i| {
                         let t: &Planned<'_> = &plan.tensors[i];
@@ -213,10 +213,9 @@ impl<'a> SourcePlan<'a> {
         }
     }
 
-    /// Bytes of the schedule's element types that the busiest rank holds, of each kind by itself.
-    pub(super) fn held(&self, ranks: usize) -> Peak {
-        let mut peak = Peak::default();
-        for rank in 0..ranks {
+    /// Bytes of the schedule's element types that each rank holds, its arena left out.
+    pub(super) fn held(&self, ranks: usize) -> Vec<Peak> {
+        let of_rank = |rank: usize| {
             let mut held = Peak::default();
             for t in &self.tensors {
                 let Some(part) = t.part_of[rank] else { continue };
@@ -227,9 +226,9 @@ impl<'a> SourcePlan<'a> {
                     File::States => held.states += bytes,
                 }
             }
-            peak = peak.or(&held);
-        }
-        peak
+            held
+        };
+        (0..ranks).map(of_rank).collect()
     }
 
     /// What ranks write, in order of its numbers.

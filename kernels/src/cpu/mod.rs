@@ -23,6 +23,9 @@
 //! | `Unpack` of all_to_all, all_gather, fetch | that wire | the tensor |
 //! | `Unpack` of fetch_sum | that wire | the tensor: the sum of what was received for each token, in order of the group, in `f32` |
 //!
+//! A message of several tensors is packed into one wire and unpacked from one, as [`ithaca_ir::message::wire`] lays it
+//! out; its exchange is from wire to wire. An all_reduce of several sums the wire as one tensor.
+//!
 //! A block is a list of regions, one after another; a wire may be longer than the blocks in it.
 //!
 //! A tensor whose memory is not what the table says is an error, never a wrong result.
@@ -34,10 +37,15 @@
 
 pub mod communicator;
 
+pub mod dense;
+
 mod attention;
 mod gemm;
 mod memory;
+mod message;
 mod rank;
+mod simd;
+pub mod threads;
 mod transfer;
 
 #[cfg(test)]
@@ -49,9 +57,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use ithaca_ir::Rank;
+use ithaca_ir::layout::At;
 use ithaca_ir::schedule::{Content, Schedule};
 use ithaca_ir::traffic::{Ledger, Traffic};
+use ithaca_ir::{Mesh, Rank};
 
 pub use communicator::{Communicator, Mailboxes};
 pub use memory::Peak;
@@ -93,10 +102,19 @@ pub struct Execution {
     pub kept: Outputs<f32>,
     /// What was sent, counted as it was sent, in bytes of the schedule's element types.
     pub traffic: Vec<Traffic>,
-    /// What the busiest rank used, measured.
-    pub peak: Peak,
+    /// What each rank used, measured, in order of ranks.
+    pub peaks: Vec<Peak>,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
+}
+
+impl Execution {
+    /// The most that a rank of a place used, kind by kind; of all ranks where there is no place.
+    pub fn peak_at(&self, mesh: &Mesh, at: Option<At>) -> Peak {
+        let here =
+            mesh.iter_ranks().zip(&self.peaks).filter(|(rank, _)| at.is_none_or(|at| at.has(mesh, *rank)));
+        here.fold(Peak::default(), |most, (_, peak)| most.or(peak))
+    }
 }
 
 /// Executes a schedule on as many threads as its mesh has ranks.
@@ -121,7 +139,7 @@ pub fn execute(
     let plan = memory::SourcePlan::of(schedule)?;
     let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
     let written = plan.written();
-    let mut peak = plan.held(index(schedule.space.mesh.ranks()));
+    let mut peaks = plan.held(index(schedule.space.mesh.ranks()));
     let (sources, lasting) = plan.load(&schedule.space, weights, inputs, options.storage)?;
 
     let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
@@ -161,7 +179,9 @@ pub fn execute(
     });
 
     let held = first_failure(results)?;
-    peak.arena = held.iter().map(|done| done.reached).max().unwrap_or(0);
+    for (peak, done) in peaks.iter_mut().zip(&held) {
+        peak.arena = done.reached;
+    }
     let mut outputs = Outputs::new();
     for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
         let name = output.name.clone().unwrap_or_else(|| i.to_string());
@@ -174,7 +194,7 @@ pub fn execute(
     }
     let kept = kept(schedule, &written, &held, weights)?;
     let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, kept, traffic, peak, memory_bytes })
+    Ok(Execution { outputs, kept, traffic, peaks, memory_bytes })
 }
 
 /// What ranks wrote, as files have it; `before` has what was there.

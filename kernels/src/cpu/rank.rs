@@ -6,16 +6,18 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
-use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
+use ithaca_ir::ops::{Random, Scan, ScanOrder, Stage, structure};
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Transfer, Work, aligned};
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Op, Rank, TensorType};
 
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
+use super::message::Message;
+use super::threads::Threads;
 use super::{attention, gemm, transfer};
 use crate::error::RunError;
-use crate::oracle::{Elements, Operand, Value, Wanted, eval};
+use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
 use crate::storage::Storage;
 use crate::tensor::{extents, index};
 
@@ -138,7 +140,7 @@ impl Runner<'_> {
                 ))),
                 // Other ranks do that.
                 None if !frame.runs(&schedule.space, task, self.rank) => Ok(()),
-                None => self.communicator.check().and_then(|()| self.task(scope, task)),
+                None => self.communicator.check().and_then(|()| self.task(scope, i)),
             };
             match result {
                 Ok(()) => {}
@@ -163,7 +165,10 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn task(&mut self, scope: &Scope<'_>, task: &Task) -> Result<(), RunError> {
+    /// Runs the task of a frame with this number.
+    fn task(&mut self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
+        let schedule = self.schedule;
+        let task = &schedule.frames[scope.frame].tasks[number];
         match &task.work {
             Work::Compute(op) => self.compute(scope, task, op),
             Work::Copy => {
@@ -172,27 +177,31 @@ impl Runner<'_> {
                 self.write(scope, to, &data)
             }
             Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                if t.only().is_none() {
+                    return self.message(scope, (number, task), t);
+                }
                 let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
                 let buffers = &self.schedule.frames[scope.frame].buffers;
+                let parcel = t.first();
                 let parties = transfer::Parties {
                     space: &self.schedule.space,
-                    transfer: t,
+                    transfer: parcel,
                     rank: self.rank,
                     reads: &buffers[from].content,
                     writes: &buffers[to].content,
                 };
                 let holds = |ty: &TensorType| self.schedule.space.holds(ty, self.rank);
-                let data = if holds(&t.from) { self.read(scope, from)? } else { &[] };
+                let data = if holds(&parcel.from) { self.read(scope, from)? } else { &[] };
                 let written = match &task.work {
                     Work::Pack(_) => parties.pack(data)?,
                     Work::Unpack(_) => parties.unpack(data)?,
                     _ => {
                         let (written, sent) = parties.exchange(data, self.communicator)?;
-                        self.count(scope.frame, t, sent * t.from.dtype.bytes());
+                        self.count((scope.frame, number), t, sent * parcel.from.dtype.bytes());
                         written
                     }
                 };
-                if holds(&t.to) { self.write(scope, to, &written) } else { Ok(()) }
+                if holds(&parcel.to) { self.write(scope, to, &written) } else { Ok(()) }
             }
             Work::Call { callee, layers, stride, scan, stage, base } => {
                 let base = scope.base + self.shape.slot(*base)?;
@@ -297,18 +306,22 @@ impl Runner<'_> {
         if operands.len() < *op.info().operands.start() {
             return Err(RunError::invalid(format!("`{}` reads {} buffers", op.name(), operands.len())));
         }
+        let threads = Threads::beside(space.mesh.ranks());
         let values = match (op, wanted.first()) {
             (Op::Einsum, Some(Wanted { ty, region })) => {
-                let product = gemm::einsum(&operands[0], &operands[1], ty, region)?;
+                let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
                 eval::into_results(op, vec![product], &wanted)?
             }
             (Op::Attention(a), _) => {
-                let rows = attention::attention(space, a, &operands)?;
+                let rows = attention::attention(space, a, &operands, threads)?;
                 eval::into_results(op, rows.into(), &wanted)?
             }
             (Op::AttentionBackward(a), _) => {
-                let gradients = attention::attention_backward(space, a, &operands)?;
+                let gradients = attention::attention_backward(space, a, &operands, threads)?;
                 eval::into_results(op, gradients, &wanted)?
+            }
+            (Op::Random(Random::LayerKey), _) => {
+                vec![random::layer_key(operands[0].elements, scope.layer)?]
             }
             (op, _) => eval::eval(space, op, &operands, &wanted)?,
         };
@@ -327,11 +340,45 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn count(&self, frame: FrameId, transfer: &Transfer, bytes: u64) {
-        let Transfer { op, from, to } = transfer;
-        if let Some(key) =
-            traffic::key(&self.schedule.space, &self.schedule.frames[frame].name, op, (from, to))
-        {
+    /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
+    fn message(
+        &mut self,
+        scope: &Scope<'_>,
+        (number, task): (usize, &Task),
+        transfer: &Transfer,
+    ) -> Result<(), RunError> {
+        let space = &self.schedule.space;
+        let message = Message { space, parcels: transfer.parcels(), rank: self.rank };
+        let holds = |ty: &TensorType| space.holds(ty, self.rank);
+        let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
+        match &task.work {
+            Work::Unpack(_) if to => {
+                let tensors = message.unpack(self.read(scope, only(&task.reads, "reads")?)?)?;
+                if tensors.len() != task.writes.len() {
+                    return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
+                }
+                task.writes.iter().zip(tensors).try_for_each(|(&b, data)| self.write(scope, b, &data))
+            }
+            Work::Pack(_) if from => {
+                let tensors: Vec<&[f32]> =
+                    task.reads.iter().map(|&b| self.read(scope, b)).collect::<Result<_, _>>()?;
+                let wire = message.pack(&tensors)?;
+                self.write(scope, only(&task.writes, "writes")?, &wire)
+            }
+            Work::Exchange(_) => {
+                let data = if from { self.read(scope, only(&task.reads, "reads")?)? } else { &[] };
+                let (wire, sent) = message.exchange(data, self.communicator)?;
+                self.count((scope.frame, number), transfer, sent * transfer.first().from.dtype.bytes());
+                if to { self.write(scope, only(&task.writes, "writes")?, &wire) } else { Ok(()) }
+            }
+            // What other ranks send or receive.
+            _ => Ok(()),
+        }
+    }
+
+    fn count(&self, (frame, task): (FrameId, usize), transfer: &Transfer, bytes: u64) {
+        let phase = traffic::phase_of_task(self.schedule, &self.schedule.frames[frame], task);
+        if let Some(key) = traffic::key(&self.schedule.space, phase, transfer.parcels()) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
             ledger.record(key, self.rank, 1, bytes);
         }
@@ -439,9 +486,9 @@ fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
 fn describe(schedule: &Schedule, work: &Work) -> String {
     match work {
         Work::Compute(op) => op.name().to_owned(),
-        Work::Pack(t) => format!("pack of {}", t.op.name()),
-        Work::Exchange(t) => t.op.name().to_owned(),
-        Work::Unpack(t) => format!("unpack of {}", t.op.name()),
+        Work::Pack(t) => format!("pack of {}", t.first().op.name()),
+        Work::Exchange(t) => t.first().op.name().to_owned(),
+        Work::Unpack(t) => format!("unpack of {}", t.first().op.name()),
         Work::Copy => "copy".to_owned(),
         Work::Call { callee, .. } => {
             format!("call of {}", schedule.frames.get(*callee).map_or("?", |f| f.name.as_str()))

@@ -1,7 +1,8 @@
 //! Pack, exchange, unpack: the contract of the runtime's documentation, carried out.
 
 use ithaca_ir::boxes::{self, Exchange, Region};
-use ithaca_ir::schedule::{Content, Transfer};
+use ithaca_ir::message::Parcel;
+use ithaca_ir::schedule::Content;
 use ithaca_ir::{DType, Op, Rank, Space};
 
 use super::communicator::Communicator;
@@ -9,10 +10,10 @@ use super::memory::{from_int, to_int};
 use crate::error::RunError;
 use crate::tensor::{Offsets, extents, index, merge_block, read_block};
 
-/// A transfer, seen from one rank, between two buffers.
+/// A transfer of one tensor, seen from one rank, between two buffers.
 pub(super) struct Parties<'a> {
     pub(super) space: &'a Space,
-    pub(super) transfer: &'a Transfer,
+    pub(super) transfer: &'a Parcel,
     pub(super) rank: Rank,
     pub(super) reads: &'a Content,
     pub(super) writes: &'a Content,
@@ -47,7 +48,9 @@ impl Parties<'_> {
                 self.put_together(data, f32::NAN, |_, arrived| arrived)
             }
             (Op::FetchSum { .. }, Content::Wire { .. }, Content::Tensor(_)) => {
-                self.put_together(data, self.zero(), |there, arrived| self.add(there, arrived))
+                self.put_together(data, self.zero(), |there, arrived| {
+                    add(self.transfer.from.dtype, there, arrived)
+                })
             }
             _ => Err(self.refused("unpack")),
         }
@@ -83,10 +86,10 @@ impl Parties<'_> {
                 let blocks = self.blocks_read(data, &geometry.send)?;
                 let received =
                     communicator.exchange(self.rank, &geometry.group, blocks, &sizes(&geometry.recv))?;
-                Ok((self.sum(received.blocks), received.elements_sent))
+                Ok((sum(self.transfer.from.dtype, received.blocks), received.elements_sent))
             }
             Op::AllReduce { .. } if is_tensor(self.reads) && is_tensor(self.writes) => {
-                self.all_reduce(data, &geometry.group, communicator)
+                all_reduce(self.transfer.from.dtype, self.rank, data, &geometry.group, communicator)
             }
             _ => Err(self.refused("exchange")),
         }
@@ -107,31 +110,6 @@ impl Parties<'_> {
         Ok((received.blocks.concat(), received.elements_sent))
     }
 
-    /// A reduce-scatter of chunks, then an all-gather of them.
-    fn all_reduce(
-        &self,
-        data: &[f32],
-        group: &[Rank],
-        communicator: &dyn Communicator,
-    ) -> Result<(Vec<f32>, u64), RunError> {
-        let chunk = |i: usize| {
-            let chunk = boxes::chunk(data.len() as u64, group.len() as u64, i as u64);
-            index(chunk.start)..index(chunk.end)
-        };
-        let me = group
-            .iter()
-            .position(|&r| r == self.rank)
-            .ok_or_else(|| RunError::invalid("a rank lies outside its group"))?;
-        let blocks = (0..group.len()).map(|i| data[chunk(i)].to_vec()).collect();
-        let own = vec![chunk(me).len(); group.len()];
-        let scattered = communicator.exchange(self.rank, group, blocks, &own)?;
-        let sum = self.sum(scattered.blocks);
-        let sizes: Vec<usize> = (0..group.len()).map(|i| chunk(i).len()).collect();
-        let blocks = group.iter().map(|_| sum.clone()).collect();
-        let gathered = communicator.exchange(self.rank, group, blocks, &sizes)?;
-        Ok((gathered.blocks.concat(), scattered.elements_sent + gathered.elements_sent))
-    }
-
     /// The tensor from a wire, every element begun as `first`.
     fn put_together(
         &self,
@@ -148,26 +126,9 @@ impl Parties<'_> {
         Ok(out)
     }
 
-    /// The sum of equal blocks, in their order.
-    fn sum(&self, blocks: Vec<Vec<f32>>) -> Vec<f32> {
-        let mut blocks = blocks.into_iter();
-        let first = blocks.next().unwrap_or_default();
-        blocks.fold(first, |mut sum, block| {
-            sum.iter_mut().zip(block).for_each(|(x, y)| *x = self.add(*x, y));
-            sum
-        })
-    }
-
-    fn add(&self, x: f32, y: f32) -> f32 {
-        match self.transfer.from.dtype {
-            DType::I32 => from_int(to_int(x).wrapping_add(to_int(y))),
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
-        }
-    }
-
     fn zero(&self) -> f32 {
         match self.transfer.from.dtype {
-            DType::I32 => from_int(0),
+            DType::I32 | DType::Bool => from_int(0),
             DType::F64 | DType::F32 | DType::F16 | DType::BF16 => 0.0,
         }
     }
@@ -209,7 +170,7 @@ impl Parties<'_> {
     }
 
     fn geometry(&self) -> Exchange {
-        let Transfer { op, from, to } = self.transfer;
+        let Parcel { op, from, to } = self.transfer;
         boxes::exchange(self.space, op, from, to, self.rank)
     }
 
@@ -232,6 +193,50 @@ impl Parties<'_> {
             kind(self.reads),
             kind(self.writes)
         ))
+    }
+}
+
+/// Sums over the group: a reduce-scatter of chunks, then an all-gather of them. Gives the sums, and how many elements
+/// were sent to others.
+pub(super) fn all_reduce(
+    dtype: DType,
+    rank: Rank,
+    data: &[f32],
+    group: &[Rank],
+    communicator: &dyn Communicator,
+) -> Result<(Vec<f32>, u64), RunError> {
+    let chunk = |i: usize| {
+        let chunk = boxes::chunk(data.len() as u64, group.len() as u64, i as u64);
+        index(chunk.start)..index(chunk.end)
+    };
+    let me = group
+        .iter()
+        .position(|&r| r == rank)
+        .ok_or_else(|| RunError::invalid("a rank lies outside its group"))?;
+    let blocks = (0..group.len()).map(|i| data[chunk(i)].to_vec()).collect();
+    let own = vec![chunk(me).len(); group.len()];
+    let scattered = communicator.exchange(rank, group, blocks, &own)?;
+    let sum = sum(dtype, scattered.blocks);
+    let sizes: Vec<usize> = (0..group.len()).map(|i| chunk(i).len()).collect();
+    let blocks = group.iter().map(|_| sum.clone()).collect();
+    let gathered = communicator.exchange(rank, group, blocks, &sizes)?;
+    Ok((gathered.blocks.concat(), scattered.elements_sent + gathered.elements_sent))
+}
+
+/// The sum of equal blocks, in their order.
+pub(super) fn sum(dtype: DType, blocks: Vec<Vec<f32>>) -> Vec<f32> {
+    let mut blocks = blocks.into_iter();
+    let first = blocks.next().unwrap_or_default();
+    blocks.fold(first, |mut sum, block| {
+        sum.iter_mut().zip(block).for_each(|(x, y)| *x = add(dtype, *x, y));
+        sum
+    })
+}
+
+fn add(dtype: DType, x: f32, y: f32) -> f32 {
+    match dtype {
+        DType::I32 | DType::Bool => from_int(to_int(x).wrapping_add(to_int(y))),
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
     }
 }
 

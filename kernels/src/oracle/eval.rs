@@ -5,7 +5,7 @@ use ithaca_ir::{DType, Op, Space, TensorType};
 
 use super::{
     Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts,
-    products, rows, window,
+    products, random, rows, window,
 };
 use crate::error::RunError;
 use crate::place;
@@ -191,6 +191,11 @@ fn one<T: Real>(
         }
         Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands)?),
         Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
+        Op::Softmax { over } => real(rows::softmax(space, *over, &operands[0])?),
+        Op::Gradient(Gradient::Softmax { over }) => {
+            real(norms::softmax(space, *over, &operands[0], &operands[1])?)
+        }
+        Op::Random(random) => random::random(space, random, operands, (ty, region)),
         Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
         Op::Accumulate => real(partial::accumulate(operands[0].real()?, operands[1].real()?)?),
         Op::Scores { attention: a, .. } => {
@@ -253,6 +258,7 @@ fn one<T: Real>(
         | Op::Assign { .. }
         | Op::Call { .. }
         | Op::Reshard
+        | Op::Coalesced(_)
         | Op::AllToAll { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }

@@ -7,11 +7,11 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
-use ithaca_ir::ops::{Binding, Scan, ScanOrder, Stage, Target, structure};
+use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::lasting::Assigned;
-use super::{Operand, Results, Value, Wanted, collective, eval, movement};
+use super::{Operand, Results, Value, Wanted, collective, eval, movement, random};
 use crate::Outputs;
 use crate::error::RunError;
 use crate::real::Real;
@@ -157,6 +157,18 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 let ty = &located(node.result());
                 let stored = source::load(&self.module.space, binding, ty, layer, self.inputs)?;
                 Ok(vec![self.cut(ty, binding, &stored)])
+            }
+            Op::Coalesced(members) => {
+                // What travels together arrives as it would alone.
+                let ends = members.iter().zip(operands).zip(node.operands.iter().zip(&node.results));
+                let one = |((op, held), (&x, &z)): ((&Op, &&Held<T>), (&ValueId, &ValueId))| {
+                    collective::communicate(&self.module.space, op, &located(x), &located(z), held)
+                };
+                ends.map(one).collect()
+            }
+            Op::Random(Random::LayerKey) => {
+                let of = |held: &Rc<Value<T>>| random::layer_key(held.elements(), layer).map(Rc::new);
+                Ok(vec![operands[0].iter().map(of).collect::<Result<_, _>>()?])
             }
             op if op.is_communication() || *op == Op::Reshard => {
                 let (from, to) = (located(node.operands[0]), located(node.result()));

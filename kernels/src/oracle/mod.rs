@@ -23,6 +23,7 @@ mod optimizer;
 mod partial;
 mod parts;
 pub(crate) mod products;
+pub(crate) mod random;
 mod rows;
 mod window;
 
@@ -48,7 +49,7 @@ use crate::tensor::{Tensor, extents, index};
 pub enum Value<T> {
     /// Of a float type.
     Real(Tensor<T>),
-    /// Of type `i32`.
+    /// Of type `i32` or `bool`.
     Int(Tensor<i32>),
 }
 
@@ -67,7 +68,7 @@ impl<T: Real> Value<T> {
 pub enum Elements<'a, T> {
     /// Of a float type.
     Real(&'a [T]),
-    /// Of type `i32`.
+    /// Of type `i32` or `bool`.
     Int(&'a [i32]),
 }
 

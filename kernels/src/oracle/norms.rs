@@ -1,4 +1,4 @@
-//! Gradients of norms: `rms_norm`, `rms_scale`, `layer_norm`.
+//! Gradients of norms: `rms_norm`, `rms_scale`, `layer_norm`, `softmax`.
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space};
@@ -34,6 +34,25 @@ fn wanted<'a, 'w>(results: &'a [Wanted<'w>], n: usize) -> Result<&'a [Wanted<'w>
         true => Ok(results),
         false => Err(RunError::invalid(format!("the gradient of a norm has {n} results"))),
     }
+}
+
+/// `dx = y · (d − Σ y d)` of each line of the result y.
+pub(super) fn softmax<T: Real>(
+    space: &Space,
+    over: DimId,
+    y: &Operand<'_, T>,
+    d: &Operand<'_, T>,
+) -> Result<Vec<T>, RunError> {
+    let lines = lines_of_norm(space, over, y)?;
+    let (y, d) = (y.real()?, d.real()?);
+    let mut dx = vec![T::ZERO; y.len()];
+    for &start in &lines.starts {
+        let line = (0..lines.length).map(|j| start + j * lines.step);
+        let mut sum = T::ZERO;
+        line.clone().for_each(|i| sum += y[i] * d[i]);
+        line.for_each(|i| dx[i] = y[i] * (d[i] - sum));
+    }
+    Ok(dx)
 }
 
 /// With `g = d · (offset + weight)` and `r` the root: `dx = g / r − x · Σ g x / (n r³)`, `d_weight = Σ d · x / r`.

@@ -1,4 +1,4 @@
-//! Operations along dimensions: `rms_norm`, `rms_scale`, `layer_norm`, `rotary`.
+//! Operations along dimensions: `rms_norm`, `rms_scale`, `layer_norm`, `softmax`, `rotary`.
 
 use ithaca_ir::ops::Rotary;
 use ithaca_ir::{Dim, DimId, Space, TensorType};
@@ -56,6 +56,23 @@ pub(super) fn lines_of_norm<T: Real>(
         true => Ok(lines),
         false => Err(RunError::invalid(format!("a norm over `{}` on a part of it", dim.name))),
     }
+}
+
+/// `exp(x − max) / Σ exp(x − max)` of each line.
+pub(super) fn softmax<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Result<Vec<T>, RunError> {
+    let lines = lines_of_norm(space, over, x)?;
+    let mut out = x.real()?.to_vec();
+    for &start in &lines.starts {
+        let line = (0..lines.length).map(|j| start + j * lines.step);
+        let max = line.clone().map(|i| out[i]).fold(T::NEG_INFINITY, |m, x| if x > m { x } else { m });
+        let mut sum = T::ZERO;
+        for i in line.clone() {
+            out[i] = (out[i] - max).through(f64::exp);
+            sum += out[i];
+        }
+        line.for_each(|i| out[i] = out[i] / sum);
+    }
+    Ok(out)
 }
 
 /// A weight of a norm: its elements and, per element of x, where they lie.

@@ -29,7 +29,7 @@ impl Stored {
             DType::F32 => Stored::F32,
             DType::F16 => Stored::F16,
             DType::BF16 => Stored::BF16,
-            DType::I32 => Stored::I32,
+            DType::I32 | DType::Bool => Stored::I32,
         }
     }
 

@@ -95,6 +95,8 @@ impl Cluster {
             | Op::RmsNorm { .. }
             | Op::RmsScale { .. }
             | Op::LayerNorm { .. }
+            | Op::Softmax { .. }
+            | Op::Random(_)
             | Op::Rotary(_)
             | Op::Attention(_)
             | Op::AttentionBackward(_)
@@ -110,6 +112,8 @@ impl Cluster {
             | Op::Take { .. }
             | Op::Join { .. }
             | Op::Call { .. }
+            // Several are a message, which has a price of its own.
+            | Op::Coalesced(_)
             | Op::Reshard => CollectiveTime::default(),
         }
     }

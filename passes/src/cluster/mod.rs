@@ -8,6 +8,7 @@
 mod between;
 mod check;
 mod collective;
+mod message;
 mod profiles;
 
 use ithaca_ir::{DType, Diagnostic};
@@ -160,7 +161,7 @@ impl Peak {
         match dtype {
             DType::BF16 => self.bf16.value,
             DType::F16 => self.f16.value,
-            DType::F32 | DType::I32 => self.f32.value,
+            DType::F32 | DType::I32 | DType::Bool => self.f32.value,
             DType::F64 => self.f64.value,
         }
     }

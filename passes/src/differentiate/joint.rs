@@ -183,7 +183,7 @@ pub(super) fn renamed(binding: &Binding, prefix: &str) -> Binding {
 pub(super) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 => DType::F32,
+        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
 }
 

@@ -2,13 +2,16 @@
 //!
 //! Inputs become stacks of micro-batches. What `main` computes of inputs alone, such as the number of labels that count, is
 //! computed of the whole batch; the rest becomes the function `@micro`, which adds its part of the loss.
+//!
+//! A micro-batch draws from a key of its own, which its number is folded into: cut otherwise, a batch is dropped from
+//! otherwise, as by frameworks that draw for one micro-batch after another.
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::structure::stacked;
-use ithaca_ir::ops::{Binary, Binding, OpError, Scan, ScanOrder, source};
+use ithaca_ir::ops::{Binary, Binding, OpError, Random, Scan, ScanOrder, source};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space, TensorType};
 
 use super::joint::zeros;
@@ -49,7 +52,12 @@ pub(super) fn functions(
         let mut map = vec![None; source.values.len()];
         let before = b.param(source.ty(loss).clone(), Some("loss_before"));
         for &v in &shared {
-            map[v.index()] = Some(b.param(source.ty(v).clone(), source.values[v].name.as_deref()));
+            let mut given = b.param(source.ty(v).clone(), source.values[v].name.as_deref());
+            if is_key(source, v) {
+                // Micro-batches are the layers of this function.
+                given = b.push(Op::Random(Random::LayerKey), &[given])?;
+            }
+            map[v.index()] = Some(given);
         }
         cx.forward_and_backward(&mut b, &mut map, loss, |n| !is_outside(cx, n))?;
         let part = map[loss.index()].expect("the loss was computed");
@@ -61,7 +69,10 @@ pub(super) fn functions(
     let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
-        whole(&mut b, source, node, cut, &mut map)?;
+        match node.op {
+            Op::Random(Random::Key { .. }) => map[node.result().index()] = Some(cx.key(&mut b, node)?),
+            _ => whole(&mut b, source, node, cut, &mut map)?,
+        }
     }
     zero.run(&mut b, &[])?;
     let mut arguments = vec![zeros(&mut b, source.ty(loss))?];
@@ -105,8 +116,15 @@ pub(super) fn is_outside(cx: &Cx<'_>, node: &Node) -> bool {
             | Op::Fill { .. }
             | Op::Scale { .. }
             | Op::Binary(_)
+            | Op::Random(Random::Key { .. })
     );
     known && !node.results.iter().any(|&v| cx.activity.is_active(cx.main, v))
+}
+
+/// Whether keys begin with `value`.
+pub(super) fn is_key(source: &Function, value: ValueId) -> bool {
+    let is_key = |n: &Node| matches!(n.op, Op::Random(Random::Key { .. }));
+    source.nodes.iter().any(|n| is_key(n) && n.results.contains(&value))
 }
 
 /// A node of the whole batch: its values are stacks where they have a batch.

@@ -21,6 +21,7 @@
 
 mod active;
 mod chunked;
+mod dropout;
 mod group;
 mod joint;
 mod micro;
@@ -33,7 +34,7 @@ mod stages;
 mod step;
 mod update;
 
-pub use options::{ADAMW, OPTIONS, PipelineOrder, Recompute, Training};
+pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
@@ -92,32 +93,19 @@ pub fn origin(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// Refuses to train with attention that drops: its mask depends on positions alone, and would be the same in every layer and
-/// at every step.
-fn check_dropout(module: &Module, training: &Training) -> Result<(), OpError> {
-    let drops = |op: &Op| match op {
-        Op::Attention(a) => a.dropout.is_some_and(|d| d.rate > 0.0),
-        _ => false,
-    };
-    let dropping = module.functions.values().find(|f| f.nodes.iter().any(|n| drops(&n.op)));
-    match dropping.filter(|_| training.optimizer.is_some()) {
-        None => Ok(()),
-        Some(function) => Err(OpError::new(
-            "P55",
-            format!(
-                "attention of `@{}` drops weights by a mask that would be the same in every layer and at every step; \
-                 train without dropout, or take gradients alone with `optimizer=none`",
-                function.name
-            ),
-        )),
-    }
-}
-
 /// One training step of `module`, which computes an output `loss`.
 fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
     let (main, _) = loss_of(module)?;
     check(module, main)?;
-    check_dropout(module, training)?;
+    dropout::check_keys(module, main)?;
+    let without;
+    let module = match training.dropout {
+        DropoutChoice::Config => module,
+        DropoutChoice::Off => {
+            without = dropout::without(module)?;
+            &without
+        }
+    };
     if training.stages == 1 {
         return stepped(module, main, training, None);
     }
@@ -196,6 +184,7 @@ fn stepped(
             functions: functions_so_far,
             stack: &stack,
             kept: &kept,
+            counts: None,
         };
         let joint = match is_group {
             true => regroup::joint(&inner, &stepped.space, &stepped.functions)?,
@@ -241,8 +230,16 @@ fn stepped(
         }
     }
     let exchanges = pipelined::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
-    let cx =
-        Cx { source: module, main, activity: &activity, functions: &functions, stack: &stack, kept: &kept };
+    let counts = training.optimizer.is_some().then_some(&scalar);
+    let cx = Cx {
+        source: module,
+        main,
+        activity: &activity,
+        functions: &functions,
+        stack: &stack,
+        kept: &kept,
+        counts,
+    };
     let ends = (&zero, optimize.as_ref());
     let function = match (cut, pipeline) {
         (Some(cut), Some(Pipeline { shape, order, .. })) => {

@@ -106,6 +106,29 @@ impl fmt::Display for PipelineOrder {
     }
 }
 
+/// What becomes of the dropout of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum DropoutChoice {
+    /// The step drops what the program drops, as the model's configuration says.
+    #[default]
+    Config,
+    /// Nothing is dropped, as in the library's `model.eval()`.
+    Off,
+}
+
+impl DropoutChoice {
+    /// Both.
+    pub const ALL: [DropoutChoice; 2] = [DropoutChoice::Config, DropoutChoice::Off];
+
+    /// The spelling in pipelines and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            DropoutChoice::Config => "config",
+            DropoutChoice::Off => "off",
+        }
+    }
+}
+
 /// What a training step does beside the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
@@ -121,6 +144,8 @@ pub struct Training {
     pub pipeline: PipelineOrder,
     /// Ranges of layers that each stage has where they are interleaved.
     pub chunks: u64,
+    /// Whether anything is dropped.
+    pub dropout: DropoutChoice,
     /// The optimizer; gradients only when `None`.
     pub optimizer: Option<AdamW>,
     /// The largest norm of all gradients together; they are scaled down to it.
@@ -137,6 +162,7 @@ impl Default for Training {
             stages: 1,
             pipeline: PipelineOrder::default(),
             chunks: 2,
+            dropout: DropoutChoice::default(),
             optimizer: Some(ADAMW),
             clip: None,
         }
@@ -147,9 +173,27 @@ impl Default for Training {
 pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
 
 impl Training {
+    /// Ranges of layers into which the stages of the pipeline cut the model; one without a pipeline.
+    pub fn n_chunks(&self) -> u64 {
+        match self.pipeline {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => self.stages,
+            PipelineOrder::Interleaved => self.stages.saturating_mul(self.chunks),
+        }
+    }
+
     /// The options as a pipeline has them; those that are as by default are left out.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
-        let Self { recompute, loss_chunks, micro_batches, stages, pipeline, chunks, optimizer, clip } = self;
+        let Self {
+            recompute,
+            loss_chunks,
+            micro_batches,
+            stages,
+            pipeline,
+            chunks,
+            dropout,
+            optimizer,
+            clip,
+        } = self;
         let standard = Self::default();
         let mut options = Vec::new();
         let mut set = |key: &str, value: String| options.push((key.to_owned(), value));
@@ -170,6 +214,9 @@ impl Training {
         }
         if *chunks != standard.chunks {
             set("chunks", chunks.to_string());
+        }
+        if *dropout != standard.dropout {
+            set("dropout", dropout.name().to_owned());
         }
         match optimizer {
             None => set("optimizer", "none".to_owned()),
@@ -232,6 +279,10 @@ impl Training {
                 self.pipeline =
                     PipelineOrder::parse(value).ok_or_else(|| refused(&format!("one of {names}")))?;
             }
+            "dropout" => {
+                let choice = DropoutChoice::ALL.into_iter().find(|d| d.name() == value);
+                self.dropout = choice.ok_or_else(|| refused("config or off"))?;
+            }
             "optimizer" => {
                 self.optimizer = match value {
                     "none" => None,
@@ -266,7 +317,7 @@ impl Training {
 }
 
 /// The options, for the table of passes.
-pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, optimizer=adamw|none, \
+pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, dropout=config|off, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
 
 /// The most parts of the tokens that a loss is computed in: as many as are joined at once.

@@ -15,11 +15,11 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Stage, Target, source, state};
-use ithaca_ir::{Arena, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, source, state};
+use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::joint::{Kept, copy_node, renamed};
-use super::micro::{Cut, is_outside, only_loss};
+use super::micro::{Cut, is_key, is_outside, only_loss};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
 use super::step::{Cx, Optimize, Place, Run, Sweep};
@@ -218,13 +218,20 @@ pub(super) fn main(
     let mut b = FunctionBuilder::new(source.name.as_str(), &module.space, &module.functions);
     let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
-        of_all(&mut b, source, node, cut, &mut known)?;
+        match node.op {
+            Op::Random(Random::Key { .. }) => known[node.result().index()] = Some(cx.key(&mut b, node)?),
+            _ => of_all(&mut b, source, node, cut, &mut known)?,
+        }
     }
     ends.zero.run(&mut b, &[])?;
 
     let mut runs = Vec::with_capacity(shape.micros);
     for micro in 0..shape.micros {
-        runs.push(Run::new(cx, own_inputs(cx, &mut b, &known, cut, micro)?));
+        let mut own = own_inputs(cx, &mut b, &known, cut, micro)?;
+        if shape.micros > 1 {
+            own_keys(source, &mut b, &mut own, micro)?;
+        }
+        runs.push(Run::new(cx, own));
     }
     let last = shape.stages * shape.chunks - 1;
     // What depends on no call runs with the first chunk.
@@ -301,6 +308,23 @@ fn of_all(
     for (&old, &new) in node.results.iter().zip(&results) {
         b.name(new, source.values[old].name.as_deref());
         known[old.index()] = Some(new);
+    }
+    Ok(())
+}
+
+/// The keys of one micro-batch: those of the step with its number folded in, as where micro-batches are a loop.
+fn own_keys(
+    source: &Function,
+    b: &mut FunctionBuilder<'_>,
+    own: &mut [Option<ValueId>],
+    micro: usize,
+) -> Result<(), OpError> {
+    for v in source.values.ids().filter(|&v| is_key(source, v)) {
+        if let Some(key) = own[v.index()] {
+            let number = Op::Fill { value: micro as f64 };
+            let number = b.push_as(number, &[], TensorType::new(DType::F32, []))?;
+            own[v.index()] = Some(b.push(Op::Random(Random::FoldIn), &[key, number])?);
+        }
     }
     Ok(())
 }

@@ -13,9 +13,9 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Output, ValueId};
-use ithaca_ir::ops::{Binary, OpError};
-use ithaca_ir::{Arena, FunctionBuilder, Op, Space};
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::ops::{Binary, OpError, Random};
+use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 
 use super::active::Activity;
 use super::joint::{Joint, copy_node, zeros};
@@ -115,6 +115,13 @@ fn needs(
 ) -> Needs {
     let Joint { function, n_forward, gradients, .. } = joint;
     let depends = depends_on_arguments(function, n_params);
+    let softmax: BTreeSet<DimId> = function.nodes[..*n_forward]
+        .iter()
+        .filter_map(|n| match n.op {
+            Op::Softmax { over } => Some(over),
+            _ => None,
+        })
+        .collect();
     let mut needed = vec![false; function.values.len()];
     for gradient in gives.iter().chain(sums).filter_map(|&i| gradients[i]) {
         needed[gradient.index()] = true;
@@ -130,8 +137,10 @@ fn needs(
             continue;
         }
         let keeps = match recompute {
+            // A key is as cheap to make again, from the key of all layers, which is kept once.
+            _ if matches!(node.op, Op::Random(Random::FoldIn | Random::LayerKey)) => false,
             Recompute::None => true,
-            Recompute::Selective => !matches!(node.op, Op::Attention(_)),
+            Recompute::Selective => !is_attention(function, node, &softmax),
             Recompute::Full { .. } => false,
             Recompute::KeepAttention => matches!(node.op, Op::Attention(_)),
         };
@@ -153,6 +162,12 @@ fn needs(
         }
     }
     Needs { nodes, kept, again }
+}
+
+/// Whether a node is attention: one operation, or what has the dimension that an explicit softmax goes over.
+fn is_attention(function: &Function, node: &Node, softmax: &BTreeSet<DimId>) -> bool {
+    let over = |v: &ValueId| function.ty(*v).dims.iter().any(|d| softmax.contains(d));
+    matches!(node.op, Op::Attention(_)) || node.results.iter().any(over)
 }
 
 /// For each value whether it depends on arguments of the function; what does not is as cheap to make again as to keep.

@@ -2,7 +2,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Scan, ScanOrder, Stage, Target, state};
+use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrder, Stage, Target, state};
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::active::Activity;
@@ -31,6 +31,8 @@ pub(super) struct Cx<'a> {
     pub(super) stack: &'a dyn Fn(u64) -> DimId,
     /// How the gradient of a weight is kept that a function reads.
     pub(super) kept: &'a dyn Fn(FuncId, &Binding) -> Kept,
+    /// The type of the count of steps, where steps are counted.
+    pub(super) counts: Option<&'a TensorType>,
 }
 
 /// One batch on its way through `main` and back.
@@ -109,9 +111,26 @@ impl<'a> Cx<'a> {
                 let layers = (layers, *stride);
                 run.calls[i] = Some(self.call(b, &mut run.map, node, (*callee, layers, stage))?);
             }
+            Op::Random(Random::Key { .. }) => {
+                run.map[node.result().index()] = Some(self.key(b, node)?);
+            }
             _ => copy_node(b, source, node, &mut run.map)?,
         }
         Ok(())
+    }
+
+    /// The key of this step: where keys begin, with the number of steps before folded in.
+    ///
+    /// # Errors
+    /// None on a program that verifies.
+    pub(super) fn key(&self, b: &mut FunctionBuilder<'_>, node: &Node) -> Result<ValueId, OpError> {
+        let mut key = b.push(node.op.clone(), &[])?;
+        if let Some(counts) = self.counts {
+            let step = b.push_as(Op::State(Binding::named(state::STEP)), &[], counts.clone())?;
+            key = b.push(Op::Random(Random::FoldIn), &[key, step])?;
+        }
+        b.name(key, self.function().values[node.result()].name.as_deref());
+        Ok(key)
     }
 
     /// The gradient of the loss, with which the backward pass begins.

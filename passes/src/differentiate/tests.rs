@@ -1,7 +1,7 @@
 //! What the pass makes of small models: which functions there are, what they keep, and what it refuses.
 
 use ithaca_ir::module::Function;
-use ithaca_ir::ops::Target;
+use ithaca_ir::ops::{Random, Target};
 use ithaca_ir::text;
 use ithaca_ir::verify::verify;
 use serde_json::json;
@@ -101,17 +101,58 @@ fn what_has_no_loss_is_refused() {
 }
 
 #[test]
-fn dropout_that_would_repeat_itself_is_refused() {
+fn a_step_draws_by_its_number_and_keeps_no_keys() {
     let mut config = llama();
     config["attention_dropout"] = json!(0.1);
-    let result = |optimizer| {
-        let training = Training { optimizer, ..Training::default() };
-        program(&config, "m", &Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) })
+    let step = |training: Training| {
+        program(&config, "m", &Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) }).unwrap()
     };
-    let refused = result(Some(ADAMW)).unwrap_err();
-    assert_eq!(refused[0].code, "P55");
-    assert!(refused[0].message.contains("@block"), "{}", refused[0].message);
-    assert!(result(None).is_ok(), "the gradient of one mask is well defined");
+    let named = |module: &Module, name: &str, of: &str| {
+        let (_, function) = module.functions.iter().find(|(_, f)| f.name == of).unwrap();
+        function.nodes.iter().filter(|n| n.op.name() == name).count()
+    };
+    let plain = step(Training::default());
+    assert_eq!([named(&plain, "key", "main"), named(&plain, "fold_in", "main")], [1, 1]);
+    assert_eq!([named(&plain, "layer_key", "block"), named(&plain, "layer_key", "block.backward")], [1, 1]);
+    let gradients = step(Training { optimizer: None, ..Training::default() });
+    assert_eq!(named(&gradients, "fold_in", "main"), 0, "nothing counts the steps");
+    let parts = step(Training { micro_batches: 2, ..Training::default() });
+    assert_eq!([named(&parts, "fold_in", "main"), named(&parts, "layer_key", "micro")], [1, 1]);
+    let stages = step(Training { micro_batches: 2, stages: 2, ..Training::default() });
+    assert_eq!(named(&stages, "fold_in", "main"), 3, "that of the step, and one for each micro-batch");
+    let off = step(Training { dropout: DropoutChoice::Off, ..Training::default() });
+    let drops = |op: &Op| match op {
+        Op::Attention(a) | Op::AttentionBackward(a) => a.dropout.is_some(),
+        op => matches!(op, Op::Random(Random::Dropout { .. } | Random::DropoutMask { .. })),
+    };
+    assert!(off.functions.values().flat_map(|f| &f.nodes).all(|n| !drops(&n.op)));
+}
+
+#[test]
+fn keys_begin_in_main() {
+    let text = r#"ithaca 1 program
+model "m"
+dim x = 4
+
+func @f() -> {
+  %k = key {seed=1} : i32[]
+  %w = param {name="w"} : f32[x]
+  %m = dropout_mask %k {rate=0.5, seed=0} : bool[x]
+  %y = dropout %w, %m {rate=0.5} : f32[x]
+  %loss = sum %y : f32[]
+  return %loss
+}
+
+func @main() {
+  %loss = call {callee=@f} : f32[]
+  return loss = %loss
+}
+"#
+    .replace("func @f() -> {", "func @f() {");
+    let module = text::parse(&text).unwrap();
+    let refused = training_step(&module, &Training::default()).unwrap_err();
+    assert_eq!(refused.code, "P51");
+    assert!(refused.message.contains("@f"), "{}", refused.message);
 }
 
 #[test]
@@ -147,7 +188,8 @@ fn groups_of_layers_are_one_loop_and_a_shorter_one() {
     // Layers are true: those of all functions together are the three.
     let layers = module.layers_of_functions();
     let id = module.function("block.backward").unwrap();
-    assert_eq!(layers[id.index()], [0..3]);
+    let layers: Vec<u64> = layers[id.index()].iter().cloned().flatten().collect();
+    assert_eq!(layers, [0, 1, 2]);
 }
 
 #[test]

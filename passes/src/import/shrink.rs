@@ -19,19 +19,21 @@ pub struct Shrink {
     /// A number whose divisors divide the small MLP and vocabulary exactly where they divide the large ones; the number
     /// of ranks, for example.
     pub multiple: u64,
+    /// Layers that remain at least, where the model has as many; the chunks of a pipeline, for example.
+    pub layers: u64,
 }
 
 /// A description of a small model of the structure that `config` describes.
 ///
 /// Head counts stay. A head becomes 8 wide (16 where it is partly rotated), the MLP and the vocabulary become the
 /// smallest sizes from 48 and 96 on with the same common divisor with `multiple`. Two layers remain, of each of two
-/// stacks, or one of each kind; windows shrink with the sequence, and learned positions cover the small one. Buckets of
+/// stacks, or one of each kind, or as many as are asked for; windows shrink with the sequence, and learned positions cover the small one. Buckets of
 /// relative positions and types of token stay. `ignore` is as in [`Workload`](super::Workload).
 ///
 /// # Errors
 /// Those of [`import`](super::import) on the description; `M10` for a sequence or `multiple` of zero.
 pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Value, Diagnostic> {
-    let Shrink { sequence, small_sequence, multiple } = *shrink;
+    let Shrink { sequence, small_sequence, multiple, layers: _ } = *shrink;
     if sequence == 0 || small_sequence == 0 || multiple == 0 {
         return Err(Diagnostic::new(
             "M10",
@@ -42,7 +44,7 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
     let mut small = config.as_object().cloned().unwrap_or_default();
     match &model.structure {
         Structure::Decoder(spec) => shrink_decoder(spec, shrink, &mut small),
-        Structure::T5(t5) => shrink_t5(t5, multiple, &mut small),
+        Structure::T5(t5) => shrink_t5(t5, shrink, &mut small),
         Structure::Bert(bert) => shrink_bert(bert, shrink, &mut small),
     }
     let small = Value::Object(small);
@@ -51,14 +53,14 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
 }
 
 fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let Shrink { sequence, small_sequence, multiple } = *shrink;
+    let Shrink { sequence, small_sequence, multiple, layers } = *shrink;
     let head_dim = small_head_dim(spec);
     let sizes = Small {
         hidden: spec.heads.saturating_mul(head_dim),
         head_dim,
         ffn: alike(spec.ffn, multiple, 48),
         vocab: alike(spec.vocab, multiple, 96),
-        kinds: small_layers(spec),
+        kinds: small_layers(spec, layers),
         window: window_of(spec).map(|w| scaled(w, small_sequence, sequence)),
         positions: spec.learned.map(|n| scaled(n, small_sequence, sequence).max(small_sequence)),
     };
@@ -96,7 +98,8 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
     }
 }
 
-fn shrink_t5(t5: &T5, multiple: u64, small: &mut Map<String, Value>) {
+fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
+    let Shrink { multiple, layers, .. } = *shrink;
     for alias in ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"] {
         small.remove(alias);
     }
@@ -108,17 +111,17 @@ fn shrink_t5(t5: &T5, multiple: u64, small: &mut Map<String, Value>) {
     set("num_heads", t5.heads);
     set("d_ff", alike(t5.ffn, multiple, 48));
     set("vocab_size", alike(t5.vocab, multiple, 96));
-    set("num_layers", t5.encoder_layers.min(2));
-    set("num_decoder_layers", t5.decoder_layers.min(2));
+    set("num_layers", t5.encoder_layers.min(layers.max(2)));
+    set("num_decoder_layers", t5.decoder_layers.min(layers.max(2)));
 }
 
 fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
-    let Shrink { sequence, small_sequence, multiple } = *shrink;
+    let Shrink { sequence, small_sequence, multiple, layers } = *shrink;
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
     set("hidden_size", bert.heads.saturating_mul(bert.head_dim().min(8)));
     set("intermediate_size", alike(bert.ffn, multiple, 48));
     set("vocab_size", alike(bert.vocab, multiple, 96));
-    set("num_hidden_layers", bert.layers.min(2));
+    set("num_hidden_layers", bert.layers.min(layers.max(2)));
     set("max_position_embeddings", scaled(bert.positions, small_sequence, sequence).max(small_sequence));
 }
 
@@ -206,8 +209,8 @@ fn small_head_dim(spec: &Spec) -> u64 {
         .unwrap_or(spec.head_dim)
 }
 
-/// Two layers, or the first of each kind, in order.
-fn small_layers(spec: &Spec) -> Vec<usize> {
+/// Two layers, or the first of each kind, in order; more of the last kind where `least` are wanted.
+fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
     let mut kinds: Vec<usize> = Vec::new();
     for (kind, _) in &spec.runs {
         if !kinds.contains(kind) {
@@ -220,6 +223,10 @@ fn small_layers(spec: &Spec) -> Vec<usize> {
     }
     if kinds.len() == 1 && spec.n_layers() > 1 {
         kinds.push(kinds[0]);
+    }
+    let least = least.min(spec.n_layers());
+    while let Some(&last) = kinds.last().filter(|_| (kinds.len() as u64) < least) {
+        kinds.push(last);
     }
     kinds
 }

@@ -2,10 +2,14 @@
 //!
 //! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
 //! never alive together may share memory. Largest first, each takes the lowest offset that is free during its life.
+//!
+//! What a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
+//! took its memory sooner would wait for nothing but memory.
 
+use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Stage;
-use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Work, aligned};
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Work, aligned};
 use ithaca_ir::{Arena, Space};
 
 /// Something that needs memory from one task to another.
@@ -73,14 +77,47 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
     frame.bytes = size;
 }
 
+/// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
+/// collective the task before the kernel that reads what it or a later collective brought.
+fn met(frame: &Frame) -> Vec<usize> {
+    let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
+    let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
+    // Collectives that no kernel is known to come after.
+    let mut open: Vec<usize> = Vec::new();
+    for (i, task) in frame.tasks.iter().enumerate() {
+        let is_call = matches!(task.work, Work::Call { .. });
+        match task.stream {
+            Stream::Comm => {
+                open.push(i);
+                task.writes.iter().for_each(|b| brought[b.index()] = Some(i));
+            }
+            Stream::Compute => {
+                let read = task.reads.iter().filter_map(|b| brought[b.index()]).max();
+                let past = if is_call { Some(i) } else { read };
+                let Some(past) = past else { continue };
+                for done in open.extract_if(.., |&mut o| o <= past) {
+                    met[done] = i - 1;
+                }
+            }
+        }
+    }
+    for task in open {
+        met[task] = frame.tasks.len();
+    }
+    met
+}
+
 fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<Block> {
-    use ithaca_ir::entity::Entity;
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
         for id in task.reads.iter().chain(&task.writes) {
             let (_, last) = lives[id.index()].get_or_insert((i, i));
             *last = i;
         }
+    }
+    let met = met(frame);
+    for (_, last) in lives.iter_mut().flatten() {
+        *last = met[*last];
     }
     for output in &frame.outputs {
         if let Some((_, last)) = &mut lives[output.buffer.index()] {

@@ -11,8 +11,9 @@ mod lasting;
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::boxes::{self, Side};
+use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
 use ithaca_ir::ops::{Scan, Stage, Target};
 use ithaca_ir::schedule::{
@@ -67,6 +68,8 @@ struct Lowering<'a> {
     effects: &'a Effects,
     /// The buffers of what is written, one for each.
     lasting: Vec<(Home, BufferId)>,
+    /// What has arrived and is yet to be put in place, when it is first needed: until then kernels need not wait for it.
+    arriving: Vec<(Vec<ValueId>, Task)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -102,6 +105,7 @@ impl<'a> Lowering<'a> {
             homes,
             effects: &effects[id.index()],
             lasting: Vec::new(),
+            arriving: Vec::new(),
         }
     }
 
@@ -112,13 +116,26 @@ impl<'a> Lowering<'a> {
         for (i, node) in self.function.nodes.iter().enumerate() {
             self.node(i, node);
         }
+        for (_, task) in std::mem::take(&mut self.arriving) {
+            self.frame.tasks.push(task);
+        }
         self.outputs();
         arena::place(&mut self.frame, self.space, self.frames);
         events::insert(&mut self.frame, self.space);
         self.frame
     }
 
+    /// Puts what has arrived in place, as far as `values` need it.
+    fn settle(&mut self, values: &[ValueId]) {
+        let needs = |(arrives, _): &(Vec<ValueId>, Task)| arrives.iter().any(|v| values.contains(v));
+        let arriving = std::mem::take(&mut self.arriving);
+        let (needed, rest): (Vec<_>, Vec<_>) = arriving.into_iter().partition(needs);
+        self.arriving = rest;
+        self.frame.tasks.extend(needed.into_iter().map(|(_, task)| task));
+    }
+
     fn node(&mut self, index: usize, node: &Node) {
+        self.settle(&node.operands);
         match &node.op {
             Op::Param(binding) => self.read_lasting(node.result(), (Target::Param, binding.clone())),
             Op::State(binding) => self.read_lasting(node.result(), (Target::State, binding.clone())),
@@ -232,24 +249,26 @@ impl<'a> Lowering<'a> {
         self.task(Stream::Compute, work, reads, writes);
     }
 
-    /// A collective: pack, exchange, unpack.
+    /// A collective: pack, exchange, unpack. Several tensors travel from wire to wire.
     fn transfer(&mut self, node: &Node) {
-        let value = node.operands[0];
-        let (from, to) = (self.function.ty(value).clone(), self.function.ty(node.result()).clone());
-        let source = self.buffer(value);
-        let name = self.name(node.result());
-        let transfer = Transfer { op: node.op.clone(), from, to };
+        let sources = self.reads(node);
+        let (operands, results) = (self.function.operand_types(node), self.function.result_types(node));
+        let parcels = message::parcels(&node.op, &operands, &results);
+        let transfer = Transfer::of(parcels).expect("a verified collective has an operand and a result");
         let ends = Ends::of(self.space, &transfer);
-        let mut sent = source;
+        let name = self.name(node.result());
+        let mut sent = sources[0];
         if ends.pack {
             sent = self.wire(format!("{name}.send"), &transfer, Side::Sent);
-            self.task(Stream::Compute, Work::Pack(transfer.clone()), vec![source], vec![sent]);
+            self.task(Stream::Compute, Work::Pack(transfer.clone()), sources, vec![sent]);
         }
         if ends.unpack {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
-            let result = self.result_buffer(node.result());
-            self.task(Stream::Compute, Work::Unpack(transfer), vec![received], vec![result]);
+            let results: Vec<BufferId> =
+                node.results.iter().map(|&result| self.result_buffer(result)).collect();
+            let unpack = task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
+            self.arriving.push((node.results.to_vec(), unpack));
         } else {
             let result = self.result_buffer(node.result());
             self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
@@ -341,9 +360,8 @@ impl<'a> Lowering<'a> {
     }
 
     fn wire(&mut self, name: String, transfer: &Transfer, side: Side) -> BufferId {
-        let Transfer { op, from, to } = transfer;
-        let elements = boxes::wire_elements(self.space, op, from, to, side);
-        let content = Content::Wire { dtype: from.dtype, elements };
+        let elements = message::wire_elements(self.space, transfer.parcels(), side);
+        let content = Content::Wire { dtype: transfer.first().from.dtype, elements };
         let name = self.unique(name);
         self.frame.buffers.push(Buffer { name, content, place: UNPLACED })
     }
@@ -357,8 +375,13 @@ impl<'a> Lowering<'a> {
     }
 
     fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {
-        self.frame.tasks.push(Task { stream, work, reads, writes, waits: Vec::new(), records: None });
+        self.frame.tasks.push(task(stream, work, reads, writes));
     }
+}
+
+/// A task that no event orders yet.
+fn task(stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) -> Task {
+    Task { stream, work, reads, writes, waits: Vec::new(), records: None }
 }
 
 /// In the frame, at an offset that is yet to be found.
@@ -372,13 +395,13 @@ struct Ends {
 
 impl Ends {
     fn of(space: &Space, transfer: &Transfer) -> Ends {
-        match transfer.op {
-            Op::AllToAll { split, concat, .. } => Ends {
-                pack: !leads(space, &transfer.from, split),
-                unpack: !leads(space, &transfer.to, concat),
-            },
-            Op::AllGather { dim, .. } => Ends { pack: false, unpack: !leads(space, &transfer.to, dim) },
-            Op::ReduceScatter { dim, .. } => Ends { pack: !leads(space, &transfer.from, dim), unpack: false },
+        let Some(Parcel { op, from, to }) = transfer.only() else { return Ends { pack: true, unpack: true } };
+        match *op {
+            Op::AllToAll { split, concat, .. } => {
+                Ends { pack: !leads(space, from, split), unpack: !leads(space, to, concat) }
+            }
+            Op::AllGather { dim, .. } => Ends { pack: false, unpack: !leads(space, to, dim) },
+            Op::ReduceScatter { dim, .. } => Ends { pack: !leads(space, from, dim), unpack: false },
             // Blocks are lists of regions, and a token may be in the blocks of several peers.
             Op::Fetch { .. } | Op::FetchSum { .. } => Ends { pack: true, unpack: true },
             _ => Ends { pack: false, unpack: false },

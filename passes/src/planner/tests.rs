@@ -71,7 +71,7 @@ impl Fake {
             if let (Some(_), Some(op)) = (axis, op) {
                 let to = ithaca_ir::ops::collective::apply(&op, &space, &y).unwrap();
                 let from = std::mem::replace(&mut y, to.clone());
-                push(Stream::Comm, Work::Exchange(Transfer { op, from, to }), &[by]);
+                push(Stream::Comm, Work::Exchange(Transfer::one(op, from, to)), &[by]);
             }
         }
         Schedule {

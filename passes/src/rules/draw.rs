@@ -283,6 +283,7 @@ impl Draw {
             match self.dice.below(6) {
                 0 => {}
                 1 if pending => layout = layout.with_partial(axis),
+                _ if ty.dims.is_empty() => {}
                 _ => {
                     let i = self.dice.below(ty.dims.len());
                     let mut split: AxisList = layout.split[i].clone();

@@ -12,10 +12,10 @@ use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign,
 
 /// What variables stand for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bindings {
-    pub(super) values: BTreeMap<String, ValueId>,
-    pub(super) attrs: BTreeMap<String, Attr>,
-    pub(super) rests: BTreeMap<String, Vec<(String, Attr)>>,
+pub(crate) struct Bindings {
+    pub(crate) values: BTreeMap<String, ValueId>,
+    pub(crate) attrs: BTreeMap<String, Attr>,
+    pub(crate) rests: BTreeMap<String, Vec<(String, Attr)>>,
 }
 
 /// A function under construction, and which of its nodes defines each value.
@@ -61,7 +61,7 @@ impl Graph<'_> {
 }
 
 /// Whether attributes are those that the pattern names, and what its variables stand for then.
-pub(super) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
+pub(crate) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
     let mut left: Vec<&(&'static str, Attr)> = attrs.iter().collect();
     for (key, term) in &app.attrs {
         let Some(i) = left.iter().position(|(known, _)| *known == key.text) else { return false };
@@ -172,7 +172,7 @@ fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
 }
 
 /// Whether a condition holds; one that makes no sense for what is bound does not.
-pub(super) fn holds<'t>(
+pub(crate) fn holds<'t>(
     condition: &Condition,
     bindings: &Bindings,
     space: &Space,

@@ -35,6 +35,9 @@ use std::cell::RefCell;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
 
+pub(crate) use matching::{Bindings, bind_attrs, holds};
+pub(crate) use replace::{Place, Replacement, Site, Values, replacement};
+
 pub use check::{CheckedRules, DRAWS, PROGRAMS, check};
 pub use parse::parse;
 pub use sizes::MAX_CONSTANT;

@@ -64,6 +64,10 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
         "einsum" => d.einsum(want)?,
         "embed" => d.embed(want)?,
         "rms_norm" | "layer_norm" => d.norm(want)?,
+        "softmax" => {
+            d.one_dim("over", &whole_dims(want))?;
+            vec![want.clone()]
+        }
         "rms_scale" => d.rms_scale(want)?,
         "rotary" => d.rotary(want)?,
         "attention" => d.attention(want)?,

@@ -3,7 +3,7 @@
 //! ```text
 //! file      = { rule }
 //! rule      = "rule" name app "=>" ( value | app ) [ "where" condition { "," condition } ]
-//! app       = operation { operand } [ "{" [ item { "," item } ] "}" ]
+//! app       = operation { operand } [ "as" value ] [ "{" [ item { "," item } ] "}" ]
 //! operand   = value | "(" app ")" [ "#" number ]                               the result that is meant, counted from 0
 //! item      = name "=" term | ".." | ".." variable
 //! term      = an attribute of the text form, with variables in any place; + - * / on the right
@@ -166,6 +166,13 @@ impl<'a> Reader<'a> {
                 _ => break,
             }
         }
+        let like = match self.peek() {
+            Token::Word("as") => {
+                self.next();
+                Some(self.value()?)
+            }
+            _ => None,
+        };
         let (mut attrs, mut rest) = (Vec::new(), Rest::Absent);
         if self.eat("{") {
             while !self.eat("}") {
@@ -187,7 +194,7 @@ impl<'a> Reader<'a> {
                 attrs.push((key, self.term(depth + 1)?));
             }
         }
-        Ok(App { op: op.text, span: op.span, operands, attrs, rest, result: 0 })
+        Ok(App { op: op.text, span: op.span, operands, attrs, rest, like, result: 0 })
     }
 
     fn operand(&mut self, depth: usize) -> Parsed<Pattern> {

@@ -3,59 +3,71 @@
 use std::collections::BTreeMap;
 
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::ops::{Attrs, Context, Op};
+use ithaca_ir::ops::{Attrs, Context};
 use ithaca_ir::text::show;
-use ithaca_ir::{DType, Function, Layout, Level, Space, TensorType, ValueId};
+use ithaca_ir::{DType, Function, Layout, Level, Op, Space, TensorType, ValueId};
 
 use super::matching::{Bindings, value};
 use super::syntax::{App, Pattern, Rest, Rule};
 
 /// New operations in order, and what the replaced results become.
 #[derive(Debug, Default)]
-pub(super) struct Replacement {
-    pub(super) nodes: Vec<NewNode>,
-    pub(super) results: Vec<Place>,
+pub(crate) struct Replacement {
+    pub(crate) nodes: Vec<NewNode>,
+    pub(crate) results: Vec<Place>,
 }
 
 /// An operation to be added.
 #[derive(Debug)]
-pub(super) struct NewNode {
-    pub(super) op: Op,
-    pub(super) operands: Vec<Place>,
+pub(crate) struct NewNode {
+    pub(crate) op: Op,
+    pub(crate) operands: Vec<Place>,
     /// The types of its results.
-    pub(super) types: Vec<TensorType>,
+    pub(crate) types: Vec<TensorType>,
 }
 
 /// A value that is there, or a result of a new operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Value(ValueId),
     New(usize, usize),
 }
 
 /// Why a match is left as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Declined {
+pub(crate) enum Declined {
     /// The replacement breaks an invariant here.
     Illegal(String),
     /// It gives results of other types.
     OtherTypes(String),
 }
 
+/// Values and their types.
+pub(crate) trait Values {
+    /// The type of a value.
+    fn type_of(&self, value: ValueId) -> &TensorType;
+}
+
+impl Values for Function {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        self.ty(value)
+    }
+}
+
 /// What a replacement is made from.
 #[derive(Clone, Copy)]
-pub(super) struct Site<'a> {
-    pub(super) names: Names<'a>,
-    pub(super) level: Level,
-    pub(super) function: &'a Function,
+pub(crate) struct Site<'a> {
+    pub(crate) names: Names<'a>,
+    pub(crate) level: Level,
+    pub(crate) values: &'a dyn Values,
 }
 
 /// The replacement of a match whose results have the types `wanted`.
 ///
 /// Types of new operations follow from their operands. Where they do not (`einsum`, `reshard`, `permute`), the last
 /// operation has the types of what it replaces, and an operation under it lies as that result does, dimension by
-/// dimension; dimensions that the result lacks stay as they are.
-pub(super) fn replacement(
+/// dimension; dimensions that the result lacks stay as they are. What would lie as before is not moved at all.
+pub(crate) fn replacement(
     rule: &Rule,
     bindings: &Bindings,
     site: Site<'_>,
@@ -67,13 +79,12 @@ pub(super) fn replacement(
     let mut maker = Maker { bindings, site, made: BTreeMap::new(), replacement: Replacement::default() };
     let results = match &rule.right {
         Pattern::Value(name) => vec![Place::Value(bindings.values[&name.text])],
-        Pattern::App(app) => {
-            let node = maker.app(app, &Wish { like: first, is_result: true })?;
-            match app.result {
-                0 => (0..maker.replacement.nodes[node].types.len()).map(|i| Place::New(node, i)).collect(),
-                i => vec![Place::New(node, i)],
+        Pattern::App(app) => match maker.app(app, &Wish { like: first, is_result: true })? {
+            Place::New(node, 0) if app.result == 0 => {
+                (0..maker.replacement.nodes[node].types.len()).map(|i| Place::New(node, i)).collect()
             }
-        }
+            place => vec![place],
+        },
     };
     let space = site.names.space;
     let spelled = |types: &[TensorType]| {
@@ -102,14 +113,14 @@ struct Maker<'a> {
     bindings: &'a Bindings,
     site: Site<'a>,
     /// Operations made already: equal patterns are one operation.
-    made: BTreeMap<String, usize>,
+    made: BTreeMap<String, Place>,
     replacement: Replacement,
 }
 
 impl Maker<'_> {
     fn ty(&self, place: Place) -> Result<TensorType, Declined> {
         match place {
-            Place::Value(v) => Ok(self.site.function.ty(v).clone()),
+            Place::Value(v) => Ok(self.site.values.type_of(v).clone()),
             Place::New(node, i) => {
                 let node = &self.replacement.nodes[node];
                 let illegal = || Declined::Illegal(format!("`{}` has no result {i}", node.op.name()));
@@ -118,29 +129,38 @@ impl Maker<'_> {
         }
     }
 
-    fn app(&mut self, app: &App, wish: &Wish<'_>) -> Result<usize, Declined> {
+    /// The result of an operation that is meant.
+    fn app(&mut self, app: &App, wish: &Wish<'_>) -> Result<Place, Declined> {
+        let meant = |place: Place| match place {
+            Place::New(node, _) => Place::New(node, app.result),
+            Place::Value(v) => Place::Value(v),
+        };
         let key = app.key();
-        if let Some(&node) = self.made.get(&key) {
-            return Ok(node);
+        if let Some(&place) = self.made.get(&key) {
+            return Ok(meant(place));
         }
         let mut operands = Vec::new();
         for pattern in &app.operands {
             operands.push(match pattern {
                 Pattern::Value(name) => Place::Value(self.bindings.values[&name.text]),
-                Pattern::App(app) => {
-                    let node = self.app(app, &Wish { like: wish.like, is_result: false })?;
-                    Place::New(node, app.result)
-                }
+                Pattern::App(app) => self.app(app, &Wish { like: wish.like, is_result: false })?,
             });
         }
         let types: Vec<TensorType> =
             operands.iter().map(|&place| self.ty(place)).collect::<Result<_, Declined>>()?;
         let op = self.op(app)?;
-        let results = self.types_of(&op, &types, wish)?;
-        self.replacement.nodes.push(NewNode { op, operands, types: results });
-        let node = self.replacement.nodes.len() - 1;
-        self.made.insert(key, node);
-        Ok(node)
+        let like = app.like.as_ref().map(|name| self.site.values.type_of(self.bindings.values[&name.text]));
+        let wish = like.map_or(*wish, |like| Wish { like, is_result: false });
+        let results = self.types_of(&op, &types, &wish)?;
+        let moves = matches!(op, Op::Reshard | Op::Permute) && !wish.is_result;
+        let place = if moves && results == types {
+            operands[0]
+        } else {
+            self.replacement.nodes.push(NewNode { op, operands, types: results });
+            Place::New(self.replacement.nodes.len() - 1, 0)
+        };
+        self.made.insert(key, place);
+        Ok(meant(place))
     }
 
     fn op(&self, app: &App) -> Result<Op, Declined> {
@@ -204,7 +224,7 @@ impl Maker<'_> {
         let elsewhere = |d| {
             like.has(d)
                 || self.bindings.values.values().any(|&v| {
-                    let ty = self.site.function.ty(v);
+                    let ty = self.site.values.type_of(v);
                     ty.has(d) && !operands.contains(&ty)
                 })
         };

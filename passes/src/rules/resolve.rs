@@ -113,6 +113,12 @@ impl<'r> Resolver<'r> {
                     .push("bind a variable, and state the equation behind `where`".to_owned());
             }
         }
+        if let Some(like) = &app.like
+            && (side == Side::Left || !matches!(app.op.as_str(), "reshard" | "permute"))
+        {
+            let message = format!("`{}` may not say as what its result lies", app.op);
+            self.refuse("P65", like, message, "a `reshard` or `permute` on the right may");
+        }
         if side == Side::Right && app.rest == Rest::Ignored {
             let message = format!("`..` leaves open which attributes the new `{}` has", app.op);
             let diagnostic = self.refuse("P65", &place, message, "made by the rule");
@@ -159,6 +165,9 @@ impl<'r> Resolver<'r> {
     }
 
     fn uses_of(&mut self, app: &'r App, bound: &Bound<'_>) {
+        if let Some(like) = &app.like {
+            self.value(like, bound);
+        }
         for operand in &app.operands {
             if let Pattern::Value(name) = operand {
                 self.value(name, bound);

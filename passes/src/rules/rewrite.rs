@@ -160,7 +160,7 @@ impl<'a> Sweep<'a> {
         let graph = Graph { names, function, defined: &self.defined };
         for (i, rule) in rules.iter().enumerate() {
             let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
-            let site = Site { names, level: self.world.level, function };
+            let site = Site { names, level: self.world.level, values: function };
             match replacement(rule, &bindings, site, &task.types) {
                 Err(Declined::Illegal(message)) => {
                     budget.illegal[i].get_or_insert(message);

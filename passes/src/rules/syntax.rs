@@ -51,6 +51,8 @@ pub struct App {
     pub attrs: Vec<(Name, Term)>,
     /// The attributes that are not named.
     pub rest: Rest,
+    /// The value as which the result of a `reshard` or `permute` of a replacement lies, where that is said.
+    pub like: Option<Name>,
     /// Which of its results is meant, where it is an operand.
     pub result: usize,
 }
@@ -260,6 +262,9 @@ impl fmt::Display for App {
         f.write_str(&self.op)?;
         for operand in &self.operands {
             write!(f, " {operand}")?;
+        }
+        if let Some(like) = &self.like {
+            write!(f, " as %{}", like.text)?;
         }
         let mut items: Vec<String> =
             self.attrs.iter().map(|(key, term)| format!("{}={term}", key.text)).collect();

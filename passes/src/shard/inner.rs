@@ -86,6 +86,8 @@ fn by_rows(node: &Node) -> bool {
         | Op::RmsNorm { .. }
         | Op::RmsScale { .. }
         | Op::LayerNorm { .. }
+        | Op::Softmax { .. }
+        | Op::Random(_)
         | Op::Rotary(_)
         | Op::Attention(_)
         | Op::AttentionBackward(_)
@@ -114,6 +116,7 @@ fn by_rows(node: &Node) -> bool {
         | Op::Fetch { .. }
         | Op::Take { .. }
         | Op::Join { .. }
-        | Op::FetchSum { .. } => false,
+        | Op::FetchSum { .. }
+        | Op::Coalesced(_) => false,
     }
 }

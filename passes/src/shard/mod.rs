@@ -22,6 +22,7 @@ mod inner;
 mod inside;
 mod layouts;
 mod legality;
+mod masks;
 mod options;
 mod orders;
 mod placements;

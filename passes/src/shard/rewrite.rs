@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{At, AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer};
+use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer, Random};
 use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
 
 use super::flow::{Flows, Passing};
@@ -82,6 +82,7 @@ pub(super) fn functions(
             outside: BTreeMap::new(),
             gathered: BTreeMap::new(),
             summands: BTreeMap::new(),
+            masks: BTreeMap::new(),
             map: Vec::new(),
             resharded: BTreeMap::new(),
             came_from: BTreeMap::new(),
@@ -145,6 +146,8 @@ pub(super) struct Rewriter<'a> {
     pub(super) gathered: BTreeMap<ValueId, Layout>,
     /// For old scalars that are sums over different axes, all still to be taken: the summands.
     pub(super) summands: BTreeMap<ValueId, Vec<ValueId>>,
+    /// For old masks that are yet to be drawn, the key and the operation.
+    pub(super) masks: BTreeMap<ValueId, (ValueId, Op)>,
     /// Reshards made before: the same value is never moved twice to the same layout.
     resharded: BTreeMap<(ValueId, Layout), ValueId>,
     /// What each reshard was made of.
@@ -213,9 +216,10 @@ impl Rewriter<'_> {
 
     fn node(&mut self, i: usize, node: &Node) -> Result<(), OpError> {
         let source = self.source;
-        if self.defers_sum(node) {
+        if self.defers_sum(node) || self.defers_mask(node)? {
             return Ok(());
         }
+        self.draw_beside(node)?;
         let mut operands: Vec<ValueId> = Vec::with_capacity(node.operands.len());
         for &operand in &node.operands {
             operands.push(self.value(operand)?);
@@ -228,7 +232,8 @@ impl Rewriter<'_> {
             Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
             Op::Fill { .. } => self.fill(i, node)?,
             Op::Input(_) | Op::Positions => {
-                let ty = self.by_sequence(declared(), Outside::Inputs);
+                let at = self.at_source(node.result());
+                let ty = self.by_sequence(declared(), Outside::Inputs).located(at);
                 vec![self.b.push_as(node.op.clone(), &[], ty)?]
             }
             Op::Call { callee, layers, stride, scan, stage } => {
@@ -251,6 +256,7 @@ impl Rewriter<'_> {
             Op::Attention(attention) => self.attention(attention, node, &operands)?,
             Op::AttentionBackward(attention) => self.attention_backward(attention, &operands)?,
             Op::Optimizer(Optimizer::AdamW(_)) => self.step(node, &operands)?,
+            Op::Random(Random::Key { .. }) => vec![self.b.push(node.op.clone(), &[])?],
             Op::Loss(Loss::CrossEntropy { over, ignore }) => {
                 self.cross_entropy(node, (*over, *ignore), &operands)?
             }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::module::Function;
-use ithaca_ir::ops::{Experts, Op};
-use ithaca_ir::{DimId, Module};
+use ithaca_ir::module::{Function, Node};
+use ithaca_ir::ops::{Experts, Op, Window};
+use ithaca_ir::{DimId, Module, ValueId};
 
 use crate::differentiate::origin;
 
@@ -36,6 +36,7 @@ impl Roles {
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
         let mut stacks = BTreeSet::new();
+        let mut explicit = Explicit::default();
         // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
         let forward = |f: &&Function| origin(&f.name) == f.name;
         for function in module.functions.values().filter(forward) {
@@ -90,6 +91,13 @@ impl Roles {
                     ) => {
                         roles.experts.insert(slots.experts);
                     }
+                    Op::Softmax { over } => {
+                        explicit.scores.push((*over, function.ty(node.operands[0]).dims.to_vec()));
+                    }
+                    Op::Window(Window::Cut { to, .. }) if is_renamed(module, function, node) => {
+                        let from = function.ty(node.operands[0]).dims.last().copied();
+                        explicit.renamed.extend(from.map(|from| (from, *to)));
+                    }
                     // Parts of a head.
                     Op::Window(_) => {
                         let values = node.operands.iter().chain(&node.results);
@@ -99,11 +107,13 @@ impl Roles {
                     Op::Einsum if weights.contains(&node.operands[1]) => {
                         let weight = function.ty(node.operands[1]);
                         products.extend(weight.dims.iter().copied());
+                        explicit.weights.push(weight.dims.to_vec());
                     }
                     _ => {}
                 }
             }
         }
+        explicit.assign(&mut roles, &mut widths);
         // Types of token are looked up as tokens are, by a table that is too small to split.
         let rows = |d: &DimId| module.space.size(*d);
         let most = roles.vocabularies.iter().map(rows).max();
@@ -146,6 +156,48 @@ impl Roles {
             || self.hidden.contains(&dim)
             || self.vocabularies.contains(&dim)
     }
+}
+
+/// Attention that is written out: products, a softmax, a product.
+#[derive(Default)]
+struct Explicit {
+    /// For each softmax the dimension that it goes over, and those of the scores.
+    scores: Vec<(DimId, Vec<DimId>)>,
+    /// Dimensions that are seen under another name as well, with that name.
+    renamed: Vec<(DimId, DimId)>,
+    /// The dimensions of weights in products.
+    weights: Vec<Vec<DimId>>,
+}
+
+impl Explicit {
+    /// Scores are those of tokens, each under two names, and of heads, which weights have; what weights have beside heads is
+    /// the width of one, or the stream's.
+    fn assign(self, roles: &mut Roles, widths: &mut BTreeSet<DimId>) {
+        let over: BTreeSet<DimId> = self.scores.iter().map(|&(over, _)| over).collect();
+        for (from, to) in self.renamed {
+            match over.contains(&to) {
+                true => {
+                    roles.sequences.insert(from);
+                    widths.insert(to);
+                }
+                false => widths.extend([from, to]),
+            }
+        }
+        for (over, scores) in self.scores {
+            for head in scores.into_iter().filter(|&d| d != over) {
+                for weight in self.weights.iter().filter(|dims| dims.contains(&head)) {
+                    roles.heads.insert((head, head));
+                    widths.extend(weight.iter().copied().filter(|&d| d != head));
+                }
+            }
+        }
+    }
+}
+
+/// Whether a node gives all of a dimension another name.
+fn is_renamed(module: &Module, function: &Function, node: &Node) -> bool {
+    let size = |v: ValueId| function.ty(v).dims.last().map(|&d| module.space.size(d));
+    size(node.operands[0]) == size(node.result())
 }
 
 #[cfg(test)]

@@ -65,6 +65,11 @@ fn is_linear(op: &Op) -> bool {
 impl Rewriter<'_> {
     /// The new value of an old one; sums that were put off are taken.
     pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
+        if self.masks.contains_key(&old) {
+            // Who reads it does not say how it is to lie.
+            let layout = self.boundary(self.source.ty(old)).layout;
+            self.draw(old, layout)?;
+        }
         let Some(mut parts) = self.summands.remove(&old) else { return Ok(self.map[old.index()]) };
         parts.sort_by_key(|&v| std::cmp::Reverse(self.b.ty(v).layout.partial.len()));
         let mut sum: Option<ValueId> = None;

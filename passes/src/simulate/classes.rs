@@ -45,7 +45,8 @@ impl Classes {
                         axes.extend(operand(1).into_iter().flat_map(|k| k.axes_of(a.keys)));
                     }
                     Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
-                        axes.extend([&t.from, &t.to].iter().flat_map(|ty| uneven_axes(space, ty)));
+                        let types = t.parcels().iter().flat_map(|p| [&p.from, &p.to]);
+                        axes.extend(types.flat_map(|ty| uneven_axes(space, ty)));
                     }
                     Work::Compute(_) | Work::Copy | Work::Call { .. } => {}
                 }

@@ -21,12 +21,15 @@ mod measured_tests;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
+use ithaca_ir::ops::{Scan, ScanOrder};
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Work};
+use ithaca_ir::timeline::{self, Span};
 
 use crate::cluster::Cluster;
 use classes::Classes;
@@ -91,9 +94,20 @@ pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simu
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);
-    let world = World { schedule, steps: &steps, ranks: classes.ranks() };
-    let Run { ranks, .. } = world.frame(main, &vec![0.0; world.ranks.len()]);
+    let world = World { schedule, steps: &steps, ranks: classes.ranks(), recorded: None };
+    let Run { ranks, .. } = world.frame(main, 0, &vec![0.0; world.ranks.len()]);
     classes.ranks().iter().copied().zip(ranks).collect()
+}
+
+/// When each task runs on each rank that stands for others, every layer of every loop.
+pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
+    let classes = Classes::of(schedule);
+    let Some(main) = schedule.main() else { return Vec::new() };
+    let steps = Steps::of(cluster, schedule, &classes);
+    let recorded = RefCell::new(Vec::new());
+    let world = World { schedule, steps: &steps, ranks: classes.ranks(), recorded: Some(&recorded) };
+    world.frame(main, 0, &vec![0.0; world.ranks.len()]);
+    recorded.into_inner()
 }
 
 /// Layers of a loop that are run one by one before the last one stands for the rest.
@@ -105,6 +119,8 @@ struct World<'a> {
     steps: &'a [Steps],
     /// The ranks that are simulated.
     ranks: &'a [Rank],
+    /// Where what runs is written down, if somebody wants it.
+    recorded: Option<&'a RefCell<Vec<Span>>>,
 }
 
 /// One run of a frame.
@@ -151,10 +167,10 @@ impl Clock {
 
 impl World<'_> {
     /// Runs a frame that each rank enters at its own time.
-    fn frame(&self, id: FrameId, starts: &[f64]) -> Run {
+    fn frame(&self, id: FrameId, layer: u64, starts: &[f64]) -> Run {
         let (frame, steps) = (&self.schedule.frames[id], &self.steps[id.index()]);
         let mut clocks: Vec<Clock> = starts.iter().map(|&start| Clock::new(start, frame)).collect();
-        for (task, step) in frame.tasks.iter().zip(&steps.steps) {
+        for (number, (task, step)) in frame.tasks.iter().zip(&steps.steps).enumerate() {
             let waited = |c: &Clock| task.waits.iter().map(|e| c.events[e.index()]).fold(0.0, f64::max);
             let ready = |c: &Clock| match (&task.work, task.stream) {
                 (Work::Call { .. }, _) => c.both_ready(),
@@ -165,8 +181,8 @@ impl World<'_> {
                 self.ranks.iter().map(|&rank| frame.runs(&self.schedule.space, task, rank)).collect();
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
             let ends = match &task.work {
-                Work::Call { callee, layers, .. } => {
-                    self.layers(*callee, layers, (&ready, &runs), &mut clocks)
+                Work::Call { callee, layers, scan, .. } => {
+                    self.layers(*callee, (layers, *scan), (&ready, &runs), &mut clocks)
                 }
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
                     let end = |c: usize| step.end(c, &ready);
@@ -176,6 +192,9 @@ impl World<'_> {
             // Other ranks go on with what they run.
             for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
+                if !matches!(task.work, Work::Call { .. }) {
+                    self.record((frame, layer, number), self.ranks[c], (start, end));
+                }
                 match (&task.work, task.stream) {
                     // The callee has accounted for its own streams; here nothing else runs meanwhile.
                     (Work::Call { .. }, _) => (clock.compute_ready, clock.comm_ready) = (end, end),
@@ -198,23 +217,37 @@ impl World<'_> {
         Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
     }
 
+    /// Writes down one run of a task.
+    fn record(&self, at: (&Frame, u64, usize), rank: Rank, (start, end): (f64, f64)) {
+        let Some(recorded) = self.recorded.filter(|_| end > start) else { return };
+        let (frame, layer, task) = at;
+        let (name, kind) = timeline::title(frame, task);
+        let (stream, frame) = (frame.tasks[task].stream, frame.name.clone());
+        recorded.borrow_mut().push(Span { rank, stream, frame, layer, task, name, kind, start, end });
+    }
+
     /// Runs a frame once for each layer; gives when each rank ends.
     fn layers(
         &self,
         callee: FrameId,
-        layers: &Layers,
+        (layers, scan): (&Layers, Option<Scan>),
         (starts, runs): (&[f64], &[bool]),
         clocks: &mut [Clock],
     ) -> Vec<f64> {
         let n = layers.end - layers.start;
         let mut at = starts.to_vec();
         for layer in 0..n {
-            let run = self.frame(callee, &at);
+            let number = match scan.map(|scan| scan.order) {
+                None | Some(ScanOrder::Ascending) => layers.start + layer,
+                Some(ScanOrder::Descending) => layers.end - 1 - layer,
+            };
+            let run = self.frame(callee, number, &at);
             let took: Vec<f64> = run.ends.iter().zip(&at).map(|(end, start)| end - start).collect();
             let running = took.iter().zip(runs).filter(|(_, runs)| **runs).map(|(t, _)| t);
             let (least, most) = running.fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
             // Ranks that stay as far apart as they were do so from now on.
-            let steady = most - least <= 1e-9 * most || layer + 1 == LAYERS;
+            let alike = most - least <= 1e-9 * most || layer + 1 == LAYERS;
+            let steady = alike && self.recorded.is_none();
             let times = if steady { n - layer } else { 1 };
             let ranks = clocks.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
             for (((clock, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {

@@ -1,5 +1,6 @@
 //! What each task of a frame takes on each rank that is simulated, and for whom the rank waits.
 
+use ithaca_ir::message::Parcel;
 use ithaca_ir::schedule::{Buffer, Content, Frame, Schedule, Task, Transfer, Work};
 use ithaca_ir::{Space, TensorType, boxes, traffic};
 
@@ -96,15 +97,17 @@ impl Pricing<'_> {
         }
     }
 
-    fn exchange(&self, Transfer { op, from, to }: &Transfer) -> Vec<Part> {
+    fn exchange(&self, transfer: &Transfer) -> Vec<Part> {
+        let parcels = transfer.parcels();
         let (cluster, space, classes) = (self.cluster, self.space, self.classes);
         // A sample may miss the hop that leaves the node, so all of it take what the longest takes.
         let alike = !classes.is_exact() || classes.ranks().is_empty();
-        let on = |c: usize| cluster.exchange_on(space, op, from, to, classes.ranks()[c]);
+        let on = |c: usize| cluster.message_on(space, parcels, classes.ranks()[c]);
         let longest = match alike || on(0).is_none() {
-            true => cluster.collective_seconds(space, op, from, to),
+            true => cluster.message_seconds(space, parcels),
             false => 0.0,
         };
+        let Parcel { op, from, to } = transfer.first();
         let axes = boxes::axes(space, op, from, to);
         let part = |c: usize| match on(c) {
             Some(mine) => {
@@ -131,8 +134,8 @@ impl Pricing<'_> {
 fn key(space: &Space, task: &Task) -> (&'static str, String) {
     match &task.work {
         Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
-            let axis = traffic::axis(space, &t.op, (&t.from, &t.to));
-            (t.op.name(), axis.unwrap_or_else(|| "mesh".to_owned()))
+            let axis = traffic::axis(space, t.parcels());
+            (t.first().op.name(), axis.unwrap_or_else(|| "mesh".to_owned()))
         }
         Work::Compute(op) => (op.name(), String::new()),
         Work::Copy => ("copy", String::new()),

@@ -25,9 +25,9 @@ fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
     let to = TensorType::new(DType::BF16, [x]);
     let mut from = to.clone();
     from.layout.partial.push(axis);
-    let transfer = Transfer { op: Op::AllReduce { axis }, from, to: to.clone() };
+    let transfer = Transfer::one(Op::AllReduce { axis }, from, to.clone());
     let add = cost::op_seconds(&cluster, &space, &Op::Binary(Binary::Add), &[&to, &to], &[&to]);
-    let reduce = cluster.collective_seconds(&space, &transfer.op, &transfer.from, &transfer.to);
+    let reduce = cluster.message_seconds(&space, transfer.parcels());
     assert!(add > 0.0 && reduce > add, "{add} {reduce}");
     let mut frame = Frame { name: "main".into(), n_events: 4, tasks: tasks(&transfer), ..Frame::default() };
     let buffer = Buffer { name: "x".into(), content: Content::Tensor(to), place: Place::Frame(0) };
@@ -144,7 +144,7 @@ fn attend(space: &Space, attention: &Attention, queries: &[TensorType], keys: &[
     let results: Vec<BufferId> = (0..keys.len()).map(|i| buffer(format!("o{i}"), &queries[i])).collect();
     for i in 0..keys.len() {
         if i > 0 {
-            let transfer = Transfer { op: Op::Permute, from: keys[i - 1].clone(), to: keys[i].clone() };
+            let transfer = Transfer::one(Op::Permute, keys[i - 1].clone(), keys[i].clone());
             frame.tasks.push(Task {
                 stream: Stream::Comm,
                 work: Work::Exchange(transfer),

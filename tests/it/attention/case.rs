@@ -1,7 +1,7 @@
 //! One attention with everything that decides how it is computed and distributed, and the programs it becomes.
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binding, Dropout, RelativeBias, Returns};
+use ithaca_ir::ops::{Attention, AttentionDims, Binding, Dropout, Random, RelativeBias, Returns};
 use ithaca_ir::{
     Arena, DType, Diagnostics, Dim, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space,
     TensorType, ValueId,
@@ -42,6 +42,8 @@ pub(crate) struct Case {
     pub(crate) bias: Option<Buckets>,
     /// Dropped weights.
     pub(crate) dropout: Option<Dropout>,
+    /// The seed of the key that weights are dropped by; where there is none, by the seed of dropout alone.
+    pub(crate) key: Option<u64>,
     /// Whether learned logits enter the denominators.
     pub(crate) sink: bool,
     /// Element type of q, k, v and the gradient of the output.
@@ -88,6 +90,7 @@ impl Case {
             softcap: None,
             bias: None,
             dropout: None,
+            key: None,
             sink: false,
             dtype: DType::F32,
             extent: Extent::Backward,
@@ -151,6 +154,8 @@ impl Case {
         let mut operands = vec![q, key, v];
         let bias = n.map(|n| f.weight("bias", DType::F32, &[n, h]));
         operands.extend(bias);
+        let drawn = self.key.map(|seed| f.node(Op::Random(Random::Key { seed }), &[])[0]);
+        operands.extend(drawn);
         let forward = f.node(Op::Attention(attention.clone()), &operands);
         let mut outputs = vec![("o", forward[0])];
         if self.extent != Extent::Output {
@@ -167,6 +172,7 @@ impl Case {
                 let delta = f.b.einsum(wide_d_o, wide_o, &[b, t, h]).unwrap();
                 let mut operands = vec![q, key, v, d_o, lse, delta];
                 operands.extend(bias);
+                operands.extend(drawn);
                 let gradients = f.node(Op::AttentionBackward(attention), &operands);
                 outputs.extend(["dq", "dk", "dv", "dbias"].into_iter().zip(gradients));
             }
@@ -218,7 +224,7 @@ impl Builder<'_> {
     fn widened(&mut self, value: ValueId) -> ValueId {
         match self.b.ty(value).dtype {
             DType::F64 | DType::F32 => value,
-            DType::BF16 | DType::F16 | DType::I32 => {
+            DType::BF16 | DType::F16 | DType::I32 | DType::Bool => {
                 self.b.push(Op::Cast { to: DType::F32 }, &[value]).unwrap()
             }
         }

@@ -90,7 +90,11 @@ pub(super) fn run(case: &Case, source: &dyn TensorSource) -> Outputs<f64> {
                         score += table.data[bucket * n_h + h];
                     }
                     let at = [b, h, t, key].map(|i| i as u64);
-                    let kept = case.dropout.map_or(1.0, |d| {
+                    let dropout = case.dropout.map(|d| match case.key {
+                        Some(seed) => d.with_key(ithaca_ir::ops::random::key(seed)),
+                        None => d,
+                    });
+                    let kept = dropout.map_or(1.0, |d| {
                         if d.drops(at[0], at[1], at[2], at[3]) { 0.0 } else { 1.0 / (1.0 - d.rate) }
                     });
                     Some(Pair { key, score, slope, kept })

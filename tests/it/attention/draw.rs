@@ -165,11 +165,12 @@ fn attention(choices: &mut Choices, strategy: &str, mesh: &[(&'static str, u64)]
         scale: choices.one_of(&[0.5, 4.0, 20.0]),
         softcap: (extra == 1).then_some(0.7),
         bias: (extra == 2).then(|| bias(choices)),
-        dropout: (extra == 3).then(|| Dropout {
+        dropout: matches!(extra, 3 | 4).then(|| Dropout {
             rate: choices.one_of(&[0.25, 0.5]),
             seed: choices.below(100) as u64,
             keyed: Keyed::Position,
         }),
+        key: (extra == 4).then(|| choices.below(100) as u64),
         sink: extent != Extent::Output && choices.once_in(5),
         dtype: choices.one_of(&[DType::F32, DType::BF16, DType::F64, DType::F16]),
         extent,

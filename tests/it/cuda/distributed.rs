@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use ithaca_codegen::cuda;
-use ithaca_ir::schedule::{Buffer, Content, Place, Schedule, Task, Transfer, Work};
+use ithaca_ir::schedule::{Buffer, Content, Place, Schedule, Task, Work};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Module, Op, text};
 use ithaca_kernels::oracle;
@@ -264,7 +264,10 @@ fn fetches_of_what_masks_leave() {
     check_strategy(&whole, &tensors, "sparse-fetch", &axes);
     // The adjoint of a fetch sums what came from many ranks.
     let schedule = compile(&whole, &options("sparse-fetch", &axes), &Volume).unwrap().schedule;
-    let sums = |t: &Task| matches!(&t.work, Work::Unpack(Transfer { op: Op::FetchSum { .. }, .. }));
+    let sums = |t: &Task| match &t.work {
+        Work::Unpack(transfer) => matches!(transfer.first().op, Op::FetchSum { .. }),
+        _ => false,
+    };
     assert!(schedule.frames.values().flat_map(|f| &f.tasks).any(sums));
 }
 

@@ -146,6 +146,19 @@ fn program(splits: &Splits, t: &str) -> Module {
     for name in ["clip", "w1", "m1", "v1"] {
         result(&mut text, name, "", "");
     }
+    text += &format!(
+        "  %soft = softmax %x {{over=m}} : {t}[{b} s m]\n  \
+         %d_soft = softmax_backward %soft, %g {{over=m}} : {t}[{b} s m]\n  \
+         %first = key {{seed=3}} : i32[]\n  %key = fold_in %first, %step : i32[]\n  \
+         %layer = layer_key %key : i32[]\n  %again = fold_in %key, %layer : i32[]\n  \
+         %mask = dropout_mask %again {{rate=0.4, seed=5}} : bool[{b} s m]\n  \
+         %dropped = dropout %x, %mask {{rate=0.4}} : {t}[{b} s m]\n  \
+         %mixed = attention %r, %r, %r, %layer {{heads=h, kv_heads=h, queries=s, keys=s, width=d, mask=causal, scale=0.5, \
+         dropout=uniform(rate=0.3, seed=1, keyed=position)}} : {t}[{b} s h d]\n"
+    );
+    for name in ["soft", "d_soft", "dropped", "mixed"] {
+        result(&mut text, name, "", "");
+    }
     text += &format!("  return {}\n}}\n", outputs.join(", "));
     module(&text)
 }

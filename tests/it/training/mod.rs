@@ -2,7 +2,9 @@
 
 mod accounting;
 mod activations;
+mod dropout;
 mod goldens;
+mod memory_formulas;
 mod pipeline;
 pub(crate) mod sharded;
 mod steps;

@@ -18,7 +18,7 @@ use crate::goldens::workload;
 const EXACT: f64 = 1e-9;
 
 /// A model of the llama family, with `heads` query heads over `kv_heads`.
-pub(super) fn llama(heads: u64, kv_heads: u64, tied: bool) -> Value {
+pub(crate) fn llama(heads: u64, kv_heads: u64, tied: bool) -> Value {
     json!({
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 4, "vocab_size": 32,
@@ -73,7 +73,7 @@ fn options(strategy: &str, mesh: &str, zero: Zero) -> ShardOptions {
 }
 
 /// Strategies with meshes of at most eight ranks.
-const LAYOUTS: [(&str, &str); 18] = [
+pub(crate) const LAYOUTS: [(&str, &str); 18] = [
     ("data-parallel", "dp=2"),
     ("ulysses", "ulysses=2"),
     ("ulysses", "ulysses=4"),

@@ -39,13 +39,25 @@ inline Reals reals(View x) {
         case DType::F64: return {x.data, Storage::F64};
         case DType::F16: return {x.data, Storage::F16};
         case DType::BF16: return {x.data, Storage::BF16};
-        case DType::F32: case DType::I32: return {x.data, Storage::F32};
+        case DType::F32: case DType::I32: case DType::Bool: return {x.data, Storage::F32};
     }
     return {x.data, Storage::F32};
 }
 
-// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e]; the bias, if there is one, behind.
-inline kernel::AttentionShape shape_of(const Device& device, const Attention& a, View q, View k, View v, const View* bias) {
+// The operands behind the first `n`: a bias where there are buckets, then a key where one is left.
+struct Behind {
+    const View* bias = nullptr;
+    const View* key = nullptr;
+};
+inline Behind behind(const Attention& a, const Views& x, size_t n) {
+    Behind out;
+    if (a.buckets.bounds != nullptr && n < x.size()) out.bias = &x[n++];
+    if (n < x.size()) out.key = &x[n];
+    return out;
+}
+
+// q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e], and what stands behind.
+inline kernel::AttentionShape shape_of(const Device& device, const Attention& a, View q, View k, View v, Behind more) {
     const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
     const Space& space = device.space();
     const size_t n = q.type.dims.size();
@@ -77,8 +89,9 @@ inline kernel::AttentionShape shape_of(const Device& device, const Attention& a,
     s.mask = a.mask;
     s.scale = a.scale;
     s.softcap = a.softcap;
-    if (bias != nullptr) s.bias = {a.buckets.bounds, a.buckets.per_side, a.buckets.both_sides, reals(*bias)};
+    if (more.bias != nullptr) s.bias = {a.buckets.bounds, a.buckets.per_side, a.buckets.both_sides, reals(*more.bias)};
     s.dropout = a.dropout;
+    if (more.key != nullptr) s.dropout.key = as<int32_t>(more.key->data);
     return s;
 }
 
@@ -91,9 +104,9 @@ void with_result(DType from, DType to, const Body& body) {
     });
 }
 
-// From q, k, v and maybe a bias to o and maybe lse.
+// From q, k, v and maybe a bias and a key to o and maybe lse.
 inline void attention(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
-    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], x.size() > 3 ? &x[3] : nullptr);
+    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 3));
     float* const lse = z.size() > 1 ? as<float>(z[1].data) : nullptr;
     auto tiled = [&](auto t, auto u, auto tiled_kernel, int64_t tile) {
         using T = decltype(t);
@@ -110,9 +123,9 @@ inline void attention(const Device& device, Queue queue, const Attention& a, con
     });
 }
 
-// From q, k, v, d_o, lse, delta and maybe a bias to dq, dk, dv and maybe the gradient of the bias.
+// From q, k, v, d_o, lse, delta and maybe a bias and a key to dq, dk, dv and maybe the gradient of the bias.
 inline void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
-    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], x.size() > 6 ? &x[6] : nullptr);
+    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 6));
     const kernel::Gradient g{reals(x[3]), reals(x[4]), reals(x[5])};
     constexpr int64_t kTile = 64;
     with_result(x[0].type.dtype, z[0].type.dtype, [&](auto t, auto u) {
@@ -126,14 +139,15 @@ inline void attention_backward(const Device& device, Queue queue, const Attentio
         launch(kernel::attention_backward_keys<T, O, kTile>, columns, device.stream(queue), q, k, v, g, as<O>(z[1].data),
                as<O>(z[2].data), s, columns);
         if (z.size() < 4) return;
-        const int64_t n = Local(device, z[3].type).size;
-        launch(kernel::attention_backward_bias<T>, n, device.stream(queue), q, k, v, g, as<float>(z[3].data), s, n);
+        const View bias = z.at(3);
+        const int64_t n = Local(device, bias.type).size;
+        launch(kernel::attention_backward_bias<T>, n, device.stream(queue), q, k, v, g, as<float>(bias.data), s, n);
     });
 }
 
 // Explicit rows: the scores of the keys held.
 inline void scores(const Device& device, Queue queue, const Attention& a, View q, View k, View z) {
-    const kernel::AttentionShape s = shape_of(device, a, q, k, k, nullptr);
+    const kernel::AttentionShape s = shape_of(device, a, q, k, k, {});
     const int64_t n = s.front * s.queries * s.heads;
     with_float(q.type.dtype, [&](auto t) {
         using T = decltype(t);
@@ -144,7 +158,7 @@ inline void scores(const Device& device, Queue queue, const Attention& a, View q
 
 // The values of the keys held, weighed by explicit rows. The rows stand for q in the shape, their columns for its width.
 inline void weigh(const Device& device, Queue queue, const Attention& a, View rows, View lse, View v, View z) {
-    const kernel::AttentionShape s = shape_of(device, a, rows, v, v, nullptr);
+    const kernel::AttentionShape s = shape_of(device, a, rows, v, v, {});
     const int64_t n = Local(device, z.type).size;
     with_float(v.type.dtype, [&](auto t) {
         using T = decltype(t);

@@ -5,7 +5,7 @@
 
 namespace ithaca {
 
-enum class Collective { AllToAll, AllGather, ReduceScatter, AllReduce, Travel, Permute, Fetch, FetchSum };
+enum class Collective { AllToAll, AllGather, ReduceScatter, AllReduce, Travel, Relocate, Permute, Fetch, FetchSum };
 
 // A collective with the types on both of its sides.
 struct Transfer {
@@ -99,6 +99,18 @@ inline Exchange exchange_of(const Space& space, const Transfer& x, int64_t rank)
         return e;
     }
     e.group = space.group(rank, x.axes);
+    if (x.kind == Collective::Relocate) {
+        // What the ranks of one place hold goes to those of another, or to all, each along its own line.
+        auto block = [&](int64_t giver, int64_t taker) {
+            const bool goes = space.holds(x.from, giver) && space.holds(x.to, taker);
+            return goes ? block_of(space.local_box(x.from, giver)) : Block{};
+        };
+        for (int64_t peer : e.group) {
+            e.send.push_back(block(rank, peer));
+            e.recv.push_back(block(peer, rank));
+        }
+        return e;
+    }
     if (x.kind == Collective::Travel) {
         // Each rank has one part that it sends, and one rank that it receives from.
         const int64_t gives = space.owner(x.from, rank), takes = space.owner(x.to, rank);

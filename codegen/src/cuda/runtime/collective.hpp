@@ -13,15 +13,16 @@ inline ncclDataType_t nccl_type(DType dtype) {
         case DType::F16: return ncclFloat16;
         case DType::BF16: return ncclBfloat16;
         case DType::I32: return ncclInt32;
+        case DType::Bool: return ncclUint8;
     }
     return ncclInt8;
 }
 
-// Copies blocks between a tensor that lies in `box` and a wire. Blocks of one shape at even distances, as those of an
-// even split are, take one kernel.
+// Copies blocks between a tensor that lies in `box` and a wire, on which block i lies at element `places[i]`. Blocks of
+// one shape at even distances, as those of an even split are, take one kernel.
 enum class Direction { ToWire, FromWire };
-inline void move_blocks(const Device& device, Queue queue, DType dtype, const Region& box,
-                        const std::vector<Region>& blocks, Direction direction, char* tensor, char* wire) {
+inline void move_placed(const Device& device, Queue queue, DType dtype, const Region& box, const std::vector<Region>& blocks,
+                        const std::vector<int64_t>& places, Direction direction, char* tensor, char* wire) {
     std::vector<int64_t> extents;
     for (const Range& r : box) extents.push_back(r.size());
     const std::vector<int64_t> strides = row_major(extents);
@@ -36,7 +37,6 @@ inline void move_blocks(const Device& device, Queue queue, DType dtype, const Re
         return true;
     };
     const int64_t width = bytes_of(dtype);
-    int64_t on_wire = 0;
     for (size_t i = 0; i < blocks.size();) {
         const int64_t n = elements(blocks[i]);
         if (n == 0) {
@@ -45,18 +45,20 @@ inline void move_blocks(const Device& device, Queue queue, DType dtype, const Re
         }
         const int64_t at = offset_of(blocks[i]);
         size_t run = 1;
-        int64_t step = 0;
+        int64_t step = 0, wire_step = n;
         while (i + run < blocks.size() && same_shape(blocks[i], blocks[i + run])) {
             const int64_t distance = offset_of(blocks[i + run]) - offset_of(blocks[i + run - 1]);
-            if (run > 1 && distance != step) break;
+            const int64_t wire_distance = places[i + run] - places[i + run - 1];
+            if (run > 1 && (distance != step || wire_distance != wire_step)) break;
             step = distance;
+            wire_step = wire_distance;
             ++run;
         }
         const int wire_at = direction == Direction::ToWire ? 0 : 1;
         Walk<2> walk;
         walk.n = static_cast<int>(box.size()) + 1;
         walk.extent[0] = static_cast<int64_t>(run);
-        walk.stride[wire_at][0] = n;
+        walk.stride[wire_at][0] = wire_step;
         walk.stride[1 - wire_at][0] = step;
         int64_t dense = n;
         for (size_t d = 0; d < box.size(); ++d) {
@@ -65,7 +67,7 @@ inline void move_blocks(const Device& device, Queue queue, DType dtype, const Re
             walk.stride[wire_at][d + 1] = dense;
             walk.stride[1 - wire_at][d + 1] = strides[d];
         }
-        char* const there = wire + on_wire * width;
+        char* const there = wire + places[i] * width;
         char* const here = tensor + at * width;
         with_bits(dtype, [&](auto t) {
             using T = decltype(t);
@@ -74,9 +76,20 @@ inline void move_blocks(const Device& device, Queue queue, DType dtype, const Re
             launch(kernel::copy_box<T>, all, device.stream(queue), as<T>(packing ? here : there), as<T>(packing ? there : here),
                    walk, all);
         });
-        on_wire += n * static_cast<int64_t>(run);
         i += run;
     }
+}
+
+// The same for blocks that lie one after another on the wire.
+inline void move_blocks(const Device& device, Queue queue, DType dtype, const Region& box,
+                        const std::vector<Region>& blocks, Direction direction, char* tensor, char* wire) {
+    std::vector<int64_t> places;
+    int64_t end = 0;
+    for (const Region& block : blocks) {
+        places.push_back(end);
+        end += elements(block);
+    }
+    move_placed(device, queue, dtype, box, blocks, places, direction, tensor, wire);
 }
 
 // The regions of blocks that are one region each, or none.
@@ -155,10 +168,23 @@ inline void slice(const Device& device, Queue queue, View x, View z) {
     move_blocks(device, queue, x.type.dtype, from, {to}, Direction::ToWire, x.data, z.data);
 }
 
-inline bool all_equal(const std::vector<Block>& blocks) {
-    for (const Block& block : blocks)
-        if (elements(block) != elements(blocks.front())) return false;
-    return true;
+// How many elements a rank sends to and receives from each member of a group, has, and will have.
+struct Load {
+    std::vector<int64_t> group, send, recv;
+    int64_t mine = 0, wanted = 0;
+};
+
+inline Load load_of(const Exchange& e) {
+    Load load{e.group, {}, {}, elements(e.mine), elements(e.wanted)};
+    for (size_t i = 0; i < e.group.size(); ++i) {
+        load.send.push_back(elements(e.send[i]));
+        load.recv.push_back(elements(e.recv[i]));
+    }
+    return load;
+}
+
+inline bool all_equal(const std::vector<int64_t>& counts) {
+    return std::all_of(counts.begin(), counts.end(), [&](int64_t n) { return n == counts.front(); });
 }
 
 // A communicator with the numbers that the members of a group have in it.
@@ -168,17 +194,17 @@ struct Peers {
 };
 
 // Along one axis its communicator, else the world.
-inline Peers peers_of(const Device& device, const Transfer& x, const Exchange& e) {
+inline Peers peers_of(const Device& device, const Transfer& x, const Load& load) {
     const Communicators& comms = device.communicators();
     Peers peers{x.axes.size() == 1 ? comms.axes[x.axes[0]] : comms.world, {}};
-    for (size_t i = 0; i < e.group.size(); ++i)
-        peers.numbers.push_back(static_cast<int>(x.axes.size() == 1 ? static_cast<int64_t>(i) : e.group[i]));
+    for (size_t i = 0; i < load.group.size(); ++i)
+        peers.numbers.push_back(static_cast<int>(x.axes.size() == 1 ? static_cast<int64_t>(i) : load.group[i]));
     return peers;
 }
 
 // Sends blocks that lie one after another and receives others so; the own block is copied. Ranks that exchange nothing
 // issue nothing.
-inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, const Peers& peers,
+inline void exchange_blocks(const Device& device, Queue queue, const Load& load, DType dtype, const Peers& peers,
                             char* from, char* to) {
     const int64_t width = bytes_of(dtype);
     const ncclDataType_t type = nccl_type(dtype);
@@ -186,10 +212,10 @@ inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e
     char *own_from = nullptr, *own_to = nullptr;
     int64_t own = 0;
     ITHACA_NCCL(ncclGroupStart());
-    for (size_t i = 0; i < e.group.size(); ++i) {
+    for (size_t i = 0; i < load.group.size(); ++i) {
         const int peer = peers.numbers[i];
-        const int64_t n_send = elements(e.send[i]), n_recv = elements(e.recv[i]);
-        if (e.group[i] == device.rank()) {
+        const int64_t n_send = load.send[i], n_recv = load.recv[i];
+        if (load.group[i] == device.rank()) {
             own_from = from;
             own_to = to;
             own = n_send;
@@ -206,20 +232,20 @@ inline void exchange_blocks(const Device& device, Queue queue, const Exchange& e
 }
 
 // Sends its one block to every member that wants it, and receives the blocks in order.
-inline void gather_blocks(const Device& device, Queue queue, const Exchange& e, DType dtype, const Peers& peers, char* from,
+inline void gather_blocks(const Device& device, Queue queue, const Load& load, DType dtype, const Peers& peers, char* from,
                           char* to) {
     const cudaStream_t stream = device.stream(queue);
     const ncclDataType_t type = nccl_type(dtype);
-    const int64_t own = elements(e.mine), width = bytes_of(dtype);
+    const int64_t own = load.mine, width = bytes_of(dtype);
     ITHACA_NCCL(ncclGroupStart());
-    for (size_t i = 0; i < e.group.size(); ++i) {
+    for (size_t i = 0; i < load.group.size(); ++i) {
         const int peer = peers.numbers[i];
-        const int64_t n = elements(e.recv[i]);
-        if (e.group[i] == device.rank()) {
+        const int64_t n = load.recv[i];
+        if (load.group[i] == device.rank()) {
             if (n > 0)
                 ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(n * width), cudaMemcpyDeviceToDevice, stream));
         } else {
-            if (own > 0 && elements(e.send[i]) > 0)
+            if (own > 0 && load.send[i] > 0)
                 ITHACA_NCCL(ncclSend(from, static_cast<size_t>(own), type, peer, peers.comm, stream));
             if (n > 0) ITHACA_NCCL(ncclRecv(to, static_cast<size_t>(n), type, peer, peers.comm, stream));
         }
@@ -228,11 +254,9 @@ inline void gather_blocks(const Device& device, Queue queue, const Exchange& e, 
     ITHACA_NCCL(ncclGroupEnd());
 }
 
-// Communicates: `from` is the tensor or its packed blocks, `to` the blocks received or the tensor itself.
-inline void exchange(const Device& device, Queue queue, size_t transfer, char* from, char* to) {
-    const Transfer& x = device.transfer(transfer);
-    const Exchange& e = device.exchange(transfer);
-    const Peers peers = peers_of(device, x, e);
+// Communicates what `load` says, by the collective and along the axes of `x`.
+inline void communicate(const Device& device, Queue queue, const Transfer& x, const Load& load, char* from, char* to) {
+    const Peers peers = peers_of(device, x, load);
     const ncclComm_t comm = peers.comm;
     const DType dtype = x.from.dtype;
     const cudaStream_t stream = device.stream(queue);
@@ -240,23 +264,24 @@ inline void exchange(const Device& device, Queue queue, size_t transfer, char* f
         case Collective::AllToAll:
         case Collective::Fetch:
         case Collective::FetchSum:
-            return exchange_blocks(device, queue, e, dtype, peers, from, to);
+            return exchange_blocks(device, queue, load, dtype, peers, from, to);
         case Collective::Travel:
+        case Collective::Relocate:
         case Collective::Permute:
-            return gather_blocks(device, queue, e, dtype, peers, from, to);
+            return gather_blocks(device, queue, load, dtype, peers, from, to);
         case Collective::AllGather:
-            if (!all_equal(e.recv)) return gather_blocks(device, queue, e, dtype, peers, from, to);
-            ITHACA_NCCL(ncclAllGather(from, to, static_cast<size_t>(elements(e.mine)), nccl_type(dtype), comm, stream));
+            if (!all_equal(load.recv)) return gather_blocks(device, queue, load, dtype, peers, from, to);
+            ITHACA_NCCL(ncclAllGather(from, to, static_cast<size_t>(load.mine), nccl_type(dtype), comm, stream));
             return;
         case Collective::ReduceScatter:
-            if (all_equal(e.send)) {
-                ITHACA_NCCL(ncclReduceScatter(from, to, static_cast<size_t>(elements(e.wanted)), nccl_type(dtype),
-                                              ncclSum, comm, stream));
+            if (all_equal(load.send)) {
+                ITHACA_NCCL(ncclReduceScatter(from, to, static_cast<size_t>(load.wanted), nccl_type(dtype), ncclSum, comm,
+                                              stream));
                 return;
             }
             ITHACA_NCCL(ncclGroupStart());
-            for (size_t i = 0; i < e.group.size(); ++i) {
-                const int64_t n = elements(e.send[i]);
+            for (size_t i = 0; i < load.group.size(); ++i) {
+                const int64_t n = load.send[i];
                 if (n > 0)
                     ITHACA_NCCL(ncclReduce(from, to, static_cast<size_t>(n), nccl_type(dtype), ncclSum,
                                            static_cast<int>(i), comm, stream));
@@ -265,10 +290,14 @@ inline void exchange(const Device& device, Queue queue, size_t transfer, char* f
             ITHACA_NCCL(ncclGroupEnd());
             return;
         case Collective::AllReduce:
-            ITHACA_NCCL(ncclAllReduce(from, to, static_cast<size_t>(elements(e.mine)), nccl_type(dtype), ncclSum, comm,
-                                      stream));
+            ITHACA_NCCL(ncclAllReduce(from, to, static_cast<size_t>(load.mine), nccl_type(dtype), ncclSum, comm, stream));
             return;
     }
+}
+
+// Communicates one tensor: `from` is it or its packed blocks, `to` the blocks received or the tensor itself.
+inline void exchange(const Device& device, Queue queue, size_t transfer, char* from, char* to) {
+    communicate(device, queue, device.transfer(transfer), load_of(device.exchange(transfer)), from, to);
 }
 
 }  // namespace ithaca

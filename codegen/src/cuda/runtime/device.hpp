@@ -33,12 +33,18 @@ struct SequenceOf {
 // An end of a collective.
 enum Side { kSent = 0, kReceived = 1 };
 
+// What the ranks of a place need of memory for their buffers, bytes.
+struct ArenaOf {
+    int64_t bytes;
+    At at = {};
+};
+
 class Device;
 
 // A schedule, as the generated source states it.
 struct Program {
     const Space& space;
-    int64_t arena_bytes;
+    std::vector<ArenaOf> arenas;
     int n_events;
     std::vector<const Source*> sources;
     std::vector<std::vector<double>> tables;  // constants that kernels read: rotary frequencies, masks
@@ -112,6 +118,8 @@ class Device {
     const Communicators& communicators() const { return communicators_; }
     const Exchange& exchange(size_t transfer) const { return exchanges_[transfer]; }
     const Transfer& transfer(size_t transfer) const { return *program_.transfers[transfer]; }
+    // Whether this rank is one of a place's.
+    bool is_at(const At& at) const { return space().is_at(at, rank_); }
     char* arena() const { return memory_; }
     int64_t bytes() const { return bytes_; }
 
@@ -121,11 +129,12 @@ class Device {
         return blas_;
     }
 
-    // A weight or an input, of a layer.
+    // A weight or an input, of a layer; null where other ranks have it.
     char* source(size_t i, int64_t layer) const {
-        const std::vector<int64_t>& offsets = offsets_[i];
-        const bool per_layer = std::strstr(program_.sources[i]->name, "{layer}") != nullptr;
-        return memory_ + offsets[per_layer ? static_cast<size_t>(layer - program_.sources[i]->layers.front().start) : 0];
+        const Source& source = *program_.sources[i];
+        const bool per_layer = std::strstr(source.name, "{layer}") != nullptr;
+        const int64_t offset = offsets_[i][per_layer ? static_cast<size_t>(layer - layers_of(source).start) : 0];
+        return offset < 0 ? nullptr : memory_ + offset;
     }
     const double* table(size_t i) const { return reinterpret_cast<const double*>(memory_ + tables_[i]); }
 
@@ -196,17 +205,17 @@ class Device {
 
     // One allocation: the arena, then weights and inputs, then tables.
     void allocate() {
-        bytes_ = aligned(program_.arena_bytes);
+        for (const ArenaOf& arena : program_.arenas)
+            if (is_at(arena.at)) bytes_ = std::max(bytes_, aligned(arena.bytes));
         for (const Source* source : program_.sources) {
             const int64_t each = aligned(elements(space().local_box(source->type, rank_)) * bytes_of(source->type.dtype));
-            std::vector<int64_t> offsets(static_cast<size_t>(source->layers.back().end - source->layers.front().start), -1);
-            for (const Range& layers : source->layers) {
-                for (int64_t l = layers.start; l < layers.end; ++l) {
-                    offsets[static_cast<size_t>(l - source->layers.front().start)] = bytes_;
-                    bytes_ += each;
-                }
+            const Range layers = layers_of(*source);
+            offsets_.push_back({});
+            for (int64_t l = layers.start; l < layers.end; ++l) {
+                const bool here = has_layer(space(), *source, l, rank_);
+                offsets_.back().push_back(here ? bytes_ : -1);
+                if (here) bytes_ += each;
             }
-            offsets_.push_back(offsets);
         }
         for (const auto& table : program_.tables) {
             tables_.push_back(bytes_);
@@ -222,12 +231,11 @@ class Device {
     void load(const Tensors& tensors) {
         for (size_t i = 0; i < program_.sources.size(); ++i) {
             const Source& source = *program_.sources[i];
-            for (const Range& layers : source.layers) {
-                for (int64_t l = layers.start; l < layers.end; ++l) {
-                    const std::vector<char> host = load_source(space(), source, l, rank_, tensors);
-                    char* to = memory_ + offsets_[i][static_cast<size_t>(l - source.layers.front().start)];
-                    ITHACA_CUDA(cudaMemcpy(to, host.data(), host.size(), cudaMemcpyHostToDevice));
-                }
+            for (size_t l = 0; l < offsets_[i].size(); ++l) {
+                if (offsets_[i][l] < 0) continue;
+                const int64_t layer = layers_of(source).start + static_cast<int64_t>(l);
+                const std::vector<char> host = load_source(space(), source, layer, rank_, tensors);
+                ITHACA_CUDA(cudaMemcpy(memory_ + offsets_[i][l], host.data(), host.size(), cudaMemcpyHostToDevice));
             }
         }
         for (size_t i = 0; i < tables_.size(); ++i) {

@@ -73,7 +73,7 @@ inline double tolerance_of(DType dtype) {
         case DType::F32: return 1e-4;
         case DType::F16: return 1e-2;
         case DType::BF16: return 5e-2;
-        case DType::I32: return 0;
+        case DType::I32: case DType::Bool: return 0;
     }
     return 0;
 }

@@ -7,14 +7,16 @@
 
 namespace ithaca {
 
-// Of ranks that hold the same part of a type, whether this is the first.
-inline bool holds_first(const Space& space, const Type& type, int64_t rank) {
+// Of ranks that hold the same part of a type, whether this is the first; `holds` says which hold any.
+template <typename Holds>
+bool holds_first(const Space& space, const Type& type, int64_t rank, Holds holds) {
+    if (!holds(rank)) return false;
     for (size_t a = 0; a < space.axes.size(); ++a) {
         const int axis = static_cast<int>(a);
         auto uses = [&](const std::vector<int>& axes) { return std::count(axes.begin(), axes.end(), axis) > 0; };
-        if (!uses(type.partial) && std::none_of(type.split.begin(), type.split.end(), uses) &&
-            space.coordinate(rank, axis) != 0)
-            return false;
+        if (uses(type.partial) || std::any_of(type.split.begin(), type.split.end(), uses)) continue;
+        for (int64_t c = 0; c < space.coordinate(rank, axis); ++c)
+            if (holds(space.with_coordinate(rank, axis, c))) return false;
     }
     return true;
 }
@@ -55,7 +57,8 @@ inline HostTensor gather_output(const Space& space, const Device& device, const 
     for (int64_t rank = 0; rank < n_ranks; ++rank) {
         const Region box = space.local_box(type, rank);
         const int64_t size = elements(box);
-        if (!holds_first(space, type, rank) || size == 0) continue;
+        const bool first = holds_first(space, type, rank, [&](int64_t r) { return space.holds(type, r); });
+        if (!first || size == 0) continue;
         const std::vector<char> host =
             fetch_part(device, rank, device.arena() + output.offset, static_cast<size_t>(size * width));
         if (device.rank() != 0) continue;
@@ -92,26 +95,28 @@ inline std::vector<HostTensor> gather_kept(const Program& program, const Device&
         if (!source.is_written) continue;
         const DType dtype = source.type.dtype;
         const size_t width = static_cast<size_t>(bytes_of(dtype));
-        for (const Range& layers : source.layers) {
-            for (int64_t layer = layers.start; layer < layers.end; ++layer) {
-                const std::string name = stored_name(source, layer);
-                HostTensor& whole = kept[name];
-                if (whole.name.empty()) {
-                    whole = {name, dtype, stored_shape(space, source), {}};
-                    int64_t n = device.rank() == 0 ? 1 : 0;
-                    for (int64_t extent : whole.shape) n *= extent;
-                    const auto before = elements_before(space, source, layer, tensors);
-                    for (int64_t i = 0; i < n; ++i) whole.values.push_back(before(i));
-                }
-                for (int64_t rank = 0; rank < n_ranks; ++rank) {
-                    const std::vector<int64_t> places = stored_places(space, source, rank);
-                    if (!holds_first(space, source.type, rank) || places.empty()) continue;
-                    const std::vector<char> host =
-                        fetch_part(device, rank, device.source(s, layer), places.size() * width);
-                    for (size_t i = 0; i < places.size() && device.rank() == 0; ++i) {
-                        if (places[i] >= 0)
-                            whole.values[static_cast<size_t>(places[i])] = load_element(dtype, host.data() + i * width);
-                    }
+        const Range layers = layers_of(source);
+        for (int64_t layer = layers.start; layer < layers.end; ++layer) {
+            auto holds = [&](int64_t rank) { return has_layer(space, source, layer, rank); };
+            bool held = false;
+            for (int64_t rank = 0; rank < n_ranks; ++rank) held = held || holds(rank);
+            if (!held) continue;
+            const std::string name = stored_name(source, layer);
+            HostTensor& whole = kept[name];
+            if (whole.name.empty()) {
+                whole = {name, dtype, stored_shape(space, source), {}};
+                int64_t n = device.rank() == 0 ? 1 : 0;
+                for (int64_t extent : whole.shape) n *= extent;
+                const auto before = elements_before(space, source, layer, tensors);
+                for (int64_t i = 0; i < n; ++i) whole.values.push_back(before(i));
+            }
+            for (int64_t rank = 0; rank < n_ranks; ++rank) {
+                const std::vector<int64_t> places = stored_places(space, source, rank);
+                if (!holds_first(space, source.type, rank, holds) || places.empty()) continue;
+                const std::vector<char> host = fetch_part(device, rank, device.source(s, layer), places.size() * width);
+                for (size_t i = 0; i < places.size() && device.rank() == 0; ++i) {
+                    if (places[i] >= 0)
+                        whole.values[static_cast<size_t>(places[i])] = load_element(dtype, host.data() + i * width);
                 }
             }
         }

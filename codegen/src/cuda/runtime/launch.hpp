@@ -83,7 +83,8 @@ void with_bits(DType dtype, const Body& body) {
     switch (bytes_of(dtype)) {
         case 8: return body(uint64_t{});
         case 4: return body(uint32_t{});
-        default: return body(uint16_t{});
+        case 2: return body(uint16_t{});
+        default: return body(uint8_t{});
     }
 }
 

@@ -132,6 +132,15 @@ inline void layer_norm(const Device& device, Queue queue, int over, double eps, 
     });
 }
 
+inline void softmax(const Device& device, Queue queue, int over, View x, View z) {
+    const Walk<1> lines = lines_of(device, x, over);
+    with_float(x.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::softmax<T>, lines.size(), device.stream(queue), as<T>(x.data), as<T>(z.data), lines, lines.size(),
+               extent_along(device, x.type, over), stride_along(device, x.type, over));
+    });
+}
+
 // `frequencies` is a table of width / 2 angles per position.
 struct Pairs {
     int64_t spread, apart;

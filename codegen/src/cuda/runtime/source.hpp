@@ -12,6 +12,12 @@ namespace ithaca {
 
 enum class File { Weights, Inputs, States };
 
+// Layers, and the ranks that run them.
+struct Layers {
+    int64_t start, end;
+    At at = {};
+};
+
 // A weight, an input or a state. The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type;
 // `{layer}` in the name stands for the layer, `{expert}` for each index of the first stored dimension.
 struct Source {
@@ -20,10 +26,24 @@ struct Source {
     std::vector<int64_t> stored;  // empty: the shape of the type
     std::vector<int64_t> view;    // empty: as it is stored
     std::vector<Range> window;    // of the view; empty: all
-    std::vector<Range> layers;    // the layers it is loaded for; one layer 0..1 when the name has no {layer}
+    std::vector<Layers> layers;   // the layers it is loaded for; one layer 0..1 when the name has no {layer}
     File file;                    // a state is among the weights, or zero
     bool is_written = false;      // by the program, which keeps it from step to step
 };
+
+// The first layer, and one behind the last, that some rank has.
+inline Range layers_of(const Source& source) {
+    Range all = {source.layers.front().start, source.layers.front().end};
+    for (const Layers& l : source.layers) all = {std::min(all.start, l.start), std::max(all.end, l.end)};
+    return all;
+}
+
+// Whether a rank has the source of a layer.
+inline bool has_layer(const Space& space, const Source& source, int64_t layer, int64_t rank) {
+    return std::any_of(source.layers.begin(), source.layers.end(), [&](const Layers& l) {
+        return l.start <= layer && layer < l.end && space.is_at(l.at, rank);
+    });
+}
 
 inline std::string stored_name(const Source& source, int64_t layer) {
     std::string name = source.name;
@@ -84,6 +104,7 @@ inline void store_element(DType dtype, char* to, double value) {
         case DType::F16: return write(narrow<__half>(value));
         case DType::BF16: return write(narrow<__nv_bfloat16>(value));
         case DType::I32: return write(static_cast<int32_t>(value));
+        case DType::Bool: return write(static_cast<uint8_t>(value != 0));
     }
 }
 
@@ -98,6 +119,7 @@ inline double load_element(DType dtype, const char* from) {
         case DType::F16: return widen(read(__half{}));
         case DType::BF16: return widen(read(__nv_bfloat16{}));
         case DType::I32: return read(int32_t{});
+        case DType::Bool: return read(uint8_t{});
     }
     return 0;
 }

@@ -11,13 +11,14 @@
 
 namespace ithaca {
 
-enum class DType { F64, F32, F16, BF16, I32 };
+enum class DType { F64, F32, F16, BF16, I32, Bool };
 
 inline int64_t bytes_of(DType dtype) {
     switch (dtype) {
         case DType::F64: return 8;
         case DType::F32: case DType::I32: return 4;
         case DType::F16: case DType::BF16: return 2;
+        case DType::Bool: return 1;
     }
     return 0;
 }
@@ -102,12 +103,19 @@ struct Move {
     int64_t by, first, last;
 };
 
+// The only ranks that have a part in something: those with one coordinate along an axis, such as a stage of a pipeline.
+struct At {
+    int axis = -1;  // -1: all ranks
+    int64_t coordinate = 0;
+};
+
 struct Type {
     DType dtype;
     std::vector<int> dims;                // outermost first
     std::vector<std::vector<int>> split;  // for each dimension the mesh axes that split it, major to minor
     std::vector<int> partial;             // mesh axes over which the value is a sum still to be taken
     std::vector<Move> moved = {};         // at most one for an axis
+    At at = {};                           // the ranks that hold it
 };
 
 inline int64_t elements(const Region& region) {
@@ -148,6 +156,10 @@ struct Space {
         return n;
     }
     int64_t coordinate(int64_t rank, int axis) const { return rank / stride(axis) % axes[axis].size; }
+
+    bool is_at(const At& at, int64_t rank) const { return at.axis < 0 || coordinate(rank, at.axis) == at.coordinate; }
+    // Whether a rank holds a tensor of this type; of a scalar its box does not tell.
+    bool holds(const Type& type, int64_t rank) const { return is_at(type.at, rank); }
 
     // The rank that differs from `rank` in having `coordinate` along an axis.
     int64_t with_coordinate(int64_t rank, int axis, int64_t coordinate) const {
@@ -217,6 +229,7 @@ struct Space {
     }
 
     Region local_box(const Type& type, int64_t rank) const {
+        if (!holds(type, rank)) return Region(type.dims.size(), Range{0, 0});
         const int64_t from = owner(type, rank);
         Region box;
         for (size_t i = 0; i < type.dims.size(); ++i) {

@@ -182,6 +182,15 @@ inline void rms_scale_backward(const Device& device, Queue queue, double count, 
     one(kernel::ScaleResult::Weight, d_weight);
 }
 
+inline void softmax_backward(const Device& device, Queue queue, int over, View y, View d, View z) {
+    const Walk<1> lines = lines_of(device, y, over);
+    with_float(y.type.dtype, [&](auto t) {
+        using T = decltype(t);
+        launch(kernel::softmax_backward<T>, lines.size(), device.stream(queue), as<T>(y.data), as<T>(d.data), as<T>(z.data), lines,
+               lines.size(), extent_along(device, y.type, over), stride_along(device, y.type, over));
+    });
+}
+
 // A dimension of the labels that has padding, with its positions.
 struct Padded {
     int dim;

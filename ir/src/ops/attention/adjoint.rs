@@ -52,5 +52,7 @@ pub(in crate::ops) fn adjoint(
         let narrow: DType = b.ty(bias).dtype;
         out[3] = Some(cast(b, d_bias, narrow)?);
     }
+    // A key has none.
+    out.resize(operands.len(), None);
     Ok(out)
 }

@@ -1,5 +1,7 @@
 //! Dropout of attention weights.
 
+use crate::ops::random;
+
 /// Which weights become zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
@@ -21,16 +23,13 @@ pub enum Keyed {
 }
 
 impl Dropout {
+    /// The same dropout, drawn from a [key](crate::ops::random): another key drops other weights.
+    pub fn with_key(self, key: i32) -> Self {
+        Self { seed: random::start(key, self.seed), ..self }
+    }
+
     /// Whether the weight of this sequence, head, query and key is dropped, by a generator that is keyed by position.
     pub fn drops(&self, sequence: u64, head: u64, query: u64, key: u64) -> bool {
-        let mut x = self.seed;
-        for word in [sequence, head, query, key] {
-            // The finaliser of splitmix64 over each word in turn.
-            x = (x ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            x ^= x >> 31;
-        }
-        ((x >> 11) as f64) < self.rate * (1u64 << 53) as f64
+        random::is_below([sequence, head, query, key].into_iter().fold(self.seed, random::mix), self.rate)
     }
 }

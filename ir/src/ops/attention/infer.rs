@@ -2,12 +2,13 @@
 
 use smallvec::smallvec;
 
-use super::{Attention, RelativeBias, Returns, Sides};
+use super::{Attention, BACKWARD, FORWARD, RelativeBias, Returns, Sides};
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::mesh::{AxisId, Rank};
 use crate::ops::elementwise::need_float;
+use crate::ops::random::need_key;
 use crate::ops::{OpError, Types};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -89,7 +90,7 @@ pub(in crate::ops) fn infer_backward(
     };
     let mut results: Types =
         smallvec![result(q, keys_alone), result(k, queries_alone.clone()), result(v, queries_alone)];
-    if let Some(bias) = operands.get(6) {
+    if let (Some(_), Some(bias)) = (a.bias, operands.get(6)) {
         // A rank sums over the sequences, queries and keys that it has; a movement shows its queries every key.
         let front = q.layout.split[..q.dims.len() - 3].iter().flatten();
         let keys = k.axes_of(a.keys).iter().filter(|_| a.movement.is_none());
@@ -165,12 +166,16 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
             format!("`attention` cannot drop a share of {} of its weights", d.rate),
         ));
     }
-    let bias = operands.len() - if operands.len() >= 6 { 6 } else { 3 };
-    if bias != usize::from(a.bias.is_some()) {
+    let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
+    let key = a.key_operand(operands.len());
+    if more != usize::from(a.bias.is_some()) + usize::from(key.is_some() && a.dropout.is_some()) {
         return Err(OpError::new(
             "V01",
-            "`attention` has an operand behind the others where it has a bias, and only there",
+            "`attention` has an operand behind the others where it has a bias, one for the key of its dropout, and no other",
         ));
+    }
+    if let Some(key) = key {
+        need_key("attention", operands[key])?;
     }
     if a.parts.is_some() && a.returns != Returns::Part {
         return Err(OpError::new("V05", "`attention` has `parts` where it returns a part, and only there"));

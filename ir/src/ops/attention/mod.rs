@@ -23,6 +23,11 @@ pub use bias::{RelativeBias, Sides};
 pub use dropout::{Dropout, Keyed};
 pub(in crate::ops) use infer::{infer, infer_backward};
 
+/// Operands of attention without a bias and a key.
+const FORWARD: usize = 3;
+/// Operands of its gradient without a bias and a key.
+const BACKWARD: usize = 6;
+
 /// Attributes of `attention`: the roles that dimensions of q, k and v play.
 ///
 /// `q [… queries heads width]`, `k [… keys kv_heads width]`, `v [… keys kv_heads e]` give `o [… queries heads e]` and,
@@ -48,7 +53,8 @@ pub struct Attention {
     pub softcap: Option<f64>,
     /// A bias that is added to the scores, learned by relative position; the operand behind the others has it.
     pub bias: Option<RelativeBias>,
-    /// Weights that are set to zero in training.
+    /// Weights that are set to zero in training; the operand behind all others, an `i32`, has the [key](crate::ops::random)
+    /// that they are drawn from, and without it each run drops the same.
     pub dropout: Option<Dropout>,
     /// What comes out.
     pub returns: Returns,
@@ -145,6 +151,13 @@ impl Attention {
         let Self { heads, kv_heads, queries, keys, width, bias, parts, .. } = self;
         let buckets = bias.as_mut().map(|b| &mut b.buckets);
         [heads, kv_heads, queries, keys, width].into_iter().chain(buckets).chain(parts.as_mut())
+    }
+
+    /// Which of `n` operands, forward or backward, is the key that dropout draws from, if one is.
+    pub fn key_operand(&self, n: usize) -> Option<usize> {
+        let plain = if n >= BACKWARD { BACKWARD } else { FORWARD };
+        let i = plain + usize::from(self.bias.is_some());
+        (i < n).then_some(i)
     }
 
     /// Rule where keys are whole: heads are parallel (key/value heads being the same factor), queries are parallel, keys

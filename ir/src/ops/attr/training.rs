@@ -2,7 +2,7 @@
 
 use super::{Attr, AttrError, Attrs, Names};
 use crate::dim::DimId;
-use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Scan, ScanOrder, Stage, Target, Unary};
+use crate::ops::{AdamW, Gradient, Loss, Op, Optimizer, Random, Scan, ScanOrder, Stage, Target, Unary};
 
 fn dim(names: Names<'_>, d: DimId) -> Attr {
     Attr::Word(names.space.dims[d].name.clone())
@@ -92,6 +92,7 @@ pub(super) fn gradient_attrs(gradient: &Gradient, names: Names<'_>) -> Vec<(&'st
             let over = over.iter().map(|&d| dim(names, d)).collect();
             vec![("over", Attr::List(over)), ("eps", Attr::Float(*eps))]
         }
+        Gradient::Softmax { over } => vec![("over", dim(names, *over))],
         Gradient::LayerNorm { over, eps } => vec![("over", dim(names, *over)), ("eps", Attr::Float(*eps))],
         Gradient::CrossEntropy { over, ignore } => {
             vec![("over", dim(names, *over)), ("ignore", label(*ignore))]
@@ -106,6 +107,15 @@ pub(super) fn loss_attrs(loss: &Loss, names: Names<'_>) -> Vec<(&'static str, At
             vec![("over", dim(names, *over)), ("ignore", label(*ignore))]
         }
         Loss::Valid { ignore } => vec![("ignore", label(*ignore))],
+    }
+}
+
+pub(super) fn random_attrs(random: &Random) -> Vec<(&'static str, Attr)> {
+    match random {
+        Random::Key { seed } => vec![("seed", Attr::Int(*seed))],
+        Random::FoldIn | Random::LayerKey => Vec::new(),
+        Random::DropoutMask { rate, seed } => vec![("rate", Attr::Float(*rate)), ("seed", Attr::Int(*seed))],
+        Random::Dropout { rate } => vec![("rate", Attr::Float(*rate))],
     }
 }
 
@@ -146,6 +156,7 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
         "layer_norm_backward" => {
             Op::Gradient(Gradient::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? })
         }
+        "softmax_backward" => Op::Gradient(Gradient::Softmax { over: attrs.dim("over", names)? }),
         "sink_backward" => Op::Gradient(Gradient::Sink),
         "cross_entropy" => Op::Loss(Loss::CrossEntropy {
             over: attrs.dim("over", names)?,
@@ -159,6 +170,13 @@ pub(super) fn read(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op
             Op::Loss(Loss::Pick { over: attrs.dim("over", names)?, ignore: read_label(attrs, "ignore")? })
         }
         "valid" => Op::Loss(Loss::Valid { ignore: read_label(attrs, "ignore")? }),
+        "key" => Op::Random(Random::Key { seed: attrs.int("seed")? }),
+        "fold_in" => Op::Random(Random::FoldIn),
+        "layer_key" => Op::Random(Random::LayerKey),
+        "dropout_mask" => {
+            Op::Random(Random::DropoutMask { rate: attrs.float("rate")?, seed: attrs.int("seed")? })
+        }
+        "dropout" => Op::Random(Random::Dropout { rate: attrs.float("rate")? }),
         "adamw" => Op::Optimizer(Optimizer::AdamW(AdamW {
             lr: attrs.float("lr")?,
             beta1: attrs.float("beta1")?,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Span};
 use crate::entity::{Arena, Entity};
+use crate::message::Parcel;
 use crate::module::Layers;
 use crate::ops::attr::Names;
 use crate::ops::attr::training::{read_scan, read_stage, read_stride};
@@ -167,14 +168,23 @@ impl FrameReader<'_, '_> {
         Ok(())
     }
 
+    /// One parcel, or several joined by `and`.
     fn transfer(&mut self) -> Parsed<Transfer> {
+        let mut parcels = vec![self.parcel()?];
+        while self.cx.eat(Token::Word("and")) {
+            parcels.push(self.parcel()?);
+        }
+        Ok(Transfer::of(parcels).expect("one parcel was read"))
+    }
+
+    fn parcel(&mut self) -> Parsed<Parcel> {
         let (name, span) = self.cx.word("a collective")?;
         let op = self.op(name, span)?;
         self.cx.keyword("from")?;
         let from = read_type(self.cx, &self.schedule.space)?;
         self.cx.keyword("to")?;
         let to = read_type(self.cx, &self.schedule.space)?;
-        Ok(Transfer { op, from, to })
+        Ok(Parcel { op, from, to })
     }
 
     fn call(&mut self, span: Span) -> Parsed<Work> {

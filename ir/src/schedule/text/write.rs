@@ -4,12 +4,11 @@ use std::fmt;
 use std::fmt::Write;
 
 use crate::entity::{Arena, Entity};
+use crate::message::Parcel;
 use crate::ops::attr::Names;
 use crate::ops::attr::training::{scan_attrs, stage_attrs, stride_attrs};
 use crate::ops::{Attr, Op};
-use crate::schedule::{
-    Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Transfer, Work,
-};
+use crate::schedule::{Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Work};
 use crate::space::Space;
 use crate::text::grammar::{write_attrs, write_header};
 use crate::text::show;
@@ -94,10 +93,11 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
     match work {
         Work::Compute(op) => write_op_attrs(out, space, op)?,
         Work::Pack(transfer) | Work::Exchange(transfer) | Work::Unpack(transfer) => {
-            let Transfer { op, from, to } = transfer;
-            write!(out, " {}", op.name())?;
-            write_op_attrs(out, space, op)?;
-            write!(out, " from {} to {}", show(space, from), show(space, to))?;
+            for (i, Parcel { op, from, to }) in transfer.parcels().iter().enumerate() {
+                write!(out, "{} {}", if i == 0 { "" } else { " and" }, op.name())?;
+                write_op_attrs(out, space, op)?;
+                write!(out, " from {} to {}", show(space, from), show(space, to))?;
+            }
         }
         Work::Copy => {}
         Work::Call { callee, layers, stride, base, scan, stage } => {

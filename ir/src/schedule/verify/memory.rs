@@ -172,7 +172,9 @@ fn check_in_place(
             let same_elements = same_place(read, written) && same_elements(frame, operand, write);
             let fits = match &task.work {
                 Work::Compute(op) => works_in_place(op) && same_elements,
-                Work::Exchange(transfer) => matches!(transfer.op, Op::AllReduce { .. }) && read == written,
+                Work::Exchange(transfer) => {
+                    matches!(transfer.first().op, Op::AllReduce { .. }) && read == written
+                }
                 Work::Call { callee, layers, scan, .. } => {
                     let is_own = scan.is_none_or(|scan| i < scan.carried)
                         || layers.end - layers.start == 1

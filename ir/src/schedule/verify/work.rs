@@ -6,6 +6,7 @@ use crate::diagnostic::Diagnostics;
 use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::mesh::Rank;
+use crate::message::{self, Parcel};
 use crate::ops::structure::{self, MAX_LAYERS};
 use crate::ops::{Context, Op, OpError, Scan, Stage};
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work};
@@ -48,8 +49,10 @@ impl<'s> Checker<'s> {
             Work::Compute(op) => self.compute(op),
             Work::Pack(transfer) => {
                 self.transfer(transfer)?;
-                self.counts(1..=1, 1)?;
-                self.holds(self.read(0), &transfer.from)?;
+                self.counts(transfer.parcels().len()..=transfer.parcels().len(), 1)?;
+                for (i, parcel) in transfer.parcels().iter().enumerate() {
+                    self.holds(self.read(i), &parcel.from)?;
+                }
                 self.carries(self.write(0), transfer, Side::Sent)
             }
             Work::Exchange(transfer) => {
@@ -58,24 +61,28 @@ impl<'s> Checker<'s> {
                 if self.task.stream != Stream::Comm {
                     return Err(OpError::new("S12", "a collective is not on the stream `comm`"));
                 }
-                match self.read(0) {
-                    Content::Tensor(_) => self.holds(self.read(0), &transfer.from)?,
-                    Content::Wire { .. } => self.carries(self.read(0), transfer, Side::Sent)?,
+                match (self.read(0), transfer.only()) {
+                    (content @ Content::Tensor(_), Some(parcel)) => self.holds(content, &parcel.from)?,
+                    (content, _) => self.carries(content, transfer, Side::Sent)?,
                 }
-                match self.write(0) {
-                    Content::Tensor(_) => self.holds(self.write(0), &transfer.to),
-                    Content::Wire { .. } => self.carries(self.write(0), transfer, Side::Received),
+                match (self.write(0), transfer.only()) {
+                    (content @ Content::Tensor(_), Some(parcel)) => self.holds(content, &parcel.to),
+                    (content, _) => self.carries(content, transfer, Side::Received),
                 }
             }
             Work::Unpack(transfer) => {
                 // The rank's own block may come from the tensor itself, which is then read second.
                 self.transfer(transfer)?;
-                self.counts(1..=2, 1)?;
+                let most = if transfer.only().is_some() { 2 } else { 1 };
+                self.counts(1..=most, transfer.parcels().len())?;
                 self.carries(self.read(0), transfer, Side::Received)?;
                 if self.task.reads.len() == 2 {
-                    self.holds(self.read(1), &transfer.from)?;
+                    self.holds(self.read(1), &transfer.first().from)?;
                 }
-                self.holds(self.write(0), &transfer.to)
+                for (i, parcel) in transfer.parcels().iter().enumerate() {
+                    self.holds(self.write(i), &parcel.to)?;
+                }
+                Ok(())
             }
             Work::Copy => {
                 self.counts(1..=1, 1)?;
@@ -109,15 +116,26 @@ impl<'s> Checker<'s> {
         self.follows(op, &operands, &results)
     }
 
+    /// Each parcel by itself, and several as members of one message.
     fn transfer(&self, transfer: &Transfer) -> Result<(), OpError> {
-        let Transfer { op, from, to } = transfer;
-        if !op.is_communication() {
-            return Err(OpError::new("S03", format!("`{}` is no collective", op.name())));
+        for Parcel { op, from, to } in transfer.parcels() {
+            if !op.is_communication() || matches!(op, Op::Coalesced(_)) {
+                return Err(OpError::new("S03", format!("`{}` is no collective of one tensor", op.name())));
+            }
+            for ty in [from, to] {
+                crate::verify::check_type(&self.schedule.space, crate::module::Level::PerRank, ty)?;
+            }
         }
-        for ty in [from, to] {
-            crate::verify::check_type(&self.schedule.space, crate::module::Level::PerRank, ty)?;
+        let ends: Vec<(&TensorType, &TensorType)> =
+            transfer.parcels().iter().map(|parcel| (&parcel.from, &parcel.to)).collect();
+        let (from, to): (Vec<&TensorType>, Vec<&TensorType>) = ends.into_iter().unzip();
+        match transfer.parcels() {
+            [one] => self.follows(&one.op, &from, &to),
+            several => {
+                let members = several.iter().map(|parcel| parcel.op.clone()).collect();
+                self.follows(&Op::Coalesced(members), &from, &to)
+            }
         }
-        self.follows(op, &[from], &[to])
     }
 
     /// Whether inference gives the stated types.
@@ -170,15 +188,17 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// Whether a wire buffer can take what rank 0 exchanges with others; a permute is not counted.
+    /// Whether a wire buffer can take a message: of several tensors all of it, of one what rank 0 exchanges with others,
+    /// and no permute is counted.
     fn carries(&self, content: &Content, transfer: &Transfer, side: Side) -> Result<(), OpError> {
-        let Transfer { op, from, to } = transfer;
         let Content::Wire { dtype, elements } = content else {
             return Err(OpError::new("S03", "it needs blocks as they travel, not a tensor"));
         };
         let (dtype, elements): (DType, u64) = (*dtype, *elements);
         let space = &self.schedule.space;
+        let Parcel { op, from, to } = transfer.first();
         let needed = match op {
+            _ if transfer.only().is_none() => message::wire_elements(space, transfer.parcels(), side),
             Op::Permute | Op::AllReduce { .. } => 0,
             Op::Fetch { .. } | Op::FetchSum { .. } => boxes::wire_elements(space, op, from, to, side),
             _ => {

@@ -1,92 +1,250 @@
-//! Gradients of attention by blocks of queries (FlashAttention-2, arXiv 2307.08691, algorithm 2).
+//! Gradients, by the weights that the forward's lse gives back (FlashAttention-2, algorithm 2).
 
-use ithaca_ir::Space;
-use ithaca_ir::ops::Attention;
+use std::f32::consts::LOG2_E;
 
-use super::super::gemm::{Into, multiply};
-use super::block::{self, Block, Scores, transposed};
-use crate::error::RunError;
-use crate::oracle::Operand;
-use crate::oracle::attention::{Extent, Gradient, check};
+use super::operands::{Distances, Incoming, Panels, Problem, Row, finish_scores, hide, scores};
+use super::tiles::{BLOCK, Block, Kept, Tile};
+use crate::cpu::gemm::{Buffer, Element};
+use crate::cpu::simd::{Into, Left, STRIDE, Simd};
+use crate::cpu::threads::Threads;
 
-/// Gradients for q, k and v, and for the bias if there is one; see the oracle's loops for the equations.
-pub(in crate::cpu) fn attention_backward(
-    space: &Space,
-    attention: &Attention,
-    operands: &[Operand<'_, f32>],
-) -> Result<Vec<Vec<f32>>, RunError> {
-    check(attention)?;
-    let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
-    let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
-    let gradient = Gradient::of(&x, operands)?;
-    let (q, k, v) = (q.real()?, k.real()?, v.real()?);
-    let mut scores = Scores::new(space, attention, &x, [q, k], operands.get(6))?;
-    let [mut dq, mut dk, mut dv] = [q.len(), k.len(), v.len()].map(|n| vec![0.0; n]);
-    let mut d_bias = scores.no_gradient();
-    let scale = attention.scale as f32;
-    let mut dropped: Vec<f32> = Vec::new();
-    let mut ds: Vec<f32> = Vec::new();
-    for block in Block::all(attention, &x) {
-        scores.enter(&block);
-        let n = block.queries.len();
-        for (front, head) in (0..x.front).flat_map(|f| (0..x.heads).map(move |h| (f, h))) {
-            let weights = scores.fill(&block, front, head);
-            for (i, (row, kept)) in weights.chunks_mut(block.width).zip(&block.rows).enumerate() {
-                let lse = gradient.lse[x.row(front, block.queries.start + i, head)];
-                block::clear_others(row, kept);
-                for column in kept.iter().cloned().flatten() {
-                    row[column] = if lse == f32::NEG_INFINITY { 0.0 } else { (row[column] - lse).exp() };
-                }
+/// Gradients of q, k and v, held as they are, and of the bias if there is one.
+pub(in crate::cpu) struct Gradients {
+    pub(in crate::cpu) dq: Vec<f32>,
+    pub(in crate::cpu) dk: Vec<f32>,
+    pub(in crate::cpu) dv: Vec<f32>,
+    pub(in crate::cpu) d_bias: Option<Vec<f32>>,
+}
+
+/// What one query head gives: gradients of its queries, and its part of those of the keys and values that serve it, in
+/// rows filled up to whole panels.
+struct Part {
+    front: usize,
+    head: usize,
+    dq: Buffer,
+    dk: Buffer,
+    dv: Buffer,
+    d_bias: Vec<f32>,
+}
+
+/// The gradients of an attention. A query whose lse is −∞ sees nothing and gives nothing.
+pub(in crate::cpu) fn backward<E: Element>(
+    problem: &Problem<'_, E>,
+    incoming: Incoming<'_, E>,
+    threads: Threads,
+) -> Gradients {
+    let simd = Simd::of_machine();
+    let x = problem.x;
+    let [mut dq, mut dk, mut dv] = [problem.q, problem.k, problem.v].map(|x| vec![0.0; x.len()]);
+    let distances = Distances::of(problem);
+    let mut d_bias = problem.bias.as_ref().map(crate::oracle::attention::Bias::no_gradient);
+    if dq.is_empty() || dk.is_empty() || dv.is_empty() {
+        return Gradients { dq, dk, dv, d_bias };
+    }
+    let blocks = Block::all(simd, &problem.attention.mask, x, threads.worth(x.queries << 16));
+    let pairs: usize = blocks.iter().map(Block::pairs).sum();
+    let threads = threads.worth(x.front * x.heads * pairs * (6 * x.width + 4 * x.value_width));
+    let heads: Vec<(usize, usize)> =
+        (0..x.front).flat_map(|front| (0..x.heads).map(move |head| (front, head))).collect();
+    let pass = Pass { simd, problem, incoming, distances: distances.as_ref(), blocks: &blocks };
+    let parts =
+        threads.map(heads, Scratch::default, |scratch, (front, head)| scratch.head(&pass, front, head));
+    // Every head has a part of its own, and the parts are summed in order of heads.
+    for part in &parts {
+        let at = problem.query_rows(part.front, 0, part.head, x.width);
+        let (row, own) = (at.row, x.width.next_multiple_of(simd.columns));
+        for (i, part) in part.dq.get().chunks_exact(own).enumerate() {
+            dq[at.start + i * row..][..x.width].copy_from_slice(&part[..x.width]);
+        }
+        let sums = [(&mut dk, &part.dk, x.width), (&mut dv, &part.dv, x.value_width)];
+        for (sum, data, width) in sums {
+            let at = problem.key_rows(part.front, x.served_by[part.head], width);
+            for (i, part) in data.get().chunks_exact(width.next_multiple_of(simd.columns)).enumerate() {
+                let sum = &mut sum[at.start + i * at.row..][..width];
+                sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
             }
-            // With dropout the values see other weights than the softmax has.
-            dropped.clear();
-            dropped.extend_from_slice(weights);
-            ds.clear();
-            ds.resize(n * block.width, 0.0);
-            let (o_rows, q_rows) = (
-                block.query_rows(&x, front, head, x.value_width),
-                block.query_rows(&x, front, head, x.width),
-            );
-            for (keys, column) in &block.parts {
-                let v_rows = block::key_rows(&x, front, head, keys, x.value_width);
-                let (d_o, columns) = (gradient.d_o, block.columns(*column));
-                let sizes = (n, x.value_width, keys.len());
-                multiply(sizes, 1.0, d_o, o_rows, v, transposed(v_rows), &mut ds, columns, Into::Replace);
-            }
-            for (i, kept) in block.rows.iter().enumerate() {
-                let query = block.queries.start + i;
-                let delta = gradient.delta[x.row(front, query, head)];
-                let row = i * block.width..(i + 1) * block.width;
-                block::clear_others(&mut ds[row.clone()], kept);
-                for column in kept.iter().cloned().flatten() {
-                    let at = row.start + column;
-                    let factor = match &attention.dropout {
-                        Some(dropout) => x.kept(dropout, front, query, head, block.keys[column]) as f32,
-                        None => 1.0,
-                    };
-                    ds[at] = dropped[at] * (factor * ds[at] - delta);
-                    dropped[at] *= factor;
-                }
-            }
-            if let Some(d_bias) = &mut d_bias {
-                scores.sum_by_bucket(&block, head, &ds, d_bias);
-            }
-            if attention.softcap.is_some() {
-                ds.iter_mut().zip(&scores.slopes).for_each(|(ds, slope)| *ds *= slope);
-            }
-            for (keys, column) in &block.parts {
-                let columns = block.columns(*column);
-                let k_rows = block::key_rows(&x, front, head, keys, x.width);
-                let v_rows = block::key_rows(&x, front, head, keys, x.value_width);
-                let turned = transposed(columns);
-                let of_values = (keys.len(), n, x.value_width);
-                multiply(of_values, 1.0, &dropped, turned, gradient.d_o, o_rows, &mut dv, v_rows, Into::Add);
-                let of_keys = (keys.len(), n, x.width);
-                multiply(of_keys, scale, &ds, turned, q, q_rows, &mut dk, k_rows, Into::Add);
-                let of_queries = (n, keys.len(), x.width);
-                multiply(of_queries, scale, &ds, columns, k, k_rows, &mut dq, q_rows, Into::Add);
+        }
+        if let (Some(d_bias), Some(distances)) = (&mut d_bias, &distances) {
+            for (bucket, x) in part.d_bias.iter().enumerate() {
+                d_bias[distances.place(bucket, part.head)] += x;
             }
         }
     }
-    Ok([dq, dk, dv].into_iter().chain(d_bias).collect())
+    Gradients { dq, dk, dv, d_bias }
+}
+
+/// What all heads share.
+struct Pass<'a, E> {
+    simd: &'a Simd,
+    problem: &'a Problem<'a, E>,
+    incoming: Incoming<'a, E>,
+    distances: Option<&'a Distances<'a>>,
+    blocks: &'a [Block],
+}
+
+/// What a thread works in.
+#[derive(Default)]
+struct Scratch {
+    /// Keys `[width keys]` and `[keys width]`, values `[value_width keys]`.
+    k_turned: Panels,
+    k: Panels,
+    v_turned: Panels,
+    /// Queries of a block in groups of rows and in panels, and so the gradients of its outputs.
+    q_rows: Panels,
+    q: Panels,
+    d_o_rows: Panels,
+    d_o: Panels,
+    /// A tile of weights, of gradients of scores, and of what the bound of scores makes of their gradients.
+    weights: Buffer,
+    ds: Buffer,
+    slopes: Buffer,
+}
+
+impl Scratch {
+    /// Everything that a query head gives.
+    fn head<E: Element>(&mut self, pass: &Pass<'_, E>, front: usize, head: usize) -> Part {
+        let Pass { simd, problem, .. } = pass;
+        let x = problem.x;
+        let kv_head = x.served_by[head];
+        let k = problem.key_rows(front, kv_head, x.width);
+        let v = problem.key_rows(front, kv_head, x.value_width);
+        self.k_turned.fill(simd.columns, (x.width, x.keys), problem.k, k.transposed());
+        self.k.fill(simd.columns, (x.keys, x.width), problem.k, k);
+        self.v_turned.fill(simd.columns, (x.value_width, x.keys), problem.v, v.transposed());
+        for tile in [&mut self.weights, &mut self.ds, &mut self.slopes] {
+            tile.resize(BLOCK * STRIDE);
+        }
+        let zeros = |rows: usize, width: usize| Buffer::zeros(rows * width.next_multiple_of(simd.columns));
+        let mut part = Part {
+            front,
+            head,
+            dq: zeros(x.queries, x.width),
+            dk: zeros(x.keys, x.width),
+            dv: zeros(x.keys, x.value_width),
+            d_bias: pass.distances.map_or_else(Vec::new, Distances::no_gradient),
+        };
+        for block in pass.blocks.iter().filter(|block| !block.tiles.is_empty()) {
+            let n = block.queries.len();
+            let q = problem.query_rows(front, block.queries.start, head, x.width);
+            let d_o = problem.query_rows(front, block.queries.start, head, x.value_width);
+            self.q_rows.fill(simd.rows, (x.width, n), problem.q, q.transposed());
+            self.q.fill(simd.columns, (n, x.width), problem.q, q);
+            self.d_o_rows.fill(simd.rows, (x.value_width, n), pass.incoming.d_o, d_o.transposed());
+            self.d_o.fill(simd.columns, (n, x.value_width), pass.incoming.d_o, d_o);
+            for tile in &block.tiles {
+                self.tile(pass, &mut part, block, tile);
+                self.sum(pass, &mut part, block, tile);
+            }
+        }
+        part
+    }
+
+    /// The weights of a tile and the gradients of its scores; zero where the mask hides a key.
+    fn tile<E: Element>(&mut self, pass: &Pass<'_, E>, part: &mut Part, block: &Block, tile: &Tile) {
+        let &Pass { simd, problem, incoming, distances, .. } = pass;
+        let (x, head) = (problem.x, part.head);
+        let (alpha, factor) = problem.factors();
+        scores(simd, alpha, &self.q_rows, &self.k_turned, block, tile, self.weights.get_mut());
+        scores(simd, 1.0, &self.d_o_rows, &self.v_turned, block, tile, self.ds.get_mut());
+        let capped = problem.attention.softcap.is_some();
+        for row in 0..block.queries.len() {
+            let columns = tile.columns[row / simd.rows].clone();
+            let query = block.queries.start + row;
+            let number = x.row(part.front, query, head);
+            let weights = &mut self.weights.get_mut()[row * STRIDE..][..STRIDE];
+            let ds = &mut self.ds.get_mut()[row * STRIDE..][..STRIDE];
+            let slopes = &mut self.slopes.get_mut()[row * STRIDE..][..STRIDE];
+            // What the group's small products left out, other groups may have computed.
+            let width = tile.width();
+            let lse = incoming.lse[number];
+            if columns.is_empty() || lse == f32::NEG_INFINITY {
+                weights[width.clone()].fill(0.0);
+                ds[width].fill(0.0);
+                continue;
+            }
+            for outside in [width.start..columns.start, columns.end..width.end] {
+                weights[outside.clone()].fill(0.0);
+                ds[outside].fill(0.0);
+            }
+            let [weights, ds, slopes] = [weights, ds, slopes].map(|data| &mut data[columns.clone()]);
+            let at = Row { query, head, columns: columns.clone(), tile };
+            finish_scores(simd, problem, distances, &at, weights, capped.then_some(&mut *slopes));
+            if factor != 1.0 {
+                simd.multiply(weights, factor);
+            }
+            let dropped = problem.attention.dropout.as_ref();
+            let kept = |column: usize, dropout| {
+                x.kept(dropout, part.front, query, head, tile.start + columns.start + column) as f32
+            };
+            if let Some(dropout) = dropped {
+                ds.iter_mut().enumerate().for_each(|(column, ds)| *ds *= kept(column, dropout));
+            }
+            simd.gradients(weights, ds, lse * LOG2_E, incoming.delta[number]);
+            if tile.kept == Kept::Some {
+                hide(block, row, tile, &columns, weights, 0.0);
+                hide(block, row, tile, &columns, ds, 0.0);
+            }
+            // With dropout the values see other weights than the softmax has.
+            if let Some(dropout) = dropped {
+                weights.iter_mut().enumerate().for_each(|(column, w)| *w *= kept(column, dropout));
+            }
+            if let Some(distances) = distances {
+                distances.sum(ds, x, query, at.keys(columns.clone()), &mut part.d_bias);
+            }
+            if capped {
+                ds.iter_mut().zip(&*slopes).for_each(|(ds, slope)| *ds *= slope);
+            }
+        }
+    }
+
+    /// Adds what a tile gives to the gradients.
+    fn sum<E: Element>(&self, pass: &Pass<'_, E>, part: &mut Part, block: &Block, tile: &Tile) {
+        let &Pass { simd, problem, .. } = pass;
+        let x = problem.x;
+        let (n, scale) = (block.queries.len(), problem.attention.scale as f32);
+        let [narrow, wide] = [x.width, x.value_width].map(|width| width.next_multiple_of(simd.columns));
+        for panel in 0..narrow / simd.columns {
+            for (group, columns) in tile.columns.iter().enumerate() {
+                if columns.is_empty() {
+                    continue;
+                }
+                let first = group * simd.rows;
+                let size = (simd.rows.min(n - first), columns.len());
+                let left = Left::Tile(&self.ds.get()[first * STRIDE + columns.start..]);
+                let keys = self.k.panel(panel, tile.start + columns.start);
+                let at = (block.queries.start + first) * narrow + panel * simd.columns;
+                simd.product(size, scale, left, keys, &mut part.dq.get_mut()[at..], narrow, Into::Add);
+            }
+        }
+        let turned = |sum: &mut Buffer, row: usize, data: &Buffer, right: &Panels, alpha: f32| {
+            for panel in 0..row / simd.columns {
+                for column in tile.width().step_by(simd.rows) {
+                    let rows = simd.rows.min(tile.width().end - column);
+                    let sees = |columns: &&std::ops::Range<usize>| {
+                        columns.start < column + rows && column < columns.end
+                    };
+                    // Queries before the first group that sees one of these keys, and behind the last, give nothing.
+                    let Some(first) = tile.columns.iter().position(|columns| sees(&columns)) else {
+                        continue;
+                    };
+                    let last = tile.columns.iter().rposition(|columns| sees(&columns)).unwrap_or(first);
+                    let (from, to) = (first * simd.rows, n.min((last + 1) * simd.rows));
+                    let left = Left::Neighbours(&data.get()[from * STRIDE + column..], STRIDE);
+                    let at = (tile.start + column) * row + panel * simd.columns;
+                    let right = right.panel(panel, from);
+                    simd.product(
+                        (rows, to - from),
+                        alpha,
+                        left,
+                        right,
+                        &mut sum.get_mut()[at..],
+                        row,
+                        Into::Add,
+                    );
+                }
+            }
+        };
+        turned(&mut part.dv, wide, &self.weights, &self.d_o, 1.0);
+        turned(&mut part.dk, narrow, &self.ds, &self.q, scale);
+    }
 }

@@ -1,10 +1,13 @@
 //! Schedules against the oracle, and failures that must not hang.
 
+mod attention;
+mod coalesced;
 mod distributed;
+mod products;
 
 use std::time::Duration;
 
-use ithaca_ir::boxes::{self, Side};
+use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Output};
 use ithaca_ir::ops::{Attention, AttentionDims, Binding, Pairs, Rotary, Scaling, Turn};
@@ -13,9 +16,10 @@ use ithaca_ir::schedule::{
     aligned,
 };
 use ithaca_ir::{
-    Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, TensorType, traffic,
+    Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, TensorType, message, traffic,
 };
 
+use super::threads::Threads;
 use super::{Options, execute, gemm};
 use crate::error::RunError;
 use crate::oracle::tests::{attention_op, module, noise, source, space, ulysses, ulysses_weights};
@@ -79,7 +83,6 @@ fn lower_function(
     for node in &function.nodes {
         let reads: Vec<BufferId> = node.operands.iter().map(|v| of[v.index()]).collect();
         let writes: Vec<BufferId> = node.results.iter().map(|v| of[v.index()]).collect();
-        let ty = |i: usize| function.ty(node.operands[i]).clone();
         match &node.op {
             Op::Param(_) | Op::Input(_) => {}
             Op::Call { callee, layers, stride, scan, stage } => {
@@ -106,16 +109,17 @@ fn lower_function(
                 ));
             }
             op if op.is_communication() => {
-                let transfer =
-                    Transfer { op: op.clone(), from: ty(0), to: function.ty(node.result()).clone() };
+                let (operands, results) = (function.operand_types(node), function.result_types(node));
+                let transfer = Transfer::of(message::parcels(op, &operands, &results)).unwrap();
                 let wire = |frame: &mut Frame, side: Side| {
-                    let elements =
-                        boxes::wire_elements(&module.space, op, &transfer.from, &transfer.to, side);
-                    place(frame, Content::Wire { dtype: transfer.from.dtype, elements }, None)
+                    let elements = message::wire_elements(&module.space, transfer.parcels(), side);
+                    place(frame, Content::Wire { dtype: transfer.first().from.dtype, elements }, None)
                 };
                 let fetches = matches!(op, Op::Fetch { .. } | Op::FetchSum { .. });
-                let packs = fetches || matches!(op, Op::AllToAll { .. } | Op::ReduceScatter { .. });
-                let unpacks = fetches || matches!(op, Op::AllToAll { .. } | Op::AllGather { .. });
+                let several = transfer.only().is_none();
+                let packs =
+                    several || fetches || matches!(op, Op::AllToAll { .. } | Op::ReduceScatter { .. });
+                let unpacks = several || fetches || matches!(op, Op::AllToAll { .. } | Op::AllGather { .. });
                 let (mut from, mut to) = (reads[0], writes[0]);
                 if packs {
                     from = wire(&mut frame, Side::Sent);
@@ -325,7 +329,7 @@ fn products_of_every_shape_agree_with_plain_loops() {
             |ty, data| Operand { ty, region: whole(&space.shape(ty)), elements: Elements::Real(data) };
         let operands = [operand(&x, &xs), operand(&y, &ys)];
         let region = whole(&space.shape(&z));
-        let found = gemm::einsum(&operands[0], &operands[1], &z, &region).unwrap();
+        let found = gemm::einsum(&operands[0], &operands[1], &z, &region, Threads::ONE).unwrap();
         let wanted = [Wanted { ty: &z, region: region.clone() }];
         let expected = eval::eval(&space, &Op::Einsum, &operands, &wanted).unwrap().pop();
         let Some(crate::oracle::Value::Real(expected)) = expected else {

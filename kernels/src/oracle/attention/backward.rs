@@ -8,6 +8,7 @@ use super::score::{Bias, Scorer};
 use super::{Extent, check, dot};
 use crate::error::RunError;
 use crate::oracle::Operand;
+use crate::oracle::random::dropout_of;
 use crate::real::Real;
 
 /// Gradients for q, k and v, and for the bias if there is one.
@@ -22,6 +23,7 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
     operands: &[Operand<'_, T>],
 ) -> Result<Vec<Vec<T>>, RunError> {
     check(attention)?;
+    let dropout = dropout_of(attention, operands)?;
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
     let scorer = Scorer::new(space, attention, &x, q.real()?, k.real()?, operands.get(6))?;
@@ -43,7 +45,7 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
                 let (wide, narrow) = (key_row * x.value_width, key_row * x.width);
                 let score = scorer.score(front, query, head, key);
                 let p = (score.value - lse[row]).through(f64::exp);
-                let kept = match &attention.dropout {
+                let kept = match &dropout {
                     Some(dropout) => T::from_f64(x.kept(dropout, front, query, head, key)),
                     None => T::ONE,
                 };

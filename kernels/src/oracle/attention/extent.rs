@@ -118,6 +118,52 @@ impl Extent {
         joined(seen)
     }
 
+    /// What [`seen`](Self::seen) says of each of these queries, by the strips of the mask where their positions are
+    /// neighbours.
+    pub fn seen_by_each(&self, mask: &Mask, queries: Range<usize>) -> Vec<Vec<Range<usize>>> {
+        let mut seen: Vec<Vec<Range<usize>>> = vec![Vec::new(); queries.len()];
+        let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) else { return seen };
+        let span = first.position..last.position + last.len;
+        let positions = &self.query_positions[queries];
+        let mut start = 0;
+        while start < positions.len() {
+            let neighbours = positions[start..].windows(2).take_while(|pair| pair[0] + 1 == pair[1]).count();
+            let end = start + neighbours + 1;
+            let first = positions[start];
+            for strip in mask.strips(first..positions[end - 1] + 1, span.clone()) {
+                for query in strip.queries.clone() {
+                    let row = start + index((query - i128::from(first)) as u64);
+                    let visible = |run: &ithaca_ir::mask::Run| run.start.at(query)..run.end.at(query);
+                    seen[row] = self.held(strip.runs.iter().map(visible));
+                }
+            }
+            start = end;
+        }
+        seen
+    }
+
+    /// The keys held that have one of these positions, which are ascending; ascending by index.
+    fn held(&self, visible: impl Iterator<Item = Range<i128>>) -> Vec<Range<usize>> {
+        let mut seen = Vec::with_capacity(1);
+        let mut runs = self.runs.iter().peekable();
+        for visible in visible {
+            // Both are ascending by position: what ends before this interval is needed no more.
+            while let Some(run) = runs.peek() {
+                let (first, end) = (i128::from(run.position), i128::from(run.position + run.len));
+                let (from, to) = (first.max(visible.start), end.min(visible.end));
+                if from < to {
+                    let start = index(run.index) + index((from - first) as u64);
+                    seen.push(start..start + index((to - from) as u64));
+                }
+                if end > visible.end {
+                    break;
+                }
+                runs.next();
+            }
+        }
+        joined(seen)
+    }
+
     /// The row of a query of a head: rows of q, o and lse are numbered by front, query and head.
     pub fn row(&self, front: usize, query: usize, head: usize) -> usize {
         (front * self.queries + query) * self.heads + head

@@ -16,6 +16,7 @@ use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
 use super::Operand;
+use super::random::dropout_of;
 use crate::error::RunError;
 use crate::real::Real;
 use score::Scorer;
@@ -37,6 +38,7 @@ pub(super) fn attention<T: Real>(
     operands: &[Operand<'_, T>],
 ) -> Result<Rows<T>, RunError> {
     check(attention)?;
+    let dropout = dropout_of(attention, operands)?;
     let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
     let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
     let scorer = Scorer::new(space, attention, &x, q.real()?, k.real()?, operands.get(3))?;
@@ -53,7 +55,7 @@ pub(super) fn attention<T: Real>(
             out.lse[row] = lse;
             let o = &mut out.o[row * x.value_width..][..x.value_width];
             for (&key, mut weight) in seen.iter().zip(weights) {
-                if let Some(dropout) = &attention.dropout {
+                if let Some(dropout) = &dropout {
                     weight = weight * T::from_f64(x.kept(dropout, front, query, head, key));
                 }
                 let v = &v[x.key_row(front, key, x.served_by[head]) * x.value_width..][..x.value_width];

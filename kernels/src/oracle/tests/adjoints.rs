@@ -70,6 +70,12 @@ const CASES: &[(&str, &str)] = &[
         "layer_norm with another bias",
         "%x = X[b s m]\n%w = X[m]\n%c = X[s m]\n%z = layer_norm %x, %w, %c {over=m, eps=0.01} : f64[b s m]\nreturn z = %z",
     ),
+    ("softmax", "%x = X[b s m]\n%z = softmax %x {over=m} : f64[b s m]\nreturn z = %z"),
+    ("softmax over the first", "%x = X[m b s]\n%z = softmax %x {over=m} : f64[m b s]\nreturn z = %z"),
+    (
+        "dropout",
+        "%x = X[b s m]\n%c = key {seed=3} : i32[]\n%n = I[]\n%k = fold_in %c, %n : i32[]\n%o = layer_key %k : i32[]\n%y = dropout_mask %o {rate=0.4, seed=5} : bool[b s m]\n%z = dropout %x, %y {rate=0.4} : f64[b s m]\nreturn z = %z",
+    ),
     (
         "rotary of a part",
         "%x = X[b s h d]\n%p = positions : i32[s]\n%z = rotary %x, %p {over=d, width=2, theta=10.0, scaling=none} : f64[b s h d]\nreturn z = %z",
@@ -101,6 +107,14 @@ const CASES: &[(&str, &str)] = &[
     (
         "attention with a bias before and dropout",
         "%q = X[b s h d]\n%k = X[b s k d]\n%v = X[b s k d]\n%c = X[u h]\n%z, %l = attention %q, %k, %v, %c {heads=h, kv_heads=k, queries=s, keys=s, width=d, mask=causal, bias=relative(buckets=u, max_distance=9, sides=before), dropout=uniform(rate=0.4, seed=7, keyed=position), scale=0.6, returns=with_lse} : f64[b s h d], f32[b s h]\nreturn z = %z",
+    ),
+    (
+        "attention with a bias and dropout from a key",
+        "%q = X[b s h d]\n%k = X[b s k d]\n%v = X[b s k d]\n%c = X[u h]\n%r = key {seed=3} : i32[]\n%z, %l = attention %q, %k, %v, %c, %r {heads=h, kv_heads=k, queries=s, keys=s, width=d, mask=causal, bias=relative(buckets=u, max_distance=9, sides=before), dropout=uniform(rate=0.4, seed=7, keyed=position), scale=0.6, returns=with_lse} : f64[b s h d], f32[b s h]\nreturn z = %z",
+    ),
+    (
+        "attention with dropout from a key",
+        "%q = X[b s h d]\n%k = X[b s k d]\n%v = X[b s k d]\n%r = key {seed=3} : i32[]\n%z, %l = attention %q, %k, %v, %r {heads=h, kv_heads=k, queries=s, keys=s, width=d, mask=causal, dropout=uniform(rate=0.4, seed=7, keyed=position), scale=0.6, returns=with_lse} : f64[b s h d], f32[b s h]\nreturn z = %z",
     ),
     (
         "attention of one tensor",

@@ -31,8 +31,8 @@ struct Source {
     whole: Whole,
     /// Its tensors in the checkpoint, several for a stack.
     members: Vec<String>,
-    /// For each of its different parts, what each rank has.
-    parts: Vec<Vec<Part>>,
+    /// For each of its different parts, what each rank has; nothing where others have it, as other stages of a pipeline.
+    parts: Vec<Vec<Option<Part>>>,
 }
 
 /// Cuts `from` for the ranks of `schedule` into files of the folder `to`, which is made: each rank's weights, and states of
@@ -83,7 +83,9 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
         let size = source.whole.dtype.bytes();
         for part in &source.parts {
             for (file, part) in files.iter_mut().zip(part) {
-                file.append(&part.cut(&stored, size))?;
+                if let Some(part) = part {
+                    file.append(&part.cut(&stored, size))?;
+                }
             }
         }
         if let Some(rest) = rest.as_mut().filter(|_| uncovered.contains(name.as_str())) {
@@ -135,8 +137,8 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
                 return Err(ShardError::Invalid { path: from.description().into(), reason });
             }
         }
-        let parts: Vec<Part> =
-            space.mesh.iter_ranks().map(|rank| Part::of(space, &binding, one.ty, rank)).collect();
+        let part = |rank| one.is_on(space, rank).then(|| Part::of(space, &binding, one.ty, rank));
+        let parts: Vec<Option<Part>> = space.mesh.iter_ranks().map(part).collect();
         let whole = Whole { dtype, shape: binding.stored.clone() };
         let known =
             sources.entry(binding.name.clone()).or_insert(Source { whole, members, parts: Vec::new() });
@@ -155,7 +157,7 @@ fn of_rank(order: &[(&String, &Source)], rank: u64) -> (Vec<Entry>, BTreeMap<Str
     let (mut entries, mut parts) = (Vec::new(), BTreeMap::new());
     for (name, source) in order {
         for (i, of_ranks) in source.parts.iter().enumerate() {
-            let part = &of_ranks[index(rank)];
+            let Some(part) = &of_ranks[index(rank)] else { continue };
             let name = if source.parts.len() == 1 { (*name).clone() } else { format!("{name}#{i}") };
             entries.push(Entry { name: name.clone(), stored: source.whole.dtype, shape: part.extents() });
             parts.insert(name, part.clone());
@@ -172,11 +174,12 @@ impl Source {
     /// Whether some of its elements are no rank's.
     fn leaves_out_some(&self) -> bool {
         // Ranks together hold all of what a plan takes, so that only windows leave anything out.
-        if self.parts.iter().flatten().any(|part| part.window.is_empty()) {
+        let parts = || self.parts.iter().flatten().flatten();
+        if parts().any(|part| part.window.is_empty()) {
             return false;
         }
         let mut known = vec![false; product(&self.whole.shape).unwrap_or(0)];
-        for part in self.parts.iter().flatten() {
+        for part in parts() {
             part.each(|_, at| known[at] = true);
         }
         known.contains(&false)

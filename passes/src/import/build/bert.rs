@@ -10,12 +10,13 @@
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, OpError, Unary, Window};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, Unary, Window};
 use ithaca_ir::{
     DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
 };
 
 use super::Built;
+use super::drops::{Drops, Place};
 use super::tensors::Tensors;
 use crate::import::Workload;
 use crate::import::spec::{Bert, BertHead};
@@ -38,16 +39,11 @@ struct Cx<'a> {
     bert: &'a Bert,
     dims: Dims,
     tensors: Tensors,
-    dropout: Option<Dropout>,
+    drops: Drops,
 }
 
 /// The program of a BERT.
-pub(super) fn module(
-    bert: &Bert,
-    name: &str,
-    workload: &Workload,
-    dropout: Option<Dropout>,
-) -> Result<Module, OpError> {
+pub(super) fn module(bert: &Bert, name: &str, workload: &Workload, drops: Drops) -> Result<Module, OpError> {
     let mut space = Space::default();
     let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
     let dims = Dims {
@@ -64,7 +60,7 @@ pub(super) fn module(
     };
     let dtype = workload.dtype.unwrap_or(bert.dtype);
     let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d };
-    let cx = Cx { bert, dims, tensors, dropout };
+    let cx = Cx { bert, dims, tensors, drops };
     let mut functions: Arena<FuncId, Function> = Arena::new();
     let embed = functions.push(cx.embed(&space)?);
     let block = functions.push(cx.block(&space)?);
@@ -103,6 +99,7 @@ impl Cx<'_> {
         let ty = TensorType::new(DType::I32, [b, s]);
         let ids = f.param(ty.clone(), Some("input_ids"));
         let types = f.param(ty, Some("token_type_ids"));
+        let key = self.drops.key(&mut f, Place::Embedding);
         let positions = self.positions(&mut f)?;
         let table = self.tensors.weight(&mut f, &self.embedding(), &[v, m])?;
         let mut x = f.push(Op::Embed { over: v, padding: self.bert.padding }, &[table, ids])?;
@@ -113,6 +110,7 @@ impl Cx<'_> {
             x = f.add(x, embedded)?;
         }
         let x = self.norm(&mut f, x, &format!("{}embeddings.LayerNorm", self.prefix()), m)?;
+        let x = self.drops.drop(&mut f, key, Place::Embedding, x)?;
         f.name(x, Some("x"));
         Ok(f.finish([Output { name: None, value: x }]))
     }
@@ -129,6 +127,7 @@ impl Cx<'_> {
         let mut f = FunctionBuilder::new("block", space, &none);
         let layer = format!("{}encoder.layer.{{layer}}", self.prefix());
         let x = f.param(self.stream(), Some("x"));
+        let key = self.drops.layer_key(&mut f)?;
 
         let mut qkv = [x; 3];
         for (part, name) in qkv.iter_mut().zip(["query", "key", "value"]) {
@@ -137,12 +136,11 @@ impl Cx<'_> {
         }
         let dims = AttentionDims { heads: h, kv_heads: h, queries: s, keys: s, width: d };
         let scale = 1.0 / (self.bert.head_dim() as f64).sqrt();
-        let mut attention = Attention::new(dims, Mask::Full, scale);
-        attention.dropout = self.dropout;
-        let mixed = f.push(Op::Attention(attention), &qkv)?;
+        let mixed = self.drops.attend(&mut f, key, Attention::new(dims, Mask::Full, scale), &qkv)?;
         f.name(mixed, Some("mixed"));
         let name = format!("{layer}.attention.output");
         let out = self.dense(&mut f, mixed, &format!("{name}.dense"), &[m], &[h, d])?;
+        let out = self.drops.drop(&mut f, key, Place::Block, out)?;
         let x = f.add(x, out)?;
         let x = self.norm(&mut f, x, &format!("{name}.LayerNorm"), m)?;
         f.name(x, Some("attended"));
@@ -151,6 +149,7 @@ impl Cx<'_> {
         let inner = f.push(Op::Unary(self.bert.activation), &[inner])?;
         let name = format!("{layer}.output");
         let out = self.dense(&mut f, inner, &format!("{name}.dense"), &[m], &[ffn])?;
+        let out = self.drops.drop(&mut f, key, Place::Block, out)?;
         let x = f.add(x, out)?;
         let x = self.norm(&mut f, x, &format!("{name}.LayerNorm"), m)?;
         f.name(x, Some("y"));
@@ -261,8 +260,10 @@ impl Cx<'_> {
             f.name(ids, Some(name));
             inputs.push(ids);
         }
-        let x = f.call(embed, 0..1, &inputs)?[0];
-        let x = f.call(block, 0..self.bert.layers, &[x])?[0];
+        let key = self.drops.first_key(&mut f)?;
+        let x = f.call(embed, 0..1, &self.drops.with_key(&inputs, key, Place::Embedding))?[0];
+        let block_arguments = self.drops.with_key(&[x], key, Place::Block);
+        let x = f.call(block, 0..self.bert.layers, &block_arguments)?[0];
         let results = f.call(head, 0..1, &[x])?;
         let names: &[&str] = match self.bert.head {
             BertHead::Pooler => &["last_hidden_state", "pooler_output"],

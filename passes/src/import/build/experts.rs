@@ -122,7 +122,7 @@ fn route(
     let super::Dims { b, s, m, .. } = cx.dims;
     let wide = match cx.tensors.dtype {
         DType::F64 => DType::F64,
-        DType::F32 | DType::BF16 | DType::F16 | DType::I32 => DType::F32,
+        DType::F32 | DType::BF16 | DType::F16 | DType::I32 | DType::Bool => DType::F32,
     };
     let cast = |f: &mut FunctionBuilder<'_>, x: ValueId| match f.ty(x).dtype == wide {
         true => Ok(x),

@@ -11,6 +11,7 @@ use ithaca_ir::module::Output;
 use ithaca_ir::ops::Binary;
 use ithaca_ir::{DType, DimId, Function, FunctionBuilder, Op, ValueId};
 
+use super::drops::{Key, Place};
 use super::{Built, Cx, Dims, experts, latent};
 use crate::import::family::Family;
 use crate::import::spec::{Kind, Mlp, QkNorm};
@@ -70,13 +71,15 @@ pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Bui
         None => Ok(x),
     };
     let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
+    let key = cx.drops.layer_key(&mut f)?;
 
     let normed = norm(&mut f, x, norms.before_attention)?;
     let out = match cx.dims.latent {
-        Some(dims) => latent::attend(cx, dims, kind, &mut f, normed)?,
-        None => attend(cx, kind, &mut f, normed)?,
+        Some(dims) => latent::attend(cx, dims, (kind, key), &mut f, normed)?,
+        None => attend(cx, (kind, key), &mut f, normed)?,
     };
     let out = norm(&mut f, out, norms.after_attention)?;
+    let out = cx.drops.drop(&mut f, key, Place::Block, out)?;
     let x = f.add(x, out)?;
     f.name(x, Some("attended"));
 
@@ -86,16 +89,22 @@ pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Bui
         (Mlp::Experts | Mlp::Dense, _, _) => mlp(cx, &mut f, normed)?,
     };
     let out = norm(&mut f, out, norms.after_mlp)?;
+    let out = cx.drops.drop(&mut f, key, Place::Block, out)?;
     let x = f.add(x, out)?;
     f.name(x, Some("y"));
     Ok(f.finish([Output { name: None, value: x }]))
 }
 
 /// Attention with its projections, `[b s m]` to `[b s m]`.
-pub(super) fn attend(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
+pub(super) fn attend(
+    cx: &Cx<'_>,
+    (kind, key): (&Kind, Key),
+    f: &mut FunctionBuilder<'_>,
+    x: ValueId,
+) -> Built<ValueId> {
     let Dims { b, s, m, h, d, .. } = cx.dims;
     let qkv = projections(cx, kind, f, x)?;
-    let mixed = cx.attention(f, kind, qkv)?;
+    let mixed = cx.attention(f, (kind, key), qkv)?;
     f.name(mixed, Some("mixed"));
     let name = format!("{LAYER}.self_attn.o_proj");
     let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, h, d])?;
@@ -148,7 +157,7 @@ fn projection_norm(
     let weight = cx.tensors.weight(f, name, &[heads, d])?;
     let wide = match cx.tensors.dtype {
         DType::F64 | DType::F32 => x,
-        DType::BF16 | DType::F16 | DType::I32 => f.push(Op::Cast { to: DType::F32 }, &[x])?,
+        DType::BF16 | DType::F16 | DType::I32 | DType::Bool => f.push(Op::Cast { to: DType::F32 }, &[x])?,
     };
     let squares = f.einsum(wide, wide, &[b, s])?;
     f.push(Op::RmsScale { over: vec![heads, d], eps: cx.spec.eps }, &[x, squares, weight])

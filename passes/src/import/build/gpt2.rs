@@ -8,6 +8,7 @@
 use ithaca_ir::module::Output;
 use ithaca_ir::{Function, FunctionBuilder, Op, ValueId};
 
+use super::drops::Place;
 use super::{Built, Cx, Dims};
 use crate::import::spec::Kind;
 
@@ -16,15 +17,17 @@ const LAYER: &str = "transformer.h.{layer}";
 pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Built<Function> {
     let Dims { b, s, m, h, d, f: ffn, .. } = cx.dims;
     let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
+    let key = cx.drops.layer_key(&mut f)?;
 
     let normed = cx.layer_norm(&mut f, x, &format!("{LAYER}.ln_1"))?;
     let qkv = projections(cx, &mut f, normed)?;
-    let mixed = cx.attention(&mut f, kind, qkv)?;
+    let mixed = cx.attention(&mut f, (kind, key), qkv)?;
     f.name(mixed, Some("mixed"));
     let weight = cx.tensors.weight(&mut f, &format!("{LAYER}.attn.c_proj.weight"), &[h, d, m])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
     let bias = cx.tensors.weight(&mut f, &format!("{LAYER}.attn.c_proj.bias"), &[m])?;
     let out = f.add(out, bias)?;
+    let out = cx.drops.drop(&mut f, key, Place::Block, out)?;
     let x = f.add(x, out)?;
     f.name(x, Some("attended"));
 
@@ -38,6 +41,7 @@ pub(super) fn block(cx: &Cx<'_>, kind: &Kind, mut f: FunctionBuilder<'_>) -> Bui
     let out = f.einsum(inner, weight, &[b, s, m])?;
     let bias = cx.tensors.weight(&mut f, &format!("{LAYER}.mlp.c_proj.bias"), &[m])?;
     let out = f.add(out, bias)?;
+    let out = cx.drops.drop(&mut f, key, Place::Block, out)?;
     let x = f.add(x, out)?;
     f.name(x, Some("y"));
     Ok(f.finish([Output { name: None, value: x }]))

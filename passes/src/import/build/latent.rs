@@ -12,6 +12,7 @@ use std::ops::Range;
 use ithaca_ir::ops::{Binding, Rotary, Turn, Window};
 use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, ValueId};
 
+use super::drops::Key;
 use super::gated::LAYER;
 use super::{Built, Cx};
 use crate::import::spec::{Kind, Latent};
@@ -51,7 +52,7 @@ impl Dims {
 pub(super) fn attend(
     cx: &Cx<'_>,
     dims: Dims,
-    kind: &Kind,
+    (kind, key): (&Kind, Key),
     f: &mut FunctionBuilder<'_>,
     x: ValueId,
 ) -> Built<ValueId> {
@@ -82,7 +83,7 @@ pub(super) fn attend(
     for (i, (part, rows)) in [(dims.keys, 0..n), (dims.rotated, n..n + rotated)].into_iter().enumerate() {
         latents[i] = project(cx, f, x, (n + rotated, rows), part)?;
     }
-    let [latent, key] = latents;
+    let [latent, shared] = latents;
     let latent = norm(cx, f, latent, &name("kv_a_layernorm.weight"), dims.keys)?;
     let parts = [dims.plain, dims.value];
     let mut of_latent = [x; 2];
@@ -92,13 +93,13 @@ pub(super) fn attend(
     }
     let [plain, v] = of_latent;
 
-    let [turned, key] = rotate(cx, f, kind, dims.rotated, [of_queries[1], key])?;
+    let [turned, shared] = rotate(cx, f, kind, dims.rotated, [of_queries[1], shared])?;
     let q = f.push(Op::Window(Window::Concat { over: d }), &[of_queries[0], turned])?;
-    let k = f.push(Op::Window(Window::Concat { over: d }), &[plain, key])?;
+    let k = f.push(Op::Window(Window::Concat { over: d }), &[plain, shared])?;
     for (value, name) in [(q, "q"), (k, "k"), (v, "v")] {
         f.name(value, Some(name));
     }
-    let mixed = cx.attention(f, kind, [q, k, v])?;
+    let mixed = cx.attention(f, (kind, key), [q, k, v])?;
     f.name(mixed, Some("mixed"));
     let stored = vec![size(f, m), size(f, h) * size(f, dims.value)];
     let weight = cx.tensors.window(f, &name("o_proj.weight"), stored, Vec::new(), &[m, h, dims.value])?;

@@ -119,6 +119,6 @@ fn rows(logits: &TensorType) -> Result<(Vec<DimId>, DimId), OpError> {
 fn sums_in(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 => DType::F32,
+        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
 }

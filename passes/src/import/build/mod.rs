@@ -5,6 +5,7 @@
 //! granule of `h`, so no pass can tear a group.
 
 mod bert;
+mod drops;
 mod experts;
 mod gated;
 mod gpt2;
@@ -16,9 +17,7 @@ mod tensors;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{
-    Attention, AttentionDims, Binary, Binding, Dropout, Keyed, OpError, Rotary, Turn, Unary,
-};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, Rotary, Turn, Unary};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
@@ -27,6 +26,7 @@ use ithaca_ir::{
 use super::family::Family;
 use super::spec::{Kind, Model, Spec, Structure};
 use super::{Mode, Workload};
+use drops::{Drops, Key, Place};
 use tensors::Tensors;
 
 /// The program of a model.
@@ -34,11 +34,11 @@ use tensors::Tensors;
 /// # Errors
 /// The invariant of the language that it would break; a description that was checked breaks none.
 pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
-    let dropout = dropout(model, workload.mode);
+    let drops = Drops::of(&model.dropout, workload.mode);
     let built = match &model.structure {
-        Structure::Decoder(spec) => decoder(spec, name, workload, dropout),
-        Structure::T5(spec) => t5::module(spec, name, workload, dropout),
-        Structure::Bert(spec) => bert::module(spec, name, workload, dropout),
+        Structure::Decoder(spec) => decoder(spec, name, workload, drops),
+        Structure::T5(spec) => t5::module(spec, name, workload, drops),
+        Structure::Bert(spec) => bert::module(spec, name, workload, drops),
     };
     let built = built.map_err(|e| Diagnostic::new(e.code, e.message))?;
     match workload.mode {
@@ -47,26 +47,12 @@ pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<M
     }
 }
 
-/// What attention drops: something in training only, and the same weights in every layout.
-fn dropout(model: &Model, mode: Mode) -> Option<Dropout> {
-    let rate = model.dropout.attention;
-    match mode {
-        Mode::Train if rate > 0.0 => Some(Dropout { rate, seed: 0, keyed: Keyed::Position }),
-        Mode::Train | Mode::Prefill | Mode::Decode => None,
-    }
-}
-
-fn decoder(
-    spec: &Spec,
-    name: &str,
-    workload: &Workload,
-    dropout: Option<Dropout>,
-) -> Result<Module, OpError> {
+fn decoder(spec: &Spec, name: &str, workload: &Workload, drops: Drops) -> Result<Module, OpError> {
     let mut space = Space::default();
     let dims = Dims::declare(&mut space, spec, workload);
     let dtype = workload.dtype.unwrap_or(spec.dtype);
     let tensors = Tensors { dtype, heads: [dims.h, dims.k], width: dims.d };
-    let cx = Cx { spec, dims, tensors, dropout };
+    let cx = Cx { spec, dims, tensors, drops };
     let mut functions: Arena<FuncId, Function> = Arena::new();
 
     let embed = functions.push(cx.embed(&space)?);
@@ -141,7 +127,7 @@ struct Cx<'a> {
     spec: &'a Spec,
     dims: Dims,
     tensors: Tensors,
-    dropout: Option<Dropout>,
+    drops: Drops,
 }
 
 /// Shorthand of the families' files.
@@ -175,14 +161,18 @@ impl Cx<'_> {
         f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
     }
 
-    /// Attention of a token to those that the kind's mask leaves.
-    fn attention(&self, f: &mut FunctionBuilder<'_>, kind: &Kind, [q, k, v]: [ValueId; 3]) -> Built<ValueId> {
+    /// Attention of a token to those that the kind's mask leaves, in a block with this key.
+    fn attention(
+        &self,
+        f: &mut FunctionBuilder<'_>,
+        (kind, key): (&Kind, Key),
+        qkv: [ValueId; 3],
+    ) -> Built<ValueId> {
         let Dims { s, h, k: kv_heads, d, .. } = self.dims;
         let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
         let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
         attention.softcap = kind.softcap;
-        attention.dropout = self.dropout;
-        f.push(Op::Attention(attention), &[q, k, v])
+        self.drops.attend(f, key, attention, &qkv)
     }
 
     /// Turns queries and keys by their positions, where the kind does, and names the three.
@@ -223,6 +213,7 @@ impl Cx<'_> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new("embed", space, &none);
         let ids = f.param(TensorType::new(DType::I32, [b, s]), Some("input_ids"));
+        let key = self.drops.key(&mut f, Place::Embedding);
         let table = self.tensors.weight(&mut f, self.embedding(), &[v, m])?;
         let mut x = f.push(Op::Embed { over: v, padding: self.spec.padding }, &[table, ids])?;
         if let Some(p) = p {
@@ -237,6 +228,7 @@ impl Cx<'_> {
             let factor = rounded(factor, self.tensors.dtype);
             x = f.push(Op::Scale { factor }, &[x])?;
         }
+        x = self.drops.drop(&mut f, key, Place::Embedding, x)?;
         f.name(x, Some("x"));
         Ok(f.finish([Output { name: None, value: x }]))
     }
@@ -302,9 +294,10 @@ impl Cx<'_> {
         let ids =
             f.push_as(Op::Input(Binding::named("input_ids")), &[], TensorType::new(DType::I32, [b, s]))?;
         f.name(ids, Some("input_ids"));
-        let mut x = f.call(embed, 0..1, &[ids])?[0];
+        let key = self.drops.first_key(&mut f)?;
+        let mut x = f.call(embed, 0..1, &self.drops.with_key(&[ids], key, Place::Embedding))?[0];
         for (kind, layers) in &self.spec.runs {
-            x = f.call(blocks[*kind], layers.clone(), &[x])?[0];
+            x = f.call(blocks[*kind], layers.clone(), &self.drops.with_key(&[x], key, Place::Block))?[0];
         }
         let logits = f.call(head, 0..1, &[x])?[0];
         f.name(logits, Some("logits"));
@@ -338,7 +331,7 @@ impl Cx<'_> {
 /// The nearest number of an element type, single precision at most; ties go to the even one.
 fn rounded(x: f64, dtype: DType) -> f64 {
     let digits = match dtype {
-        DType::F64 | DType::F32 | DType::I32 => 24,
+        DType::F64 | DType::F32 | DType::I32 | DType::Bool => 24,
         DType::F16 => 11,
         DType::BF16 => 8,
     };

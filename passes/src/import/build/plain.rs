@@ -8,6 +8,7 @@
 use ithaca_ir::module::Output;
 use ithaca_ir::{Function, FunctionBuilder, Op, ValueId};
 
+use super::drops::{Key, Place};
 use super::{Built, Cx, Dims, gated};
 use crate::import::spec::{Kind, Residual};
 
@@ -45,12 +46,14 @@ pub(super) fn block(
     let Dims { b, s, m, .. } = cx.dims;
     let layer = layout.layer;
     let x = f.param(cx.tensors.ty(&[b, s, m]), Some("x"));
+    let key = cx.drops.layer_key(&mut f)?;
 
     let normed = cx.layer_norm(&mut f, x, &format!("{layer}.input_layernorm"))?;
     let out = match layout.projections {
-        Projections::Apart => gated::attend(cx, kind, &mut f, normed)?,
-        Projections::Interleaved => attend_interleaved(cx, kind, layer, &mut f, normed)?,
+        Projections::Apart => gated::attend(cx, (kind, key), &mut f, normed)?,
+        Projections::Interleaved => attend_interleaved(cx, (kind, key), layer, &mut f, normed)?,
     };
+    let out = cx.drops.drop(&mut f, key, Place::Block, out)?;
     let attended = f.add(x, out)?;
     f.name(attended, Some("attended"));
 
@@ -60,6 +63,7 @@ pub(super) fn block(
     };
     let normed = cx.layer_norm(&mut f, read, &format!("{layer}.post_attention_layernorm"))?;
     let out = mlp(cx, layout, &mut f, normed)?;
+    let out = cx.drops.drop(&mut f, key, Place::Block, out)?;
     let x = f.add(attended, out)?;
     f.name(x, Some("y"));
     Ok(f.finish([Output { name: None, value: x }]))
@@ -68,7 +72,7 @@ pub(super) fn block(
 /// Attention whose projections are `query_key_value`, rows `[heads, 3, width]`, and `dense`.
 fn attend_interleaved(
     cx: &Cx<'_>,
-    kind: &Kind,
+    (kind, key): (&Kind, Key),
     layer: &str,
     f: &mut FunctionBuilder<'_>,
     x: ValueId,
@@ -91,7 +95,7 @@ fn attend_interleaved(
         }
     }
     let qkv = cx.rotate(f, kind, qkv)?;
-    let mixed = cx.attention(f, kind, qkv)?;
+    let mixed = cx.attention(f, (kind, key), qkv)?;
     f.name(mixed, Some("mixed"));
     let name = format!("{layer}.attention.dense");
     let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, h, d])?;

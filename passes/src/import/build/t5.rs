@@ -11,12 +11,13 @@
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Dropout, OpError, RelativeBias, Sides};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, RelativeBias, Sides};
 use ithaca_ir::{
     DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
 };
 
 use super::Built;
+use super::drops::{Drops, Key, Place};
 use super::tensors::Tensors;
 use crate::import::Workload;
 use crate::import::spec::T5;
@@ -43,7 +44,7 @@ struct Cx<'a> {
     t5: &'a T5,
     dims: Dims,
     tensors: Tensors,
-    dropout: Option<Dropout>,
+    drops: Drops,
 }
 
 /// One of the two stacks.
@@ -63,12 +64,7 @@ impl Stack {
 }
 
 /// The program of a T5.
-pub(super) fn module(
-    t5: &T5,
-    name: &str,
-    workload: &Workload,
-    dropout: Option<Dropout>,
-) -> Result<Module, OpError> {
+pub(super) fn module(t5: &T5, name: &str, workload: &Workload, drops: Drops) -> Result<Module, OpError> {
     let mut space = Space::default();
     let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
     let dims = Dims {
@@ -84,7 +80,7 @@ pub(super) fn module(
     };
     let dtype = workload.dtype.unwrap_or(t5.dtype);
     let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d };
-    let cx = Cx { t5, dims, tensors, dropout };
+    let cx = Cx { t5, dims, tensors, drops };
     let mut functions: Arena<FuncId, Function> = Arena::new();
     let mut add = |built: Built<Function>| built.map(|f| functions.push(f));
     let calls = Calls {
@@ -130,8 +126,10 @@ impl Cx<'_> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new(format!("embed_{}", stack.name()), space, &none);
         let ids = f.param(TensorType::new(DType::I32, [b, self.tokens(stack)]), Some("ids"));
+        let key = self.drops.key(&mut f, Place::Embedding);
         let table = self.tensors.weight(&mut f, TABLE, &[v, m])?;
         let x = f.push(Op::Embed { over: v, padding: None }, &[table, ids])?;
+        let x = self.drops.drop(&mut f, key, Place::Embedding, x)?;
         f.name(x, Some("x"));
         Ok(f.finish([Output { name: None, value: x }]))
     }
@@ -140,9 +138,10 @@ impl Cx<'_> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new("encoder_block", space, &none);
         let x = f.param(self.stream(Stack::Encoder), Some("x"));
+        let key = self.drops.layer_key(&mut f)?;
         let layer = "encoder.block.{layer}.layer";
-        let x = self.attend_itself(&mut f, Stack::Encoder, x)?;
-        let x = self.mlp(&mut f, Stack::Encoder, &format!("{layer}.1"), x)?;
+        let x = self.attend_itself(&mut f, (Stack::Encoder, key), x)?;
+        let x = self.mlp(&mut f, (Stack::Encoder, key), &format!("{layer}.1"), x)?;
         f.name(x, Some("y"));
         Ok(f.finish([Output { name: None, value: x }]))
     }
@@ -152,7 +151,9 @@ impl Cx<'_> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new("encoder_norm", space, &none);
         let x = f.param(self.stream(Stack::Encoder), Some("x"));
+        let key = self.drops.key(&mut f, Place::Embedding);
         let encoded = self.norm(&mut f, x, "encoder.final_layer_norm")?;
+        let encoded = self.drops.drop(&mut f, key, Place::Embedding, encoded)?;
         f.name(encoded, Some("encoded"));
         Ok(f.finish([Output { name: None, value: encoded }]))
     }
@@ -162,16 +163,22 @@ impl Cx<'_> {
         let mut f = FunctionBuilder::new("decoder_block", space, &none);
         let x = f.param(self.stream(Stack::Decoder), Some("x"));
         let encoded = f.param(self.stream(Stack::Encoder), Some("encoded"));
+        let key = self.drops.layer_key(&mut f)?;
         let layer = "decoder.block.{layer}.layer";
-        let x = self.attend_itself(&mut f, Stack::Decoder, x)?;
-        let x = self.attend_encoder(&mut f, &format!("{layer}.1"), x, encoded)?;
-        let x = self.mlp(&mut f, Stack::Decoder, &format!("{layer}.2"), x)?;
+        let x = self.attend_itself(&mut f, (Stack::Decoder, key), x)?;
+        let x = self.attend_encoder(&mut f, (&format!("{layer}.1"), key), x, encoded)?;
+        let x = self.mlp(&mut f, (Stack::Decoder, key), &format!("{layer}.2"), x)?;
         f.name(x, Some("y"));
         Ok(f.finish([Output { name: None, value: x }]))
     }
 
     /// The stream plus attention of its tokens to each other: to all in the encoder, to those before in the decoder.
-    fn attend_itself(&self, f: &mut FunctionBuilder<'_>, stack: Stack, x: ValueId) -> Built<ValueId> {
+    fn attend_itself(
+        &self,
+        f: &mut FunctionBuilder<'_>,
+        (stack, key): (Stack, Key),
+        x: ValueId,
+    ) -> Built<ValueId> {
         let Dims { h, r, .. } = self.dims;
         let (mask, sides) = match stack {
             Stack::Encoder => (Mask::Full, Sides::Both),
@@ -188,9 +195,10 @@ impl Cx<'_> {
         f.name(table, Some("bias"));
         let mut attention = self.attention(tokens, tokens, mask);
         attention.bias = Some(RelativeBias { buckets: r, max_distance: self.t5.max_distance, sides });
-        let mixed = f.push(Op::Attention(attention), &[q, k, v, table])?;
+        let mixed = self.drops.attend(f, key, attention, &[q, k, v, table])?;
         f.name(mixed, Some("mixed"));
         let out = self.output(f, &name, tokens, mixed)?;
+        let out = self.drops.drop(f, key, Place::Block, out)?;
         let x = f.add(x, out)?;
         f.name(x, Some("attended"));
         Ok(x)
@@ -200,7 +208,7 @@ impl Cx<'_> {
     fn attend_encoder(
         &self,
         f: &mut FunctionBuilder<'_>,
-        layer: &str,
+        (layer, key): (&str, Key),
         x: ValueId,
         encoded: ValueId,
     ) -> Built<ValueId> {
@@ -209,9 +217,10 @@ impl Cx<'_> {
         let name = format!("{layer}.EncDecAttention");
         let qkv = [("q", t, normed), ("k", s, encoded), ("v", s, encoded)];
         let qkv = self.projections(f, &name, qkv)?;
-        let mixed = f.push(Op::Attention(self.attention(t, s, Mask::Full)), &qkv)?;
+        let mixed = self.drops.attend(f, key, self.attention(t, s, Mask::Full), &qkv)?;
         f.name(mixed, Some("crossed"));
         let out = self.output(f, &name, t, mixed)?;
+        let out = self.drops.drop(f, key, Place::Block, out)?;
         let x = f.add(x, out)?;
         f.name(x, Some("informed"));
         Ok(x)
@@ -220,9 +229,7 @@ impl Cx<'_> {
     fn attention(&self, queries: DimId, keys: DimId, mask: Mask) -> Attention {
         let Dims { h, d, .. } = self.dims;
         let dims = AttentionDims { heads: h, kv_heads: h, queries, keys, width: d };
-        let mut attention = Attention::new(dims, mask, 1.0);
-        attention.dropout = self.dropout;
-        attention
+        Attention::new(dims, mask, 1.0)
     }
 
     /// Three projections to heads, each of its own tokens.
@@ -255,7 +262,13 @@ impl Cx<'_> {
     }
 
     /// The stream plus the MLP of it.
-    fn mlp(&self, f: &mut FunctionBuilder<'_>, stack: Stack, layer: &str, x: ValueId) -> Built<ValueId> {
+    fn mlp(
+        &self,
+        f: &mut FunctionBuilder<'_>,
+        (stack, key): (Stack, Key),
+        layer: &str,
+        x: ValueId,
+    ) -> Built<ValueId> {
         let Dims { b, m, f: ffn, .. } = self.dims;
         let tokens = self.tokens(stack);
         let normed = self.norm(f, x, &format!("{layer}.layer_norm"))?;
@@ -276,8 +289,10 @@ impl Cx<'_> {
                 f.push(Op::Binary(Binary::Mul), &[gate, inner])?
             }
         };
+        let inner = self.drops.drop(f, key, Place::Block, inner)?;
         let weight = self.tensors.weight(f, &format!("{layer}.DenseReluDense.wo.weight"), &[m, ffn])?;
         let out = f.einsum(inner, weight, &[b, tokens, m])?;
+        let out = self.drops.drop(f, key, Place::Block, out)?;
         f.add(x, out)
     }
 
@@ -293,7 +308,9 @@ impl Cx<'_> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new("head", space, &none);
         let x = f.param(self.stream(Stack::Decoder), Some("x"));
-        let mut x = self.norm(&mut f, x, "decoder.final_layer_norm")?;
+        let key = self.drops.key(&mut f, Place::Embedding);
+        let x = self.norm(&mut f, x, "decoder.final_layer_norm")?;
+        let mut x = self.drops.drop(&mut f, key, Place::Embedding, x)?;
         if self.t5.scaled {
             x = f.push(Op::Scale { factor: (self.t5.hidden as f64).powf(-0.5) }, &[x])?;
         }
@@ -314,13 +331,16 @@ impl Cx<'_> {
             Ok::<_, OpError>(ids)
         };
         let (source, target) = (input("input_ids", s)?, input("decoder_input_ids", t)?);
-        let x = f.call(calls.embed, 0..1, &[source])?[0];
-        let x = f.call(calls.block, 0..self.t5.encoder_layers, &[x])?[0];
-        let encoded = f.call(calls.norm, 0..1, &[x])?[0];
+        let key = self.drops.first_key(&mut f)?;
+        let ends = |x: ValueId| self.drops.with_key(&[x], key, Place::Embedding);
+        let inside = |x: &[ValueId]| self.drops.with_key(x, key, Place::Block);
+        let x = f.call(calls.embed, 0..1, &ends(source))?[0];
+        let x = f.call(calls.block, 0..self.t5.encoder_layers, &inside(&[x]))?[0];
+        let encoded = f.call(calls.norm, 0..1, &ends(x))?[0];
         f.name(encoded, Some("encoded"));
-        let y = f.call(calls.embed_target, 0..1, &[target])?[0];
-        let y = f.call(calls.block_target, 0..self.t5.decoder_layers, &[y, encoded])?[0];
-        let logits = f.call(calls.head, 0..1, &[y])?[0];
+        let y = f.call(calls.embed_target, 0..1, &ends(target))?[0];
+        let y = f.call(calls.block_target, 0..self.t5.decoder_layers, &inside(&[y, encoded]))?[0];
+        let logits = f.call(calls.head, 0..1, &ends(y))?[0];
         f.name(logits, Some("logits"));
         Ok(f.finish([Output { name: Some("logits".to_owned()), value: logits }]))
     }

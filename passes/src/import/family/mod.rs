@@ -170,8 +170,9 @@ impl ModelType {
         }
     }
 
-    /// The field of attention's dropout and those of other dropout, with their values where absent.
-    fn dropouts(self) -> ((&'static str, f64), &'static [(&'static str, f64)]) {
+    /// The fields of dropout.
+    fn dropouts(self) -> DropoutFields {
+        let none = DropoutFields { attention: ("attention_dropout", 0.0), residual: None, embedding: None };
         match self {
             ModelType::Decoder(family) => match family {
                 Family::Llama
@@ -182,19 +183,50 @@ impl ModelType {
                 | Family::Olmo2
                 | Family::Mixtral
                 | Family::Qwen3Moe
-                | Family::DeepseekV3 => (("attention_dropout", 0.0), &[]),
-                Family::Phi3 => (("attention_dropout", 0.0), &[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)]),
-                Family::Starcoder2 => {
-                    (("attention_dropout", 0.0), &[("residual_dropout", 0.0), ("embedding_dropout", 0.0)])
+                | Family::DeepseekV3 => none,
+                // The library reads `embd_pdrop` and drops nothing by it.
+                Family::Phi3 => DropoutFields { residual: Some(("resid_pdrop", 0.0)), ..none },
+                Family::Starcoder2 => DropoutFields {
+                    residual: Some(("residual_dropout", 0.0)),
+                    embedding: Some(("embedding_dropout", 0.0)),
+                    ..none
+                },
+                Family::GptNeox => {
+                    let hidden = Some(("hidden_dropout", 0.0));
+                    DropoutFields { residual: hidden, embedding: hidden, ..none }
                 }
-                Family::GptNeox => (("attention_dropout", 0.0), &[("hidden_dropout", 0.0)]),
-                Family::Gpt2 => (("attn_pdrop", 0.1), &[("resid_pdrop", 0.1), ("embd_pdrop", 0.1)]),
+                Family::Gpt2 => DropoutFields {
+                    attention: ("attn_pdrop", 0.1),
+                    residual: Some(("resid_pdrop", 0.1)),
+                    embedding: Some(("embd_pdrop", 0.1)),
+                },
             },
             // One field for all.
-            ModelType::T5 => (("dropout_rate", 0.1), &[("dropout_rate", 0.1)]),
-            ModelType::Bert => (("attention_probs_dropout_prob", 0.1), &[("hidden_dropout_prob", 0.1)]),
+            ModelType::T5 => {
+                let all = ("dropout_rate", 0.1);
+                DropoutFields { attention: all, residual: Some(all), embedding: Some(all) }
+            }
+            ModelType::Bert => {
+                let hidden = Some(("hidden_dropout_prob", 0.1));
+                DropoutFields {
+                    attention: ("attention_probs_dropout_prob", 0.1),
+                    residual: hidden,
+                    embedding: hidden,
+                }
+            }
         }
     }
+}
+
+/// The fields that say what is dropped in training, each with its value where it is absent.
+#[derive(Clone, Copy)]
+struct DropoutFields {
+    /// Of attention's weights.
+    attention: (&'static str, f64),
+    /// Of what blocks add to the stream.
+    residual: Option<(&'static str, f64)>,
+    /// Of what the embedding gives.
+    embedding: Option<(&'static str, f64)>,
 }
 
 /// Reads a description.
@@ -250,16 +282,16 @@ fn read_decoder<'a>(
 
 /// What is dropped in training.
 fn read_dropout(fields: &mut Fields<'_>, model_type: ModelType) -> Result<Dropouts, Diagnostic> {
-    let ((attention, default), others) = model_type.dropouts();
-    let attention = fields.share(attention, default)?;
-    let mut elsewhere = Vec::new();
-    for &(name, default) in others {
-        let share = fields.share(name, default)?;
-        if share > 0.0 {
-            elsewhere.push((name.to_owned(), share));
-        }
-    }
-    Ok(Dropouts { attention, elsewhere })
+    let DropoutFields { attention, residual, embedding } = model_type.dropouts();
+    let mut share = |field: Option<(&'static str, f64)>| match field {
+        Some((name, default)) => fields.share(name, default),
+        None => Ok(0.0),
+    };
+    Ok(Dropouts {
+        attention: share(Some(attention))?,
+        residual: share(residual)?,
+        embedding: share(embedding)?,
+    })
 }
 
 fn read_model_type(fields: &mut Fields<'_>) -> Result<ModelType, Diagnostic> {

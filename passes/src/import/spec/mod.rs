@@ -10,8 +10,8 @@ use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{Pairs, Scaling, Unary};
 use ithaca_ir::{DType, Diagnostic, Dim, Mask};
 
+use super::Workload;
 use super::family::Family;
-use super::{Mode, Workload};
 
 pub(super) use bert::{Bert, BertHead};
 pub(super) use experts::{ExpertSpec, Latent, Mlp};
@@ -42,20 +42,15 @@ pub(super) enum Structure {
 pub(super) struct Dropouts {
     /// The share of attention weights.
     pub(super) attention: f64,
-    /// Fields that ask for other dropout, with their shares above zero.
-    pub(super) elsewhere: Vec<(String, f64)>,
+    /// The share of what blocks add to the stream; T5 drops inside its MLP as well, and behind its last norms.
+    pub(super) residual: f64,
+    /// The share of what the embedding gives.
+    pub(super) embedding: f64,
 }
 
 impl Model {
     /// Checks that heads, widths and sizes fit each other and the workload.
     pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
-        if let (Mode::Train, Some((field, share))) = (workload.mode, self.dropout.elsewhere.first()) {
-            return Err(Diagnostic::new(
-                "M05",
-                format!("`{field}` is {share}: in training, only weights of attention can be dropped"),
-            )
-            .help(format!("to train without it, say so: --ignore-field {field}")));
-        }
         let has_experts = matches!(&self.structure, Structure::Decoder(spec) if spec.experts.is_some());
         if let Some(capacity) = workload.capacity.filter(|_| !has_experts) {
             let message = format!("a capacity of {capacity}, but the model has no experts");

@@ -127,7 +127,8 @@ fn what_is_not_computed_is_refused() {
 fn small_models_keep_the_structure() {
     for config in [mixtral(), qwen3_moe(), deepseek()] {
         let small =
-            shrink(&config, &[], &Shrink { sequence: 4096, small_sequence: 32, multiple: 8 }).unwrap();
+            shrink(&config, &[], &Shrink { sequence: 4096, small_sequence: 32, multiple: 8, layers: 0 })
+                .unwrap();
         let (large, module) = (ok(&config), import(&small, "m", &Workload::prefill(1, 32)).unwrap());
         verify(&module).unwrap();
         let kinds = |m: &Module| -> Vec<String> { m.functions.values().map(|f| f.name.clone()).collect() };

@@ -47,7 +47,7 @@ pub(super) fn forward(
     let mut parts = Vec::with_capacity(groups.heads.len());
     for own in groups.attentions(a) {
         let q = take(b, own.heads, q)?;
-        let bias = taken(b, own.heads, bias)?;
+        let bias = behind(b, &own, bias)?;
         let k = take(b, own.kv_heads, k)?;
         let k = gathered(b, own.keys, k)?;
         let v = take(b, own.kv_heads, v)?;
@@ -70,7 +70,7 @@ pub(super) fn backward(
     let mut d_kv = Vec::with_capacity(groups.heads.len());
     for own in groups.attentions(a) {
         let rows = taken(b, own.heads, rows)?;
-        let bias = taken(b, own.heads, bias)?;
+        let bias = behind(b, &own, bias)?;
         let home = taken(b, own.kv_heads, &[k, v])?;
         let kv = [gathered(b, own.keys, home[0])?, gathered(b, own.keys, home[1])?];
         let mut part = gradients(b, &own, &rows, &kv, &bias)?;
@@ -94,6 +94,14 @@ pub(super) fn backward(
 
 fn take(b: &mut FunctionBuilder<'_>, to: DimId, value: ValueId) -> Result<ValueId, OpError> {
     b.push(Op::Take { to }, &[value])
+}
+
+/// A group's part of the bias; a key is that of all groups.
+fn behind(b: &mut FunctionBuilder<'_>, own: &Attention, more: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+    let (bias, key) = more.split_at(usize::from(own.bias.is_some()).min(more.len()));
+    let mut behind = taken(b, own.heads, bias)?;
+    behind.extend(key);
+    Ok(behind)
 }
 
 fn taken(b: &mut FunctionBuilder<'_>, to: DimId, values: &[ValueId]) -> Result<Vec<ValueId>, OpError> {

@@ -9,6 +9,7 @@ use ithaca_ir::order::{Run, joined};
 use ithaca_ir::{Diagnostic, Dim, DimId, Fetched, Mesh, Part, Rank, Space, TensorType};
 
 use crate::movement::{Movement, Seat, Site, Step, Visits, admit};
+use crate::parts::part;
 use crate::registry::Registry;
 
 /// How one attention is carried out.
@@ -94,20 +95,6 @@ fn declare(space: &mut Space, name: &str, size: u64) -> DimId {
             Some(_) => name.push('_'),
         }
     }
-}
-
-/// The dimension that is this part: one that is there already, or a new one.
-fn part(space: &mut Space, part: Part) -> DimId {
-    if let Some((id, _)) = space.dims.iter().find(|(_, dim)| dim.part == Some(part)) {
-        return id;
-    }
-    let whole = &space.dims[part.of];
-    let (granule, size) = (whole.granule, whole.size / part.count);
-    let mut name = format!("{}_{}", whole.name, part.index);
-    while space.dim(&name).is_some() {
-        name.push('_');
-    }
-    space.dims.push(Dim { granule, part: Some(part), ..Dim::new(name, size) })
 }
 
 /// From how many ranges on they are joined before more are looked at.

@@ -1,4 +1,4 @@
-//! Products through a fast matrix product.
+//! Products of tensors through matrix products.
 //!
 //! Dimensions of an einsum are of four kinds: in both operands and the result (batch), in one operand and the result
 //! (rows, columns), in both operands only (summed). Neighbours of a kind that are one stride apart merge; the largest
@@ -7,78 +7,11 @@
 use ithaca_ir::TensorType;
 use ithaca_ir::boxes::Region;
 
+use super::{Into, View, multiply};
+use crate::cpu::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::{Operand, products};
 use crate::tensor::{Offsets, extents, strides};
-
-/// A matrix in a slice: where it starts, its stride from row to row and from column to column.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct View {
-    pub(super) start: usize,
-    pub(super) row: usize,
-    pub(super) column: usize,
-}
-
-/// What a product does with the elements that are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Into {
-    /// Replaces them.
-    Replace,
-    /// Adds to them.
-    Add,
-}
-
-/// `c ← alpha · a b` or `c ← c + alpha · a b`, a being `m × k` and b `k × n`.
-///
-/// # Panics
-/// When a view does not lie in its slice: a bug of the caller.
-#[expect(clippy::too_many_arguments, reason = "a matrix product has three sizes and three matrices")]
-pub(super) fn multiply(
-    (m, k, n): (usize, usize, usize),
-    alpha: f32,
-    a: &[f32],
-    a_view: View,
-    b: &[f32],
-    b_view: View,
-    c: &mut [f32],
-    c_view: View,
-    into: Into,
-) {
-    let lies_in = |view: View, rows: usize, columns: usize, length: usize| {
-        rows == 0 || columns == 0 || view.start + (rows - 1) * view.row + (columns - 1) * view.column < length
-    };
-    assert!(lies_in(a_view, m, k, a.len()), "the left matrix lies in its slice");
-    assert!(lies_in(b_view, k, n, b.len()), "the right matrix lies in its slice");
-    assert!(lies_in(c_view, m, n, c.len()), "the result lies in its slice");
-    let beta = match into {
-        Into::Replace => 0.0,
-        Into::Add => 1.0,
-    };
-    let stride = |s: usize| isize::try_from(s).expect("strides are offsets in a slice");
-    if m == 0 || n == 0 {
-        return;
-    }
-    // SAFETY: the assertions above show that every element which the strides reach lies in its slice, and `c` is
-    // borrowed alone; strides of `c` differ for different elements, as callers pass views of dense tensors.
-    unsafe {
-        matrixmultiply::sgemm(
-            m,
-            k,
-            n,
-            alpha,
-            a.as_ptr().add(a_view.start.min(a.len())),
-            stride(a_view.row),
-            stride(a_view.column),
-            b.as_ptr().add(b_view.start.min(b.len())),
-            stride(b_view.row),
-            stride(b_view.column),
-            beta,
-            c.as_mut_ptr().add(c_view.start),
-            stride(c_view.row),
-            stride(c_view.column),
-        );
-    }
-}
 
 /// A loop: its length and its strides in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,11 +32,12 @@ struct Loops {
 }
 
 /// `z[…] = Σ x[…] · y[…]` over the dimensions that z lacks.
-pub(super) fn einsum(
+pub(in crate::cpu) fn einsum(
     x: &Operand<'_, f32>,
     y: &Operand<'_, f32>,
     ty: &TensorType,
     region: &Region,
+    threads: Threads,
 ) -> Result<Vec<f32>, RunError> {
     let Some(loops) = Loops::of(x, y, ty, region) else {
         // A dimension of one operand alone that is summed is no matrix product: the oracle's loops do it.
@@ -130,6 +64,7 @@ pub(super) fn einsum(
                 &mut out,
                 View { start: zo, row: m.z, column: n.z },
                 into,
+                threads,
             );
             into = Into::Add;
         }

@@ -1,0 +1,94 @@
+//! Several collectives as one message.
+//!
+//! PyTorch calls a block of such collectives a coalescing manager, and a run of gradients a bucket.
+
+use crate::boxes;
+use crate::ops::{Context, Op, OpError, Types};
+use crate::space::Space;
+use crate::types::TensorType;
+
+/// The most collectives that become one.
+pub const MAX_COALESCED: usize = 64;
+
+impl Op {
+    /// The name of the collective: that of its members where there are several.
+    pub fn collective_name(&self) -> &'static str {
+        match self {
+            Op::Coalesced(members) => members.first().map_or(self.name(), Op::name),
+            op => op.name(),
+        }
+    }
+}
+
+/// Whether a collective may be a member of several that become one.
+///
+/// A fetch may not: its blocks are lists of tokens, gathered by a kernel of their own.
+pub fn may_coalesce(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute
+    )
+}
+
+/// Member `i` acts on operand `i` and gives result `i`, as it does alone.
+pub(super) fn infer(
+    members: &[Op],
+    cx: Context<'_>,
+    operands: &[&TensorType],
+    declared: &[TensorType],
+) -> Result<Types, OpError> {
+    if members.len() != operands.len() {
+        let message = format!("`coalesced` has {} members for {} operands", members.len(), operands.len());
+        return Err(OpError::new("V34", message));
+    }
+    let mut types = Types::new();
+    for (i, (op, &x)) in members.iter().zip(operands).enumerate() {
+        if !may_coalesce(op) {
+            let message = format!("`coalesced` has `{}`, which travels alone", op.name());
+            return Err(OpError::new("V34", message));
+        }
+        types.extend(op.infer(cx, &[x], declared.get(i..=i).unwrap_or_default())?);
+    }
+    let first = (&members[0], operands[0], &types[0]);
+    for member in members.iter().zip(operands).zip(&types).skip(1) {
+        let ((op, x), ty) = member;
+        if let Some(difference) = differ(cx.space, first, (op, x, ty)) {
+            return Err(OpError::new("V34", format!("members of `coalesced` differ in {difference}")));
+        }
+    }
+    Ok(types)
+}
+
+/// A collective with the types on both of its sides.
+type Ends<'a> = (&'a Op, &'a TensorType, &'a TensorType);
+
+/// Why two collectives cannot be one message; none where they can.
+///
+/// One message is of one kind, between the same ranks, of one element type. A permute must move parts along axes, and
+/// by as much as the others: other permutes choose their sources by the tensor.
+pub fn differ(space: &Space, (op, from, to): Ends<'_>, (other, x, y): Ends<'_>) -> Option<&'static str> {
+    if op.name() != other.name() {
+        return Some("their kind");
+    }
+    if from.dtype != x.dtype {
+        return Some("their element type");
+    }
+    let along = |op, from, to| boxes::axes(space, op, from, to).filter(|axes| !axes.is_empty());
+    let axes = along(op, from, to);
+    if axes.is_none()
+        || axes != along(other, x, y)
+        || (from.layout.at, to.layout.at) != (x.layout.at, y.layout.at)
+    {
+        return Some("the ranks between which they travel");
+    }
+    if matches!(op, Op::Permute)
+        && (&from.layout.moved, &to.layout.moved) != (&x.layout.moved, &y.layout.moved)
+    {
+        return Some("how far parts move");
+    }
+    None
+}

@@ -1,0 +1,99 @@
+//! Threads within a kernel.
+//!
+//! A rank is a thread already, so a kernel takes more only where there are fewer ranks than cores. What is shared out are
+//! parts of a result, each computed in one order whoever computes it: results do not depend on the number of threads.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// How many threads a kernel may use, the one that calls it included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads(NonZeroUsize);
+
+/// Floating-point operations that are worth another thread: about ten times what it takes to start one.
+const WORTH_A_THREAD: usize = 40_000_000;
+
+impl Threads {
+    /// Only the thread that calls.
+    pub const ONE: Threads = Threads(NonZeroUsize::MIN);
+
+    /// This many, at least one.
+    pub fn new(n: usize) -> Self {
+        NonZeroUsize::new(n).map_or(Self::ONE, Self)
+    }
+
+    /// What there is for each of `ranks` that compute on this machine at a time.
+    pub fn beside(ranks: u64) -> Self {
+        static CORES: OnceLock<usize> = OnceLock::new();
+        let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
+        let ranks = usize::try_from(ranks).unwrap_or(usize::MAX).max(1);
+        Self::new(cores / ranks)
+    }
+
+    /// How many.
+    pub fn count(self) -> usize {
+        self.0.get()
+    }
+
+    /// As many of them as so many operations are worth.
+    pub(super) fn worth(self, operations: usize) -> Self {
+        Self::new(self.count().min(operations / WORTH_A_THREAD))
+    }
+
+    /// `f` of each item, in order of the items, whoever is free taking the next; `scratch` makes what a thread keeps
+    /// from one item to the next.
+    pub(super) fn map<I: Send, S, R: Send>(
+        self,
+        items: Vec<I>,
+        scratch: impl Fn() -> S + Sync,
+        f: impl Fn(&mut S, I) -> R + Sync,
+    ) -> Vec<R> {
+        let helpers = self.count().min(items.len()).saturating_sub(1);
+        if helpers == 0 {
+            let mut own = scratch();
+            return items.into_iter().map(|item| f(&mut own, item)).collect();
+        }
+        let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
+        let queue = Mutex::new(items.into_iter().zip(&mut results));
+        let work = || {
+            let mut own = scratch();
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((item, result)) = next else { break };
+                *result = Some(f(&mut own, item));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..helpers {
+                // Where no thread is to be had, those that run do its part.
+                drop(std::thread::Builder::new().spawn_scoped(scope, work));
+            }
+            work();
+        });
+        drop(queue);
+        results
+            .into_iter()
+            .map(|r| r.expect("every item was taken, and a panic has been passed on"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_stand_in_order_of_items() {
+        for threads in [Threads::ONE, Threads::new(3), Threads::new(100)] {
+            let squares = threads.map((0..50).collect(), || (), |(), i: usize| i * i);
+            assert_eq!(squares, (0..50).map(|i| i * i).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn as_many_ranks_as_cores_leave_one_thread_each() {
+        assert_eq!(Threads::beside(u64::MAX), Threads::ONE);
+        assert_eq!(Threads::new(0), Threads::ONE);
+        assert_eq!(Threads::new(8).worth(10), Threads::ONE);
+    }
+}

@@ -1,0 +1,59 @@
+//! What a message costs: one collective of one tensor, or of several that were coalesced.
+//!
+//! Several pay the latency once. Bytes over bandwidth are proportional to bytes at every level, so they add up.
+
+use ithaca_ir::message::Parcel;
+use ithaca_ir::{Rank, Space};
+
+use super::{Cluster, CollectiveTime, RankExchange};
+
+impl Cluster {
+    /// Seconds that a message takes on the busiest rank; none where nothing is sent.
+    pub fn message_seconds(&self, space: &Space, parcels: &[Parcel]) -> f64 {
+        let times = parcels.iter().map(|Parcel { op, from, to }| self.collective_time(space, op, from, to));
+        together(times).seconds()
+    }
+
+    /// The part of `rank` in a message of permutes along axes, fetches or their adjoints; `None` for everything else,
+    /// which whole groups do alike.
+    pub fn message_on(&self, space: &Space, parcels: &[Parcel], rank: Rank) -> Option<RankExchange> {
+        let on = |Parcel { op, from, to }: &Parcel| self.exchange_on(space, op, from, to, rank);
+        let parts: Vec<RankExchange> = parcels.iter().map(on).collect::<Option<_>>()?;
+        let mut peers: Vec<Rank> = parts.iter().flat_map(|part| part.peers.iter().copied()).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        Some(RankExchange { peers, time: together(parts.into_iter().map(|part| part.time)) })
+    }
+}
+
+fn together(times: impl Iterator<Item = CollectiveTime>) -> CollectiveTime {
+    times.fold(CollectiveTime::default(), |a, b| CollectiveTime {
+        latency: a.latency.max(b.latency),
+        transfer: a.transfer + b.transfer,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::{DType, Dim, Mesh, Op, TensorType};
+
+    use super::*;
+
+    #[test]
+    fn two_that_travel_together_save_one_latency() {
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let mut space = Space { mesh: Mesh::new([("u", 16)]), ..Space::default() };
+        let [s, h] = ["s", "h"].map(|name| space.dims.push(Dim::new(name, 4096)));
+        let axis = space.mesh.axis("u").unwrap();
+        let mut from = TensorType::new(DType::BF16, [s, h]);
+        from.layout.split[0].push(axis);
+        let op = Op::AllToAll { axis, split: h, concat: s };
+        let to = ithaca_ir::ops::collective::apply(&op, &space, &from).unwrap();
+        let one = cluster.collective_time(&space, &op, &from, &to);
+        let parcel = Parcel { op, from, to };
+        let alone = cluster.message_seconds(&space, std::slice::from_ref(&parcel));
+        assert_eq!(alone, one.seconds());
+        let both = cluster.message_seconds(&space, &[parcel.clone(), parcel]);
+        assert!((both - (2.0 * alone - one.latency)).abs() < 1e-12, "{both} {alone}");
+    }
+}

@@ -1,0 +1,342 @@
+//! What is cut: operations around collectives that are parallel in one dimension.
+
+use std::collections::BTreeSet;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{Function, Node};
+use ithaca_ir::order::Order;
+use ithaca_ir::rule::FactorKind;
+use ithaca_ir::{DimId, Op, Space, TensorType, ValueId};
+
+/// Operations that are cut together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Region {
+    /// The operations, ascending.
+    pub(super) nodes: Vec<usize>,
+    /// The dimension that is cut; of attention both kinds of heads, which are one dimension for this purpose.
+    pub(super) dims: Vec<DimId>,
+    /// What ranks hold of the dimension where it is split most: each of these runs is cut.
+    pub(super) runs: u64,
+}
+
+/// The first collective that can be cut together with a kernel that hides it: its region, and the number of chunks.
+pub(super) fn find(space: &Space, function: &Function, most: u64) -> Option<(Region, u64)> {
+    let flow = Flow::of(function);
+    let awaited = awaited(function, &flow);
+    let is_part = |&v: &ValueId| function.ty(v).dims.iter().any(|&d| space.dims[d].part.is_some());
+    for (seed, node) in function.nodes.iter().enumerate().filter(|(_, n)| n.op.is_communication()) {
+        // What chunks wait for together is sent whole, before them.
+        let feeds_chunks = || flow.after(node).any(|p| function.nodes[p].operands.iter().any(is_part));
+        // Steps of a ring travel while others compute as they are.
+        let is_step = node.op == Op::Permute;
+        if is_step || !awaited[seed] || node.operands.iter().any(is_part) || feeds_chunks() {
+            continue;
+        }
+        // Heads first: attention is parallel in nothing else that its collectives have.
+        for dims in heads(function).into_iter().chain(singles(function, node)) {
+            let found = Region::around(space, function, &flow, seed, &dims);
+            let Some(region) = found else { continue };
+            if let Some(chunks) = region.chunks(space, most) {
+                return Some((region, chunks));
+            }
+        }
+    }
+    None
+}
+
+/// The operations on whose results a heavy kernel or the caller waits; nobody waits for what is only kept.
+fn awaited(function: &Function, flow: &Flow) -> Vec<bool> {
+    let mut awaited = vec![false; function.nodes.len()];
+    for (i, node) in function.nodes.iter().enumerate().rev() {
+        let given = node.results.iter().any(|&v| function.outputs.iter().any(|o| o.value == v));
+        awaited[i] = given || flow.after(node).any(|p| awaited[p] || is_heavy(&function.nodes[p].op));
+    }
+    awaited
+}
+
+/// Query and key/value heads of each attention, as one dimension; and query heads alone, which can be cut where a rank has
+/// one key/value head.
+fn heads(function: &Function) -> Vec<Vec<DimId>> {
+    let mut found: Vec<Vec<DimId>> = Vec::new();
+    for node in &function.nodes {
+        if let Op::Attention(a) | Op::AttentionBackward(a) = &node.op {
+            let mut both = vec![a.heads, a.kv_heads];
+            both.dedup();
+            for dims in [both, vec![a.heads]] {
+                if !found.contains(&dims) {
+                    found.push(dims);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Each dimension of what a collective takes, alone.
+fn singles(function: &Function, node: &Node) -> Vec<Vec<DimId>> {
+    let taken = node.operands.first().map(|&v| function.ty(v));
+    taken.map_or_else(Vec::new, |ty| ty.dims.iter().map(|&d| vec![d]).collect())
+}
+
+/// Who makes and who uses values.
+struct Flow {
+    /// The node that makes a value; none makes an argument.
+    makes: Vec<Option<usize>>,
+    /// The nodes that use a value.
+    uses: Vec<Vec<usize>>,
+}
+
+impl Flow {
+    fn of(function: &Function) -> Self {
+        let mut makes = vec![None; function.values.len()];
+        let mut uses = vec![Vec::new(); function.values.len()];
+        for (i, node) in function.nodes.iter().enumerate() {
+            node.results.iter().for_each(|v| makes[v.index()] = Some(i));
+            node.operands.iter().for_each(|v| uses[v.index()].push(i));
+        }
+        Self { makes, uses }
+    }
+
+    fn before<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = usize> + 'a {
+        node.operands.iter().filter_map(|v| self.makes[v.index()])
+    }
+
+    fn after<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = usize> + 'a {
+        node.results.iter().flat_map(|v| self.uses[v.index()].iter().copied())
+    }
+}
+
+impl Region {
+    fn around(space: &Space, function: &Function, flow: &Flow, seed: usize, dims: &[DimId]) -> Option<Self> {
+        let runs = runs(space, function, dims)?;
+        let cut = Cut { space, function, flow, dims, runs };
+        let fits = |i: usize| cut.is_parallel(&function.nodes[i]);
+        if !fits(seed) {
+            return None;
+        }
+        let mut near = connected(function, flow, seed, fits);
+        loop {
+            let region = Region { nodes: trimmed(function, flow, &near), dims: dims.to_vec(), runs };
+            let hides = region.nodes.iter().any(|&i| is_heavy(&function.nodes[i].op));
+            if !hides || !region.nodes.contains(&seed) {
+                return None;
+            }
+            // What waits for the outside, which waits for the region, is another region.
+            let Some(first) = region.beyond_others(function, flow) else { return Some(region) };
+            near = region.nodes.into_iter().filter(|&i| i < first).collect();
+        }
+    }
+
+    /// The most chunks, up to `most`, of which each rank has as many granules of each dimension.
+    fn chunks(&self, space: &Space, most: u64) -> Option<u64> {
+        let divides = |n: u64| {
+            self.dims.iter().all(|&d| {
+                let dim = &space.dims[d];
+                let is_torn = dim.size == self.runs * dim.granule && dim.granule.is_multiple_of(n);
+                is_torn || (dim.size / dim.granule).is_multiple_of(self.runs * n)
+            })
+        };
+        (2..=most).rev().find(|&n| divides(n))
+    }
+
+    /// The first operation that needs something from outside that needs the region.
+    fn beyond_others(&self, function: &Function, flow: &Flow) -> Option<usize> {
+        let inside: BTreeSet<usize> = self.nodes.iter().copied().collect();
+        let mut tainted = vec![false; function.nodes.len()];
+        for (i, node) in function.nodes.iter().enumerate() {
+            if inside.contains(&i) {
+                if flow.before(node).any(|p| tainted[p]) {
+                    return Some(i);
+                }
+            } else {
+                tainted[i] = flow.before(node).any(|p| tainted[p] || inside.contains(&p));
+            }
+        }
+        None
+    }
+}
+
+/// Ranks that hold different parts of the dimensions, where all who split them do it alike, and parts of them may be
+/// declared.
+fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
+    let plain = |d: &DimId| {
+        let dim = &space.dims[*d];
+        let own = dim.copies.is_none() && dim.fetched.is_none() && dim.part.is_none();
+        own && !dim.uneven && dim.valid == dim.size && dim.order == Order::Contiguous
+    };
+    if !dims.iter().all(plain) {
+        return None;
+    }
+    let mut splits: Vec<&[_]> = Vec::new();
+    for value in function.values.values() {
+        for &d in dims {
+            let axes = value.ty.axes_of(d);
+            if !axes.is_empty() && !splits.contains(&axes) {
+                splits.push(axes);
+            }
+        }
+    }
+    match splits[..] {
+        [] => Some(1),
+        [axes] => Some(space.mesh.degree(axes)),
+        _ => None,
+    }
+}
+
+/// A dimension that may be cut, and how.
+struct Cut<'a> {
+    space: &'a Space,
+    function: &'a Function,
+    flow: &'a Flow,
+    dims: &'a [DimId],
+    runs: u64,
+}
+
+impl Cut<'_> {
+    /// Whether an operation may be done for each part of the dimensions alone.
+    fn is_parallel(&self, node: &Node) -> bool {
+        let Cut { space, function, flow, dims, runs } = *self;
+        let has = |ty: &TensorType| ty.dims.iter().any(|d| dims.contains(d));
+        // Weights are cut nowhere: that would copy them.
+        let is_weight = |v: &ValueId| {
+            let maker = flow.makes[v.index()].map(|i| &function.nodes[i].op);
+            matches!(maker, Some(Op::Param(_) | Op::State(_))) && has(function.ty(*v))
+        };
+        let (operands, results) = (function.operand_types(node), function.result_types(node));
+        if results.is_empty() || !results.iter().all(|ty| has(ty)) || node.operands.iter().any(is_weight) {
+            return false;
+        }
+        match &node.op {
+            Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Slice { .. } => true,
+            // Parts that have moved are parts of another dimension.
+            Op::Permute => {
+                let moved = operands.iter().chain(&results).flat_map(|ty| &ty.layout.moved);
+                let axes: Vec<_> = moved.map(|m| m.axis).collect();
+                let splits =
+                    |ty: &&TensorType| dims.iter().any(|&d| ty.axes_of(d).iter().any(|a| axes.contains(a)));
+                let at = operands.iter().chain(&results).any(|ty| ty.layout.at.is_some());
+                !at && !operands.iter().chain(&results).any(splits)
+            }
+            Op::Attention(a) if !dims.contains(&a.kv_heads) => {
+                let has_one = space.size(a.kv_heads) == runs;
+                dims.contains(&a.heads) && has_one && a.movement.is_none()
+            }
+            Op::Attention(a) | Op::AttentionBackward(a) => {
+                dims.contains(&a.heads) && dims.contains(&a.kv_heads) && a.movement.is_none()
+            }
+            Op::Einsum
+            | Op::Sum
+            | Op::Expand
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::RmsNorm { .. }
+            | Op::RmsScale { .. }
+            | Op::LayerNorm { .. }
+            | Op::Rotary(_)
+            | Op::Merge
+            | Op::Accumulate => by_rule(node, &operands, &results, dims),
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Fill { .. }
+            | Op::Positions
+            | Op::Embed { .. }
+            | Op::MergeParts { .. }
+            | Op::Sink
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. }
+            | Op::Repeat { .. }
+            | Op::SumCopies { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
+            | Op::Experts(_)
+            | Op::Window(_)
+            | Op::Call { .. }
+            | Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
+            | Op::Random(_)
+            | Op::Softmax { .. }
+            | Op::Coalesced(_)
+            | Op::Reshard
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. } => false,
+        }
+    }
+}
+
+/// Whether the rule has the dimensions as one parallel factor of every result.
+fn by_rule(node: &Node, operands: &[&TensorType], results: &[&TensorType], dims: &[DimId]) -> bool {
+    let Some(rule) = node.op.rule(operands, results) else { return false };
+    let mut factors = BTreeSet::new();
+    for (ty, of) in operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)) {
+        factors.extend(ty.dims.iter().zip(of).filter(|(d, _)| dims.contains(d)).map(|(_, &f)| f));
+    }
+    factors.len() == 1 && factors.iter().all(|&f| rule.factors[f] == FactorKind::Parallel)
+}
+
+/// Kernels that take long enough to hide something.
+fn is_heavy(op: &Op) -> bool {
+    matches!(op, Op::Einsum | Op::Attention(_) | Op::AttentionBackward(_))
+}
+
+/// Operations that `fits` holds for and that are connected with `seed` through such operations.
+fn connected(function: &Function, flow: &Flow, seed: usize, fits: impl Fn(usize) -> bool) -> BTreeSet<usize> {
+    let mut found = BTreeSet::from([seed]);
+    let mut open = vec![seed];
+    while let Some(i) = open.pop() {
+        let node = &function.nodes[i];
+        for next in flow.before(node).chain(flow.after(node)).collect::<Vec<_>>() {
+            if !found.contains(&next) && fits(next) {
+                found.insert(next);
+                open.push(next);
+            }
+        }
+    }
+    found
+}
+
+/// Collectives, what lies between two of them, and the nearest heavy kernels before and after.
+fn trimmed(function: &Function, flow: &Flow, near: &BTreeSet<usize>) -> Vec<usize> {
+    let n = function.nodes.len();
+    let is_comm = |i: usize| function.nodes[i].op.is_communication();
+    // After a collective, and no heavy kernel between; before one likewise; and the same with kernels between.
+    let (mut after, mut follows) = (vec![false; n], vec![false; n]);
+    for &i in near {
+        let before = flow.before(&function.nodes[i]).filter(|p| near.contains(p));
+        for p in before {
+            after[i] |= is_comm(p) || (after[p] && !is_heavy(&function.nodes[p].op));
+            follows[i] |= is_comm(p) || follows[p];
+        }
+    }
+    let (mut ahead, mut leads) = (vec![false; n], vec![false; n]);
+    for &i in near.iter().rev() {
+        let later: Vec<usize> = flow.after(&function.nodes[i]).filter(|p| near.contains(p)).collect();
+        for p in later {
+            ahead[i] |= is_comm(p) || (ahead[p] && !is_heavy(&function.nodes[p].op));
+            leads[i] |= is_comm(p) || leads[p];
+        }
+    }
+    // Light operations behind a collective stay only if they lead to a heavy kernel, and the reverse.
+    let (mut useful_after, mut useful_ahead) = (vec![false; n], vec![false; n]);
+    for &i in near.iter().rev() {
+        let node = &function.nodes[i];
+        let on = flow.after(node).any(|p| near.contains(&p) && useful_after[p]);
+        useful_after[i] = after[i] && (is_heavy(&node.op) || on);
+    }
+    for &i in near {
+        let node = &function.nodes[i];
+        let on = flow.before(node).any(|p| near.contains(&p) && useful_ahead[p]);
+        useful_ahead[i] = ahead[i] && (is_heavy(&node.op) || on);
+    }
+    let keeps = |i: usize| is_comm(i) || (follows[i] && leads[i]) || useful_after[i] || useful_ahead[i];
+    near.iter().copied().filter(|&i| keeps(i)).collect()
+}

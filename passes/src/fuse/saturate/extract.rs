@@ -1,0 +1,191 @@
+//! Chooses a term for each class, so that what the roots need costs the least, shared classes once.
+//!
+//! The best choice of a graph with sharing is NP-hard to find (Stepp, 2011). Two selections are improved, that of the
+//! function as it is and the one that is best where nothing is shared: class by class another term is tried, and kept
+//! where all that is needed then costs less, until nothing is better. So the result is at most what the function costs.
+
+use std::collections::BTreeMap;
+
+use egg::Id;
+use ithaca_ir::TensorType;
+
+use super::language::{Graph, Symbol, Term};
+use super::price::PriceList;
+
+/// The part by which a selection must be better: less is rounding.
+const BETTER: f64 = 1e-9;
+
+/// Rounds over all classes.
+const ROUNDS: usize = 16;
+
+/// A term of a class.
+struct Choice {
+    term: Term,
+    seconds: f64,
+    operands: Vec<usize>,
+}
+
+/// For each class the number of its term.
+type Selection = Vec<usize>;
+
+/// Every class with its terms; classes by their places.
+struct Choices {
+    classes: Vec<Id>,
+    terms: Vec<Vec<Choice>>,
+    roots: Vec<usize>,
+}
+
+/// The chosen terms of the classes that `roots` need. `original` are the terms of the function as it is.
+pub(super) fn extract(
+    graph: &Graph,
+    prices: &mut PriceList<'_>,
+    roots: &[Id],
+    original: &BTreeMap<Id, Term>,
+) -> BTreeMap<Id, Term> {
+    let choices = Choices::of(graph, prices, roots);
+    let alone = choices.alone();
+    let mut as_is = alone.clone();
+    for (place, class) in choices.classes.iter().enumerate() {
+        if let Some(term) = original.get(class)
+            && let Some(n) = choices.terms[place].iter().position(|choice| choice.term == *term)
+        {
+            as_is[place] = n;
+        }
+    }
+    let mut best: Option<(f64, Selection)> = None;
+    for start in [as_is, alone] {
+        let found = choices.improved(start);
+        if best.as_ref().is_none_or(|(seconds, _)| found.0 < seconds * (1.0 - BETTER)) {
+            best = Some(found);
+        }
+    }
+    let (_, selection) = best.expect("two selections were improved");
+    let needed = choices.needed(&selection).unwrap_or_default();
+    needed.into_iter().map(|c| (choices.classes[c], choices.terms[c][selection[c]].term.clone())).collect()
+}
+
+impl Choices {
+    fn of(graph: &Graph, prices: &mut PriceList<'_>, roots: &[Id]) -> Self {
+        let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
+        classes.sort_unstable();
+        let place = |class: Id| classes.binary_search(&graph.find(class)).expect("every class is listed");
+        let terms = classes.iter().map(|&class| {
+            let nodes = &graph[class].nodes;
+            // What is there anyway is not computed.
+            let leaf =
+                nodes.iter().filter(|t| matches!(graph.analysis.get(t.symbol), Symbol::Leaf(..))).min();
+            let nodes: Vec<&Term> = leaf.map_or_else(|| nodes.iter().collect(), |leaf| vec![leaf]);
+            let choice = |term: &Term| Choice {
+                seconds: seconds(graph, prices, term),
+                operands: term.operands.iter().map(|&o| place(o)).collect(),
+                term: term.clone(),
+            };
+            nodes.into_iter().map(choice).collect()
+        });
+        let terms = terms.collect();
+        let roots = roots.iter().map(|&root| place(root)).collect();
+        Self { classes, terms, roots }
+    }
+
+    /// For each class the term that costs least with all it needs, where nothing is shared.
+    fn alone(&self) -> Selection {
+        let mut least = vec![f64::INFINITY; self.terms.len()];
+        let mut selection = vec![0; self.terms.len()];
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for (class, terms) in self.terms.iter().enumerate() {
+                for (n, choice) in terms.iter().enumerate() {
+                    let operands: f64 = choice.operands.iter().map(|&o| least[o]).sum();
+                    let seconds = choice.seconds + operands;
+                    if seconds < least[class] * (1.0 - BETTER)
+                        || least[class].is_infinite() && seconds.is_finite()
+                    {
+                        (least[class], selection[class]) = (seconds, n);
+                        changed = true;
+                    }
+                }
+            }
+        }
+        selection
+    }
+
+    /// The classes that the roots need, operands first; `None` where a class needs itself.
+    fn needed(&self, selection: &Selection) -> Option<Vec<usize>> {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Seen {
+            Not,
+            Open,
+            Done,
+        }
+        let mut seen = vec![Seen::Not; self.terms.len()];
+        let mut order = Vec::new();
+        for &root in &self.roots {
+            // A class, and how many of its operands have been visited.
+            let mut stack = vec![(root, 0)];
+            while let Some((class, n)) = stack.pop() {
+                if seen[class] == Seen::Done {
+                    continue;
+                }
+                seen[class] = Seen::Open;
+                match self.terms[class][selection[class]].operands.get(n) {
+                    None => {
+                        seen[class] = Seen::Done;
+                        order.push(class);
+                    }
+                    Some(&operand) => {
+                        stack.push((class, n + 1));
+                        match seen[operand] {
+                            Seen::Open => return None,
+                            Seen::Not => stack.push((operand, 0)),
+                            Seen::Done => {}
+                        }
+                    }
+                }
+            }
+        }
+        Some(order)
+    }
+
+    /// Seconds of all that the roots need; infinite where a class needs itself.
+    fn seconds(&self, selection: &Selection) -> f64 {
+        self.needed(selection).map_or(f64::INFINITY, |needed| {
+            needed.into_iter().map(|class| self.terms[class][selection[class]].seconds).sum()
+        })
+    }
+
+    /// The selection with one term after another exchanged for a better one, and what it costs.
+    fn improved(&self, mut selection: Selection) -> (f64, Selection) {
+        let mut least = self.seconds(&selection);
+        for _ in 0..ROUNDS {
+            let mut changed = false;
+            let needed = self.needed(&selection).unwrap_or_else(|| (0..self.terms.len()).collect());
+            for class in needed.into_iter().rev().filter(|&class| self.terms[class].len() > 1) {
+                let before = selection[class];
+                let mut best = before;
+                for n in (0..self.terms[class].len()).filter(|&n| n != before) {
+                    selection[class] = n;
+                    let seconds = self.seconds(&selection);
+                    if seconds < least * (1.0 - BETTER) {
+                        (least, best, changed) = (seconds, n, true);
+                    }
+                }
+                selection[class] = best;
+            }
+            if !changed {
+                break;
+            }
+        }
+        (least, selection)
+    }
+}
+
+fn seconds(graph: &Graph, prices: &mut PriceList<'_>, term: &Term) -> f64 {
+    match graph.analysis.get(term.symbol) {
+        Symbol::Leaf(..) | Symbol::Result(_) => 0.0,
+        Symbol::Apply { op, types, .. } => {
+            let operands: Vec<&TensorType> = term.operands.iter().map(|&o| &graph[o].data[0]).collect();
+            prices.seconds(op, &operands, &types.iter().collect::<Vec<_>>())
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What the e-graph is made of: operations with attributes and types, applied to classes; and what cannot be rewritten.
+//!
+//! An operation of one result is in the class of that result. One of several is in a class of its own, with several
+//! types, and each result is the class of a projection of it. Values of a class have the same type, layout included:
+//! that is what makes one stand for another.
+
+use std::collections::BTreeMap;
+
+use egg::{Analysis, DidMerge, EGraph, Id, Language};
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Attr;
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::{Op, TensorType, ValueId};
+use smallvec::SmallVec;
+
+use crate::rules::Values;
+
+/// The e-graph of a function.
+pub(super) type Graph = EGraph<Term, Symbols>;
+
+/// A symbol applied to classes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Term {
+    /// A number in [`Symbols`].
+    pub(super) symbol: usize,
+    /// Classes of the operands.
+    pub(super) operands: SmallVec<[Id; 4]>,
+}
+
+impl Language for Term {
+    type Discriminant = usize;
+
+    fn discriminant(&self) -> usize {
+        self.symbol
+    }
+
+    fn matches(&self, other: &Self) -> bool {
+        self.symbol == other.symbol && self.operands.len() == other.operands.len()
+    }
+
+    fn children(&self) -> &[Id] {
+        &self.operands
+    }
+
+    fn children_mut(&mut self) -> &mut [Id] {
+        &mut self.operands
+    }
+}
+
+/// What a term says, its operands aside.
+#[derive(Clone, Debug)]
+pub(super) enum Symbol {
+    /// A value that rules leave as it is: a parameter of the function, or a result of what has effects.
+    Leaf(TensorType),
+    /// An operation with the types of its results, and its attributes as rules see them.
+    Apply { op: Op, types: Vec<TensorType>, attrs: Vec<(&'static str, Attr)> },
+    /// One of several results.
+    Result(usize),
+}
+
+/// Every symbol of an e-graph, each once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Symbols {
+    table: Vec<Symbol>,
+    /// The symbols of each operation, by name.
+    named: BTreeMap<&'static str, Vec<usize>>,
+    results: BTreeMap<usize, usize>,
+}
+
+impl Symbols {
+    /// The symbol with this number.
+    pub(super) fn get(&self, symbol: usize) -> &Symbol {
+        &self.table[symbol]
+    }
+
+    /// A new symbol, for a value that rules leave as it is.
+    pub(super) fn leaf(&mut self, ty: TensorType) -> usize {
+        self.push(Symbol::Leaf(ty))
+    }
+
+    /// The symbol of an operation with these results.
+    pub(super) fn apply(&mut self, op: &Op, types: &[TensorType], names: Names<'_>) -> usize {
+        let known = self.named.entry(op.name()).or_default();
+        let same = |&s: &usize| matches!(&self.table[s], Symbol::Apply { op: o, types: t, .. } if o == op && t == types);
+        if let Some(known) = known.iter().copied().find(same) {
+            return known;
+        }
+        let attrs = op.attrs(names);
+        let symbol = self.push(Symbol::Apply { op: op.clone(), types: types.to_vec(), attrs });
+        self.named.entry(op.name()).or_default().push(symbol);
+        symbol
+    }
+
+    /// The symbol of result `i`.
+    pub(super) fn result(&mut self, i: usize) -> usize {
+        if let Some(&known) = self.results.get(&i) {
+            return known;
+        }
+        let symbol = self.push(Symbol::Result(i));
+        self.results.insert(i, symbol);
+        symbol
+    }
+
+    fn push(&mut self, symbol: Symbol) -> usize {
+        self.table.push(symbol);
+        self.table.len() - 1
+    }
+}
+
+impl Analysis<Term> for Symbols {
+    /// The types of the results.
+    type Data = Vec<TensorType>;
+
+    fn make(graph: &mut Graph, term: &Term, _id: Id) -> Self::Data {
+        match graph.analysis.get(term.symbol) {
+            Symbol::Leaf(ty) => vec![ty.clone()],
+            Symbol::Apply { types, .. } => types.clone(),
+            Symbol::Result(i) => vec![graph[term.operands[0]].data[*i].clone()],
+        }
+    }
+
+    fn merge(&mut self, a: &mut Self::Data, b: Self::Data) -> DidMerge {
+        assert_eq!(*a, b, "values that stand for each other have one type");
+        DidMerge(false, false)
+    }
+}
+
+/// Adds an operation; the classes of its results. A change of layout that changes nothing is its operand.
+pub(super) fn add(
+    graph: &mut Graph,
+    names: Names<'_>,
+    op: &Op,
+    types: &[TensorType],
+    operands: &[Id],
+) -> Vec<Id> {
+    if matches!(op, Op::Reshard | Op::Permute) && graph[operands[0]].data == types {
+        return vec![graph.find(operands[0])];
+    }
+    let symbol = graph.analysis.apply(op, types, names);
+    let class = graph.add(Term { symbol, operands: operands.iter().copied().collect() });
+    results(graph, class)
+}
+
+/// The classes of the results of the operation in `class`.
+pub(super) fn results(graph: &mut Graph, class: Id) -> Vec<Id> {
+    let n = graph[class].data.len();
+    if n == 1 {
+        return vec![class];
+    }
+    let mut results = Vec::with_capacity(n);
+    for i in 0..n {
+        let symbol = graph.analysis.result(i);
+        results.push(graph.add(Term { symbol, operands: SmallVec::from_slice(&[class]) }));
+    }
+    results
+}
+
+/// A class as a value of rules, which know values by their numbers.
+pub(super) fn as_value(class: Id) -> ValueId {
+    ValueId::new(usize::from(class))
+}
+
+/// The class that [`as_value`] was given.
+pub(super) fn as_class(value: ValueId) -> Id {
+    Id::from(value.index())
+}
+
+/// The types of classes of one type.
+pub(super) struct Types<'g>(pub(super) &'g Graph);
+
+impl Values for Types<'_> {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        &self.0[as_class(value)].data[0]
+    }
+}

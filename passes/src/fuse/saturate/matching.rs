@@ -1,0 +1,103 @@
+//! Where the left side of a rule occurs in an e-graph: every choice of terms from classes that gives it.
+
+use std::collections::BTreeMap;
+
+use egg::Id;
+use ithaca_ir::Space;
+
+use super::language::{Graph, Symbol, Term, Types, as_value};
+use crate::rules::{App, Bindings, Pattern, Rule, Values, bind_attrs, holds};
+
+/// The classes that hold an operation, by its name, in order of their numbers.
+pub(super) struct Index(BTreeMap<&'static str, Vec<Id>>);
+
+impl Index {
+    /// The index of an e-graph that is rebuilt.
+    pub(super) fn of(graph: &Graph) -> Self {
+        let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
+        classes.sort_unstable();
+        let mut index: BTreeMap<&'static str, Vec<Id>> = BTreeMap::new();
+        for class in classes {
+            for term in &graph[class].nodes {
+                if let Symbol::Apply { op, .. } = graph.analysis.get(term.symbol) {
+                    let known = index.entry(op.name()).or_default();
+                    if known.last() != Some(&class) {
+                        known.push(class);
+                    }
+                }
+            }
+        }
+        Self(index)
+    }
+
+    /// The classes with an operation of this name.
+    pub(super) fn classes(&self, op: &str) -> &[Id] {
+        self.0.get(op).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// What the rule's variables stand for, in each way in which `class` is its left side and its conditions hold; at most
+/// `limit` of them.
+pub(super) fn matches(graph: &Graph, space: &Space, rule: &Rule, class: Id, limit: usize) -> Vec<Bindings> {
+    let mut found = Vec::new();
+    apps(graph, &rule.left, class, &Bindings::default(), limit, &mut found);
+    let types = Types(graph);
+    found.retain(|bindings| {
+        let ty = |name: &str| bindings.values.get(name).map(|&v| types.type_of(v));
+        rule.conditions.iter().all(|condition| holds(condition, bindings, space, &ty))
+    });
+    found
+}
+
+/// Extends `bindings` by each way in which a term of `class` is `app`.
+fn apps(graph: &Graph, app: &App, class: Id, bindings: &Bindings, limit: usize, found: &mut Vec<Bindings>) {
+    for term in &graph[class].nodes {
+        let Symbol::Apply { op, attrs, .. } = graph.analysis.get(term.symbol) else { continue };
+        if app.op != op.name() || app.operands.len() != term.operands.len() {
+            continue;
+        }
+        let mut own = bindings.clone();
+        if !bind_attrs(app, attrs, &mut own) {
+            continue;
+        }
+        let mut ways = vec![own];
+        for (pattern, &operand) in app.operands.iter().zip(&term.operands) {
+            ways = ways.iter().flat_map(|way| operand_ways(graph, pattern, operand, way, limit)).collect();
+        }
+        found.extend(ways);
+        if found.len() >= limit {
+            found.truncate(limit);
+            return;
+        }
+    }
+}
+
+fn operand_ways(
+    graph: &Graph,
+    pattern: &Pattern,
+    operand: Id,
+    way: &Bindings,
+    limit: usize,
+) -> Vec<Bindings> {
+    let mut found = Vec::new();
+    match pattern {
+        Pattern::Value(name) => {
+            let value = as_value(graph.find(operand));
+            let mut way = way.clone();
+            if *way.values.entry(name.text.clone()).or_insert(value) == value {
+                found.push(way);
+            }
+        }
+        Pattern::App(app) => {
+            if app.result == 0 {
+                apps(graph, app, operand, way, limit, &mut found);
+            }
+            for Term { symbol, operands } in &graph[operand].nodes {
+                if matches!(graph.analysis.get(*symbol), Symbol::Result(i) if *i == app.result) {
+                    apps(graph, app, operands[0], way, limit, &mut found);
+                }
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,19 @@
+//! Parts of dimensions, declared once each.
+
+use ithaca_ir::{Dim, DimId, Part, Space};
+
+/// The dimension that is this part: one that is there already, or a new one.
+pub(crate) fn part(space: &mut Space, part: Part) -> DimId {
+    if let Some((id, _)) = space.dims.iter().find(|(_, dim)| dim.part == Some(part)) {
+        return id;
+    }
+    let whole = &space.dims[part.of];
+    let is_torn = whole.size == part.runs * whole.granule && whole.granule.is_multiple_of(part.count);
+    let granule = if is_torn { whole.granule / part.count } else { whole.granule };
+    let size = whole.size / part.count;
+    let mut name = format!("{}_{}", whole.name, part.index);
+    while space.dim(&name).is_some() {
+        name.push('_');
+    }
+    space.dims.push(Dim { granule, part: Some(part), ..Dim::new(name, size) })
+}

@@ -1,0 +1,45 @@
+//! Training steps of models with experts as emitted programs on the host: outputs and what is kept after several steps,
+//! against the whole program in double precision.
+
+use ithaca_kernels::store::{FusedExperts, Layered, RandomTensors, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{Capacity, Mode, Workload, program};
+use serde_json::Value;
+
+use super::distributed::can_run;
+use super::pipeline::{check, expected, options};
+use super::root;
+use crate::goldens::workload;
+
+/// Experts of a golden over ranks, with room for all tokens or for some.
+fn golden(name: &str, capacity: Option<&str>, strategy: &str, mesh: &str) {
+    let folder = root().join("tests/goldens").join(name);
+    let open = |file| SafeTensorsFile::open(folder.join(file)).unwrap();
+    let (io, weights) = (open("io.safetensors"), open("model.safetensors"));
+    let config: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
+    let capacity = capacity.map(|text| Capacity::parse(text).unwrap());
+    let training = Training { clip: Some(1.0), ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, capacity, ..workload(&io) };
+    let module = program(&config, name, &workload).unwrap_or_else(|d| panic!("{d:?}"));
+    let weights = FusedExperts::new(&weights);
+    // Files have more than a step starts from, such as gradients.
+    let files = Layered::new(&weights, &io);
+    let mut sources = Tensors::new();
+    for name in RandomTensors::of_module(&module, 0).names() {
+        sources.insert(name.as_str(), files.read(&name).unwrap());
+    }
+    check(&module, &options(strategy, mesh), &sources, &expected(&module, &sources));
+}
+
+#[test]
+fn training_with_experts_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    golden("mixtral", None, "ep", "ep=2");
+    golden("mixtral", Some("0.75/8"), "ulysses+ep", "ulysses=2,ep=2");
+    golden("qwen3-moe", None, "ulysses+ep", "ulysses=4");
+    golden("deepseek-v3", None, "ep", "ep=4");
+    golden("deepseek-v3", Some("0.75/8"), "data-parallel+ep", "dp=2");
+}

@@ -1,0 +1,138 @@
+//! Training steps in stages as emitted programs on the host: outputs and what is kept after several
+//! steps, against the whole program in double precision, and against themselves on one device.
+
+use ithaca_ir::verify::verify;
+use ithaca_ir::{Diagnostics, Module};
+use ithaca_kernels::store::{Layered, RandomTensors, TensorSource, Tensors};
+use ithaca_kernels::{Outputs, Storage, oracle};
+use ithaca_passes::compile::compile;
+use ithaca_passes::differentiate::{PipelineOrder, Training};
+use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use serde_json::{Value, json};
+
+use super::distributed::{can_run, steps_on_host};
+use super::{homes, make_without_warnings, write_program};
+
+const STEPS: usize = 2;
+
+/// Largest accepted distance of a tensor, relative to its norm; AdamW divides what has rounded by its own size.
+const TOLERANCE: f64 = 1e-4;
+
+fn llama(layers: u64, tied: bool) -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 32,
+        "tie_word_embeddings": tied,
+    })
+}
+
+fn step(config: &Value, training: Training, batch: u64) -> Module {
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(batch, 16) };
+    program(config, "m", &workload).unwrap_or_else(|d: Diagnostics| panic!("{}", d[0].render(None)))
+}
+
+fn staged(stages: u64, pipeline: PipelineOrder, micro_batches: u64) -> Training {
+    Training { stages, pipeline, micro_batches, clip: Some(1.0), ..Training::default() }
+}
+
+pub(super) fn options(strategy: &str, mesh: &str) -> ShardOptions {
+    ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
+}
+
+/// What several steps of `whole` give.
+pub(super) fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f64> {
+    let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
+    for _ in 0..STEPS {
+        let results =
+            oracle::step::<f64>(whole, &Layered::new(&kept, sources), sources, Storage::Wide).unwrap();
+        kept = Tensors::from(&results.kept);
+        outputs = results.outputs;
+        outputs.extend(results.kept);
+    }
+    outputs
+}
+
+/// Runs several steps of `module` laid out by `options`, and compares all that it gives.
+pub(super) fn check(
+    module: &Module,
+    options: &ShardOptions,
+    sources: &dyn TensorSource,
+    expected: &Outputs<f64>,
+) {
+    let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero.stage());
+    let compiled =
+        compile(module, options, &Volume).unwrap_or_else(|d| panic!("{name}: {}", d[0].render(None)));
+    let whole = lower(verify(module).unwrap()).unwrap();
+    let (_out, found) = steps_on_host(&name, &compiled.schedule, Some(&whole), sources, STEPS);
+    for (output, expected) in expected {
+        let found = found.read(output).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(found.shape, expected.shape, "{name}: {output}");
+        let sum = |f: fn(f64, f64) -> f64| -> f64 {
+            found.data.iter().zip(&expected.data).map(|(&a, &b)| f(a, b)).sum()
+        };
+        let (difference, norm) = (sum(|a, b| (a - b) * (a - b)), sum(|_, b| b * b));
+        let distance = if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() };
+        assert!(distance < TOLERANCE, "{name}: {output} is {distance:.1e} off");
+    }
+}
+
+#[test]
+fn stages_of_every_order_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    for (order, tied, strategy, mesh) in [
+        (PipelineOrder::Gpipe, true, "pipeline", "pp=2"),
+        (PipelineOrder::OneForwardOneBackward, true, "pipeline+ulysses", "pp=2,ulysses=2"),
+        (PipelineOrder::Interleaved, false, "pipeline+ulysses", "pp=2,ulysses=2"),
+        (PipelineOrder::Interleaved, true, "pipeline", "pp=2"),
+    ] {
+        let one = step(&llama(4, tied), Training { clip: Some(1.0), ..Training::default() }, 8);
+        let sources = RandomTensors::of_module(&one, 11);
+        let module = step(&llama(4, tied), staged(2, order, 4), 8);
+        check(&module, &options(strategy, mesh), &sources, &expected(&one, &sources));
+    }
+}
+
+#[test]
+fn stages_beside_other_forms_of_parallelism_on_the_host() {
+    if !can_run() {
+        return;
+    }
+    let one = step(&llama(4, true), Training { clip: Some(1.0), ..Training::default() }, 8);
+    let sources = RandomTensors::of_module(&one, 12);
+    let expected = expected(&one, &sources);
+    let module = step(&llama(4, true), staged(4, PipelineOrder::OneForwardOneBackward, 4), 8);
+    check(&module, &options("pipeline+ring", "pp=4,ring=2"), &sources, &expected);
+    let module = step(&llama(4, true), staged(2, PipelineOrder::OneForwardOneBackward, 2), 8);
+    check(&module, &options("pipeline+megatron-tp-sp", "tp=2,pp=2"), &sources, &expected);
+    for zero in [Zero::Off, Zero::Parameters] {
+        let options = ShardOptions { zero, ..options("data-parallel+pipeline", "dp=2,pp=2") };
+        check(&module, &options, &sources, &expected);
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
+fn nvcc_compiles_stages_without_warnings() {
+    let Some((cuda, nccl)) = homes() else {
+        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
+        return;
+    };
+    for (order, strategy, mesh) in [
+        (PipelineOrder::OneForwardOneBackward, "pipeline+ulysses", "pp=2,ulysses=2"),
+        (PipelineOrder::Interleaved, "data-parallel+pipeline", "dp=2,pp=2"),
+    ] {
+        let module = step(&llama(4, true), staged(2, order, 4), 8);
+        let out = tempfile::tempdir().unwrap();
+        write_program(
+            &compile(&module, &options(strategy, mesh), &Volume).unwrap().schedule,
+            None,
+            out.path(),
+        );
+        make_without_warnings(strategy, out.path(), &["ARCH=90"], &cuda, &nccl);
+    }
+}

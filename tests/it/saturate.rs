@@ -1,0 +1,162 @@
+//! Equality saturation: every rule that comes with Ithaca is sound, fires where it should and declines where it should,
+//! and what comes out computes the same.
+
+use ithaca::evaluate::Oracle;
+use ithaca_ir::{Module, Source, diagnostic, text, traffic};
+use ithaca_kernels::store::RandomTensors;
+use ithaca_kernels::{Storage, compare, cpu, oracle};
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile;
+use ithaca_passes::cost;
+use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::fuse::saturate::{RULE_FILES, Saturate, with_saturation};
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::{Context, Pass, Unwatched, Volume, run_passes};
+use ithaca_passes::registry::Registry;
+use ithaca_passes::reshard::LowerReshards;
+use ithaca_passes::rules::{check, parse};
+use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+
+use crate::equivalence::{EXACT, Golden, LAYOUTS, goldens};
+use crate::filetests::files;
+use crate::training::sharded;
+
+fn cluster() -> Cluster {
+    Cluster::named("dgx-h100").unwrap()
+}
+
+/// The module after `passes`, and what they noted.
+fn run(module: &Module, passes: &[Box<dyn Pass>]) -> (Module, Vec<String>) {
+    let cluster = cluster();
+    let mut cx = Context::new(&cluster);
+    let after = run_passes(module.clone(), passes, &mut cx, &mut Unwatched);
+    let after = after.unwrap_or_else(|d| panic!("{}", diagnostic::render(&d, None)));
+    (after, cx.notes().to_vec())
+}
+
+/// Seconds of a module whose reshards have become collectives.
+fn seconds(module: &Module) -> f64 {
+    let (lowered, _) = run(module, &[Box::new(LowerReshards)]);
+    let cost = cost::of_module(&cluster(), &lowered);
+    cost.compute_seconds + cost.communication_seconds
+}
+
+#[test]
+fn rules_that_come_with_ithaca_are_sound() {
+    for (name, text) in RULE_FILES {
+        if let Err(found) = parse(text).and_then(|rules| check(rules, &Oracle)) {
+            panic!("{}", diagnostic::render(&found, Some(Source { name, text })));
+        }
+    }
+}
+
+#[test]
+fn rules_fire_and_decline_and_results_stay() {
+    for (path, source) in files("saturate") {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let module = text::parse(&source).unwrap_or_else(|d| panic!("{name}: {d:?}"));
+        let (after, notes) = run(&module, &[Box::new(Saturate::default())]);
+        let head = source.lines().next().unwrap();
+        if let Some(rules) = head.strip_prefix("// fires: ") {
+            assert_eq!(notes.len(), 1, "{name}: {notes:?}");
+            for rule in rules.split(", ") {
+                assert!(notes[0].contains(rule), "{name}: `{rule}` did not fire: {}", notes[0]);
+            }
+            assert!(seconds(&after) < seconds(&module), "{name}");
+        } else {
+            assert!(head.starts_with("// declines: "), "{name}");
+            assert!(notes.is_empty(), "{name}: {notes:?}");
+            assert_eq!(after.functions, module.functions, "{name}");
+        }
+        let tensors = RandomTensors::of_module(&module, 3);
+        let expected = oracle::step::<f64>(&module, &tensors, &tensors, Storage::Wide).unwrap();
+        let found = oracle::step::<f64>(&after, &tensors, &tensors, Storage::Wide).unwrap();
+        let outputs = compare::outputs(&found.outputs, &expected.outputs);
+        let kept = compare::outputs(&found.kept, &expected.kept);
+        for comparison in outputs.iter().chain(&kept) {
+            assert!(comparison.verdict.within(EXACT), "{name}: {comparison:?}");
+        }
+        insta::assert_snapshot!(name, format!("{}\n{}", notes.join("\n"), text::print(&after)));
+    }
+}
+
+#[test]
+fn the_same_text_every_time() {
+    for (path, source) in files("saturate") {
+        let module = text::parse(&source).unwrap();
+        let once = || run(&module, &[Box::new(Saturate::default())]);
+        let (first, second) = (once(), once());
+        assert_eq!(text::print(&first.0), text::print(&second.0), "{}", path.display());
+        assert_eq!(first.1, second.1, "{}", path.display());
+    }
+}
+
+/// The passes of a plan with saturation before and behind the choice of collectives.
+fn saturated(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
+    with_saturation(compile::passes_with(&Registry::default(), options))
+}
+
+#[test]
+fn goldens_under_every_strategy_saturated() {
+    let mut failures = Vec::new();
+    let mut ran = 0;
+    for Golden { name, module, weights, io } in goldens() {
+        let (weights, io) = (weights.as_ref(), io.as_ref());
+        let whole = oracle::run::<f64>(&module, weights, io).unwrap();
+        for (strategy, mesh) in LAYOUTS {
+            let options = ShardOptions::new(strategy, parse_mesh(mesh).unwrap());
+            if compile::compile(&module, &options, &Volume).is_err() {
+                continue;
+            }
+            let mut fail = |what: String| failures.push(format!("{name}, {strategy} {mesh}: {what}"));
+            let mut cx = Context::new(&Volume);
+            let ranks = match run_passes(module.clone(), &saturated(&options), &mut cx, &mut Unwatched) {
+                Ok(ranks) => ranks,
+                Err(refused) => {
+                    fail(diagnostic::render(&refused, None));
+                    continue;
+                }
+            };
+            ran += 1;
+            let found = oracle::run_ranks::<f64>(&ranks, weights, io).unwrap();
+            for comparison in compare::outputs(&found, &whole) {
+                if !comparison.verdict.within(EXACT) {
+                    fail(format!("per-rank program: {comparison:?}"));
+                }
+            }
+            let schedule = lower(ithaca_ir::verify::verify(&ranks).unwrap()).unwrap();
+            let run = cpu::execute(&schedule, weights, io, &cpu::Options::default()).unwrap();
+            if run.traffic != traffic::of_module(&ranks) {
+                fail("the schedule sends other bytes than the program".to_owned());
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert!(ran > 150, "only {ran} layouts were legal");
+}
+
+#[test]
+fn steps_under_every_strategy_saturated() {
+    let mut wrong = Vec::new();
+    for recompute in [Recompute::Selective, Recompute::Full { every: 1 }] {
+        let training = Training { clip: Some(0.1), recompute, ..Training::default() };
+        let module = sharded::step(&sharded::llama(4, 2, true), training);
+        let random = RandomTensors::of_module(&module, 7);
+        let whole = oracle::step::<f64>(&module, &random, &random, Storage::Wide).unwrap();
+        for (strategy, mesh) in sharded::LAYOUTS {
+            for zero in [Zero::Off, Zero::Parameters] {
+                let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+                let mut cx = Context::new(&Volume);
+                let ranks = run_passes(module.clone(), &saturated(&options), &mut cx, &mut Unwatched)
+                    .unwrap_or_else(|d| panic!("{strategy} {mesh}: {}", diagnostic::render(&d, None)));
+                let found = oracle::step::<f64>(&ranks, &random, &random, Storage::Wide).unwrap();
+                let outputs = compare::outputs(&found.outputs, &whole.outputs);
+                let kept = compare::outputs(&found.kept, &whole.kept);
+                for comparison in outputs.iter().chain(&kept).filter(|c| !c.verdict.within(EXACT)) {
+                    wrong.push(format!("{strategy} {mesh} {zero:?}: {comparison:?}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
