@@ -66,16 +66,22 @@ impl Module {
 mod tests {
     use super::*;
 
+    /// What is called by layers `callers`.
+    fn by(callers: Layers, layers: Layers, stride: u64) -> Vec<(u64, u64)> {
+        let called = called(&[callers.start..callers.end, callers], &layers, stride);
+        called.into_iter().map(|l| (l.start, l.end)).collect()
+    }
+
     #[test]
     fn groups_of_layers_make_up_the_layers() {
-        assert_eq!(called(&[0..8], &(0..4), 4), [0..32]);
-        assert_eq!(called(&[1..3, 5..6], &(1..3), 4), [5..7, 9..11, 21..23]);
-        assert_eq!(called(&[0..8], &(3..4), 0), [3..4]);
+        assert_eq!(by(0..8, 0..4, 4), [(0, 32)]);
+        assert_eq!(by(1..3, 1..3, 4), [(5, 7), (9, 11)]);
+        assert_eq!(by(0..8, 3..4, 0), [(3, 4)]);
         assert_eq!(shifted(&(1..3), 4, 2), 9..11);
     }
 
     #[test]
     fn layers_that_no_model_has_are_left_out() {
-        assert_eq!(called(&[0..2], &(0..1), u64::MAX), [0..1]);
+        assert_eq!(by(0..2, 0..1, u64::MAX), [(0, 1)]);
     }
 }

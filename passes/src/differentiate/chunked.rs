@@ -18,7 +18,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
-use ithaca_ir::ops::{Binary, Binding, Loss, OpError};
+use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Part, Space, TensorType};
 
@@ -42,6 +42,8 @@ enum Kind {
     Shared,
     /// Of each token its own.
     Token,
+    /// The same, drawn from a key by position: made of all tokens, and taken part by part.
+    Drawn,
     /// A sum over tokens, or what is linear in one.
     Sum,
 }
@@ -119,7 +121,11 @@ fn kinds(function: &Function, tokens: DimId) -> Result<Vec<Kind>, OpError> {
         kinds[param.index()] = of_type(param);
     }
     for node in &function.nodes {
-        let of: Vec<Kind> = node.operands.iter().map(|v| kinds[v.index()]).collect();
+        let by_token = |v: &ValueId| match kinds[v.index()] {
+            Kind::Drawn => Kind::Token,
+            kind => kind,
+        };
+        let of: Vec<Kind> = node.operands.iter().map(by_token).collect();
         let results: Vec<Kind> = node.results.iter().map(|&v| of_type(v)).collect();
         let kind = if of.contains(&Kind::Sum) {
             match (&node.op, &of[..]) {
@@ -134,9 +140,10 @@ fn kinds(function: &Function, tokens: DimId) -> Result<Vec<Kind>, OpError> {
                 _ => return Err(refuse(node)),
             }
         } else {
-            match results.iter().all(|&kind| kind == Kind::Shared) && !writes(&node.op) {
-                true => Kind::Shared,
-                false => return Err(refuse(node)),
+            match (&node.op, results.iter().all(|&kind| kind == Kind::Shared)) {
+                (Op::Random(Random::DropoutMask { .. }), false) => Kind::Drawn,
+                (op, true) if !writes(op) => Kind::Shared,
+                _ => return Err(refuse(node)),
             }
         };
         node.results.iter().for_each(|v| kinds[v.index()] = kind);
@@ -183,7 +190,7 @@ struct Gradients<'a> {
 impl Gradients<'_> {
     fn add(&mut self, b: &mut FunctionBuilder<'_>, old: ValueId, gradient: ValueId) -> Result<(), OpError> {
         match self.chunked.kinds[old.index()] {
-            Kind::Token | Kind::Sum => self.own.add(b, old, gradient),
+            Kind::Token | Kind::Drawn | Kind::Sum => self.own.add(b, old, gradient),
             Kind::Shared => {
                 let dtype = b.ty(gradient).dtype;
                 let gradient = match wide(dtype) == dtype {
@@ -243,7 +250,7 @@ pub(super) fn halves(
     for &param in &source.params {
         map[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
     }
-    for node in source.nodes.iter().filter(|n| kind_of(n) == Kind::Shared) {
+    for node in source.nodes.iter().filter(|n| matches!(kind_of(n), Kind::Shared | Kind::Drawn)) {
         copy_node(&mut b, source, node, &mut map)?;
     }
     let mut gradients =
@@ -278,9 +285,11 @@ pub(super) fn halves(
     let mut of_parts: Vec<Vec<Option<ValueId>>> = Vec::new();
     for &part in &chunked.parts {
         let mut own = map.clone();
-        for &param in source.params.iter().filter(|&&p| kind(p) == Kind::Token) {
-            let whole = map[param.index()].expect("parameters were put first");
-            own[param.index()] = Some(b.push(Op::Take { to: part }, &[whole])?);
+        for v in source.values.ids() {
+            let is_argument = kind(v) == Kind::Token && source.params.contains(&v);
+            if let (true, Some(whole)) = (is_argument || kind(v) == Kind::Drawn, map[v.index()]) {
+                own[v.index()] = Some(b.push(Op::Take { to: part }, &[whole])?);
+            }
         }
         for node in source.nodes.iter().filter(by_token) {
             part_node(&mut b, source, node, (chunked.tokens, part), &mut own)?;
@@ -338,7 +347,7 @@ pub(super) fn halves(
     let mut gives = Vec::new();
     for (i, &param) in source.params.iter().enumerate().filter(|&(_, &p)| is_active(p)) {
         let gradient = match kind(param) {
-            Kind::Token | Kind::Sum => {
+            Kind::Token | Kind::Drawn | Kind::Sum => {
                 let parts: Option<Vec<ValueId>> = of_parts.iter().map(|part| part[i]).collect();
                 match parts {
                     None => continue,

@@ -7,7 +7,7 @@ use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Node, ValueId};
 use ithaca_ir::ops::{Op, OpError, Random};
 
-use super::rewrite::Rewriter;
+use super::rewrite::{Outside, Rewriter};
 
 impl Rewriter<'_> {
     /// Whether `node` draws a mask; then that is put off until it is known beside what the mask is to lie.
@@ -19,8 +19,15 @@ impl Rewriter<'_> {
         Ok(true)
     }
 
-    /// Draws the mask that `node` drops by, in the layout of what it drops from.
+    /// Draws the mask that `node` drops by, in the layout of what it drops from; one that is taken in parts, where tokens
+    /// lie between functions.
     pub(super) fn draw_beside(&mut self, node: &Node) -> Result<(), OpError> {
+        if let (Op::Take { .. }, &[mask]) = (&node.op, &node.operands[..])
+            && self.masks.contains_key(&mask)
+        {
+            let layout = self.by_sequence(self.source.ty(mask), Outside::Residual).layout;
+            return self.draw(mask, layout);
+        }
         let (Op::Random(Random::Dropout { .. }), &[x, mask]) = (&node.op, &node.operands[..]) else {
             return Ok(());
         };

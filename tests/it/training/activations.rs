@@ -128,6 +128,33 @@ fn parts_of_a_padded_sequence_are_parts_of_what_ranks_hold() {
     }
 }
 
+#[test]
+fn a_head_that_drops_does_so_alike_in_parts() {
+    let config = json!({
+        "model_type": "t5", "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 4, "num_layers": 2, "vocab_size": 32,
+        "dropout_rate": 0.25,
+    });
+    let of = |loss_chunks| {
+        let training = Training { loss_chunks, ..Training::default() };
+        step(&config, training)
+    };
+    let (plain, parts) = (of(1), of(2));
+    let random = RandomTensors::of_module(&plain, 7);
+    let run = |module| oracle::step::<f64>(module, &random, &random, Storage::Wide).unwrap();
+    let expected = run(&plain);
+    let mut modules = vec![parts.clone()];
+    for (strategy, mesh) in [("ulysses", "ulysses=2"), ("megatron-tp-sp", "tp=2")] {
+        modules.push(per_rank(&parts, &options(strategy, mesh)).unwrap());
+    }
+    for found in modules.iter().map(run) {
+        for (expected, found) in [(&expected.outputs, &found.outputs), (&expected.kept, &found.kept)] {
+            let all = ithaca_kernels::compare::outputs(found, expected);
+            let wrong: Vec<_> = all.iter().filter(|c| !c.verdict.within(1e-9)).collect();
+            assert!(wrong.is_empty(), "{wrong:?}");
+        }
+    }
+}
+
 /// The memory that is planned for a step, which is that which the runtime takes.
 fn planned(training: Training, strategy: &str, mesh: &str) -> memory::Memory {
     let mut config = deep_llama(8);
