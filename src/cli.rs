@@ -292,6 +292,9 @@ pub struct RunArgs {
     /// How values of 16-bit types are kept.
     #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
     pub storage: StorageArg,
+    /// Print how long tasks took, by kind.
+    #[arg(long)]
+    pub timings: bool,
     /// Seconds after which a run that makes no progress is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,

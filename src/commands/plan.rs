@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use ithaca_ir::Diagnostic;
-use ithaca_passes::import;
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::plan::{self, Plan};
-use ithaca_passes::planner::{self, Extended, Program, Request};
+use ithaca_passes::planner::{self, Extended, Program, Request, Staged};
 use ithaca_passes::shard::ShardOptions;
 
 use super::{Done, Session};
@@ -28,6 +29,12 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let module = import::program(&model.config, &model.name, &workload)?;
     let mut options = ShardOptions::default();
     subject::set_flags(&mut options, &args.layout)?;
+    let stages = match (workload.mode, workload.training.micro_batches) {
+        (Mode::Train, 2..) if workload.training.stages == 1 => {
+            (2..=gpus).filter(|n| gpus.is_multiple_of(*n)).collect()
+        }
+        _ => Vec::new(),
+    };
     let request = Request {
         gpus,
         batch: workload.batch,
@@ -41,14 +48,25 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         layers: options.layers,
         attention: options.attention,
         sparsity: planner::Sparsity::of(&module),
+        experts: planner::experts(&module),
+        stages,
     };
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };
     let program = Extended { program, registry: session.registry };
-    let ranked = planner::rank(&program, &cluster, &request).map_err(|refusal| Failure {
+    let in_stages = |stages: u64| {
+        let training = Training { stages, ..workload.training.clone() };
+        import::program(&model.config, &model.name, &Workload { training, ..workload.clone() })
+    };
+    let ranked = match workload.mode {
+        Mode::Train => planner::rank(&Staged { program, of_stages: &in_stages }, &cluster, &request),
+        Mode::Prefill | Mode::Decode => planner::rank(&program, &cluster, &request),
+    };
+    let ranked = ranked.map_err(|refusal| Failure {
         context: (!refusal.alternatives.is_empty()).then(|| planner::table(&refusal.alternatives)),
         ..Failure::from(refusal.diagnostic)
     })?;
+    let workload = subject::staged(workload.clone(), &ranked.chosen.options.mesh);
     let described = plan::Model::new(model.name, model.path, model.config);
     let plan = ranked.into_plan(&cluster, described, plan::Workload::of(&workload, &module));
     let json = plan.to_json();

@@ -8,6 +8,7 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
+use ithaca_kernels::cpu::Timings;
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
@@ -44,9 +45,11 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let options =
         cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
     let mut traffic = Vec::new();
+    let mut timings = Timings::default();
     let found = steps(args.steps, weights, |weights| {
         let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
         traffic = execution.traffic;
+        timings.merge(&execution.timings);
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
     if let Some(path) = &save {
@@ -60,6 +63,9 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let _ = writeln!(out, "resumed from {}{after}", path.display());
     }
     out.push_str(&traffic_table(&traffic));
+    if args.timings {
+        out.push_str(&timings_table(&timings));
+    }
     let judgement = match &args.expect {
         Some(path) => judge(&found, &Expected::<f32>::File(path), args.tolerance)?,
         None => {
@@ -80,6 +86,19 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// Tasks of all ranks and steps by kind: seconds, how many, share.
+fn timings_table(timings: &Timings) -> String {
+    let rows = timings.rows();
+    let all: Duration = rows.iter().map(|(_, timing)| timing.total).sum();
+    let mut table = format!("{:>10}  {:>8}  {:>5}  task\n", "seconds", "count", "share");
+    for (work, timing) in rows {
+        let seconds = timing.total.as_secs_f64();
+        let share = 100.0 * seconds / all.as_secs_f64().max(f64::MIN_POSITIVE);
+        let _ = writeln!(table, "{seconds:>10.4}  {:>8}  {share:>4.0}%  {work}", timing.count);
+    }
+    table
 }
 
 /// Runs `n` steps, each on what the one before kept, and returns what the last gave.

@@ -68,6 +68,7 @@ fn training() -> Vec<Module> {
                 %d_o, %d_lse, %d_logits = sink_backward %o, %o, %before, %lse : f32[s h e], f32[s h], f32[h]\n  \
                 return d_o = %d_o, d_lse = %d_lse, d_logits = %d_logits\n}\n";
     modules.push(parse(sink).unwrap());
+    modules.push(parse(include_str!("../files/roundtrip/random.ith")).unwrap());
     modules
 }
 

@@ -9,7 +9,9 @@ use ithaca_ir::ops::{
     AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Returns, Scan,
     ScanOrder, Unary, Window, structure,
 };
-use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, FrameId, Place, Stream, Task, Transfer, Work};
+use ithaca_ir::schedule::{
+    Buffer, BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work, communicates,
+};
 use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
 
 use super::names::{self, Names};
@@ -42,7 +44,12 @@ pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, runs: &[Run]) -> Result<St
             emitter.buffer(&mut out, buffer, item, runs)?;
         }
     }
-    out.push_str("\n    device.meet();\n");
+    // Frames that only compute leave their callers' communication alone.
+    let meets = meets(schedule, id);
+    out.push('\n');
+    if meets {
+        out.push_str("    device.meet();\n");
+    }
     for tasks in frame.tasks.chunk_by(|a, b| places(frame, a) == places(frame, b)) {
         let mut lines = String::new();
         for task in tasks {
@@ -57,8 +64,16 @@ pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, runs: &[Run]) -> Result<St
             }
         }
     }
-    out.push_str("    device.meet();\n}\n");
+    if meets {
+        out.push_str("    device.meet();\n");
+    }
+    out.push_str("}\n");
     Ok(out)
+}
+
+/// Whether both streams meet at the ends of a frame.
+fn meets(schedule: &Schedule, id: FrameId) -> bool {
+    schedule.main() == Some(id) || communicates(&schedule.frames, id)
 }
 
 /// The ranks that run a task, as places; none where all do.

@@ -1,5 +1,6 @@
 //! Which ranks of a mesh are drawn, and which collective is which arrows.
 
+use ithaca_ir::layout::At;
 use ithaca_ir::ops::Op;
 use ithaca_ir::{AxisId, Mesh, Rank, Space, TensorType, boxes};
 
@@ -16,6 +17,15 @@ pub(super) struct Drawn {
     pub(super) ranks: Vec<Rank>,
     /// Ranks of the whole mesh.
     pub(super) n_ranks: u64,
+}
+
+/// The ranks that a note spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ends {
+    /// The first.
+    pub(super) first: Rank,
+    /// The last.
+    pub(super) last: Rank,
 }
 
 /// One line between two ranks that are drawn.
@@ -55,6 +65,17 @@ impl Drawn {
                 ranks.into_iter().flat_map(along).map(|(r, c)| mesh.with_coordinate(r, axis, c)).collect();
         }
         Self { ranks, n_ranks: mesh.ranks() }
+    }
+
+    /// Those of the drawn ranks that are at a place; all of them where there is none.
+    pub(super) fn only(&self, mesh: &Mesh, at: Option<At>) -> Self {
+        let here = |rank: &Rank| at.is_none_or(|at| at.has(mesh, *rank));
+        Self { ranks: self.ranks.iter().copied().filter(here).collect(), n_ranks: self.n_ranks }
+    }
+
+    /// The first and the last of the drawn ranks; none where none is drawn.
+    pub(super) fn ends(&self) -> Option<Ends> {
+        Some(Ends { first: *self.ranks.first()?, last: *self.ranks.last()? })
     }
 
     /// The drawn ranks by their coordinates along all axes but the last, with these coordinates as `dp=0 tp=1`.

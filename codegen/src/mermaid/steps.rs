@@ -1,10 +1,11 @@
 //! What a function does, as the steps of a diagram.
 
+use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
-use ithaca_ir::ops::{Binding, Op};
+use ithaca_ir::ops::{Binding, Op, Stage};
 use ithaca_ir::{FuncId, Module, Node, traffic};
 
-use super::mesh::{Arrows, Drawn};
+use super::mesh::{Arrows, Drawn, Ends};
 use super::repeat;
 
 /// The part of a training step that something belongs to.
@@ -32,11 +33,16 @@ impl Phase {
     }
 }
 
-/// One thing that all ranks do.
+/// One thing that all ranks do, or those of a stage of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Local work: operations by name, in order of first use, with their numbers.
-    Local(Vec<(&'static str, u64)>),
+    /// Local work.
+    Local {
+        /// Operations by name, in order of first use, with their numbers.
+        ops: Vec<(&'static str, u64)>,
+        /// The ranks that do it.
+        over: Ends,
+    },
     /// Collectives of one kind along the same axes, one after another.
     Exchange {
         /// The operation's name.
@@ -54,6 +60,10 @@ pub(super) enum Step {
     Call {
         /// The function's name.
         name: String,
+        /// The ranks that run it.
+        over: Ends,
+        /// The stage of a pipeline that they are, as types have it.
+        stage: Option<String>,
         /// How often it runs: over how many layers, or parts of the batch.
         layers: u64,
         /// The phase of all that it does; none where it calls functions of its own.
@@ -80,14 +90,18 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
     let mut steps: Vec<(Phase, Step)> = Vec::new();
     let calls = module.functions[id].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     for node in &module.functions[id].nodes {
-        if let Op::Call { callee, layers, stride: _, scan: _, stage: _ } = &node.op {
-            let called = call(module, drawn, *callee, layers.end - layers.start, phase);
+        if let Op::Call { callee, layers, stride: _, scan: _, stage } = &node.op {
+            let at = stage.and_then(Stage::at);
+            let there = drawn.only(&module.space.mesh, at);
+            // Of a large mesh some stages are not drawn.
+            let Some(over) = there.ends() else { continue };
+            let called = call(module, (&there, over, at), *callee, layers.end - layers.start, phase);
             // States are cleared wherever that is needed; what follows is in the phase of what stands before.
             let last = last_phase(&called).filter(|&last| last != Phase::Load);
             let start = match &called {
                 Step::Call { phase: Some(own), .. } => *own,
                 Step::Call { phase: None, .. }
-                | Step::Local(_)
+                | Step::Local { .. }
                 | Step::Exchange { .. }
                 | Step::Again { .. } => phase,
             };
@@ -100,19 +114,39 @@ fn from(module: &Module, drawn: &Drawn, id: FuncId, mut phase: Phase) -> Vec<(Ph
             _ => phase,
         };
         if let Some(step) = step(module, drawn, id, node) {
-            push(&mut steps, phase, step);
+            push(&mut steps, served(module, id, node).unwrap_or(phase), step);
         }
     }
     repeat::folded(steps)
 }
 
-fn call(module: &Module, drawn: &Drawn, callee: FuncId, layers: u64, phase: Phase) -> Step {
+/// The phase that what passes between stages belongs to, whatever stands before it.
+fn served(module: &Module, id: FuncId, node: &Node) -> Option<Phase> {
+    let function = &module.functions[id];
+    let (&from, &to) = (node.operands.first()?, node.results.first()?);
+    let moves = node.op.is_communication() && function.ty(from).layout.at != function.ty(to).layout.at;
+    moves.then(|| match traffic::phase_of_node(module, function, node) {
+        traffic::Phase::Forward => Phase::Forward,
+        traffic::Phase::Backward => Phase::Backward,
+        traffic::Phase::Update => Phase::Update,
+    })
+}
+
+fn call(
+    module: &Module,
+    (drawn, over, at): (&Drawn, Ends, Option<At>),
+    callee: FuncId,
+    layers: u64,
+    phase: Phase,
+) -> Step {
     let name = module.functions[callee].name.clone();
     let own = phase_of(&name);
     let is_leaf = !module.functions[callee].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     let phase = own.unwrap_or(if is_leaf { Phase::Forward } else { phase });
     let steps = from(module, drawn, callee, phase);
-    Step::Call { name, layers, phase: is_leaf.then_some(phase), steps }
+    let mesh = &module.space.mesh;
+    let stage = at.map(|at| format!("{}={}", mesh.axes[at.axis].name, at.coordinate));
+    Step::Call { name, over, stage, layers, phase: is_leaf.then_some(phase), steps }
 }
 
 /// The phase that a function's name tells: what was made from `@block` is `@block.backward` and so on.
@@ -140,7 +174,7 @@ fn own_phase(op: &Op) -> Option<Phase> {
 /// The phase in which a step leaves off.
 fn last_phase(step: &Step) -> Option<Phase> {
     match step {
-        Step::Local(_) | Step::Exchange { .. } => None,
+        Step::Local { .. } | Step::Exchange { .. } => None,
         Step::Call { phase, steps, .. } => phase.or_else(|| steps.last().map(|(phase, _)| *phase)),
         Step::Again { steps, .. } => steps.last().map(|(phase, _)| *phase),
     }
@@ -154,17 +188,25 @@ fn step(module: &Module, drawn: &Drawn, id: FuncId, node: &Node) -> Option<Step>
         _ => {}
     }
     let space = &module.space;
+    let made = node.results.first().or(node.operands.first());
+    let at = made.and_then(|&v| function.ty(v).layout.at);
     let parcels = message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
+    // A collective within a stage is drawn between its ranks.
+    let arrows = |Parcel { op, from, to }: &Parcel| match from.layout.at == to.layout.at {
+        true => drawn.only(&space.mesh, at).arrows(space, op, from, to),
+        false => drawn.arrows(space, op, from, to),
+    };
     // Several tensors of a message go the same way.
     let sent = parcels.first().zip(traffic::axis(space, &parcels));
-    let sent = sent.map(|(Parcel { op, from, to }, axis)| Step::Exchange {
-        kind: op.name(),
+    let sent = sent.map(|(first, axis)| Step::Exchange {
+        kind: first.op.name(),
         axis,
         count: 1,
         bytes: message::busiest_bytes(space, &parcels),
-        arrows: drawn.arrows(space, op, from, to),
+        arrows: arrows(first),
     });
-    Some(sent.unwrap_or_else(|| Step::Local(vec![(node.op.name(), 1)])))
+    let here = || drawn.only(&space.mesh, at).ends();
+    sent.or_else(|| Some(Step::Local { ops: vec![(node.op.name(), 1)], over: here()? }))
 }
 
 /// Adds a step, to the last one where both are of a kind.
@@ -179,7 +221,7 @@ fn push(steps: &mut Vec<(Phase, Step)>, phase: Phase, step: Step) {
 /// Counts `next` into `last`, which it follows, if both are of a kind; says whether it did.
 fn joined(last: &mut Step, next: &Step) -> bool {
     match (last, next) {
-        (Step::Local(ops), Step::Local(more)) => {
+        (Step::Local { ops, over }, Step::Local { ops: more, over: there }) if over == there => {
             for &(name, n) in more {
                 match ops.iter_mut().find(|(have, _)| *have == name) {
                     Some((_, count)) => *count += n,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use ithaca_ir::{AxisId, Mesh, Module, Rank};
 
 use super::load::Load;
-use super::mesh::{Arrow, Arrows, Drawn, coordinates};
+use super::mesh::{Arrow, Arrows, Drawn, Ends, coordinates};
 use super::steps::{Phase, Step};
 
 /// The most kinds of operations in a line of a note.
@@ -14,7 +14,7 @@ const OPS_IN_A_LINE: usize = 4;
 /// The diagram.
 pub(super) fn diagram(module: &Module, drawn: &Drawn, load: &Load, steps: &[(Phase, Step)]) -> String {
     let mesh = &module.space.mesh;
-    let mut lines = Lines { out: String::new(), depth: 1, over: over(drawn) };
+    let mut lines = Lines { out: String::new(), depth: 1, over: drawn.ends() };
     // A JSON string is a YAML string.
     let ranks = if drawn.n_ranks == 1 { "one rank".to_owned() } else { format!("{} ranks", drawn.n_ranks) };
     let at = if mesh.axes.is_empty() { String::new() } else { format!(" ({mesh})") };
@@ -60,11 +60,11 @@ fn participants(lines: &mut Lines, mesh: &Mesh, drawn: &Drawn) {
     }
 }
 
-/// `r0,r3`: what spans all ranks that are drawn.
-fn over(drawn: &Drawn) -> String {
-    match (drawn.ranks.first(), drawn.ranks.last()) {
-        (Some(first), Some(last)) if first != last => format!("r{first},r{last}"),
-        (first, _) => format!("r{}", first.copied().unwrap_or(Rank(0))),
+/// `r0,r3`: what spans these ranks.
+fn span(over: Option<Ends>) -> String {
+    match over {
+        Some(Ends { first, last }) if first != last => format!("r{first},r{last}"),
+        over => format!("r{}", over.map_or(Rank(0), |ends| ends.first)),
     }
 }
 
@@ -72,7 +72,8 @@ fn over(drawn: &Drawn) -> String {
 struct Lines {
     out: String,
     depth: usize,
-    over: String,
+    /// All ranks that are drawn.
+    over: Option<Ends>,
 }
 
 impl Lines {
@@ -82,8 +83,13 @@ impl Lines {
 
     /// A note over all ranks, of several lines.
     fn note(&mut self, said: &[String]) {
+        self.note_over(self.over, said);
+    }
+
+    /// A note over some ranks.
+    fn note_over(&mut self, over: Option<Ends>, said: &[String]) {
         let said: Vec<String> = said.iter().map(|line| escaped(line)).collect();
-        self.line(&format!("Note over {}: {}", self.over, said.join("<br/>")));
+        self.line(&format!("Note over {}: {}", span(over), said.join("<br/>")));
     }
 
     /// A block with an `end`.
@@ -122,28 +128,29 @@ impl Lines {
 
     fn step(&mut self, phase: Phase, step: &Step) {
         match step {
-            Step::Local(ops) => self.note(&local(ops)),
+            Step::Local { ops, over } => self.note_over(Some(*over), &local(ops)),
             Step::Exchange { kind, axis, count, bytes, arrows } => {
                 self.exchange(&exchange(kind, axis, *count, *bytes), arrows);
             }
             Step::Again { times, steps } => {
                 self.block(&format!("loop {times} times"), |lines| lines.steps(steps, Some(phase)));
             }
-            Step::Call { name, layers: 1, phase: Some(_), steps } => match steps.as_slice() {
-                [(_, Step::Local(ops)), rest @ ..] => {
+            Step::Call { name, over, stage: _, layers: 1, phase: Some(_), steps } => match steps.as_slice() {
+                [(_, Step::Local { ops, over: _ }), rest @ ..] => {
                     let title = format!("@{name}");
-                    self.note(&[vec![title], local(ops)].concat());
+                    self.note_over(Some(*over), &[vec![title], local(ops)].concat());
                     self.steps(rest, Some(phase));
                 }
                 _ => {
-                    self.note(&[format!("@{name}")]);
+                    self.note_over(Some(*over), &[format!("@{name}")]);
                     self.steps(steps, Some(phase));
                 }
             },
-            Step::Call { name: _, layers: 1, phase: None, steps } => self.steps(steps, None),
-            Step::Call { name, layers, phase, steps } => {
+            Step::Call { layers: 1, phase: None, steps, .. } => self.steps(steps, None),
+            Step::Call { name, over: _, stage, layers, phase, steps } => {
                 let what = if phase.is_some() { "layers" } else { "times" };
-                let head = format!("loop {layers} {what}: @{}", escaped(name));
+                let on = stage.as_ref().map_or_else(String::new, |stage| format!(" on {}", escaped(stage)));
+                let head = format!("loop {layers} {what}: @{}{on}", escaped(name));
                 self.block(&head, |lines| lines.steps(steps, *phase));
             }
         }
@@ -155,7 +162,7 @@ impl Lines {
         let said = said.join("<br/>");
         if arrows.shown.is_empty() {
             // The ranks that it is between are not drawn.
-            self.line(&format!("Note over {}: {said}", self.over));
+            self.line(&format!("Note over {}: {said}", span(self.over)));
         }
         for (i, arrow) in arrows.shown.iter().enumerate() {
             let last = i + 1 == arrows.shown.len();

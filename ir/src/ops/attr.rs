@@ -407,6 +407,7 @@ fn read_op(name: &str, attrs: &mut Attrs, names: Names<'_>) -> Result<Op, AttrEr
         },
         "rms_scale" => Op::RmsScale { over: attrs.dims("over", names)?, eps: attrs.float("eps")? },
         "layer_norm" => Op::LayerNorm { over: attrs.dim("over", names)?, eps: attrs.float("eps")? },
+        "softmax" => Op::Softmax { over: attrs.dim("over", names)? },
         "rotary" => Op::Rotary(Rotary {
             over: attrs.dim("over", names)?,
             width: attrs.int("width")?,

@@ -5,7 +5,8 @@
 //! (local extents, peers) is derived from types and the rank, as [`crate::boxes`] and [`Space`] do.
 //!
 //! Tasks of one stream run in order. Tasks of different streams are ordered by events only; at the start and at the
-//! end of a frame both streams have met.
+//! end of a frame that communicates both streams have met. A frame that does not is one task of the compute stream to its
+//! caller, whose communication goes on meanwhile.
 
 mod text;
 mod verify;
@@ -47,6 +48,16 @@ pub const ALIGNMENT: u64 = 256;
 /// `bytes` rounded up to [`ALIGNMENT`].
 pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// Whether a frame, or one that it calls, has tasks on the communication stream.
+pub fn communicates(frames: &Arena<FrameId, Frame>, frame: FrameId) -> bool {
+    frames[frame].tasks.iter().any(|task| match task.work {
+        Work::Call { callee, .. } => communicates(frames, callee),
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
+            task.stream == Stream::Comm
+        }
+    })
 }
 
 /// What every rank executes.

@@ -40,12 +40,14 @@ pub mod communicator;
 pub mod dense;
 
 mod attention;
+mod elementwise;
 mod gemm;
 mod memory;
 mod message;
 mod rank;
 mod simd;
 pub mod threads;
+mod timings;
 mod transfer;
 
 #[cfg(test)]
@@ -65,6 +67,7 @@ use ithaca_ir::{Mesh, Rank};
 pub use communicator::{Communicator, Mailboxes};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
+pub use timings::{Timing, Timings};
 
 use crate::Outputs;
 use crate::error::RunError;
@@ -104,6 +107,8 @@ pub struct Execution {
     pub traffic: Vec<Traffic>,
     /// What each rank used, measured, in order of ranks.
     pub peaks: Vec<Peak>,
+    /// How long tasks took, of all ranks together.
+    pub timings: Timings,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
 }
@@ -182,6 +187,8 @@ pub fn execute(
     for (peak, done) in peaks.iter_mut().zip(&held) {
         peak.arena = done.reached;
     }
+    let mut timings = Timings::default();
+    held.iter().for_each(|done| timings.merge(&done.timings));
     let mut outputs = Outputs::new();
     for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
         let name = output.name.clone().unwrap_or_else(|| i.to_string());
@@ -194,7 +201,7 @@ pub fn execute(
     }
     let kept = kept(schedule, &written, &held, weights)?;
     let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, kept, traffic, peaks, memory_bytes })
+    Ok(Execution { outputs, kept, traffic, peaks, timings, memory_bytes })
 }
 
 /// What ranks wrote, as files have it; `before` has what was there.

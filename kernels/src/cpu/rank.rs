@@ -1,6 +1,7 @@
 //! One rank's thread: frames, tasks in order of issue, buffers in the arena.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
@@ -15,7 +16,8 @@ use super::communicator::Communicator;
 use super::memory::{ArenaShape, Found, Own, Sources, from_int, to_int};
 use super::message::Message;
 use super::threads::Threads;
-use super::{attention, gemm, transfer};
+use super::timings::Timings;
+use super::{attention, elementwise, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
 use crate::storage::Storage;
@@ -73,6 +75,7 @@ struct Runner<'a> {
     lasting: Own,
     /// The end of the arena as far as it was written, bytes of the schedule.
     reached: u64,
+    timings: Timings,
 }
 
 /// What all ranks run in.
@@ -94,6 +97,8 @@ pub(super) struct Done {
     pub(super) lasting: Own,
     /// The end of the arena as far as it was written, bytes of the schedule.
     pub(super) reached: u64,
+    /// How long its tasks took.
+    pub(super) timings: Timings,
 }
 
 /// Runs `main` on `rank`, which starts with `lasting` of what is written.
@@ -102,9 +107,20 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     // What was never written is not a number, so that it cannot pass for a result.
     let arena = vec![f32::NAN; index(shape.slots)];
-    let reached = 0;
-    let mut runner =
-        Runner { schedule, shape, sources, rank, communicator, ledger, storage, arena, lasting, reached };
+    let (reached, timings) = (0, Timings::default());
+    let mut runner = Runner {
+        schedule,
+        shape,
+        sources,
+        rank,
+        communicator,
+        ledger,
+        storage,
+        arena,
+        lasting,
+        reached,
+        timings,
+    };
     let scope = Scope { frame: main, base: 0, layer: 0, at: None, arguments: &[], results: &[] };
     runner.frame(&scope)?;
     let outputs = schedule.frames[main]
@@ -123,7 +139,7 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
             })
         })
         .collect::<Result<_, RunError>>()?;
-    Ok(Done { outputs, lasting: runner.lasting, reached: runner.reached })
+    Ok(Done { outputs, lasting: runner.lasting, reached: runner.reached, timings: runner.timings })
 }
 
 impl Runner<'_> {
@@ -140,7 +156,7 @@ impl Runner<'_> {
                 ))),
                 // Other ranks do that.
                 None if !frame.runs(&schedule.space, task, self.rank) => Ok(()),
-                None => self.communicator.check().and_then(|()| self.task(scope, i)),
+                None => self.communicator.check().and_then(|()| self.timed(scope, i)),
             };
             match result {
                 Ok(()) => {}
@@ -162,6 +178,18 @@ impl Runner<'_> {
                     true;
             }
         }
+        Ok(())
+    }
+
+    /// Runs the task of a frame with this number and counts what it took; a call is counted by the tasks of its frame.
+    fn timed(&mut self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
+        let work = &self.schedule.frames[scope.frame].tasks[number].work;
+        if let Work::Call { .. } = work {
+            return self.task(scope, number);
+        }
+        let start = Instant::now();
+        self.task(scope, number)?;
+        self.timings.add(&describe(self.schedule, work), start.elapsed());
         Ok(())
     }
 
@@ -323,7 +351,10 @@ impl Runner<'_> {
             (Op::Random(Random::LayerKey), _) => {
                 vec![random::layer_key(operands[0].elements, scope.layer)?]
             }
-            (op, _) => eval::eval(space, op, &operands, &wanted)?,
+            (op, _) => match elementwise::results(space, op, &operands, &wanted, threads)? {
+                Some(results) => eval::into_results(op, results, &wanted)?,
+                None => eval::eval(space, op, &operands, &wanted)?,
+            },
         };
         if values.len() != task.writes.len() {
             return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));

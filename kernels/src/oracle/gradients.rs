@@ -11,7 +11,7 @@ use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, strides};
 
 /// The derivative of a function of one element.
-pub(super) fn slope<T: Real>(f: Unary, x: T) -> T {
+pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match f {
         Unary::Silu => x.through(|x| sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),

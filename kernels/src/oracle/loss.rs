@@ -14,7 +14,7 @@ use crate::real::Real;
 use crate::tensor::strides;
 
 /// Rows of logits, and the label of each.
-struct Rows {
+pub(crate) struct Rows {
     lines: Lines,
     /// Of each row, the label's index in the vocabulary; none where it is ignored or padding.
     labels: Vec<Option<u64>>,
@@ -25,7 +25,11 @@ struct Rows {
 }
 
 impl Rows {
-    fn of<T: Real>(
+    /// The rows of these logits, `over` being the vocabulary and `ignore` the label that does not count.
+    ///
+    /// # Errors
+    /// [`RunError::LabelOutOfRange`], and [`RunError::Invalid`] where labels do not fit the logits.
+    pub(crate) fn of<T: Real>(
         space: &Space,
         (over, ignore): (DimId, i64),
         logits: &Operand<'_, T>,
@@ -42,9 +46,20 @@ impl Rows {
     }
 
     /// Where the logit of a row's label lies, if the rank holds it.
-    fn label(&self, row: usize) -> Option<usize> {
+    pub(crate) fn label(&self, row: usize) -> Option<usize> {
         let j = usize::try_from(self.labels[row]?.checked_sub(self.first)?).ok()?;
         (j < self.lines.length).then(|| self.lines.starts[row] + j * self.lines.step)
+    }
+
+    /// Whether a row's label counts, wherever it lies.
+    pub(crate) fn counts(&self, row: usize) -> bool {
+        self.labels[row].is_some()
+    }
+
+    /// How many columns are no padding, where these are the first.
+    pub(crate) fn leading_columns(&self) -> Option<usize> {
+        let n = self.data.iter().take_while(|&&data| data).count();
+        self.data[n..].iter().all(|&data| !data).then_some(n)
     }
 
     /// The columns that are no padding, by where they lie.

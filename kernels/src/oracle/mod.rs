@@ -13,10 +13,10 @@ pub mod collective;
 pub mod eval;
 mod experts;
 
-mod gradients;
+pub(crate) mod gradients;
 mod interpret;
 mod lasting;
-mod loss;
+pub(crate) mod loss;
 mod movement;
 mod norms;
 mod optimizer;

@@ -75,6 +75,6 @@ fn of_function(module: &Module, function: &Function) -> Result<Function, OpError
 /// Whether a mask is for `dropout` alone.
 fn only_drops(function: &Function, mask: ValueId) -> bool {
     let drops = |n: &Node| matches!(n.op, Op::Random(Random::Dropout { .. }));
-    let readers = function.nodes.iter().filter(|n| n.operands.contains(&mask));
-    readers.into_iter().all(drops) && function.outputs.iter().all(|o| o.value != mask)
+    let mut readers = function.nodes.iter().filter(|n| n.operands.contains(&mask));
+    readers.all(drops) && function.outputs.iter().all(|o| o.value != mask)
 }

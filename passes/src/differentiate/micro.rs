@@ -52,12 +52,12 @@ pub(super) fn functions(
         let mut map = vec![None; source.values.len()];
         let before = b.param(source.ty(loss).clone(), Some("loss_before"));
         for &v in &shared {
-            let mut given = b.param(source.ty(v).clone(), source.values[v].name.as_deref());
-            if is_key(source, v) {
-                // Micro-batches are the layers of this function.
-                given = b.push(Op::Random(Random::LayerKey), &[given])?;
-            }
-            map[v.index()] = Some(given);
+            map[v.index()] = Some(b.param(source.ty(v).clone(), source.values[v].name.as_deref()));
+        }
+        for &v in shared.iter().filter(|&&v| is_key(source, v)) {
+            // Micro-batches are the layers of this function.
+            let given = map[v.index()].expect("every shared value is a parameter");
+            map[v.index()] = Some(b.push(Op::Random(Random::LayerKey), &[given])?);
         }
         cx.forward_and_backward(&mut b, &mut map, loss, |n| !is_outside(cx, n))?;
         let part = map[loss.index()].expect("the loss was computed");

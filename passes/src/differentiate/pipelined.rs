@@ -217,10 +217,12 @@ pub(super) fn main(
     only_loss(source)?;
     let mut b = FunctionBuilder::new(source.name.as_str(), &module.space, &module.functions);
     let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
+    let whole = needed_whole(cx, cut);
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
-        match node.op {
-            Op::Random(Random::Key { .. }) => known[node.result().index()] = Some(cx.key(&mut b, node)?),
-            _ => of_all(&mut b, source, node, cut, &mut known)?,
+        if let Op::Random(Random::Key { .. }) = node.op {
+            known[node.result().index()] = Some(cx.key(&mut b, node)?);
+        } else if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
+            of_all(&mut b, source, node, cut, &mut known)?;
         }
     }
     ends.zero.run(&mut b, &[])?;
@@ -280,6 +282,18 @@ pub(super) fn main(
     let value = sum.expect("there is a micro-batch");
     b.name(value, source.values[loss].name.as_deref());
     Ok(b.finish([Output { name: source.outputs[0].name.clone(), value }]))
+}
+
+/// The values outside of calls that are needed of the whole batch: what has no batch, and what that is made of.
+fn needed_whole(cx: &Cx<'_>, cut: Cut) -> Vec<bool> {
+    let source = cx.function();
+    let mut needed: Vec<bool> = source.values.values().map(|value| !value.ty.has(cut.batch)).collect();
+    for node in source.nodes.iter().rev().filter(|n| is_outside(cx, n)) {
+        if node.results.is_empty() || node.results.iter().any(|v| needed[v.index()]) {
+            node.operands.iter().for_each(|v| needed[v.index()] = true);
+        }
+    }
+    needed
 }
 
 /// A node of the whole batch.

@@ -10,7 +10,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Stage;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Work, aligned};
-use ithaca_ir::{Arena, Space};
+use ithaca_ir::{Arena, Space, schedule};
 
 /// Something that needs memory from one task to another.
 struct Block {
@@ -79,13 +79,13 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
 
 /// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
 /// collective the task before the kernel that reads what it or a later collective brought.
-fn met(frame: &Frame) -> Vec<usize> {
+fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
     let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
     let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
     // Collectives that no kernel is known to come after.
     let mut open: Vec<usize> = Vec::new();
     for (i, task) in frame.tasks.iter().enumerate() {
-        let is_call = matches!(task.work, Work::Call { .. });
+        let meets = matches!(task.work, Work::Call { callee, .. } if schedule::communicates(frames, callee));
         match task.stream {
             Stream::Comm => {
                 open.push(i);
@@ -93,7 +93,7 @@ fn met(frame: &Frame) -> Vec<usize> {
             }
             Stream::Compute => {
                 let read = task.reads.iter().filter_map(|b| brought[b.index()]).max();
-                let past = if is_call { Some(i) } else { read };
+                let past = if meets { Some(i) } else { read };
                 let Some(past) = past else { continue };
                 for done in open.extract_if(.., |&mut o| o <= past) {
                     met[done] = i - 1;
@@ -115,7 +115,7 @@ fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<B
             *last = i;
         }
     }
-    let met = met(frame);
+    let met = met(frame, frames);
     for (_, last) in lives.iter_mut().flatten() {
         *last = met[*last];
     }

@@ -2,14 +2,15 @@
 //!
 //! Two tasks must be ordered when one writes memory that the other reads or writes. Within a stream they are. Across
 //! streams it is enough to wait for the last such task of the other stream, and for none that was waited for before. A
-//! call starts and ends with both streams met, so it needs no events.
+//! call of a frame that communicates starts and ends with both streams met, so it needs no events; any other call is a task
+//! that touches what its frame does.
 
 use std::ops::Range;
 
-use ithaca_ir::Space;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Binding, Target};
-use ithaca_ir::schedule::{BufferId, EventId, Frame, Place, Stream, Task, Work};
+use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Task, Work, communicates};
+use ithaca_ir::{Arena, Space};
 
 /// Memory that a task touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,9 +52,32 @@ struct Effects<'a> {
 }
 
 impl<'a> Effects<'a> {
-    fn of(frame: &'a Frame, space: &Space, task: &Task) -> Effects<'a> {
+    fn of(frames: &'a Arena<FrameId, Frame>, frame: &'a Frame, space: &Space, task: &Task) -> Effects<'a> {
         let memory = |ids: &[BufferId]| ids.iter().filter_map(|&id| Memory::of(frame, space, id)).collect();
-        Effects { reads: memory(&task.reads), writes: memory(&task.writes) }
+        let mut effects = Effects { reads: memory(&task.reads), writes: memory(&task.writes) };
+        if let Work::Call { callee, base, .. } = task.work {
+            effects.writes.push(Memory::Frame(base..base + frames[callee].bytes));
+            effects.add_lasting(frames, callee);
+        }
+        effects
+    }
+
+    /// What lasts that a frame, or one that it calls, reads and writes.
+    fn add_lasting(&mut self, frames: &'a Arena<FrameId, Frame>, frame: FrameId) {
+        for (id, buffer) in frames[frame].buffers.iter() {
+            let memory = match &buffer.place {
+                Place::Weight(binding) => Memory::Lasting(Target::Param, binding),
+                Place::State(binding) => Memory::Lasting(Target::State, binding),
+                Place::Frame(_) | Place::Argument(_) | Place::Result(_) | Place::Input(_) => continue,
+            };
+            let is_written = frames[frame].tasks.iter().any(|task| task.writes.contains(&id));
+            if is_written { self.writes.push(memory) } else { self.reads.push(memory) }
+        }
+        for task in &frames[frame].tasks {
+            if let Work::Call { callee, .. } = task.work {
+                self.add_lasting(frames, callee);
+            }
+        }
     }
 
     fn conflicts(&self, other: &Effects<'_>) -> bool {
@@ -65,26 +89,32 @@ impl<'a> Effects<'a> {
 }
 
 /// Inserts events into the tasks of `frame`, for the ranks of each stage as far as these run different tasks.
-pub(super) fn insert(frame: &mut Frame, space: &Space) {
+pub(super) fn insert(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Frame>) {
     let before = frame.clone();
-    let effects: Vec<Effects<'_>> = before.tasks.iter().map(|t| Effects::of(&before, space, t)).collect();
+    let effects: Vec<Effects<'_>> =
+        before.tasks.iter().map(|t| Effects::of(frames, &before, space, t)).collect();
+    let meets: Vec<bool> = before
+        .tasks
+        .iter()
+        .map(|t| matches!(t.work, Work::Call { callee, .. } if communicates(frames, callee)))
+        .collect();
     let stages = before.stages();
     if stages.is_empty() {
-        insert_for(frame, &effects, |_| true);
+        insert_for(frame, &effects, &meets, |_| true);
     }
     for at in stages {
-        insert_for(frame, &effects, |i| before.runs_at(&before.tasks[i], at));
+        insert_for(frame, &effects, &meets, |i| before.runs_at(&before.tasks[i], at));
     }
 }
 
-/// Inserts events for ranks that run the tasks for which `runs` holds.
-fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], runs: impl Fn(usize) -> bool) {
+/// Inserts events for ranks that run the tasks for which `runs` holds; `meets` says at which both streams meet.
+fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: impl Fn(usize) -> bool) {
     // For each stream, its tasks so far, and how many of the other's it is known to come after.
     let mut issued: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
     let mut met = [0usize; 2];
     let mut events = frame.n_events;
     for i in (0..frame.tasks.len()).filter(|&i| runs(i)) {
-        if matches!(frame.tasks[i].work, Work::Call { .. }) {
+        if meets[i] {
             met = [issued[1].len(), issued[0].len()];
             issued[stream_index(frame.tasks[i].stream)].push(i);
             met[1] = issued[0].len();

@@ -121,7 +121,7 @@ impl<'a> Lowering<'a> {
         }
         self.outputs();
         arena::place(&mut self.frame, self.space, self.frames);
-        events::insert(&mut self.frame, self.space);
+        events::insert(&mut self.frame, self.space, self.frames);
         self.frame
     }
 

@@ -5,7 +5,7 @@ use ithaca_ir::{Diagnostic, Mesh};
 use crate::cluster::Cluster;
 use crate::planner::{Request, Sparsity};
 use crate::registry::Registry;
-use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, Search, TENSOR_AXIS, product};
+use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, STAGE_AXIS, Search, TENSOR_AXIS, product};
 use crate::shard::{ShardOptions, Strategy};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
@@ -37,17 +37,30 @@ pub fn candidates_with(
     let near = cluster.levels.first().is_none_or(|level| request.gpus <= level.devices.value);
     let reach = if near { Reach::Near } else { Reach::Far };
     for name in &names {
-        let axes: Vec<&str> = product(registry, name)?.iter().flat_map(|s| s.axes()).copied().collect();
-        let meshes = match (&request.mesh, &request.strategy) {
+        let product = product(registry, name)?;
+        let axes: Vec<&str> = product.iter().flat_map(|s| s.axes()).copied().collect();
+        // Without an axis of its own a strategy that shares takes those of the others.
+        let others = product.iter().filter(|s| !s.shares_axes()).flat_map(|s| s.axes()).copied();
+        let others: Vec<&str> = others.collect();
+        let shares = !others.is_empty() && others.len() < axes.len();
+        let of_axes = |axes: &[&str]| match (&request.mesh, &request.strategy) {
             (Some(mesh), Some(_)) => vec![mesh.clone()],
-            (Some(mesh), None) if same_axes(mesh, &axes) => vec![mesh.clone()],
-            (Some(_), None) => continue,
+            (Some(mesh), None) if same_axes(mesh, axes) => vec![mesh.clone()],
+            (Some(_), None) => Vec::new(),
             (None, named) => {
-                let meshes = meshes(&axes, request.gpus, reach);
+                let meshes = meshes(axes, request.gpus, reach);
                 let any = named.is_some() && !meshes.iter().any(proper);
                 meshes.into_iter().filter(|m| any || proper(m)).collect()
             }
         };
+        let mut meshes = of_axes(&axes);
+        if shares && request.strategy.is_none() {
+            // Four axes and more are as many meshes as all others together.
+            if product.len() > OWN_AXIS {
+                meshes.clear();
+            }
+            meshes.extend(of_axes(&others));
+        }
         found.extend(meshes.into_iter().map(|mesh| ShardOptions {
             heads: request.heads,
             sequence: request.sequence,
@@ -70,6 +83,43 @@ pub fn candidates_with(
     }
     Ok(found)
 }
+
+/// The candidates of a request with stages of a pipeline, alone and beside one other strategy: what is tried where no
+/// other candidate fits.
+///
+/// # Errors
+/// As [`candidates`].
+pub(super) fn staged(
+    registry: &Registry,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<ShardOptions>, Diagnostic> {
+    if request.strategy.is_some() || request.mesh.is_some() {
+        return Ok(Vec::new());
+    }
+    let pipelines = registry.strategies().filter(|s| s.search() == Search::Stages);
+    let pipelines: Vec<&dyn Strategy> = pipelines.collect();
+    let splits =
+        |name: &String| product(registry, name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
+    let names = strategies(registry, request).into_iter();
+    let single = names.filter(|name| !name.contains('+') && splits(name));
+    let names = |pipeline: &&dyn Strategy| -> Vec<String> {
+        let beside = single.clone().map(|name| format!("{}+{name}", pipeline.name()));
+        std::iter::once(pipeline.name().to_owned()).chain(beside).collect()
+    };
+    let mut found = Vec::new();
+    for name in pipelines.iter().flat_map(names) {
+        let named = Request { strategy: Some(name), ..request.clone() };
+        let Ok(candidates) = candidates_with(registry, cluster, &named) else { continue };
+        let stages = |o: &ShardOptions| o.mesh.axis(STAGE_AXIS).map_or(1, |axis| o.mesh.size(axis));
+        let fits = |o: &ShardOptions| proper(&o.mesh) && request.stages.contains(&stages(o));
+        found.extend(candidates.into_iter().filter(fits));
+    }
+    Ok(found)
+}
+
+/// The most strategies of a product in which experts have an axis of their own.
+const OWN_AXIS: usize = 2;
 
 /// Behind each candidate whose context is split by one axis, the same with layers of sparse masks fetching what they see.
 fn with_sparse_layers(found: Vec<ShardOptions>, functions: &[String]) -> Vec<ShardOptions> {
@@ -123,7 +173,8 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
     let tried = |s: &&dyn Strategy| match s.search() {
         Search::Candidate => true,
         Search::Sparse => request.sparsity == Sparsity::All,
-        Search::Named => false,
+        Search::Experts => request.experts > 0,
+        Search::Stages | Search::Named => false,
     };
     for strategy in registry.strategies().filter(tried) {
         let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];

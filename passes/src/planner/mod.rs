@@ -2,7 +2,7 @@
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
-//! to the name and the order of trial. What does not fit or is not legal stays in the list with its reason, and a request of which nothing
+//! to the name and the order of trial. Where nothing fits, stages of a pipeline are tried. What does not fit or is not legal stays in the list with its reason, and a request of which nothing
 //! is left is refused with repairs that were tried and work.
 
 mod candidates;
@@ -10,6 +10,7 @@ mod reasons;
 mod repair;
 mod table;
 
+use ithaca_ir::ops::experts::Experts;
 use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module, Op};
 
 use crate::cluster::Cluster;
@@ -17,6 +18,7 @@ use crate::compile::{self, Compiled};
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
 use crate::registry::Registry;
+use crate::shard::strategy::STAGE_AXIS;
 use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero};
 use crate::simulate::{Simulation, simulate};
 
@@ -51,6 +53,10 @@ pub struct Request {
     pub attention: AttentionChoice,
     /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
     pub sparsity: Sparsity,
+    /// Experts of the model's mixtures; none of a model without.
+    pub experts: u64,
+    /// Numbers of stages of a pipeline to try where nothing fits without; the compiler makes programs of so many.
+    pub stages: Vec<u64>,
 }
 
 /// Which layers have masks that are more than causal and leave blocks empty.
@@ -159,6 +165,49 @@ impl Compiler for Extended<'_> {
     }
 }
 
+/// Programs with as many stages as a candidate's mesh has, compiled by the passes.
+pub struct Staged<'a> {
+    /// The program of one stage.
+    pub program: Extended<'a>,
+    /// Makes the program of several stages.
+    pub of_stages: &'a dyn Fn(u64) -> Result<Module, Diagnostics>,
+}
+
+impl Staged<'_> {
+    fn stages(options: &ShardOptions) -> Option<u64> {
+        options.mesh.axis(STAGE_AXIS).map(|axis| options.mesh.size(axis))
+    }
+}
+
+impl Compiler for Staged<'_> {
+    fn registry(&self) -> Registry {
+        self.program.registry()
+    }
+
+    fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
+        let Some(stages) = Self::stages(options) else { return self.program.check(options) };
+        let first = |found: Diagnostics| found.into_iter().next().expect("a refusal says why");
+        let module = (self.of_stages)(stages).map_err(first)?;
+        shard::check_with(self.program.registry, &module, options).map(|_| ())
+    }
+
+    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        let Some(stages) = Self::stages(options) else { return self.program.compile(options) };
+        let module = (self.of_stages)(stages)?;
+        compile::compile_with(self.program.registry, &module, options, self.program.program.cluster)
+    }
+}
+
+/// How many experts a program's mixtures choose from, at most.
+pub fn experts(module: &Module) -> u64 {
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    let slots = nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Dispatch(slots) | Experts::Combine(slots)) => Some(slots),
+        _ => None,
+    });
+    slots.map(|slots| module.space.size(slots.experts)).max().unwrap_or(0)
+}
+
 /// A candidate with its price.
 #[derive(Clone, Debug)]
 pub struct Priced {
@@ -246,6 +295,18 @@ struct Tried {
 }
 
 impl Tried {
+    fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
+        for options in candidates {
+            match price(compiler, cluster, &options) {
+                Ok(priced) => match priced.memory.over(cluster) {
+                    None => self.fits.push(priced),
+                    Some(over) => self.too_large.push((priced, over)),
+                },
+                Err(diagnostic) => self.refused.push((options, diagnostic)),
+            }
+        }
+    }
+
     fn alternatives(&self, compiler: &dyn Compiler) -> Vec<Alternative> {
         let fits = self.fits.iter().map(|p| reasons::ranked(p, &self.fits[0]));
         let too_large = self.too_large.iter().map(|(p, over)| reasons::too_large(p, *over));
@@ -259,14 +320,10 @@ impl Tried {
 
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
-    for options in candidates_with(&compiler.registry(), cluster, request)? {
-        match price(compiler, cluster, &options) {
-            Ok(priced) => match priced.memory.over(cluster) {
-                None => tried.fits.push(priced),
-                Some(over) => tried.too_large.push((priced, over)),
-            },
-            Err(diagnostic) => tried.refused.push((options, diagnostic)),
-        }
+    let registry = compiler.registry();
+    tried.add(compiler, cluster, candidates_with(&registry, cluster, request)?);
+    if tried.fits.is_empty() && !tried.too_large.is_empty() && !request.stages.is_empty() {
+        tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
     }
     let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
     tried.fits.sort_by(|a, b| {

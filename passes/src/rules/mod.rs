@@ -70,6 +70,12 @@ pub trait Evaluate {
     fn outputs(&self, module: &Module, sources: &Module, seed: u64) -> Result<Vec<Evaluated>, String>;
 }
 
+/// A program in which the left side of a rule occurs; none where the draw had no luck.
+#[cfg(test)]
+pub(crate) fn drawn(rule: &Rule, seed: u64) -> Option<Module> {
+    instance::instance(rule, seed, None).ok()
+}
+
 /// The pass that applies rules: each at most [`MAX_APPLICATIONS`] times, in the order of the file, operands first.
 #[derive(Debug)]
 pub struct ApplyRules {

@@ -57,7 +57,9 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
         }
         "cast" => {
             d.attr("to", Attr::Word(want.dtype.name().to_owned()));
-            vec![TensorType { dtype: d.draw.dice.one_of(&DType::ALL)?, ..want.clone() }]
+            // A mask is no number.
+            let numbers: Vec<DType> = DType::ALL.into_iter().filter(|&t| t != DType::Bool).collect();
+            vec![TensorType { dtype: d.draw.dice.one_of(&numbers)?, ..want.clone() }]
         }
         "add" | "sub" | "mul" | "div" | "log_add_exp" => vec![want.clone(), d.part_of(want)],
         "accumulate" => vec![want.clone(), want.clone()],

@@ -6,7 +6,7 @@
 //! that are fetched the ranks that it sends to or receives from. So a task that only some ranks have costs the others
 //! nothing, and a rank that is late holds up its neighbours and, step by step, theirs. Ranks that differ along no axis
 //! that matters are simulated once (`classes`): up to 64 exactly, of more a sample. Both streams meet at the ends of a
-//! frame. A loop is run layer by layer until every rank is as far behind the others as a layer before, which the
+//! frame that communicates; any other is a task of the compute stream. A loop is run layer by layer until every rank is as far behind the others as a layer before, which the
 //! layers that are left repeat.
 //!
 //! The result is that of the rank that ends last. At any moment one of its streams works, or waits in a collective,
@@ -24,12 +24,12 @@ mod tests;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Work};
 use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::{Rank, schedule};
 
 use crate::cluster::Cluster;
 use classes::Classes;
@@ -94,9 +94,23 @@ pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simu
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);
-    let world = World { schedule, steps: &steps, ranks: classes.ranks(), recorded: None };
-    let Run { ranks, .. } = world.frame(main, 0, &vec![0.0; world.ranks.len()]);
+    let communicates = communicating(schedule);
+    let world = World {
+        schedule,
+        steps: &steps,
+        communicates: &communicates,
+        ranks: classes.ranks(),
+        recorded: None,
+    };
+    let Run { ranks, .. } =
+        world.frame(main, 0, (&vec![0.0; world.ranks.len()], &vec![true; world.ranks.len()]));
     classes.ranks().iter().copied().zip(ranks).collect()
+}
+
+/// Whether each frame communicates.
+fn communicating(schedule: &Schedule) -> Vec<bool> {
+    let frames = &schedule.frames;
+    frames.ids().map(|id| schedule::communicates(frames, id)).collect()
 }
 
 /// When each task runs on each rank that stands for others, every layer of every loop.
@@ -105,8 +119,15 @@ pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);
     let recorded = RefCell::new(Vec::new());
-    let world = World { schedule, steps: &steps, ranks: classes.ranks(), recorded: Some(&recorded) };
-    world.frame(main, 0, &vec![0.0; world.ranks.len()]);
+    let communicates = communicating(schedule);
+    let world = World {
+        schedule,
+        steps: &steps,
+        communicates: &communicates,
+        ranks: classes.ranks(),
+        recorded: Some(&recorded),
+    };
+    world.frame(main, 0, (&vec![0.0; world.ranks.len()], &vec![true; world.ranks.len()]));
     recorded.into_inner()
 }
 
@@ -117,6 +138,8 @@ const LAYERS: u64 = 64;
 struct World<'a> {
     schedule: &'a Schedule,
     steps: &'a [Steps],
+    /// Whether each frame communicates.
+    communicates: &'a [bool],
     /// The ranks that are simulated.
     ranks: &'a [Rank],
     /// Where what runs is written down, if somebody wants it.
@@ -166,23 +189,29 @@ impl Clock {
 }
 
 impl World<'_> {
-    /// Runs a frame that each rank enters at its own time.
-    fn frame(&self, id: FrameId, layer: u64, starts: &[f64]) -> Run {
+    /// Runs a frame that each rank enters at its own time, on the ranks that are `here`.
+    fn frame(&self, id: FrameId, layer: u64, (starts, here): (&[f64], &[bool])) -> Run {
         let (frame, steps) = (&self.schedule.frames[id], &self.steps[id.index()]);
         let mut clocks: Vec<Clock> = starts.iter().map(|&start| Clock::new(start, frame)).collect();
         for (number, (task, step)) in frame.tasks.iter().zip(&steps.steps).enumerate() {
             let waited = |c: &Clock| task.waits.iter().map(|e| c.events[e.index()]).fold(0.0, f64::max);
-            let ready = |c: &Clock| match (&task.work, task.stream) {
-                (Work::Call { .. }, _) => c.both_ready(),
-                (_, Stream::Compute) => c.compute_ready,
-                (_, Stream::Comm) => c.comm_ready,
+            let meets = matches!(task.work, Work::Call { callee, .. } if self.communicates[callee.index()]);
+            let ready = |c: &Clock| match task.stream {
+                _ if meets => c.both_ready(),
+                Stream::Compute => c.compute_ready,
+                Stream::Comm => c.comm_ready,
             };
-            let runs: Vec<bool> =
-                self.ranks.iter().map(|&rank| frame.runs(&self.schedule.space, task, rank)).collect();
+            let runs = |(&rank, &here): (&Rank, &bool)| here && frame.runs(&self.schedule.space, task, rank);
+            let runs: Vec<bool> = self.ranks.iter().zip(here).map(runs).collect();
             let ready: Vec<f64> = clocks.iter().map(|c| ready(c).max(waited(c))).collect();
             let ends = match &task.work {
                 Work::Call { callee, layers, scan, .. } => {
-                    self.layers(*callee, (layers, *scan), (&ready, &runs), &mut clocks)
+                    let (ends, done) = self.layers(*callee, (layers, *scan), (&ready, &runs));
+                    // The callee has accounted for its own streams; of one that only computes the time is all.
+                    for (clock, done) in clocks.iter_mut().zip(&done).filter(|_| meets) {
+                        clock.total.add(done, 1.0);
+                    }
+                    ends
                 }
                 Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
                     let end = |c: usize| step.end(c, &ready);
@@ -195,14 +224,14 @@ impl World<'_> {
                 if !matches!(task.work, Work::Call { .. }) {
                     self.record((frame, layer, number), self.ranks[c], (start, end));
                 }
-                match (&task.work, task.stream) {
-                    // The callee has accounted for its own streams; here nothing else runs meanwhile.
-                    (Work::Call { .. }, _) => (clock.compute_ready, clock.comm_ready) = (end, end),
-                    (_, Stream::Compute) => {
+                match task.stream {
+                    // Here nothing else runs meanwhile.
+                    _ if meets => (clock.compute_ready, clock.comm_ready) = (end, end),
+                    Stream::Compute => {
                         clock.compute_ready = end;
                         clock.compute.push((start, end));
                     }
-                    (_, Stream::Comm) => {
+                    Stream::Comm => {
                         clock.comm_ready = end;
                         clock.comm.push(Busy { start, end, key: step.key });
                     }
@@ -226,22 +255,22 @@ impl World<'_> {
         recorded.borrow_mut().push(Span { rank, stream, frame, layer, task, name, kind, start, end });
     }
 
-    /// Runs a frame once for each layer; gives when each rank ends.
+    /// Runs a frame once for each layer; gives when each rank ends, and what it did.
     fn layers(
         &self,
         callee: FrameId,
         (layers, scan): (&Layers, Option<Scan>),
         (starts, runs): (&[f64], &[bool]),
-        clocks: &mut [Clock],
-    ) -> Vec<f64> {
+    ) -> (Vec<f64>, Vec<Simulation>) {
         let n = layers.end - layers.start;
+        let mut totals = vec![Simulation::default(); starts.len()];
         let mut at = starts.to_vec();
         for layer in 0..n {
             let number = match scan.map(|scan| scan.order) {
                 None | Some(ScanOrder::Ascending) => layers.start + layer,
                 Some(ScanOrder::Descending) => layers.end - 1 - layer,
             };
-            let run = self.frame(callee, number, &at);
+            let run = self.frame(callee, number, (&at, runs));
             let took: Vec<f64> = run.ends.iter().zip(&at).map(|(end, start)| end - start).collect();
             let running = took.iter().zip(runs).filter(|(_, runs)| **runs).map(|(t, _)| t);
             let (least, most) = running.fold((f64::MAX, 0.0f64), |(l, m), &t| (l.min(t), m.max(t)));
@@ -249,17 +278,17 @@ impl World<'_> {
             let alike = most - least <= 1e-9 * most || layer + 1 == LAYERS;
             let steady = alike && self.recorded.is_none();
             let times = if steady { n - layer } else { 1 };
-            let ranks = clocks.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
-            for (((clock, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {
+            let ranks = totals.iter_mut().zip(&run.ranks).zip(at.iter_mut().zip(&took)).zip(runs);
+            for (((total, done), (at, took)), _) in ranks.filter(|(_, runs)| **runs) {
                 let busy = Simulation { seconds: 0.0, ..done.clone() };
-                clock.total.add(&busy, times as f64);
+                total.add(&busy, times as f64);
                 *at += times as f64 * took;
             }
             if steady {
                 break;
             }
         }
-        at
+        (at, totals)
     }
 }
 

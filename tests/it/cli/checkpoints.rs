@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{line, refused, repository, said};
 
 /// What the order of sums leaves of ten steps in single precision: `‖a − b‖ / ‖b‖` of each tensor.
-const TOLERANCE: f64 = 1e-5;
+pub(super) const TOLERANCE: f64 = 1e-5;
 
 const STEP: &str = "run . --mode train --seq 16 --batch 4 --train clip=1.0";
 const RING: &str = "--strategy ring --mesh ring=4";
@@ -37,12 +37,12 @@ fn golden(name: &str) -> tempfile::TempDir {
     folder
 }
 
-fn bytes(folder: &Path, file: &str) -> Vec<u8> {
+pub(super) fn bytes(folder: &Path, file: &str) -> Vec<u8> {
     std::fs::read(folder.join(file)).unwrap()
 }
 
 /// That `b` has the tensors of `a`, bit for bit.
-fn same_tensors(folder: &Path, a: &str, b: &str) {
+pub(super) fn same_tensors(folder: &Path, a: &str, b: &str) {
     let [a, b] = [a, b].map(|file| SafeTensorsFile::open(folder.join(file)).unwrap());
     assert_eq!(a.names(), b.names());
     for name in a.names() {

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod goldens;
 mod malformed;
+mod pipelines;
 mod refusals;
 mod session;
 

@@ -13,7 +13,7 @@ inline ncclDataType_t nccl_type(DType dtype) {
         case DType::F16: return ncclFloat16;
         case DType::BF16: return ncclBfloat16;
         case DType::I32: return ncclInt32;
-        case DType::Bool: return ncclUint8;
+        case DType::Bool: return ncclInt8;
     }
     return ncclInt8;
 }

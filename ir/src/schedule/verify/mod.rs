@@ -46,13 +46,13 @@ pub fn verify(schedule: &Schedule) -> Result<(), Diagnostics> {
             if found.len() == before {
                 let stages = frame.stages();
                 if stages.is_empty() {
-                    let order = order::check(frame, &mut found);
+                    let order = order::check(schedule, frame, &mut found);
                     memory::check(schedule, frame, &lasting, &order, &mut found);
                 }
                 // Each stage has an order and a memory of its own.
                 for frame in stages.into_iter().map(|at| frame.only(at)) {
                     if found.len() == before {
-                        let order = order::check(&frame, &mut found);
+                        let order = order::check(schedule, &frame, &mut found);
                         memory::check(schedule, &frame, &lasting, &order, &mut found);
                     }
                 }

@@ -1,7 +1,7 @@
 //! Which tasks happen before which: `S05`.
 //!
-//! Each task gets a clock: for each stream, how many of its tasks have ended before this one starts. A call meets both
-//! streams before and after it, as frames do.
+//! Each task gets a clock: for each stream, how many of its tasks have ended before this one starts. A call of a
+//! frame that communicates meets both streams before and after it, as the frame does.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::in_task;
 use crate::diagnostic::Diagnostics;
 use crate::entity::Entity;
 use crate::ops::OpError;
-use crate::schedule::{Frame, Stream, Task, Work};
+use crate::schedule::{Frame, Schedule, Stream, Task, Work, communicates};
 
 /// For each stream, in order of [`Stream::ALL`], a number of its tasks.
 type Clock = [usize; Stream::ALL.len()];
@@ -33,14 +33,14 @@ impl Order {
 }
 
 /// Orders the tasks, and adds events that are recorded twice or waited for too early.
-pub(super) fn check(frame: &Frame, found: &mut Diagnostics) -> Order {
+pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics) -> Order {
     let mut recorded: BTreeMap<usize, Clock> = BTreeMap::new();
     let mut ends: [Clock; Stream::ALL.len()] = Default::default();
     let mut order = Order { starts: Vec::with_capacity(frame.tasks.len()), streams: Default::default() };
     for (i, task) in frame.tasks.iter().enumerate() {
         let Task { stream, work, waits, records, .. } = task;
         let stream = *stream as usize;
-        let meets = matches!(work, Work::Call { .. });
+        let meets = matches!(work, Work::Call { callee, .. } if communicates(&schedule.frames, *callee));
         let mut start = ends[stream];
         if meets {
             ends.iter().for_each(|end| join(&mut start, end));

@@ -4,6 +4,7 @@
 mod buffer;
 mod einsum;
 mod pack;
+mod vector;
 
 pub(super) use buffer::Buffer;
 pub(super) use einsum::einsum;
@@ -76,6 +77,13 @@ pub(super) fn multiply(
     assert!(c_view.lies_in(m, n, c.len()), "the result lies in its slice");
     if m == 0 || n == 0 {
         return;
+    }
+    if m == 1 {
+        return vector::product((k, n), alpha, (a, a_view), (b, b_view), (c, c_view), into);
+    }
+    if n == 1 {
+        let (x, matrix, to) = (b_view.transposed(), a_view.transposed(), c_view.transposed());
+        return vector::product((k, m), alpha, (b, x), (a, matrix), (c, to), into);
     }
     // Small products write rows: the result's neighbours have to be columns.
     if c_view.column != 1 && (c_view.row == 1 || m > n) {

@@ -109,18 +109,29 @@ impl<'f> Block<'f> {
         Self { function, graph, classes, free }
     }
 
-    /// The term of a node that rules may replace, as it is now; nothing for others, and for a change of layout that
+    /// For each class of the function as it is, the first term that stands for it there.
+    pub(super) fn originals(&self) -> BTreeMap<Id, Term> {
+        let mut originals = BTreeMap::new();
+        for n in 0..self.function.nodes.len() {
+            if let Some((class, term)) = self.term(n) {
+                originals.entry(class).or_insert(term);
+            }
+        }
+        originals
+    }
+
+    /// The class and the term of a node that rules may replace, as they are now; nothing for others, and for a change of layout that
     /// changes nothing.
-    pub(super) fn term(&mut self, names: Names<'_>, n: usize) -> Option<Term> {
+    fn term(&self, n: usize) -> Option<(Id, Term)> {
         let node = &self.function.nodes[n];
         if !self.free[n] {
             return None;
         }
         let types: Vec<TensorType> = node.results.iter().map(|&v| self.function.ty(v).clone()).collect();
-        let symbol = self.graph.analysis.apply(&node.op, &types, names);
+        let symbol = self.graph.analysis.find(&node.op, &types)?;
         let operands = node.operands.iter().map(|v| self.graph.find(self.classes[v.index()])).collect();
         let term = Term { symbol, operands };
-        self.graph.lookup(term.clone()).map(|_| term)
+        self.graph.lookup(term.clone()).map(|class| (self.graph.find(class), term))
     }
 
     /// The classes that must be computed: operands of what stays, and outputs.

@@ -25,8 +25,14 @@ pub(super) struct Limits {
     pub(super) iterations: usize,
 }
 
-/// Terms that rules added, each with the number of its rule, in order.
-pub(super) type Made = Vec<(Term, usize)>;
+/// What rules did, each with its number, in order.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// Terms that were added.
+    pub(super) terms: Vec<(Term, usize)>,
+    /// Classes that were found to be a value that is there.
+    pub(super) found: Vec<(Id, usize)>,
+}
 
 /// Applies `rules` to `graph`.
 pub(super) fn grow(
@@ -36,7 +42,7 @@ pub(super) fn grow(
     rules: &[Rule],
     limits: Limits,
 ) -> Made {
-    let mut made = Made::new();
+    let mut made = Made::default();
     let mut seen: BTreeSet<(usize, Id, String)> = BTreeSet::new();
     for _ in 0..limits.iterations {
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
@@ -90,11 +96,14 @@ fn apply(
         let operands: Vec<Id> = node.operands.iter().map(|&place| at(&classes, place)).collect();
         let own = add(graph, names, &node.op, &node.types, &operands);
         let symbol = graph.analysis.apply(&node.op, &node.types, names);
-        made.push((Term { symbol, operands: operands.into_iter().collect() }, rule));
+        made.terms.push((Term { symbol, operands: operands.into_iter().collect() }, rule));
         classes.push(own);
     }
     let old = results(graph, class);
     for (place, old) in places.into_iter().zip(old) {
+        if matches!(place, Place::Value(_)) {
+            made.found.push((old, rule));
+        }
         graph.union(old, at(&classes, place));
     }
 }

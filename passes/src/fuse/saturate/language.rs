@@ -78,11 +78,18 @@ impl Symbols {
         self.push(Symbol::Leaf(ty))
     }
 
+    /// The symbol of an operation with these results, where it has one.
+    pub(super) fn find(&self, op: &Op, types: &[TensorType]) -> Option<usize> {
+        let same = |&s: &usize| match &self.table[s] {
+            Symbol::Apply { op: known, types: results, .. } => known == op && results == types,
+            Symbol::Leaf(_) | Symbol::Result(_) => false,
+        };
+        self.named.get(op.name())?.iter().copied().find(same)
+    }
+
     /// The symbol of an operation with these results.
     pub(super) fn apply(&mut self, op: &Op, types: &[TensorType], names: Names<'_>) -> usize {
-        let known = self.named.entry(op.name()).or_default();
-        let same = |&s: &usize| matches!(&self.table[s], Symbol::Apply { op: o, types: t, .. } if o == op && t == types);
-        if let Some(known) = known.iter().copied().find(same) {
+        if let Some(known) = self.find(op, types) {
             return known;
         }
         let attrs = op.attrs(names);

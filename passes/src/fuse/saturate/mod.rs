@@ -263,14 +263,7 @@ impl Saturate {
         let before = prices.of_function(function);
         let mut block = Block::of(function, names);
         let made = grow(&mut block.graph, names, level, rules, self.limits);
-        let mut original: BTreeMap<egg::Id, Term> = BTreeMap::new();
-        for n in 0..function.nodes.len() {
-            if let Some(term) = block.term(names, n)
-                && let Some(class) = block.graph.lookup(term.clone())
-            {
-                original.entry(class).or_insert(term);
-            }
-        }
+        let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
         let Some(rewritten) = block.rebuilt(names, &chosen)? else { return Ok(None) };
         let after = prices.of_function(&rewritten);
@@ -284,11 +277,16 @@ impl Saturate {
             ..term.clone()
         };
         let mut makers: BTreeMap<Term, usize> = BTreeMap::new();
-        for (term, rule) in &made {
+        for (term, rule) in &made.terms {
             makers.entry(canonical(term)).or_insert(*rule);
         }
         let new = chosen.values().filter(|term| !original.values().any(|known| known == *term));
-        let rules = new.filter_map(|term| makers.get(&canonical(term)).copied()).collect();
+        let mut rules: BTreeSet<usize> = new.filter_map(|term| makers.get(term).copied()).collect();
+        let left_out = |class: egg::Id| {
+            original.get(&class).is_some_and(|term| !chosen.values().any(|known| known == term))
+        };
+        let found = made.found.iter().filter(|(class, _)| left_out(block.graph.find(*class)));
+        rules.extend(found.map(|(_, rule)| *rule));
         Ok(Some(Cheaper { function: rewritten, seconds: (before, after), rules }))
     }
 }

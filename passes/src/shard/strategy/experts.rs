@@ -27,7 +27,7 @@ impl Strategy for Experts {
         &[EXPERT_AXIS]
     }
     fn search(&self) -> Search {
-        Search::Named
+        Search::Experts
     }
     fn shares_axes(&self) -> bool {
         true

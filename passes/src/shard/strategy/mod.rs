@@ -115,6 +115,10 @@ pub enum Search {
     Candidate,
     /// Where some mask is more than causal and leaves blocks empty.
     Sparse,
+    /// Where the model has experts.
+    Experts,
+    /// In training in micro-batches, where nothing fits otherwise.
+    Stages,
     /// Only when the strategy is named: another has the same layouts and movement, or is never behind it.
     Named,
 }

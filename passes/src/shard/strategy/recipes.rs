@@ -226,7 +226,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
         summary: "stages of layers run micro-batches one after another; nothing is split (GPipe: Huang et al., arXiv 1811.06965; 1F1B: Narayanan et al., arXiv 2104.04473)",
         legality: "a training step; P ≤ layers; interleaved: micro-batches % P = 0",
         axes: &["pp"],
-        search: Search::Named,
+        search: Search::Stages,
         place: |axes, p| p.stages.push(axes[0]),
     },
     EXPERTS,
