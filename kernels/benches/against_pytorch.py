@@ -1,7 +1,6 @@
 """Times our kernels and PyTorch's on the same cores, in turns, and prints the ratios.
 
-    cargo build --release --bench worker      (built by this script where it is not)
-    python benches/against_pytorch.py [--rounds N] [NAME ...]
+    python kernels/benches/against_pytorch.py [--rounds N] [NAME ...]
 
 Each round runs every workload once with each library, one after the other, who comes first changing from round to
 round, so that whatever else the machine does falls on both. Printed are the medians, the least times, and PyTorch's
@@ -21,12 +20,12 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def ours():
     """The worker, a process that answers each name with seconds."""
-    build = ["cargo", "bench", "--bench", "worker", "--no-run"]
+    build = ["cargo", "bench", "--package", "ithaca-kernels", "--bench", "worker", "--no-run"]
     said = subprocess.run(build, cwd=ROOT, check=True, capture_output=True, text=True).stderr
     path = re.findall(r"\((\S*worker-\S+)\)", said)[-1]
     pipe = subprocess.PIPE

@@ -1,4 +1,4 @@
-//! Times kernels on request, so that `benches/against_pytorch.py` can take turns with another library.
+//! Times kernels on request, so that `kernels/benches/against_pytorch.py` can take turns with another library.
 //!
 //! A line on standard input names a workload; the answer is the seconds that one run of it took. The empty line is
 //! answered by the machine's instructions.
@@ -17,7 +17,7 @@ fn main() -> std::io::Result<()> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         if line.is_empty() {
-            writeln!(out, "{}", ithaca::kernels::cpu::dense::instructions())?;
+            writeln!(out, "{}", ithaca_kernels::cpu::dense::instructions())?;
         } else if line == "names" {
             writeln!(out, "{}", workloads::NAMES.join(","))?;
         } else {

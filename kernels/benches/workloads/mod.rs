@@ -1,11 +1,11 @@
-//! What is timed, by a name that says its sizes; `benches/against_pytorch.py` gives PyTorch the same.
+//! What is timed, by a name that says its sizes; `kernels/benches/against_pytorch.py` gives PyTorch the same.
 
 use std::hint::black_box;
 
 use half::bf16;
-use ithaca::ir::Mask;
-use ithaca::kernels::cpu::dense::{self, DenseAttention, Shape, Tensors};
-use ithaca::kernels::cpu::threads::Threads;
+use ithaca_ir::Mask;
+use ithaca_kernels::cpu::dense::{self, DenseAttention, Shape, Tensors};
+use ithaca_kernels::cpu::threads::Threads;
 
 /// `matmul M K N`, and `forward` or `training` (both passes) of causal attention with
 /// `BATCH TOKENS HEADS KV_HEADS WIDTH`, numbers stored as said.
