@@ -7,6 +7,7 @@ pub mod codes;
 pub mod compile;
 pub mod cost;
 pub mod differentiate;
+pub mod fuse;
 pub mod import;
 pub mod lower;
 pub mod memory;

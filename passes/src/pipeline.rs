@@ -3,6 +3,7 @@
 use ithaca_ir::Diagnostic;
 
 use crate::differentiate::{self, Differentiate, Training};
+use crate::fuse::{self, Pack};
 use crate::movement::LowerMovements;
 use crate::pass::Pass;
 use crate::registry::Registry;
@@ -49,6 +50,11 @@ pub const PASSES: &[PassInfo] = &[
         name: "lower-reshards",
         summary: "turns each reshard into the cheapest sequence of collectives on the cluster",
         options: "none",
+    },
+    PassInfo {
+        name: "pack",
+        summary: "joins independent collectives of one kind, between the same ranks, into one message",
+        options: fuse::OPTIONS,
     },
     PassInfo {
         name: "rules",
@@ -140,6 +146,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
             without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
         }
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
+        "pack" => Ok(Box::new(Pack::from_options(&stage.options)?)),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))

@@ -68,6 +68,15 @@ struct Lowering<'a> {
     effects: &'a Effects,
     /// The buffers of what is written, one for each.
     lasting: Vec<(Home, BufferId)>,
+    /// Messages that are on their way.
+    arrivals: Vec<Arrival>,
+}
+
+/// A message that will be unpacked.
+struct Arrival {
+    transfer: Transfer,
+    received: BufferId,
+    results: Vec<BufferId>,
 }
 
 impl<'a> Lowering<'a> {
@@ -103,6 +112,7 @@ impl<'a> Lowering<'a> {
             homes,
             effects: &effects[id.index()],
             lasting: Vec::new(),
+            arrivals: Vec::new(),
         }
     }
 
@@ -111,8 +121,10 @@ impl<'a> Lowering<'a> {
             self.value_buffer(param, Place::Argument(i));
         }
         for (i, node) in self.function.nodes.iter().enumerate() {
+            self.receive(node);
             self.node(i, node);
         }
+        std::mem::take(&mut self.arrivals).into_iter().for_each(|arrival| self.unpack(arrival));
         self.outputs();
         arena::place(&mut self.frame, self.space, self.frames);
         events::insert(&mut self.frame, self.space);
@@ -250,11 +262,31 @@ impl<'a> Lowering<'a> {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
             let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
-            self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
+            let unpack = Arrival { transfer, received, results };
+            // A message travels until one of its tensors is needed.
+            match unpack.transfer.only() {
+                Some(_) => self.unpack(unpack),
+                None => self.arrivals.push(unpack),
+            }
         } else {
             let result = self.result_buffer(node.result());
             self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
         }
+    }
+
+    /// Unpacks the messages with tensors that `node` reads. Around a call streams meet, so all are unpacked before.
+    fn receive(&mut self, node: &Node) {
+        let reads: Vec<BufferId> = self.reads(node);
+        let is_call = matches!(node.op, Op::Call { .. });
+        let needed = |arrival: &Arrival| is_call || arrival.results.iter().any(|b| reads.contains(b));
+        let (now, later) = std::mem::take(&mut self.arrivals).into_iter().partition(needed);
+        self.arrivals = later;
+        let now: Vec<Arrival> = now;
+        now.into_iter().for_each(|arrival| self.unpack(arrival));
+    }
+
+    fn unpack(&mut self, Arrival { transfer, received, results }: Arrival) {
+        self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
     }
 
     /// Outputs go where the caller wants them: directly if that is safe, else by a copy at the end.
