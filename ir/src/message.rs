@@ -116,13 +116,20 @@ pub fn bytes_sent(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
 
 /// Bytes that the busiest rank sends to others.
 pub fn busiest_bytes(space: &Space, parcels: &[Parcel]) -> u64 {
-    let ranks = busiest_candidates(space, parcels);
-    ranks.into_iter().map(|rank| bytes_sent(space, parcels, rank)).max().unwrap_or(0)
+    let ranks = taking_part(space, parcels).take(if is_ragged(space, parcels) { usize::MAX } else { 1 });
+    ranks.map(|rank| bytes_sent(space, parcels, rank)).max().unwrap_or(0)
 }
 
-/// Ranks among which the busiest is: all of them where shares may differ, else the first.
-pub(crate) fn busiest_candidates(space: &Space, parcels: &[Parcel]) -> Vec<Rank> {
-    let Some(first) = parcels.first() else { return Vec::new() };
+/// The ranks that have anything to do with a message.
+pub(crate) fn taking_part(space: &Space, parcels: &[Parcel]) -> impl Iterator<Item = Rank> {
+    let among = |rank: &Rank| {
+        parcels.first().is_some_and(|parcel| boxes::takes_part(space, &parcel.from, &parcel.to, *rank))
+    };
+    space.mesh.iter_ranks().filter(among)
+}
+
+/// Whether ranks that take part may send different numbers of bytes.
+pub(crate) fn is_ragged(space: &Space, parcels: &[Parcel]) -> bool {
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
     let ragged = |Parcel { op, from, to }: &Parcel| match *op {
         Op::AllReduce { axis } => {
@@ -137,11 +144,8 @@ pub(crate) fn busiest_candidates(space: &Space, parcels: &[Parcel]) -> Vec<Rank>
         Op::Fetch { .. } | Op::FetchSum { .. } => true,
         _ => false,
     };
-    let differ = |parcel: &Parcel| {
+    parcels.iter().any(|parcel| {
         let moves = parcel.from.layout.at != parcel.to.layout.at;
         uneven(&parcel.from) || uneven(&parcel.to) || ragged(parcel) || moves
-    };
-    let all = parcels.iter().any(differ);
-    let among = |&rank: &Rank| boxes::takes_part(space, &first.from, &first.to, rank);
-    space.mesh.iter_ranks().filter(among).take(if all { usize::MAX } else { 1 }).collect()
+    })
 }

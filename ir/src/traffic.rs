@@ -160,14 +160,15 @@ pub fn axis(space: &Space, parcels: &[Parcel]) -> Option<String> {
 
 /// What one run of a per-rank module sends.
 pub fn of_module(module: &Module) -> Vec<Traffic> {
-    let mut ledger = Ledger::default();
+    let space = &module.space;
+    let mut messages: BTreeMap<Key, Vec<(Vec<Parcel>, u64)>> = BTreeMap::new();
     let runs = module.runs_by_place();
     for (id, function) in module.functions.iter() {
         for node in &function.nodes {
             let parcels =
                 message::parcels(&node.op, &function.operand_types(node), &function.result_types(node));
             let phase = phase_of_node(module, function, node);
-            let Some(key) = key(&module.space, phase, &parcels) else { continue };
+            let Some(key) = key(space, phase, &parcels) else { continue };
             for (&at, &runs) in &runs[id.index()] {
                 let mut parcels = parcels.clone();
                 // What is on some ranks only tells which by itself.
@@ -176,10 +177,25 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
                         (parcel.from, parcel.to) = (parcel.from.located(at), parcel.to.located(at));
                     }
                 }
-                for rank in message::busiest_candidates(&module.space, &parcels) {
-                    let bytes = message::bytes_sent(&module.space, &parcels, rank);
-                    ledger.record(key.clone(), rank, runs, bytes);
-                }
+                messages.entry(key.clone()).or_default().push((parcels, runs));
+            }
+        }
+    }
+    let mut ledger = Ledger::default();
+    for (key, messages) in messages {
+        // One rank stands for all unless some message of the row tells them apart; then all are summed up.
+        let ragged: Vec<bool> =
+            messages.iter().map(|(parcels, _)| message::is_ragged(space, parcels)).collect();
+        let looked_at = if ragged.contains(&true) { usize::MAX } else { 1 };
+        for ((parcels, runs), ragged) in messages.iter().zip(ragged) {
+            let mut ranks = message::taking_part(space, parcels).take(looked_at).peekable();
+            let alike = ranks.peek().map(|&rank| message::bytes_sent(space, parcels, rank));
+            for rank in ranks {
+                let bytes = match alike {
+                    Some(bytes) if !ragged => bytes,
+                    _ => message::bytes_sent(space, parcels, rank),
+                };
+                ledger.record(key.clone(), rank, *runs, bytes);
             }
         }
     }

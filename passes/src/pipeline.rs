@@ -5,6 +5,7 @@ use ithaca_ir::Diagnostic;
 use crate::differentiate::{self, Differentiate, Training};
 use crate::fuse::overlap::{self, Overlap};
 use crate::fuse::saturate::{self, Saturate};
+use crate::fuse::{self, Pack};
 use crate::movement::LowerMovements;
 use crate::pass::Pass;
 use crate::registry::Registry;
@@ -61,6 +62,11 @@ pub const PASSES: &[PassInfo] = &[
         name: "overlap",
         summary: "cuts collectives and the kernels beside them into chunks, so that one travels while another computes",
         options: overlap::OPTIONS,
+    },
+    PassInfo {
+        name: "pack",
+        summary: "joins independent collectives of one kind, between the same ranks, into one message",
+        options: fuse::OPTIONS,
     },
     PassInfo {
         name: "rules",
@@ -154,6 +160,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
+        "pack" => Ok(Box::new(Pack::from_options(&stage.options)?)),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))

@@ -1,7 +1,15 @@
 //! Fusion and overlap: cheaper forms of a program, fewer and larger collectives, and collectives that travel while kernels
 //! compute.
 //!
-//! These passes work on sharded or per-rank programs. What functions take and return stays as it is.
+//! These passes work on sharded or per-rank programs. What functions take and return stays as it is. Their rules stand in
+//! `RULES.md`.
 
+mod graph;
 pub mod overlap;
+mod pack;
 pub mod saturate;
+
+#[cfg(test)]
+mod tests;
+
+pub use pack::{Kind, OPTIONS, Pack};

@@ -18,6 +18,7 @@ use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
 use ithaca_ir::ops::{Scan, Stage, Target};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
+    communicates,
 };
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
@@ -68,8 +69,15 @@ struct Lowering<'a> {
     effects: &'a Effects,
     /// The buffers of what is written, one for each.
     lasting: Vec<(Home, BufferId)>,
-    /// What has arrived and is yet to be put in place, when it is first needed: until then kernels need not wait for it.
-    arriving: Vec<(Vec<ValueId>, Task)>,
+    /// Messages that are on their way.
+    arrivals: Vec<Arrival>,
+}
+
+/// A message that will be unpacked.
+struct Arrival {
+    transfer: Transfer,
+    received: BufferId,
+    results: Vec<BufferId>,
 }
 
 impl<'a> Lowering<'a> {
@@ -105,7 +113,7 @@ impl<'a> Lowering<'a> {
             homes,
             effects: &effects[id.index()],
             lasting: Vec::new(),
-            arriving: Vec::new(),
+            arrivals: Vec::new(),
         }
     }
 
@@ -114,28 +122,17 @@ impl<'a> Lowering<'a> {
             self.value_buffer(param, Place::Argument(i));
         }
         for (i, node) in self.function.nodes.iter().enumerate() {
+            self.receive(node);
             self.node(i, node);
         }
-        for (_, task) in std::mem::take(&mut self.arriving) {
-            self.frame.tasks.push(task);
-        }
+        std::mem::take(&mut self.arrivals).into_iter().for_each(|arrival| self.unpack(arrival));
         self.outputs();
         arena::place(&mut self.frame, self.space, self.frames);
         events::insert(&mut self.frame, self.space, self.frames);
         self.frame
     }
 
-    /// Puts what has arrived in place, as far as `values` need it.
-    fn settle(&mut self, values: &[ValueId]) {
-        let needs = |(arrives, _): &(Vec<ValueId>, Task)| arrives.iter().any(|v| values.contains(v));
-        let arriving = std::mem::take(&mut self.arriving);
-        let (needed, rest): (Vec<_>, Vec<_>) = arriving.into_iter().partition(needs);
-        self.arriving = rest;
-        self.frame.tasks.extend(needed.into_iter().map(|(_, task)| task));
-    }
-
     fn node(&mut self, index: usize, node: &Node) {
-        self.settle(&node.operands);
         match &node.op {
             Op::Param(binding) => self.read_lasting(node.result(), (Target::Param, binding.clone())),
             Op::State(binding) => self.read_lasting(node.result(), (Target::State, binding.clone())),
@@ -265,14 +262,32 @@ impl<'a> Lowering<'a> {
         if ends.unpack {
             let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
             self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
-            let results: Vec<BufferId> =
-                node.results.iter().map(|&result| self.result_buffer(result)).collect();
-            let unpack = task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
-            self.arriving.push((node.results.to_vec(), unpack));
+            let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
+            // A message travels until one of its tensors is needed.
+            self.arrivals.push(Arrival { transfer, received, results });
         } else {
             let result = self.result_buffer(node.result());
             self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
         }
+    }
+
+    /// Unpacks the messages with tensors that `node` reads. Around a call that communicates streams meet, so all are unpacked
+    /// before.
+    fn receive(&mut self, node: &Node) {
+        let reads: Vec<BufferId> = self.reads(node);
+        let meets = match node.op {
+            Op::Call { callee, .. } => communicates(self.frames, FrameId::new(callee.index())),
+            _ => false,
+        };
+        let needed = |arrival: &Arrival| meets || arrival.results.iter().any(|b| reads.contains(b));
+        let (now, later) = std::mem::take(&mut self.arrivals).into_iter().partition(needed);
+        self.arrivals = later;
+        let now: Vec<Arrival> = now;
+        now.into_iter().for_each(|arrival| self.unpack(arrival));
+    }
+
+    fn unpack(&mut self, Arrival { transfer, received, results }: Arrival) {
+        self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
     }
 
     /// Outputs go where the caller wants them: directly if that is safe, else by a copy at the end.
