@@ -171,6 +171,11 @@ pub struct LayoutArgs {
     /// Split over ranks that hold the same weights: 1 and 2 the optimizer and gradients, 3 parameters too.
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u64>,
+    /// What is fused: `pack` joins independent collectives into one message; `overlap` or `overlap(chunks=N)` cuts
+    /// collectives and the kernels beside them into chunks as well, so that one travels while another computes; `none`.
+    /// `pack` when left out.
+    #[arg(long, value_name = "PASSES")]
+    pub fuse: Option<String>,
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
     #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
     pub layer_strategies: Vec<String>,

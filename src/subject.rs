@@ -7,6 +7,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::Training;
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
@@ -377,6 +378,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         order,
         prune,
         zero,
+        fuse,
         layer_strategies,
         movement,
         cross_movement,
@@ -393,6 +395,7 @@ fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
         ("--order", order.is_some()),
         ("--prune", *prune),
         ("--zero", zero.is_some()),
+        ("--fuse", fuse.is_some()),
         ("--layer-strategy", !layer_strategies.is_empty()),
         ("--movement", movement.is_some()),
         ("--cross-movement", cross_movement.is_some()),
@@ -495,6 +498,7 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.prune {
         options.prune = Prune::Required;
     }
+    options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::Pack), Fusion::parse)?;
     if let Some(stage) = args.zero {
         options.zero = Zero::of_stage(stage)?;
     }

@@ -43,11 +43,13 @@ pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
 
 /// The passes of [`compile_with`].
 pub fn passes_with(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>> {
-    vec![
+    let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(Shard::new(options.clone()).with_registry(registry.clone())),
         Box::new(LowerMovements::new(registry.clone())),
         Box::new(LowerReshards),
-    ]
+    ];
+    passes.extend(options.fusion.passes());
+    passes
 }
 
 /// Lays `module` out by `options`, chooses collectives by `prices`, and lowers to a verified schedule.

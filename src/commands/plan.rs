@@ -47,6 +47,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         zero: options.zero,
         layers: options.layers,
         attention: options.attention,
+        fusion: options.fusion,
         sparsity: planner::Sparsity::of(&module),
         experts: planner::experts(&module),
         stages,

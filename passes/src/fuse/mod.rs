@@ -4,6 +4,7 @@
 //! These passes work on sharded or per-rank programs. What functions take and return stays as it is. Their rules stand in
 //! `RULES.md`.
 
+mod choice;
 mod graph;
 pub mod overlap;
 mod pack;
@@ -12,4 +13,5 @@ pub mod saturate;
 #[cfg(test)]
 mod tests;
 
+pub use choice::Fusion;
 pub use pack::{Kind, OPTIONS, Pack};

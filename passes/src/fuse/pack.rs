@@ -179,7 +179,8 @@ impl<'a> Grouping<'a> {
             let alike = groups.iter().rposition(|group| self.alike(group[0], i));
             let joined = alike.filter(|&at| {
                 let group = &groups[at];
-                if group.len() == MAX_COALESCED || !self.fits(group, i) || self.delays(group, i) {
+                let full = group.len() == MAX_COALESCED || !self.fits(group, i);
+                if full || self.other_chunk(group, i) || self.delays(group, i) {
                     return false;
                 }
                 let mut tried = groups.clone();
@@ -222,6 +223,16 @@ impl<'a> Grouping<'a> {
 
     fn alike(&self, a: usize, b: usize) -> bool {
         coalesced::differ(self.space, self.ends(a), self.ends(b)).is_none()
+    }
+
+    /// Whether a node carries another part of a dimension than the group: chunks are cut to travel one after another.
+    fn other_chunk(&self, group: &[usize], i: usize) -> bool {
+        let part = |&i: &usize| {
+            let (_, from, _) = self.ends(i);
+            from.dims.iter().find_map(|&d| self.space.dims[d].part).map(|part| part.index)
+        };
+        let own = part(&i);
+        own.is_some() && group.iter().filter_map(part).any(|index| Some(index) != own)
     }
 
     /// Whether a bucket has room. All-to-alls are packed alone as well, so they need none.

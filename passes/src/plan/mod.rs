@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use crate::compile::AttentionUse;
 use crate::differentiate::{self, Differentiate};
+use crate::fuse::Fusion;
 use crate::import::{self, Mode};
 use crate::memory;
 use crate::pass::Pass;
@@ -239,6 +240,9 @@ pub struct LayoutOptions {
     /// Sequences with mesh axes of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<SequenceAxes>,
+    /// What is fused: `pack`, `overlap(chunks=N)`; nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
 }
 
 /// The mesh axes of a sequence.
@@ -529,6 +533,9 @@ impl Plan {
             OrderChoice::parse(order)?;
         }
         Zero::of_stage(self.options.zero)?;
+        if let Some(fuse) = &self.options.fuse {
+            Fusion::parse(fuse)?;
+        }
         let choice = &self.options;
         for text in choice.movement.iter().chain(&choice.cross_movement) {
             parse_movement(text)?;
@@ -584,6 +591,7 @@ impl Plan {
             zero: Zero::of_stage(self.options.zero).unwrap_or_default(),
             layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
             attention: self.options.attention(),
+            fusion: self.options.fuse.as_deref().and_then(|f| Fusion::parse(f).ok()).unwrap_or_default(),
             ..ShardOptions::new(self.strategy.clone(), mesh)
         }
     }
@@ -633,6 +641,7 @@ impl LayoutOptions {
                 .iter()
                 .map(|(dimension, axes)| SequenceAxes { dimension: dimension.clone(), axes: axes.clone() })
                 .collect(),
+            fuse: (options.fusion != Fusion::None).then(|| options.fusion.to_string()),
         }
     }
 }

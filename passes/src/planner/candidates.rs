@@ -69,6 +69,7 @@ pub fn candidates_with(
             zero: request.zero,
             layers: request.layers.clone(),
             attention: request.attention.clone(),
+            fusion: request.fusion,
             ..ShardOptions::new(name.clone(), mesh)
         }));
     }

@@ -15,6 +15,7 @@ use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module, Op};
 
 use crate::cluster::Cluster;
 use crate::compile::{self, Compiled};
+use crate::fuse::Fusion;
 use crate::memory::{self, Memory};
 use crate::plan::{self, Alternative, Plan};
 use crate::registry::Registry;
@@ -51,6 +52,8 @@ pub struct Request {
     pub layers: Vec<(String, String)>,
     /// Another movement than that of each candidate, and sequences with axes of their own.
     pub attention: AttentionChoice,
+    /// What is fused.
+    pub fusion: Fusion,
     /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
     pub sparsity: Sparsity,
     /// Experts of the model's mixtures; none of a model without.

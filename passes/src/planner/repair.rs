@@ -45,7 +45,8 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
 ///
 /// Every one was checked; flags add to those of `options`, layouts replace theirs.
 pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
-    let ShardOptions { strategy, mesh, heads, sequence, order, prune, zero, layers, attention } = options;
+    let ShardOptions { strategy, mesh, heads, sequence, order, prune, zero, layers, attention, fusion } =
+        options;
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
         let of = Request {
@@ -57,6 +58,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
             zero: *zero,
             layers: layers.clone(),
             attention: attention.clone(),
+            fusion: *fusion,
             ..Request::new(gpus)
         };
         let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();

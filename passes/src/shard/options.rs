@@ -5,6 +5,7 @@ use ithaca_ir::{Diagnostic, Mesh};
 use super::choice::AttentionChoice;
 use super::strategy;
 use super::zero::Zero;
+use crate::fuse::Fusion;
 
 /// How heads are dealt to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,6 +105,8 @@ pub struct ShardOptions {
     pub layers: Vec<(String, String)>,
     /// Another movement than the strategy's, and sequences with axes of their own.
     pub attention: AttentionChoice,
+    /// What is fused once collectives are chosen; `shard` itself has nothing to do with it.
+    pub fusion: Fusion,
 }
 
 impl ShardOptions {
