@@ -10,12 +10,13 @@ mod errors;
 mod examples;
 mod experts;
 mod filetests;
+mod fusion;
 mod generate;
 mod goldens;
 mod guide;
 mod masks;
 mod options;
-mod overlap;
+
 mod passes;
 mod random;
 mod readme;

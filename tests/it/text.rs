@@ -4,6 +4,7 @@ use ithaca_ir::text::{parse, print};
 use ithaca_ir::{Module, text, verify};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{Mode, Workload, program as step_of};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
@@ -62,6 +63,11 @@ fn training() -> Vec<Module> {
         ["llama-gqa", "gpt2", "olmo2", "mixtral", "deepseek-v3", "bert-masked-lm"].map(step).into();
     let options = ShardOptions::new("megatron-tp", parse_mesh("tp=2").unwrap());
     modules.push(compile(&modules[0], &options, &Volume).unwrap().per_rank);
+    let packed = ShardOptions {
+        fusion: Fusion::Pack,
+        ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
+    };
+    modules.push(compile(&modules[0], &packed, &Volume).unwrap().per_rank);
     let sink = "ithaca 1 program\nmodel \"sink\"\ndim s = 4\ndim h = 2\ndim e = 3\n\nfunc @main() {\n  \
                 %o = input {name=\"o\"} : f32[s h e]\n  %before = input {name=\"before\"} : f32[s h]\n  \
                 %lse = input {name=\"lse\"} : f32[s h]\n  \

@@ -45,10 +45,10 @@ fn what_depends_on_another_travels_alone() {
 
 #[test]
 fn work_is_not_held_up() {
-    // The product waits for the first; were the second to join, the product would wait for it as well.
+    // The product waits for the first; were the second, which is computed, to join, the product would wait for it as well.
     let lines = format!(
         "%w = input {{name=\"w\"}} : f32[a b@u]\n{}",
-        QK.replace("%k = scale", "%p = einsum %q2, %w : f32[] partial(u)\n%k = scale")
+        QK.replace("%k = scale %x {factor=3.0}", "%p = einsum %q2, %w : f32[] partial(u)\n%k = add %x, %x")
             + "return q = %q2, k = %k2\n"
     );
     let lines = lines.replace("return q = %q2", "%r = all_reduce %p {axis=u} : f32[]\nreturn r = %r");

@@ -241,12 +241,13 @@ impl Maker<'_> {
     }
 }
 
-/// `x`, with every dimension that `like` has lying as there.
+/// `x`, with every dimension that `like` has lying as there, and its sums still to be taken where they are there.
 fn laid_out_like(x: &TensorType, like: &TensorType) -> TensorType {
     let mut layout = Layout::whole(x.dims.len());
     for (i, &d) in x.dims.iter().enumerate() {
         layout.split[i] = if like.has(d) { like.axes_of(d).into() } else { x.layout.split[i].clone() };
     }
+    layout.partial = x.layout.partial.iter().copied().filter(|a| like.layout.partial.contains(a)).collect();
     x.with_layout(layout)
 }
 
