@@ -29,6 +29,7 @@ inline bool is_shared(Collective kind, Direction direction) {
         case Collective::AllReduce: return true;
         case Collective::AllGather:
         case Collective::Travel:
+        case Collective::Relocate:
         case Collective::Permute: return direction == Direction::ToWire;
         case Collective::ReduceScatter: return direction == Direction::FromWire;
         case Collective::AllToAll:
