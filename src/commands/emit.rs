@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, trace};
-use ithaca_ir::{Diagnostic, Mesh, schedule, text};
-use ithaca_passes::compile::{compile, compile_with};
+use ithaca_ir::verify::verify;
+use ithaca_ir::{Diagnostic, schedule, text};
+use ithaca_passes::compile::compile_with;
 use ithaca_passes::import;
-use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::lower::lower;
 use ithaca_passes::simulate;
 
 use super::{Done, Session};
@@ -34,10 +35,9 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
                 return Err(refusal.help("name it with `-o out/`").into());
             };
             (session.progress)("compiling the reference");
-            let one = ShardOptions::new("single", Mesh::single());
-            let reference = compile(&program, &one, &plan.cluster)?;
-            let emitted =
-                cuda::emit(&compiled.schedule, Some(&reference.schedule), ithaca_kernels::cuda::SOURCES)?;
+            // On one device there are no stages, and nothing to lay out.
+            let reference = lower(verify(&program)?)?;
+            let emitted = cuda::emit(&compiled.schedule, Some(&reference), ithaca_kernels::cuda::SOURCES)?;
             let list: Vec<(PathBuf, Vec<u8>)> =
                 emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
             files::write_all(folder, &list)?;

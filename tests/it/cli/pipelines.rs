@@ -141,6 +141,7 @@ fn pictures_show_stages() {
             assert!(["FORWARD", "BACKWARD", "UPDATE"].contains(&section), "{section}: {line}");
         }
     }
+    assert!(said(at, "emit plan.json --target cuda -o out").contains("files to out"));
     let drawn = said(at, "emit plan.json --target svg");
     assert!(drawn.contains("stage 1") && drawn.contains("on pp=0"), "{drawn}");
 }
