@@ -9,7 +9,7 @@ use ithaca_kernels::cpu::threads::Threads;
 
 /// `matmul M K N`, and `forward` or `training` (both passes) of causal attention with
 /// `BATCH TOKENS HEADS KV_HEADS WIDTH`, numbers stored as said.
-pub const NAMES: &[&str] = &[
+pub(crate) const NAMES: &[&str] = &[
     "matmul f32 2048 2048 2048",
     "matmul f32 1024 512 512",
     "matmul f32 1024 512 2048",
@@ -23,26 +23,26 @@ pub const NAMES: &[&str] = &[
 ];
 
 /// Something to be timed.
-pub enum Workload {
+pub(crate) enum Workload {
     Matmul { sizes: (usize, usize, usize), a: Vec<f32>, b: Vec<f32>, c: Vec<f32> },
     Attention { attention: Box<DenseAttention>, numbers: Numbers, d_o: Vec<f32>, passes: Passes },
 }
 
 /// q, k and v.
-pub enum Numbers {
+pub(crate) enum Numbers {
     F32([Vec<f32>; 3]),
     Bf16([Vec<bf16>; 3]),
 }
 
 /// Which passes are timed.
-pub enum Passes {
+pub(crate) enum Passes {
     Forward,
     Both,
 }
 
 impl Workload {
     /// The workload of a name; none for a name that says none.
-    pub fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         let mut words = name.split(' ');
         let (what, storage) = (words.next()?, words.next()?);
         let sizes: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>().ok()?;
@@ -72,7 +72,7 @@ impl Workload {
     }
 
     /// Does it once, with all cores.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let threads = Threads::beside(1);
         match self {
             Workload::Matmul { sizes, a, b, c } => dense::matmul(*sizes, a, b, black_box(c), threads),

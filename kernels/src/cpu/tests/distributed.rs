@@ -44,6 +44,7 @@ fn gradients_agree_with_plain_loops() {
         }
         let execution = execute(&schedule, tensors, tensors, &Options::default())
             .unwrap_or_else(|e| panic!("{name}: {e}"));
-        agree(name, &execution.outputs, &expected, 1e-4);
+        // Gradients of quotients reach thousands, where an ulp is more than a ten-thousandth.
+        agree(name, &execution.outputs, &expected, 2e-4);
     });
 }
