@@ -188,17 +188,27 @@ fn slope(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Rows of logits that lie one after another, and how many columns of each are no padding; none where they do not.
+/// Rows of logits that lie one after another.
+struct DenseRows<'a> {
+    rows: Rows,
+    logits: &'a [f32],
+    width: usize,
+    /// Columns that are no padding, the first of a row.
+    columns: usize,
+}
+
+/// The rows of logits, none where they do not lie one after another.
 fn dense_rows<'a>(
     space: &Space,
     attrs: (DimId, i64),
     operands: &[Operand<'a, f32>],
-) -> Result<Option<(Rows, &'a [f32], usize, usize)>, RunError> {
+) -> Result<Option<DenseRows<'a>>, RunError> {
     let logits = operands[0].real()?;
     let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
     let width = operands[0].shape().last().copied().unwrap_or(0);
     let is_last = operands[0].ty.dims.last() == Some(&attrs.0);
-    Ok(rows.leading_columns().filter(|_| is_last && width > 0).map(|columns| (rows, logits, width, columns)))
+    let columns = rows.leading_columns().filter(|_| is_last && width > 0);
+    Ok(columns.map(|columns| DenseRows { rows, logits, width, columns }))
 }
 
 /// The least rows that are worth being shared out, and how many a thread takes at a time.
@@ -212,7 +222,9 @@ fn cross_entropy(
     operands: &[Operand<'_, f32>],
     threads: Threads,
 ) -> Result<Option<Vec<Vec<f32>>>, RunError> {
-    let Some((rows, logits, width, columns)) = dense_rows(space, attrs, operands)? else { return Ok(None) };
+    let Some(DenseRows { rows, logits, width, columns }) = dense_rows(space, attrs, operands)? else {
+        return Ok(None);
+    };
     let mut lse = vec![0.0; logits.len() / width];
     let parts = logits.chunks(ROWS * width).zip(lse.chunks_mut(ROWS)).collect();
     threads.worth(logits.len() * 32).map(
@@ -242,7 +254,9 @@ fn cross_entropy_backward(
     operands: &[Operand<'_, f32>],
     threads: Threads,
 ) -> Result<Option<Vec<Vec<f32>>>, RunError> {
-    let Some((rows, logits, width, columns)) = dense_rows(space, attrs, operands)? else { return Ok(None) };
+    let Some(DenseRows { rows, logits, width, columns }) = dense_rows(space, attrs, operands)? else {
+        return Ok(None);
+    };
     let (lse, d) = (operands[2].real()?, operands[3].real()?);
     if lse.len() * width != logits.len() || d.len() != lse.len() {
         return Ok(None);
