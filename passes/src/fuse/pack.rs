@@ -257,10 +257,16 @@ impl<'a> Grouping<'a> {
 
     /// Whether the operand of a node comes from sources by changes that need no other rank.
     fn is_sourced(&self, i: usize) -> bool {
-        let local = |&n: &usize| match &self.function.nodes[n].op {
-            Op::Param(_) | Op::State(_) | Op::Input(_) => true,
-            Op::Cast { .. } | Op::Slice { .. } | Op::Scale { .. } => true,
-            _ => false,
+        let local = |&n: &usize| {
+            matches!(
+                self.function.nodes[n].op,
+                Op::Param(_)
+                    | Op::State(_)
+                    | Op::Input(_)
+                    | Op::Cast { .. }
+                    | Op::Slice { .. }
+                    | Op::Scale { .. }
+            )
         };
         self.graph.ancestors(i).iter().all(local)
     }
