@@ -138,17 +138,19 @@ impl Pass for Pack {
             return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
         }
         let mut packed = module.emptied(module.level);
+        let (mut messages, mut members) = (0, 0);
         for function in module.functions.values() {
             let grouping = Grouping::of(self, &module.space, function);
             let groups = grouping.groups(cx);
-            for group in &groups {
-                let (name, n) = (function.nodes[group[0]].op.name(), group.len());
-                cx.note(format!("in `@{}` {n} collectives `{name}` travel as one message", function.name));
-            }
+            messages += groups.len();
+            members += groups.iter().map(Vec::len).sum::<usize>();
             let priority = grouping.priority(&groups);
             let rewritten = rewritten(&packed, function, &grouping.graph, &groups, &priority);
             let function = rewritten.map_err(|e| vec![Diagnostic::new(e.code, e.message)])?;
             packed.functions.push(function);
+        }
+        if messages > 0 {
+            cx.note(format!("{members} collectives of the program travel as {messages} messages"));
         }
         Ok(packed)
     }
