@@ -12,6 +12,7 @@ use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::saturate::{RULE_FILES, Saturate, with_saturation};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Pass, Unwatched, Volume, run_passes};
+use ithaca_passes::pipeline;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::reshard::LowerReshards;
 use ithaca_passes::rules::{check, parse};
@@ -159,4 +160,25 @@ fn steps_under_every_strategy_saturated() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn movements_saturated_compute_the_same() {
+    let mut ran = 0;
+    for (path, source) in files("passes") {
+        let Some(stages) = source.lines().next().and_then(|line| line.strip_prefix("// ")) else { continue };
+        let name = path.display();
+        let stages = stages.replace("lower-reshards", "saturate,lower-reshards,saturate");
+        let passes = pipeline::parse(&stages).unwrap_or_else(|d| panic!("{name}: {d:?}"));
+        let program = text::parse(&source).unwrap_or_else(|d| panic!("{name}: {d:?}"));
+        let (ranks, _) = run(&program, &passes);
+        let tensors = RandomTensors::of_module(&program, 5);
+        let expected = oracle::run::<f64>(&program, &tensors, &tensors).unwrap();
+        let found = oracle::run_ranks::<f64>(&ranks, &tensors, &tensors).unwrap();
+        for comparison in compare::outputs(&found, &expected) {
+            assert!(comparison.verdict.within(EXACT), "{name}: {comparison:?}");
+        }
+        ran += 1;
+    }
+    assert!(ran > 30, "only {ran} files have a pipeline");
 }

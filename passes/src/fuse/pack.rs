@@ -150,7 +150,11 @@ impl Pass for Pack {
             packed.functions.push(function);
         }
         if messages > 0 {
-            cx.note(format!("{members} collectives of the program travel as {messages} messages"));
+            let messages = match messages {
+                1 => "one message".to_owned(),
+                n => format!("{n} messages"),
+            };
+            cx.note(format!("{members} collectives of the program travel as {messages}"));
         }
         Ok(packed)
     }

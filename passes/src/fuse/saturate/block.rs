@@ -3,13 +3,13 @@
 //! What has effects stays where it is, in its order: sources, reads and writes of states, calls, operations whose
 //! results nothing uses, and attention that draws random numbers. Its results are leaves, its operands roots.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egg::Id;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Node;
-use ithaca_ir::ops::OpError;
 use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Binding, OpError, Target};
 use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
 use smallvec::SmallVec;
 
@@ -157,7 +157,7 @@ impl<'f> Block<'f> {
     ) -> Result<Option<Function>, OpError> {
         let function = self.function;
         let b = FunctionBuilder::new(function.name.as_str(), names.space, names.functions);
-        let mut writer = Writer { block: self, chosen, b, values: BTreeMap::new() };
+        let mut writer = Writer { block: self, chosen, b, values: BTreeMap::new(), tuples: BTreeSet::new() };
         for &param in &function.params {
             let value = &function.values[param];
             let new = writer.b.param(value.ty.clone(), value.name.as_deref());
@@ -172,7 +172,12 @@ impl<'f> Block<'f> {
                     }
                     writer.name(v);
                 }
-            } else if !writer.keep(node)? {
+                continue;
+            }
+            if let Op::Assign { target, binding } = &node.op {
+                writer.read_before_written(*target, binding)?;
+            }
+            if !writer.keep(node)? {
                 return Ok(None);
             }
         }
@@ -198,6 +203,8 @@ struct Writer<'a, 'f> {
     b: FunctionBuilder<'a>,
     /// The value of each class that is computed so far.
     values: BTreeMap<Id, ValueId>,
+    /// Operations of several results that stand there.
+    tuples: BTreeSet<Id>,
 }
 
 impl Writer<'_, '_> {
@@ -221,6 +228,24 @@ impl Writer<'_, '_> {
         Ok(true)
     }
 
+    /// Adds what reads a weight or a state itself before that is written: what reads it later needs a copy of it.
+    fn read_before_written(&mut self, target: Target, binding: &Binding) -> Result<(), OpError> {
+        let block = self.block;
+        let reads = |node: &&Node| match (&node.op, target) {
+            (Op::Param(read), Target::Param) | (Op::State(read), Target::State) => read == binding,
+            _ => false,
+        };
+        let read: Vec<Id> =
+            block.function.nodes.iter().filter(reads).map(|n| block.class(n.result())).collect();
+        let there: Vec<Id> = read.into_iter().filter(|class| self.values.contains_key(class)).collect();
+        for (&class, term) in self.chosen {
+            if term.operands.iter().any(|&o| there.contains(&block.graph.find(o))) {
+                self.value(class)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes sure that the value of a class is there; whether it can be.
     fn value(&mut self, class: Id) -> Result<bool, OpError> {
         if self.values.contains_key(&class) {
@@ -239,7 +264,9 @@ impl Writer<'_, '_> {
 
     /// Adds the operation that is chosen for `class`, and what it needs.
     fn node(&mut self, class: Id) -> Result<bool, OpError> {
-        let Some(term) = self.chosen.get(&class) else { return Ok(false) };
+        let Some(term) = self.chosen.get(&class).filter(|_| !self.tuples.contains(&class)) else {
+            return Ok(self.tuples.contains(&class));
+        };
         let graph = &self.block.graph;
         let Symbol::Apply { op, types, .. } = graph.analysis.get(term.symbol) else { return Ok(false) };
         let mut operands = Vec::with_capacity(term.operands.len());
@@ -255,6 +282,7 @@ impl Writer<'_, '_> {
             self.values.insert(class, only);
             return Ok(true);
         }
+        self.tuples.insert(class);
         for (i, &value) in results.iter().enumerate() {
             let is_result = |t: &Term| matches!(graph.analysis.get(t.symbol), Symbol::Result(n) if *n == i);
             let of_class = |c: &egg::EClass<Term, Vec<TensorType>>| {
