@@ -18,7 +18,8 @@ if [ ! -x "$directory/bin/python" ]; then
 fi
 "$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
     "nvidia-cuda-nvcc==$version" "nvidia-nvvm==$version" "nvidia-cuda-crt==$version" \
-    "nvidia-cuda-runtime==$version" "nvidia-cuda-cccl==$version" "nvidia-cublas==$version" nvidia-nccl-cu13 >&2
+    "nvidia-cuda-runtime==$version" "nvidia-cuda-cccl==$version" "nvidia-cublas==$version" "nvidia-nvtx==$version" \
+    nvidia-nccl-cu13 >&2
 
 packages=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 cuda=$packages/nvidia/cu13

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::module::Level;
+use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
-use ithaca_passes::differentiate::Training;
+use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
@@ -123,6 +124,12 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         ("micro_batches", &args.micro_batches),
         ("pipeline", &args.pipeline),
     ];
+    let given = flags.iter().find(|(_, value)| value.is_some()).map(|(key, _)| key.replace('_', "-"));
+    let given = given.or((!args.training.is_empty()).then(|| "train".to_owned()));
+    if let (Some(flag), Mode::Prefill | Mode::Decode) = (given, mode) {
+        let message = format!("`--{flag}` is an option of training, and the mode is {}", mode.name());
+        return Err(Diagnostic::new("C00", message).help("add `--mode train`").into());
+    }
     for (key, value) in flags {
         if let Some(value) = value {
             training.set(key, value)?;
@@ -180,6 +187,8 @@ pub struct Job {
     pub title: String,
     /// The whole program.
     pub program: Module,
+    /// The same in one stage, with nothing computed again or in parts, where that is another program.
+    pub plain: Option<Module>,
     /// Its layout.
     pub options: ShardOptions,
     /// The cluster by whose prices collectives are chosen.
@@ -210,6 +219,24 @@ impl Job {
             }
             Failure::from(refusal)
         })
+    }
+
+    /// The program that results are compared with.
+    pub fn reference(&self) -> &Module {
+        self.plain.as_ref().unwrap_or(&self.program)
+    }
+
+    /// How far an optimizer may move an element of a weight in so many steps: the learning rate in each, and more where
+    /// the first moment forgets sooner than the root of the second.
+    pub fn reach(&self, steps: u64) -> f64 {
+        let nodes = self.program.functions.values().flat_map(|f| &f.nodes);
+        let farthest = nodes.filter_map(|node| match &node.op {
+            Op::Optimizer(Optimizer::AdamW(a)) => {
+                Some(a.lr * ((1.0 - a.beta1) / (1.0 - a.beta2).sqrt()).max(1.0))
+            }
+            _ => None,
+        });
+        farthest.fold(0.0, f64::max) * steps as f64
     }
 
     /// FLOPs of the whole program.
@@ -281,6 +308,7 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     Ok(Job {
         title: program.name.clone(),
         program,
+        plain: None,
         options,
         cluster,
         weights: None,
@@ -301,9 +329,10 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         false => (model.config.clone(), workload),
     };
     let program = import::program(&config.0, &model.name, &config.1)?;
+    let plain = plain(&config.0, &model.name, &config.1)?;
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
-    Ok(Job { title: model.name, program, options, cluster, weights, registry: registry.clone() })
+    Ok(Job { title: model.name, program, plain, options, cluster, weights, registry: registry.clone() })
 }
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
@@ -319,15 +348,27 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         false => (plan.model.config.clone(), workload),
     };
     let program = import::program(&config, &plan.model.name, &workload)?;
+    let plain = plain(&config, &plan.model.name, &workload)?;
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
     Ok(Job {
         title: plan.model.name.clone(),
         program,
+        plain,
         options,
         cluster: plan.cluster.clone(),
         weights,
         registry: registry.clone(),
     })
+}
+
+/// The program of a workload in one stage, with nothing computed again or in parts; none where it is that already.
+fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Module>> {
+    let training =
+        Training { recompute: Recompute::None, loss_chunks: 1, stages: 1, ..workload.training.clone() };
+    if workload.mode != Mode::Train || training == workload.training {
+        return Ok(None);
+    }
+    Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }
 
 /// A flag that describes a workload, if one is given.

@@ -10,8 +10,8 @@ use crate::real::Real;
 use crate::store::{StoreError, TensorSource};
 use crate::tensor::Tensor;
 
-/// Elements that single precision cannot tell from zero, where they are sums of numbers near one: the gradient of the bias
-/// of keys is zero, and computed as less than this.
+/// What single precision cannot tell from zero beside the largest element of all gradients: the gradient of the bias of
+/// keys is zero, and computed as less than this.
 pub const NOISE: f64 = 1e-5;
 
 /// How one tensor compares.
@@ -21,6 +21,10 @@ pub struct Comparison {
     pub name: String,
     /// What was found.
     pub verdict: Verdict,
+    /// Elements of a weight that were left out though they differ visibly, by a thousandth of what steps could do and more:
+    /// their gradients are rounding alone, of which an optimizer makes whole steps, and they are no further apart than those
+    /// could take them.
+    pub undetermined: u64,
 }
 
 /// The distance of two tensors, or why there is none.
@@ -31,7 +35,8 @@ pub enum Verdict {
         /// The largest absolute difference of two elements.
         max_abs: f64,
         /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected; `‖a − b‖` where b is zero. A gradient that is
-        /// nothing but rounding, elements of [`NOISE`] and below on average, is measured by that instead of its norm.
+        /// nothing but rounding, elements of [`NOISE`] times the largest of all gradients and below on average, is measured
+        /// by that instead of its norm; so are moments, beside the largest of their kind.
         relative: f64,
     },
     /// The shapes differ.
@@ -66,17 +71,17 @@ impl Verdict {
 
 /// Compares `found` with `expected`.
 pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
-    above(0.0, found, expected)
+    above(0.0, found, expected, |_, _, _| false)
 }
 
-/// Compares what is called `name`: gradients, and what an optimizer makes of them, may be zero but for rounding.
-fn named<A: Real, B: Real>(name: &str, found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
-    let may_vanish = [state::GRADIENT, state::OPTIMIZER].iter().any(|prefix| name.starts_with(prefix));
-    above(if may_vanish { NOISE } else { 0.0 }, found, expected)
-}
-
-/// Compares relative to a norm of at least that of elements of size `floor`.
-fn above<A: Real, B: Real>(floor: f64, found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
+/// Compares relative to a norm of at least that of elements of size `floor`; `leave_out` says of an element's number, and
+/// of both values, whether it is passed over.
+fn above<A: Real, B: Real>(
+    floor: f64,
+    found: &Tensor<A>,
+    expected: &Tensor<B>,
+    mut leave_out: impl FnMut(usize, f64, f64) -> bool,
+) -> Verdict {
     // A scalar may be stored as a vector of one.
     let alike = found.shape == expected.shape || (found.data.len() == 1 && expected.data.len() == 1);
     if !alike || found.data.len() != expected.data.len() {
@@ -91,9 +96,12 @@ fn above<A: Real, B: Real>(floor: f64, found: &Tensor<A>, expected: &Tensor<B>) 
         if !a.is_finite() || !b.is_finite() {
             return Verdict::NotFinite { at, found: a, expected: b };
         }
+        norm += b * b;
+        if leave_out(at, a, b) {
+            continue;
+        }
         max_abs = max_abs.max((a - b).abs());
         difference += (a - b) * (a - b);
-        norm += b * b;
     }
     let noise = floor * floor * expected.data.len() as f64;
     let relative = match norm > 0.0 {
@@ -103,16 +111,141 @@ fn above<A: Real, B: Real>(floor: f64, found: &Tensor<A>, expected: &Tensor<B>) 
     Verdict::Distance { max_abs, relative }
 }
 
-/// Compares two sets of outputs by name, in the order of what was expected.
-pub fn outputs<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
-    let compare = |(name, expected): (&String, &Tensor<B>)| Comparison {
-        name: name.clone(),
-        verdict: found.get(name).map_or(Verdict::Missing, |found| named(name, found, expected)),
-    };
-    expected.iter().map(compare).collect()
+/// How outputs are judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Judge<'a> {
+    /// How far an optimizer may have moved an element of a weight in all steps that were taken; zero where there were none.
+    pub reach: f64,
+    /// The smallest gradients of the steps; where absent, those of what is expected are of the only step.
+    pub smallest: Option<&'a Smallest>,
 }
 
-/// Compares outputs with the tensors of the same names in `expected`; outputs that it lacks are left out.
+/// For each gradient and each of its elements the smallest magnitude that it had in any step, in parts of the largest
+/// element of all gradients of that step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Smallest(Outputs<f64>);
+
+impl Smallest {
+    /// Takes a step's gradients into account, among whatever else it kept.
+    pub fn after<T: Real>(&mut self, kept: &Outputs<T>) {
+        let largest = Scales::of(kept).gradient;
+        for (name, tensor) in kept.iter().filter(|(name, _)| name.starts_with(state::GRADIENT)) {
+            let parts = tensor.map(|x| if largest > 0.0 { x.to_f64().abs() / largest } else { 0.0 });
+            match self.0.get_mut(name) {
+                Some(smallest) if smallest.data.len() == parts.data.len() => {
+                    smallest.data.iter_mut().zip(parts.data).for_each(|(a, b)| *a = a.min(b));
+                }
+                _ => {
+                    self.0.insert(name.clone(), parts);
+                }
+            }
+        }
+    }
+}
+
+impl Judge<'_> {
+    /// Compares two sets of outputs by name, in the order of what was expected.
+    pub fn outputs<A: Real, B: Real>(self, found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
+        let scales = Scales::of(expected);
+        let mut own = Smallest::default();
+        if self.smallest.is_none() && self.reach > 0.0 {
+            own.after(expected);
+        }
+        let smallest = self.smallest.unwrap_or(&own);
+        let compare = |(name, tensor): (&String, &Tensor<B>)| match found.get(name) {
+            Some(found) => self.named(name, scales.floor(name), found, (tensor, smallest)),
+            None => Comparison { name: name.clone(), verdict: Verdict::Missing, undetermined: 0 },
+        };
+        expected.iter().map(compare).collect()
+    }
+
+    /// Compares outputs with the tensors of the same names in `expected`; outputs that it lacks are left out.
+    ///
+    /// # Errors
+    /// [`StoreError`] for a tensor that is there and cannot be read.
+    pub fn with_source<A: Real>(
+        self,
+        found: &Outputs<A>,
+        expected: &dyn TensorSource,
+    ) -> Result<Vec<Comparison>, StoreError> {
+        let present = found.keys().filter(|name| expected.shape(name).is_some());
+        let read = |name: &String| Ok((name.clone(), expected.read(name)?));
+        let read: Outputs<f64> = present.map(read).collect::<Result<_, StoreError>>()?;
+        // Whoever computes gradients computes all of them.
+        let is_gradient = |name: &String| name.starts_with(state::GRADIENT);
+        let gradients = found.keys().any(is_gradient);
+        let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
+        let absent = absent.filter(|name| !found.contains_key(name));
+        let missing = absent.map(|name| Comparison { name, verdict: Verdict::Missing, undetermined: 0 });
+        Ok(self.outputs(found, &read).into_iter().chain(missing).collect())
+    }
+
+    /// Compares what is called `name`: gradients, and what an optimizer makes of them, may be zero but for rounding.
+    fn named<A: Real, B: Real>(
+        self,
+        name: &str,
+        floor: f64,
+        found: &Tensor<A>,
+        (expected, smallest): (&Tensor<B>, &Smallest),
+    ) -> Comparison {
+        let weight = name.strip_prefix(state::MASTER).unwrap_or(name);
+        let gradient = smallest.0.get(&format!("{}{weight}", state::GRADIENT));
+        let mut undetermined = 0;
+        let verdict = above(floor, found, expected, |at, a, b| {
+            let of_rounding = gradient.and_then(|g| g.data.get(at)).is_some_and(|&part| part <= NOISE);
+            // Both may have gone all the way, in opposite directions.
+            let apart = (a - b).abs();
+            let leave_out = of_rounding && apart <= 2.0 * self.reach;
+            undetermined += u64::from(leave_out && apart > 1e-3 * self.reach);
+            leave_out
+        });
+        Comparison { name: name.to_owned(), verdict, undetermined }
+    }
+}
+
+/// The largest elements of what was expected, kind by kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scales {
+    gradient: f64,
+    first_moment: f64,
+    second_moment: f64,
+}
+
+impl Scales {
+    fn of<B: Real>(expected: &Outputs<B>) -> Self {
+        let largest = |prefix: &str| {
+            let of_kind = expected.iter().filter(|(name, _)| name.starts_with(prefix));
+            of_kind
+                .flat_map(|(_, t)| &t.data)
+                .map(|x| x.to_f64().abs())
+                .filter(|x| x.is_finite())
+                .fold(0.0, f64::max)
+        };
+        Self {
+            gradient: largest(state::GRADIENT),
+            first_moment: largest(state::FIRST_MOMENT),
+            second_moment: largest(state::SECOND_MOMENT),
+        }
+    }
+
+    /// The size of elements that are rounding, of a tensor of this name.
+    fn floor(&self, name: &str) -> f64 {
+        match name {
+            _ if name.starts_with(state::GRADIENT) => NOISE * self.gradient,
+            _ if name.starts_with(state::FIRST_MOMENT) => NOISE * self.first_moment,
+            _ if name.starts_with(state::SECOND_MOMENT) => NOISE * NOISE * self.second_moment,
+            _ => 0.0,
+        }
+    }
+}
+
+/// Compares two sets of outputs by name, in the order of what was expected; no optimizer has taken a step.
+pub fn outputs<A: Real, B: Real>(found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
+    Judge::default().outputs(found, expected)
+}
+
+/// Compares outputs with the tensors of the same names in `expected`, as [`outputs`] does; outputs that it lacks are left
+/// out.
 ///
 /// # Errors
 /// [`StoreError`] for a tensor that is there and cannot be read.
@@ -120,17 +253,7 @@ pub fn with_source<A: Real>(
     found: &Outputs<A>,
     expected: &dyn TensorSource,
 ) -> Result<Vec<Comparison>, StoreError> {
-    let present = found.iter().filter(|(name, _)| expected.shape(name).is_some());
-    let compared = present.map(|(name, tensor)| {
-        let verdict = named(name, tensor, &expected.read(name)?);
-        Ok(Comparison { name: name.clone(), verdict })
-    });
-    // Whoever computes gradients computes all of them.
-    let is_gradient = |name: &String| name.starts_with(state::GRADIENT);
-    let gradients = found.keys().any(is_gradient);
-    let absent = expected.names().into_iter().filter(|name| gradients && is_gradient(name));
-    let absent = absent.filter(|name| !found.contains_key(name));
-    compared.chain(absent.map(|name| Ok(Comparison { name, verdict: Verdict::Missing }))).collect()
+    Judge::default().with_source(found, expected)
 }
 
 #[cfg(test)]
@@ -161,5 +284,32 @@ mod tests {
         assert!(!tensors(&vector(&[1.0]), &vector(&[1.0])).within(f64::NAN));
         let expected: Outputs<f64> = [("y".to_owned(), vector(&[1.0]))].into_iter().collect();
         assert_eq!(outputs(&Outputs::<f64>::new(), &expected)[0].verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn what_rounding_makes_of_gradients_is_told_from_what_is_wrong() {
+        let set = |weight: [f64; 2], second: f64| -> Outputs<f64> {
+            let named = [
+                ("w", vector(&weight)),
+                ("grad.w", vector(&[1e-9, 0.5])),
+                ("optimizer.exp_avg_sq.w", vector(&[second])),
+                ("grad.other", vector(&[1.0])),
+                ("optimizer.exp_avg_sq.other", vector(&[1e-3])),
+            ];
+            named.into_iter().map(|(name, t)| (name.to_owned(), t)).collect()
+        };
+        let expected = set([1.0, 1.0], 1e-9);
+        let verdict = |found: &Outputs<f64>, reach: f64, name: &str| {
+            let rows = Judge { reach, smallest: None }.outputs(found, &expected);
+            let row = rows.into_iter().find(|row| row.name == name).unwrap();
+            (row.verdict.within(1e-4), row.undetermined)
+        };
+        // The first element's gradient is rounding: it may have gone either way, and no further.
+        let moved = set([1.001, 1.0], 1e-9);
+        assert_eq!(verdict(&moved, 1e-3, "w"), (true, 1));
+        assert_eq!(verdict(&moved, 1e-4, "w"), (false, 0));
+        assert_eq!(verdict(&set([1.0, 1.001], 1e-9), 1e-3, "w"), (false, 0));
+        // A second moment of zero is not what 1e-9 is.
+        assert_eq!(verdict(&set([1.0, 1.0], 0.0), 1e-3, "optimizer.exp_avg_sq.w"), (false, 0));
     }
 }

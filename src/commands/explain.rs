@@ -42,12 +42,14 @@ fn text(registry: &Registry, plan: &Plan) -> String {
         out.push_str("  none\n");
     }
     for Collective { kind, axis, phase, count, bytes_sent_per_rank } in &plan.collectives {
-        let time = plan.time.communication.iter().find(|c| c.kind == *kind && c.axis == *axis);
-        let time = time.map_or(String::new(), |t| {
-            format!(", {} of which {} exposed", seconds(t.seconds), seconds(t.exposed_seconds))
-        });
-        let _ =
-            writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent{time}");
+        let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent");
+    }
+    if !plan.time.communication.is_empty() {
+        out.push_str("its time, of all phases together:\n");
+    }
+    for t in &plan.time.communication {
+        let (all, exposed) = (seconds(t.seconds), seconds(t.exposed_seconds));
+        let _ = writeln!(out, "  {} over {}: {all} of which {exposed} exposed", t.kind, t.axis);
     }
 
     let time = &plan.time;

@@ -14,6 +14,9 @@ use crate::cli::PlanArgs;
 use crate::error::{Failure, Result};
 use crate::{files, subject};
 
+/// The most stages of a pipeline that are tried without being asked for.
+const MOST_STAGES: u64 = 256;
+
 pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let cluster = subject::cluster_of(&args.layout)?;
     let (mesh, gpus) = subject::mesh(&args.layout)?;
@@ -21,18 +24,21 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         Failure::from(Diagnostic::new("C00", "the number of GPUs is missing").help("as in `--gpus 8`"))
     })?;
     let model = subject::model(&args.model)?;
-    let mut workload = subject::workload(&args.workload, None)?;
-    if let Some(mesh) = &mesh {
-        workload = subject::staged(workload, mesh);
+    // Of one stage; how many a candidate has is said by its mesh.
+    let workload = subject::workload(&args.workload, None)?;
+    if workload.training.stages > 1 {
+        let n = workload.training.stages;
+        let message = format!("`--train stages={n}` says what the mesh of a plan says");
+        return Err(Diagnostic::new("C00", message)
+            .help(format!("as in `--strategy pipeline --mesh pp={n}`"))
+            .into());
     }
     (session.progress)("importing");
     let module = import::program(&model.config, &model.name, &workload)?;
     let mut options = ShardOptions::default();
     subject::set_flags(&mut options, &args.layout)?;
     let stages = match (workload.mode, workload.training.micro_batches) {
-        (Mode::Train, 2..) if workload.training.stages == 1 => {
-            (2..=gpus).filter(|n| gpus.is_multiple_of(*n)).collect()
-        }
+        (Mode::Train, 2..) => (2..=MOST_STAGES).collect(),
         _ => Vec::new(),
     };
     let request = Request {

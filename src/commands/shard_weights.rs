@@ -7,6 +7,8 @@ use ithaca_ir::{Diagnostic, schedule};
 use ithaca_kernels::store::shards::{self, Identity};
 use ithaca_kernels::store::{Checkpoint, check_writable};
 use ithaca_passes::plan::digest;
+use ithaca_passes::shard::{OrderChoice, ShardOptions};
+use num_integer::lcm;
 
 use super::{Done, Session};
 use crate::cli::{ShardWeightsArgs, SubjectArgs};
@@ -76,14 +78,25 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
 }
 
 /// A workload that every layout of this many ranks divides; how weights lie does not depend on it.
+///
+/// Tokens are a multiple of whatever parts the options cut them into: loss chunks, the blocks of a striped order, the groups of
+/// a capacity.
 fn small(args: &ShardWeightsArgs) -> Result<Lengths> {
     let (_, ranks) = subject::mesh(&args.layout)?;
     let ranks = ranks.unwrap_or(1);
-    let number = |flag: &Option<String>| flag.as_ref().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
-    let micro_batches = number(&args.workload.micro_batches);
-    let tokens = number(&args.workload.loss_chunks).min(MAX_PARTS as u64).next_multiple_of(4);
+    let anything = Lengths { batch: 1, sequence: 1, target: None };
+    let workload = subject::workload(&args.workload, Some(anything))?;
+    let mut options = ShardOptions::default();
+    subject::set_flags(&mut options, &args.layout)?;
+    let block = match options.order {
+        Some(OrderChoice::Striped(block)) => block,
+        Some(OrderChoice::Contiguous | OrderChoice::Zigzag | OrderChoice::Balanced) | None => 1,
+    };
+    let groups = workload.capacity.map_or(1, |capacity| capacity.groups);
+    let parts = [workload.training.loss_chunks.min(MAX_PARTS as u64), block, groups];
+    let tokens = parts.into_iter().fold(4, |all, n| lcm(all, n.max(1)));
     Ok(Lengths {
-        batch: ranks.saturating_mul(micro_batches),
+        batch: ranks.saturating_mul(workload.training.micro_batches),
         sequence: ranks.saturating_mul(tokens),
         target: None,
     })

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ithaca_kernels::compare::Judge;
 use ithaca_kernels::{Storage, oracle};
 
 use super::run::{Data, Expected, all, heading, judge, lengths_of, steps};
@@ -35,17 +36,18 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         });
         results.map(all)
     };
-    let whole = step(&job.program)?;
+    let whole = step(job.reference())?;
     (session.progress)("running the per-rank program");
     let ranks = step(&compiled.per_rank)?;
     let mut out = heading(&job, &compiled.notes, &data);
     out.push_str(&shrunk);
     out.push_str("per-rank program against the whole one\n");
-    let verdict = judge(&ranks, &Expected::Whole(&whole), EXACT)?;
+    let after = Judge { reach: job.reach(1), smallest: None };
+    let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?;
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {
-        let expected = judge(&ranks, &Expected::<f64>::File(path), args.tolerance)?;
+        let expected = judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance)?;
         out.push_str("per-rank program against the file\n");
         out.push_str(&expected.text);
         passed &= expected.passed;

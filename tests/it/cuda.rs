@@ -4,8 +4,10 @@
 //! process per rank. Where no compiler is found a test says so and does nothing.
 
 mod distributed;
+mod everything;
 mod experts;
 mod pipeline;
+mod profile;
 mod steps;
 mod training;
 
@@ -189,28 +191,17 @@ fn homes() -> Option<(PathBuf, PathBuf)> {
 
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
-fn nvcc_compiles_emitted_programs_without_warnings() {
+fn nvcc_compiles_for_every_architecture_without_warnings() {
     let Some((cuda, nccl)) = homes() else {
         eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
         return;
     };
     let causal = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
+    // A mask that is a table, and a reference to check against.
     let packed = masked(&causal, &Mask::All(vec![Mask::Documents(vec![0, 7, 131_072]), Mask::Causal]));
-    for (i, (strategy, axes)) in [
-        ("ulysses", &[("ulysses", "8")][..]),
-        ("megatron-tp", &[("tp", "8")]),
-        ("megatron-tp-sp", &[("tp", "8")]),
-        ("ulysses+megatron-tp", &[("ulysses", "4"), ("tp", "2")]),
-        ("ulysses+megatron-tp-sp", &[("ulysses", "4"), ("tp", "2")]),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let out = tempfile::tempdir().unwrap();
-        // One of them has a mask that is a table.
-        emit(if i == 0 { &packed } else { &causal }, &options(strategy, axes), out.path());
-        make_without_warnings(strategy, out.path(), &[], &cuda, &nccl);
-    }
+    let out = tempfile::tempdir().unwrap();
+    emit(&packed, &options("ulysses+megatron-tp-sp", &[("ulysses", "4"), ("tp", "2")]), out.path());
+    make_without_warnings("every architecture", out.path(), &[], &cuda, &nccl);
 }
 
 /// Compiles a program with nvcc.

@@ -12,7 +12,7 @@ use ithaca_ir::ops::{
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work, communicates,
 };
-use ithaca_ir::{Diagnostic, DimId, Order, TensorType};
+use ithaca_ir::{Diagnostic, DimId, Order, TensorType, timeline};
 
 use super::names::{self, Names};
 use super::program::Context;
@@ -46,14 +46,16 @@ pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, runs: &[Run]) -> Result<St
     }
     // Frames that only compute leave their callers' communication alone.
     let meets = meets(schedule, id);
-    out.push('\n');
+    let _ = writeln!(out, "\n    const NamedRange range({});", names::string(&format!("@{}", frame.name)));
     if meets {
         out.push_str("    device.meet();\n");
     }
+    let mut number = 0;
     for tasks in frame.tasks.chunk_by(|a, b| places(frame, a) == places(frame, b)) {
         let mut lines = String::new();
         for task in tasks {
-            emitter.task(&mut lines, task)?;
+            emitter.task(&mut lines, number, task)?;
+            number += 1;
         }
         match places(frame, &tasks[0]) {
             None => out.push_str(&lines),
@@ -132,7 +134,7 @@ impl<'s> Emitter<'_, 's> {
         Ok(format!("device.source({source}, layer)"))
     }
 
-    fn task(&mut self, out: &mut String, task: &Task) -> Result<(), Diagnostic> {
+    fn task(&mut self, out: &mut String, number: usize, task: &Task) -> Result<(), Diagnostic> {
         let queue = match task.stream {
             Stream::Compute => "kCompute",
             Stream::Comm => "kComm",
@@ -147,34 +149,41 @@ impl<'s> Emitter<'_, 's> {
             };
             let _ = writeln!(out, "    {guard}device.wait({queue}, {});", self.base + event.index());
         }
-        match &task.work {
-            Work::Compute(op) => {
-                let call = self.compute(queue, op, task)?;
-                let _ = writeln!(out, "    {call};");
-            }
-            Work::Pack(transfer) => self.movement(out, "pack", queue, transfer, task)?,
-            Work::Exchange(transfer) => self.movement(out, "exchange", queue, transfer, task)?,
-            Work::Unpack(transfer) => self.movement(out, "unpack", queue, transfer, task)?,
-            Work::Copy => {
-                let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
-                let bytes = match &self.frame.buffers[from].content {
-                    Content::Tensor(ty) => {
-                        let ty = self.cx.tables.ty(ty);
-                        format!("Local(device, T{ty}).size * bytes_of(T{ty}.dtype)")
-                    }
-                    Content::Wire { dtype, elements } => (dtype.bytes() * elements).to_string(),
-                };
-                let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
-                let _ = writeln!(out, "    copy(device, {queue}, {bytes}, {from}, {to});");
-            }
+        let call = match &task.work {
             Work::Call { callee, layers, stride, scan, stage: _, base } => {
                 self.call(out, task, (*callee, *base), (layers, *stride), scan.as_ref());
+                None
             }
+            Work::Compute(op) => Some(self.compute(queue, op, task)?),
+            Work::Pack(transfer) => Some(self.movement("pack", queue, transfer, task)?),
+            Work::Exchange(transfer) => Some(self.movement("exchange", queue, transfer, task)?),
+            Work::Unpack(transfer) => Some(self.movement("unpack", queue, transfer, task)?),
+            Work::Copy => Some(self.copy(queue, task)?),
+        };
+        if let Some(call) = call {
+            let (title, kind) = timeline::title(self.frame, number);
+            let [frame, title, kind] = [&self.frame.name, &title, kind].map(names::string);
+            let of = format!("{{{frame}, {number}, {title}, {kind}}}");
+            let _ = writeln!(out, "    {{ const Task task(device, {queue}, {of}, layer); {call}; }}");
         }
         if let Some(event) = task.records {
             let _ = writeln!(out, "    device.record({queue}, {});", self.base + event.index());
         }
         Ok(())
+    }
+
+    /// A copy of a tensor or a wire.
+    fn copy(&mut self, queue: &str, task: &Task) -> Result<String, Diagnostic> {
+        let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
+        let bytes = match &self.frame.buffers[from].content {
+            Content::Tensor(ty) => {
+                let ty = self.cx.tables.ty(ty);
+                format!("Local(device, T{ty}).size * bytes_of(T{ty}.dtype)")
+            }
+            Content::Wire { dtype, elements } => (dtype.bytes() * elements).to_string(),
+        };
+        let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
+        Ok(format!("copy(device, {queue}, {bytes}, {from}, {to})"))
     }
 
     /// Whether the rank is one of these.
@@ -241,12 +250,11 @@ impl<'s> Emitter<'_, 's> {
     /// Packing, communication, unpacking: all name the transfer, and the buffers on both sides.
     fn movement(
         &mut self,
-        out: &mut String,
         function: &str,
         queue: &str,
         transfer: &Transfer,
         task: &Task,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<String, Diagnostic> {
         let kind = transfer.first().op.name();
         if !transfer.parcels().iter().all(|parcel| parcel.op.is_communication()) {
             return Err(unsupported(&format!("{function} of `{kind}`")));
@@ -261,21 +269,14 @@ impl<'s> Emitter<'_, 's> {
                 several => format!("{{{}}}", several.join(", ")),
             });
             let [from, to] = ends;
-            let _ = writeln!(out, "    {function}(device, {queue}, {{{numbers}}}, {from}, {to});  // {kind}");
-            return Ok(());
+            return Ok(format!("{function}(device, {queue}, {{{numbers}}}, {from}, {to})"));
         }
         if task.reads.len() > 1 {
             return Err(unsupported(&format!("{function} that takes the own block from a tensor")));
         }
         let (from, to) = (self.operand(&task.reads, 0)?, self.operand(&task.writes, 0)?);
-        let _ = writeln!(
-            out,
-            "    {function}(device, {queue}, {}, {}, {});  // {kind}",
-            numbers.concat(),
-            self.buffers[from.index()],
-            self.buffers[to.index()],
-        );
-        Ok(())
+        let (from, to) = (&self.buffers[from.index()], &self.buffers[to.index()]);
+        Ok(format!("{function}(device, {queue}, {}, {from}, {to})", numbers.concat()))
     }
 
     fn compute(&mut self, queue: &str, op: &Op, task: &Task) -> Result<String, Diagnostic> {

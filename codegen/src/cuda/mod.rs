@@ -35,6 +35,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("rendezvous.hpp", include_str!("runtime/rendezvous.hpp")),
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
+    ("task.hpp", include_str!("runtime/task.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("launch.hpp", include_str!("runtime/launch.hpp")),
     ("ops.hpp", include_str!("runtime/ops.hpp")),

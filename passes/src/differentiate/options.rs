@@ -297,7 +297,10 @@ impl Training {
     }
 
     fn set_constant(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
-        let adamw = self.optimizer.get_or_insert(ADAMW);
+        // Without an optimizer a constant is read all the same, so that an unknown name is called that.
+        let mut none = ADAMW;
+        let is_none = self.optimizer.is_none();
+        let adamw = self.optimizer.as_mut().unwrap_or(&mut none);
         let (constant, fits): (&mut f64, fn(f64) -> bool) = match key {
             "lr" => (&mut adamw.lr, |x| x >= 0.0),
             "beta1" => (&mut adamw.beta1, |x| (0.0..1.0).contains(&x)),
@@ -312,6 +315,12 @@ impl Training {
         *constant = number(value, fits).ok_or_else(|| {
             Diagnostic::new("P02", format!("option `{key}={value}` of `differentiate` is out of range"))
         })?;
+        if is_none {
+            let message = format!(
+                "option `{key}={value}` is of an optimizer, and `optimizer=none` says that there is none"
+            );
+            return Err(Diagnostic::new("P02", message));
+        }
         Ok(())
     }
 }

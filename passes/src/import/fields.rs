@@ -203,7 +203,7 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         Err(self.unsupported(name, value).help(format!(
-            "if it has no influence on the logits, say so: --ignore-field {}",
+            "if it has no influence on the logits, nor in training on the loss, say so: --ignore-field {}",
             self.path(name)
         )))
     }
@@ -238,7 +238,7 @@ impl<'a> Fields<'a> {
                     ),
                 )
                 .help(format!(
-                    "if it has no influence on the logits, say so: --ignore-field {}",
+                    "if it has no influence on the logits, nor in training on the loss, say so: --ignore-field {}",
                     self.path(name)
                 )));
             }

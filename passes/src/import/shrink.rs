@@ -4,6 +4,7 @@
 //! small: widths, vocabulary, layers, and windows in proportion to the sequence.
 
 use ithaca_ir::{Diagnostic, Mask};
+use num_integer::gcd;
 use serde_json::{Map, Value, json};
 
 use super::family::{self, Family};
@@ -268,10 +269,6 @@ fn alike(n: u64, multiple: u64, least: u64) -> u64 {
         size += common;
     }
     size.min(n)
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

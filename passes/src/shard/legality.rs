@@ -9,6 +9,7 @@ use ithaca_ir::mask::Tile;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Op};
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
+use num_integer::lcm;
 
 use super::experts;
 use super::inside::{self, Inside};
@@ -392,14 +393,4 @@ pub(super) fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) 
     let degrees: Vec<String> = (1..=size.min(4096)).filter(|&p| legal(p)).map(|p| p.to_string()).collect();
     let shown = if degrees.len() > 24 { &degrees[..24] } else { &degrees[..] };
     format!("legal {what} degrees: {}{}", shown.join(", "), if degrees.len() > 24 { ", …" } else { "" })
-}
-
-fn lcm(a: u64, b: u64) -> u64 {
-    let gcd = |mut a: u64, mut b: u64| {
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    };
-    a / gcd(a, b) * b
 }

@@ -115,7 +115,8 @@ pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
     }
     let stage = plan.zero.stage();
     let nodes = || module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
-    if !nodes().any(|(_, n)| matches!(n.op, Op::Assign { .. })) {
+    let splits_weights = plan.zero >= Zero::Parameters;
+    if !splits_weights && !nodes().any(|(_, n)| matches!(n.op, Op::Assign { .. })) {
         return vec![format!("ZeRO stage {stage} has no effect: the program keeps no gradients")];
     }
     if plan.replicas.is_empty() {

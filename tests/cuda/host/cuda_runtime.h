@@ -2,6 +2,7 @@
 // launch runs the kernel once as a grid of one thread, which a grid-stride loop makes a loop over everything.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -34,6 +35,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
     int recorded;
+    std::chrono::steady_clock::time_point time;
 };
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
@@ -74,7 +76,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
-    *e = new CUevent_st{0};
+    *e = new CUevent_st{0, {}};
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
@@ -83,11 +85,18 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
     e->recorded = 1;
+    e->time = std::chrono::steady_clock::now();
     return cudaSuccess;
 }
 // A wait on an event that nobody recorded is a fault of the schedule: on a device it would not wait at all.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned) {
     if (e->recorded == 0) std::abort();
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+    if (from->recorded == 0 || to->recorded == 0) std::abort();
+    *ms = std::chrono::duration<float, std::milli>(to->time - from->time).count();
     return cudaSuccess;
 }
 

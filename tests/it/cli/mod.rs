@@ -6,6 +6,7 @@ mod malformed;
 mod pipelines;
 mod refusals;
 mod session;
+mod training;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

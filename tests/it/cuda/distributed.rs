@@ -15,7 +15,7 @@ use ithaca_passes::compile::compile;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
-use super::{compare, found, homes, make_without_warnings, options, root, write_program};
+use super::{compare, found, options, root, write_program};
 
 /// Tokens of a sequence; some of the last ones may be padding.
 const TOKENS: usize = 16;
@@ -410,20 +410,4 @@ fn dropout_that_follows_a_device_is_refused() {
     let whole = lower(verify(&program(&[kind("causal", stream)])).unwrap()).unwrap();
     let refused = cuda::emit(&whole, None, &[]).unwrap_err();
     assert_eq!(refused[0].code, "S42");
-}
-
-#[test]
-#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
-fn nvcc_compiles_movements_without_warnings() {
-    let Some((cuda, nccl)) = homes() else {
-        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
-        return;
-    };
-    let whole = program_in(DType::BF16, &KINDS);
-    for strategy in ["ring", "sparse-fetch"] {
-        let out = tempfile::tempdir().unwrap();
-        let schedule = compile(&whole, &options(strategy, &[("ring", "4")]), &Volume).unwrap().schedule;
-        write_program(&schedule, None, out.path());
-        make_without_warnings(strategy, out.path(), &["ARCH=90"], &cuda, &nccl);
-    }
 }

@@ -14,7 +14,6 @@ use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
 use super::distributed::{can_run, steps_on_host};
-use super::{homes, make_without_warnings, write_program};
 
 const STEPS: usize = 2;
 
@@ -112,27 +111,5 @@ fn stages_beside_other_forms_of_parallelism_on_the_host() {
     for zero in [Zero::Off, Zero::Parameters] {
         let options = ShardOptions { zero, ..options("data-parallel+pipeline", "dp=2,pp=2") };
         check(&module, &options, &sources, &expected);
-    }
-}
-
-#[test]
-#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
-fn nvcc_compiles_stages_without_warnings() {
-    let Some((cuda, nccl)) = homes() else {
-        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
-        return;
-    };
-    for (order, strategy, mesh) in [
-        (PipelineOrder::OneForwardOneBackward, "pipeline+ulysses", "pp=2,ulysses=2"),
-        (PipelineOrder::Interleaved, "data-parallel+pipeline", "dp=2,pp=2"),
-    ] {
-        let module = step(&llama(4, true), staged(2, order, 4), 8);
-        let out = tempfile::tempdir().unwrap();
-        write_program(
-            &compile(&module, &options(strategy, mesh), &Volume).unwrap().schedule,
-            None,
-            out.path(),
-        );
-        make_without_warnings(strategy, out.path(), &["ARCH=90"], &cuda, &nccl);
     }
 }

@@ -9,7 +9,7 @@ use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::lower::lower;
 
 use super::distributed::{assert_close, can_run, module, noise, outputs_on_host};
-use super::{homes, make_without_warnings, write_program};
+use super::write_program;
 
 /// What a program takes, dimension by dimension as it is split: `s`, `v` and `b`, with the axes behind them.
 struct Splits {
@@ -203,16 +203,4 @@ fn operations_of_training_on_the_host() {
             assert_close(&format!("{name} in {t}"), &outputs, &expected, tolerance);
         }
     }
-}
-
-#[test]
-#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
-fn nvcc_compiles_operations_of_training_without_warnings() {
-    let Some((cuda, nccl)) = homes() else {
-        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
-        return;
-    };
-    let out = tempfile::tempdir().unwrap();
-    write_program(&lower(verify(&program(&RANKS, "bf16")).unwrap()).unwrap(), None, out.path());
-    make_without_warnings("training", out.path(), &["ARCH=90"], &cuda, &nccl);
 }

@@ -127,8 +127,8 @@ fn differences(
                 tensor.data.iter().zip(&expected[name].data).map(|(&a, &b)| f(a.into(), b.into())).sum()
             };
             let (difference, norm) = (sum(&|a, b| (a - b) * (a - b)), sum(&|_, b| b * b));
-            let distance = (difference / norm).sqrt();
-            if difference > 0.0 && (distance > tolerance || distance.is_nan()) {
+            let distance = if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() };
+            if distance.is_nan() || distance > tolerance {
                 report.push_str(&format!("{what}: {name} is {distance:.1e} off\n"));
             }
         }

@@ -254,8 +254,24 @@ inline void gather_blocks(const Device& device, Queue queue, const Load& load, D
     ITHACA_NCCL(ncclGroupEnd());
 }
 
+// Elements that a rank sends to others; a sum over all counts what is sent where each member sums its share and then
+// hands it to the others.
+inline int64_t elements_sent(const Device& device, Collective kind, const Load& load) {
+    const auto members = static_cast<int64_t>(load.group.size());
+    const auto self = std::find(load.group.begin(), load.group.end(), device.rank()) - load.group.begin();
+    int64_t n = 0;
+    if (kind == Collective::AllReduce) {
+        const int64_t own = load.mine * (self + 1) / members - load.mine * self / members;
+        return load.mine - own + own * (members - 1);
+    }
+    for (int64_t i = 0; i < members; ++i)
+        if (i != self) n += load.send[static_cast<size_t>(i)];
+    return n;
+}
+
 // Communicates what `load` says, by the collective and along the axes of `x`.
 inline void communicate(const Device& device, Queue queue, const Transfer& x, const Load& load, char* from, char* to) {
+    device.profile().sends(elements_sent(device, x.kind, load) * bytes_of(x.from.dtype));
     const Peers peers = peers_of(device, x, load);
     const ncclComm_t comm = peers.comm;
     const DType dtype = x.from.dtype;

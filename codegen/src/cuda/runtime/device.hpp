@@ -10,10 +10,9 @@
 #include "kernels/copy.cuh"
 #include "rendezvous.hpp"
 #include "source.hpp"
+#include "task.hpp"
 
 namespace ithaca {
-
-enum Queue { kCompute = 0, kComm = 1 };
 
 // The result buffers of a frame, or its arguments.
 using Pointers = std::vector<char*>;
@@ -160,6 +159,8 @@ class Device {
         wait(kComm, last + kCompute);
     }
 
+    Profile& profile() const { return profile_; }
+
     void run() const { program_.run(*this, memory_); }
     void synchronize() const {
         for (cudaStream_t stream : streams_) ITHACA_CUDA(cudaStreamSynchronize(stream));
@@ -264,6 +265,26 @@ class Device {
     std::vector<std::array<size_t, 2>> pieces_;
     char* memory_ = nullptr;
     int64_t bytes_ = 0;
+    mutable Profile profile_;
+};
+
+// While it lives, what is issued to a stream belongs to a task.
+class Task {
+  public:
+    Task(const Device& device, Queue queue, const TaskOf& task, int64_t layer)
+        : device_(device), queue_(queue), range_(task.name) {
+        if (device_.profile().is_on()) device_.profile().begin(task, layer, queue_, device_.stream(queue_));
+    }
+    ~Task() {
+        if (device_.profile().is_on()) device_.profile().end(device_.stream(queue_));
+    }
+    Task(const Task&) = delete;
+    Task& operator=(const Task&) = delete;
+
+  private:
+    const Device& device_;
+    Queue queue_;
+    NamedRange range_;
 };
 
 }  // namespace ithaca

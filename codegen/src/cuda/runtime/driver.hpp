@@ -13,10 +13,10 @@ namespace ithaca {
 
 struct Options {
     std::vector<std::string> weights;
-    std::string inputs, output;
+    std::string inputs, output, trace;
     int64_t seed = -1, steps = 1;
     double tolerance = -1;  // negative: by element type
-    bool self_check = false;
+    bool self_check = false, profile = false;
 };
 
 inline constexpr const char* kHelp =
@@ -28,6 +28,8 @@ inline constexpr const char* kHelp =
     "  --self-check         compare the outputs with one GPU running the whole program; exit 1 when they differ\n"
     "  --tolerance X        largest relative error of the self-check\n"
     "  --steps N            run N times, each going on from what the one before kept, and print the time of each\n"
+    "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
+    "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
 
 inline double number_of(const std::string& option, const char* text) {
@@ -50,7 +52,11 @@ inline Options parse(int argc, char** argv) {
             options.self_check = true;
             continue;
         }
-        static const char* const known[] = {"--weights", "--inputs", "--output", "--random-weights", "--tolerance", "--steps"};
+        if (option == "--profile") {
+            options.profile = true;
+            continue;
+        }
+        static const char* const known[] = {"--trace", "--weights", "--inputs", "--output", "--random-weights", "--tolerance", "--steps"};
         if (std::none_of(std::begin(known), std::end(known), [&](const char* k) { return option == k; }))
             throw Error("unknown option " + option + "; see --help");
         if (i + 1 == argc) throw Error(option + " takes a value");
@@ -58,6 +64,7 @@ inline Options parse(int argc, char** argv) {
         if (option == "--weights") options.weights.push_back(value);
         else if (option == "--inputs") options.inputs = value;
         else if (option == "--output") options.output = value;
+        else if (option == "--trace") options.trace = value;
         else if (option == "--random-weights") options.seed = static_cast<int64_t>(number_of(option, value));
         else if (option == "--steps") options.steps = static_cast<int64_t>(number_of(option, value));
         else options.tolerance = number_of(option, value);
@@ -136,12 +143,18 @@ inline int run(const Options& options, const Program& program, const Program* re
             std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(self.size),
                         static_cast<double>(device.bytes()) / (1 << 20));
         for (int64_t step = 0; step < options.steps; ++step) {
+            const bool measured = step + 1 == options.steps && (options.profile || !options.trace.empty());
+            if (measured) device.profile().start(device.stream(kCompute));
             const auto start = std::chrono::steady_clock::now();
             device.run();
             device.synchronize();
             const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
             if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
+            if (measured) device.profile().stop();
         }
+        if (self.rank == 0 && options.profile) device.profile().print();
+        if (!options.trace.empty())
+            device.profile().write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
         if (options.self_check || !options.output.empty()) outputs = gather(program, device, tensors, self.size);
     }
     bool good = true;

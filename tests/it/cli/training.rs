@@ -1,0 +1,80 @@
+//! Training by the command line: every model's step agrees with the whole one, options belong together, and a pipeline that
+//! does not fit has repairs.
+
+use super::{line, refused, repository, said};
+
+#[test]
+fn steps_of_models_whose_gradients_vanish_agree() {
+    let root = repository("");
+    // Biases of keys have gradients that are rounding alone, of which AdamW makes whole steps.
+    for (golden, layout) in [
+        ("gpt2", ""),
+        ("gpt2", "--strategy ring+megatron-tp --mesh ring=2,tp=2"),
+        ("gpt-neox", "--strategy ulysses --mesh ulysses=4"),
+        ("olmo2-biases-head-dim", "--strategy megatron-tp-sp --mesh tp=2"),
+    ] {
+        let out = said(
+            &root,
+            &format!("run tests/goldens/{golden} --mode train --seq 16 --batch 2 --steps 2 {layout}"),
+        );
+        assert!(out.ends_with("passed: tolerance 1e-4\n"), "{golden} {layout}: {out}");
+    }
+}
+
+#[test]
+fn stages_and_parts_are_compared_with_the_plain_step() {
+    let options = "--mode train --seq 16 --batch 4 --micro-batches 2 --recompute full --loss-chunks 2 \
+                   --strategy pipeline+ulysses --mesh pp=2,ulysses=2";
+    for command in ["run", "verify"] {
+        let out = said(&repository(""), &format!("{command} tests/goldens/llama-gqa {options}"));
+        assert!(out.contains("passed") && !out.contains("FAILED"), "{command}: {out}");
+    }
+}
+
+#[test]
+fn a_pipeline_that_does_not_fit_has_repairs_that_work() {
+    let root = repository("");
+    let asked = "plan examples/llama-3-8b --mode train --seq 8192 --batch 8 --micro-batches 4";
+    let refusal = refused(&root, &format!("{asked} --strategy pipeline+megatron-tp-sp --mesh pp=2,tp=2"));
+    assert!(refusal.contains("error[P32]"), "{refusal}");
+    let (_, repairs) = refusal.split_once("any of these is legal: ").unwrap_or_else(|| panic!("{refusal}"));
+    for repair in repairs.lines().next().unwrap().split(" | ") {
+        let gpus = if repair.contains("--gpus") { "" } else { "--gpus 4 " };
+        let ran = line(&root, &format!("{asked} {gpus}{repair}"));
+        assert_eq!(ran.code, 0, "{repair}: {ran:#?}");
+    }
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let root = repository("");
+    let golden = "run tests/goldens/llama-gqa --seq 16";
+    for option in ["--recompute full", "--micro-batches 2", "--loss-chunks 2", "--train clip=1"] {
+        let refusal = refused(&root, &format!("{golden} {option}"));
+        assert!(refusal.contains("--mode train"), "{option}: {refusal}");
+    }
+    let refusal = refused(&root, &format!("{golden} --mode train --train optimizer=none --train lr=1"));
+    assert!(refusal.contains("optimizer=none"), "{refusal}");
+    let refusal = refused(&root, "plan examples/llama-3-8b --mode train --gpus 4 --seq 64 --train stages=2");
+    assert!(refusal.contains("--mesh pp=2"), "{refusal}");
+}
+
+#[test]
+fn checkpoints_are_cut_for_plans_whatever_lengths_they_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = repository("tests/goldens/llama-gqa");
+    for (i, options) in [
+        "--strategy ulysses --mesh ulysses=2 --loss-chunks 3",
+        "--strategy ulysses --mesh ulysses=2 --loss-chunks 5 --micro-batches 3",
+        "--strategy ring --mesh ring=3 --order striped:5",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = said(
+            folder.path(),
+            &format!("shard-weights {} --mode train {options} -o cut{i}", golden.display()),
+        );
+        assert!(out.contains(&format!("wrote cut{i}")), "{options}: {out}");
+    }
+}

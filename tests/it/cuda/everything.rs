@@ -1,0 +1,142 @@
+//! Every strategy of the registry, forward and in training, and every way to distribute attention, as CUDA that nvcc
+//! compiles.
+//!
+//! All programs are one source, each in a namespace of its own and otherwise as it is emitted, so that what they share
+//! is compiled once.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use ithaca_codegen::cuda;
+use ithaca_ir::mesh::Mesh;
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::text;
+use ithaca_ir::verify::verify;
+use ithaca_passes::compile::compile;
+use ithaca_passes::differentiate::Training;
+use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
+use ithaca_passes::pipeline;
+use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy};
+use serde_json::{Value, json};
+
+use super::{homes, make_without_warnings};
+use crate::filetests::files;
+
+/// A small model of each kind, in bf16.
+fn configs() -> Vec<Value> {
+    let of = |model_type: &str, more: &[(&str, Value)]| {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 4, "vocab_size": 64,
+            "torch_dtype": "bfloat16",
+        });
+        for (key, value) in more {
+            config[*key] = value.clone();
+        }
+        config
+    };
+    vec![
+        of("llama", &[]),
+        of("mistral", &[("sliding_window", json!(8))]),
+        of("mixtral", &[("num_local_experts", json!(4)), ("num_experts_per_tok", json!(2))]),
+    ]
+}
+
+/// The schedules of a strategy, of the first model that it suits: forward, unless only a step has stages, and in training.
+fn of_strategy(strategy: &dyn Strategy) -> Vec<(String, Schedule)> {
+    let mesh = Mesh::new(strategy.axes().iter().map(|&axis| (axis, 2)));
+    let options = ShardOptions::new(strategy.name(), mesh);
+    let is_staged = strategy.name() == "pipeline";
+    let training = Training {
+        stages: if is_staged { 2 } else { 1 },
+        micro_batches: if is_staged { 2 } else { 1 },
+        ..Training::default()
+    };
+    let forward = Workload::prefill(2, 64);
+    let training = Workload { mode: Mode::Train, training, ..forward.clone() };
+    let workloads = [("forward", forward), ("training", training)];
+    let first = |workload: &Workload| {
+        let modules = configs().into_iter().filter_map(|config| program(&config, "model", workload).ok());
+        modules.map(|module| compile(&module, &options, &Volume)).find_map(Result::ok)
+    };
+    let workloads = workloads.into_iter().filter(|(mode, _)| !is_staged || *mode == "training");
+    workloads
+        .filter_map(|(mode, workload)| {
+            Some((format!("{} {mode}", strategy.name()), first(&workload)?.schedule))
+        })
+        .collect()
+}
+
+/// The schedules of the ways to distribute attention.
+fn of_files() -> Vec<(String, Schedule)> {
+    let mut schedules = Vec::new();
+    for (path, source) in files("passes") {
+        let Some(stages) = source.lines().next().and_then(|line| line.strip_prefix("// ")) else { continue };
+        let passes = pipeline::parse(stages).unwrap();
+        let program = text::parse(&source).unwrap();
+        let ranks = run_passes(program, &passes, &mut Context::new(&Volume), &mut Unwatched).unwrap();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        schedules.push((name, lower(verify(&ranks).unwrap()).unwrap()));
+    }
+    schedules
+}
+
+/// Writes the programs of all schedules as one.
+fn write_together(schedules: &[(String, Schedule)], out: &Path) {
+    let mut main = String::new();
+    let mut types = Vec::new();
+    for (i, (name, schedule)) in schedules.iter().enumerate() {
+        let files = cuda::emit(schedule, None, ithaca_kernels::cuda::SOURCES)
+            .unwrap_or_else(|d| panic!("{name}: {}", d[0]));
+        for file in files {
+            match file.path.as_str() {
+                "main.cu" => fs::write(out.join(format!("main_{i}.cuh")), &file.contents).unwrap(),
+                "runtime/config.hpp" => types.push(file.contents),
+                _ => {
+                    let path = out.join(&file.path);
+                    fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    fs::write(path, &file.contents).unwrap();
+                }
+            }
+        }
+        writeln!(
+            main,
+            "// {name}\n#define ranks ranks_{i}\n#define main main_{i}\n#include \"main_{i}.cuh\"\n#undef main\n#undef ranks"
+        )
+        .unwrap();
+    }
+    let last = schedules.len() - 1;
+    writeln!(main, "int main(int argc, char** argv) {{ return main_{last}(argc, argv); }}").unwrap();
+    fs::write(out.join("main.cu"), main).unwrap();
+    // Of each type the larger answer: whether any program has it.
+    let lines = types[0].lines().enumerate();
+    let any = lines.map(|(i, _)| types.iter().filter_map(|t| t.lines().nth(i)).max().unwrap());
+    let config: Vec<&str> = any.collect();
+    fs::write(out.join("runtime/config.hpp"), config.join("\n") + "\n").unwrap();
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
+fn nvcc_compiles_every_strategy_forward_and_training() {
+    let mut schedules = Vec::new();
+    let of_files = of_files();
+    for strategy in STRATEGIES {
+        let found = of_strategy(*strategy);
+        let by_itself = of_files.iter().any(|(name, _)| name == strategy.name());
+        assert!(by_itself || !found.is_empty(), "nothing has the strategy {}", strategy.name());
+        schedules.extend(found);
+    }
+    let trained = schedules.iter().filter(|(name, _)| name.ends_with("training")).count();
+    assert!(trained + 3 > STRATEGIES.len(), "only {trained} strategies in training");
+    schedules.extend(of_files);
+    let out = tempfile::tempdir().unwrap();
+    write_together(&schedules, out.path());
+    let Some((cuda, nccl)) = homes() else {
+        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
+        return;
+    };
+    make_without_warnings("every strategy", out.path(), &["ARCH=90", "OPT=-O0"], &cuda, &nccl);
+}
