@@ -9,7 +9,6 @@ use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::lower::lower;
 
 use super::distributed::{assert_close, can_run, module, noise, outputs_on_host};
-use super::write_program;
 
 /// What a program takes, dimension by dimension as it is split: `s`, `v` and `b`, with the axes behind them.
 struct Splits {
