@@ -37,6 +37,8 @@
 
 pub mod communicator;
 
+pub mod job;
+
 pub mod dense;
 
 mod attention;
@@ -53,33 +55,28 @@ mod transfer;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ithaca_ir::layout::At;
-use ithaca_ir::schedule::{Content, Schedule};
-use ithaca_ir::traffic::{Ledger, Traffic};
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Mesh, Rank};
 
 pub use communicator::{Communicator, Mailboxes};
+pub use job::{Job, Loaded, RankPart};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
 pub use timings::{Timing, Timings};
 
 use crate::Outputs;
 use crate::error::RunError;
-use crate::kept::{self, Part};
 use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::index;
 
 /// Limits of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The most memory for arenas, weights and inputs of all ranks together, bytes.
+    /// The most memory for arenas, weights and inputs of all ranks that run in this process together, bytes.
     pub memory_limit: u64,
     /// How long a rank waits for one message; `None` is for ever, which still ends when it waits in vain.
     pub timeout: Option<Duration>,
@@ -136,111 +133,11 @@ pub fn execute(
     inputs: &dyn TensorSource,
     options: &Options,
 ) -> Result<Execution, RunError> {
-    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
-    if schedule.frames[main].n_arguments != 0 {
-        return Err(RunError::invalid("`main` has arguments"));
-    }
-    let arena = memory::ArenaShape::of(schedule)?;
-    let plan = memory::SourcePlan::of(schedule)?;
-    let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
-    let written = plan.written();
-    let mut peaks = plan.held(index(schedule.space.mesh.ranks()));
-    let (sources, lasting) = plan.load(&schedule.space, weights, inputs, options.storage)?;
-
+    let ranks: Vec<Rank> = schedule.space.mesh.iter_ranks().collect();
+    let job = Job::of(schedule)?;
+    let loaded = job.load(&ranks, weights, inputs, options)?;
+    let memory_bytes = loaded.memory_bytes;
     let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
-    let ledger = Mutex::new(Ledger::default());
-    let world = rank::World {
-        schedule,
-        shape: &arena,
-        sources: &sources,
-        communicator: &mailboxes,
-        ledger: &ledger,
-        storage: options.storage,
-    };
-    let run_rank = |rank: Rank, lasting: memory::Own| {
-        let run = || rank::run(world, rank, lasting);
-        let result = std::panic::catch_unwind(AssertUnwindSafe(run))
-            .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
-        match &result {
-            Ok(_) => mailboxes.finish(rank),
-            Err(_) => mailboxes.stop(),
-        }
-        result
-    };
-    let results: Vec<Result<rank::Done, RunError>> = std::thread::scope(|scope| {
-        let spawn = |(rank, lasting): (Rank, memory::Own)| {
-            let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
-            let run_rank = &run_rank;
-            builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
-                mailboxes.stop();
-                RunError::Thread { rank: rank.0, source }
-            })
-        };
-        let threads: Vec<_> = schedule.space.mesh.iter_ranks().zip(lasting).map(spawn).collect();
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, RunError>| {
-            thread?.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
-        };
-        threads.into_iter().map(join).collect()
-    });
-
-    let held = first_failure(results)?;
-    for (peak, done) in peaks.iter_mut().zip(&held) {
-        peak.arena = done.reached;
-    }
-    let mut timings = Timings::default();
-    held.iter().for_each(|done| timings.merge(&done.timings));
-    let mut outputs = Outputs::new();
-    for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
-        let name = output.name.clone().unwrap_or_else(|| i.to_string());
-        let Content::Tensor(ty) = &schedule.frames[main].buffers[output.buffer].content else {
-            return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
-        };
-        let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)].outputs[i].as_slice()));
-        let tensor = crate::oracle::assemble(&schedule.space, &name, ty, local)?;
-        outputs.insert(name, tensor);
-    }
-    let kept = kept(schedule, &written, &held, weights)?;
-    let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, kept, traffic, peaks, timings, memory_bytes })
-}
-
-/// What ranks wrote, as files have it; `before` has what was there.
-fn kept(
-    schedule: &Schedule,
-    written: &[memory::Written<'_>],
-    held: &[rank::Done],
-    before: &dyn TensorSource,
-) -> Result<Outputs<f32>, RunError> {
-    let mut parts: BTreeMap<String, Vec<Part<'_, f32>>> = BTreeMap::new();
-    for (number, memory::Written { binding, ty, layer }) in written.iter().enumerate() {
-        let held = held.iter().map(|done| Cow::Borrowed(done.lasting[number].as_slice())).collect();
-        parts.entry(binding.stored_name(*layer)).or_default().push(Part { binding, ty, held });
-    }
-    let mut kept = Outputs::new();
-    for (name, parts) in parts {
-        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
-    }
-    Ok(kept)
-}
-
-/// All results, or the failure of the first rank that did not merely stop for another's.
-fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
-    let mut stopped = None;
-    let mut held = Vec::with_capacity(results.len());
-    for result in results {
-        match result {
-            Ok(x) => held.push(x),
-            Err(error) if error.is_stopped() => stopped = Some(error),
-            Err(error) => return Err(error),
-        }
-    }
-    match stopped {
-        Some(error) => Err(error),
-        None => Ok(held),
-    }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+    let parts = loaded.run(&mailboxes)?;
+    job.assemble(&parts, weights, memory_bytes)
 }
