@@ -8,19 +8,20 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Content, FrameId, Schedule};
+use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Own, SourcePlan, Sources, Written};
 use super::timings::Timings;
-use super::{Execution, Options, rank};
+use super::{Execution, FaultKind, Options, rank};
 use crate::Outputs;
 use crate::error::RunError;
 use crate::kept;
-use crate::storage::Storage;
 use crate::store::TensorSource;
 use crate::tensor::index;
 
@@ -41,7 +42,7 @@ pub struct Loaded<'a> {
     sources: Sources,
     /// Each rank with what it has of what is written.
     ranks: Vec<(Rank, Own)>,
-    storage: Storage,
+    options: Options,
     /// Bytes of arenas, weights, states and inputs of these ranks.
     pub memory_bytes: u64,
 }
@@ -61,6 +62,8 @@ pub struct RankPart {
     pub timings: Timings,
     /// What it sent itself.
     pub traffic: Vec<Traffic>,
+    /// When its tasks ran, seconds from when the ranks of its process began, if that was asked for.
+    pub spans: Vec<Span>,
 }
 
 impl<'a> Job<'a> {
@@ -87,12 +90,18 @@ impl<'a> Job<'a> {
         inputs: &dyn TensorSource,
         options: &Options,
     ) -> Result<Loaded<'_>, RunError> {
+        if let Some(fault) = &options.fault {
+            fault.check(self.schedule)?;
+            if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
+                return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
+            }
+        }
         let memory_bytes = self.plan.check(ranks, &self.arena, options.memory_limit)?;
         let space = &self.schedule.space;
         let (sources, lasting) = self.plan.load(space, ranks, weights, inputs, options.storage)?;
         let ranks = ranks.iter().copied().zip(lasting).collect();
-        let Options { storage, .. } = *options;
-        Ok(Loaded { schedule: self.schedule, arena: &self.arena, sources, ranks, storage, memory_bytes })
+        let (schedule, arena, options) = (self.schedule, &self.arena, options.clone());
+        Ok(Loaded { schedule, arena, sources, ranks, options, memory_bytes })
     }
 
     /// Puts together what all ranks have, in order of ranks; `before` has what was stored before the run.
@@ -133,7 +142,8 @@ impl<'a> Job<'a> {
             outputs.insert(name, tensor);
         }
         let kept = kept(schedule, &written, parts, before)?;
-        Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes })
+        let spans = parts.iter().flat_map(|part| part.spans.iter().cloned()).collect();
+        Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans })
     }
 }
 
@@ -143,7 +153,9 @@ impl Loaded<'_> {
     /// # Errors
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
     pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankPart>, RunError> {
-        let Loaded { schedule, arena, sources, ranks, storage, memory_bytes: _ } = self;
+        let Loaded { schedule, arena, sources, ranks, options, memory_bytes: _ } = self;
+        let communicates = rank::communicating(schedule);
+        let begun = Instant::now();
         let run_rank = |rank: Rank, lasting: Own| {
             let ledger = Mutex::new(Ledger::default());
             let world = rank::World {
@@ -152,7 +164,9 @@ impl Loaded<'_> {
                 sources: &sources,
                 communicator,
                 ledger: &ledger,
-                storage,
+                options: &options,
+                communicates: &communicates,
+                begun,
             };
             let run = || rank::run(world, rank, lasting);
             let result = std::panic::catch_unwind(AssertUnwindSafe(run))
@@ -161,9 +175,9 @@ impl Loaded<'_> {
                 Ok(_) => communicator.finish(rank),
                 Err(error) => communicator.fail(rank, error),
             }
-            let rank::Done { outputs, lasting, reached, timings } = result?;
+            let rank::Done { outputs, lasting, reached, timings, spans } = result?;
             let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-            Ok(RankPart { rank, outputs, lasting, reached, timings, traffic })
+            Ok(RankPart { rank, outputs, lasting, reached, timings, traffic, spans })
         };
         let results: Vec<Result<RankPart, RunError>> = std::thread::scope(|scope| {
             let spawn = |(rank, lasting): (Rank, Own)| {
@@ -215,21 +229,18 @@ fn kept(
     Ok(kept)
 }
 
-/// All results, or the failure of the first rank that did not merely stop for another's.
+/// All results, or the failure of the first rank that did not merely stop, or wait in vain, for another's.
 fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
-    let mut stopped = None;
+    let mut failure: Option<RunError> = None;
     let mut held = Vec::with_capacity(results.len());
     for result in results {
         match result {
             Ok(x) => held.push(x),
-            Err(error) if error.is_stopped() => stopped = Some(error),
-            Err(error) => return Err(error),
+            Err(error) if failure.as_ref().is_none_or(|first| error.outranks(first)) => failure = Some(error),
+            Err(_) => {}
         }
     }
-    match stopped {
-        Some(error) => Err(error),
-        None => Ok(held),
-    }
+    failure.map_or(Ok(held), Err)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

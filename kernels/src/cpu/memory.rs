@@ -8,7 +8,7 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::Binding;
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
-use ithaca_ir::{Rank, Space, TensorType};
+use ithaca_ir::{DType, Rank, Space, TensorType};
 
 use crate::error::RunError;
 use crate::source;
@@ -42,6 +42,11 @@ impl ArenaShape {
     /// The offset in bytes of an element.
     pub(super) fn bytes(&self, slot: usize) -> u64 {
         slot as u64 * self.bytes_per_slot
+    }
+
+    /// Elements that as many values of a type take in a schedule; no fewer than they take here.
+    pub(super) fn slots_of(&self, n: usize, dtype: DType) -> usize {
+        index((n as u64 * dtype.bytes()).div_ceil(self.bytes_per_slot)).max(n)
     }
 
     /// The element at an offset in bytes.

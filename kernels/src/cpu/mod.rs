@@ -41,16 +41,23 @@ pub mod job;
 
 pub mod dense;
 
+pub mod fault;
+
 mod attention;
 mod elementwise;
 mod gemm;
+mod locate;
+mod meeting;
 mod memory;
 mod message;
 mod rank;
+mod shared;
 mod simd;
+mod task;
 pub mod threads;
 mod timings;
 mod transfer;
+mod walk;
 
 #[cfg(test)]
 mod tests;
@@ -59,10 +66,12 @@ use std::time::Duration;
 
 use ithaca_ir::layout::At;
 use ithaca_ir::schedule::Schedule;
+use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Mesh, Rank};
 
 pub use communicator::{Communicator, Mailboxes};
+pub use fault::{Fault, FaultKind, NoSuchTask};
 pub use job::{Job, Loaded, RankPart};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
@@ -82,12 +91,46 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Whether narrow types round what is written to them.
     pub storage: Storage,
+    /// Whether a task that writes NaN is a failure.
+    pub look_for_nan: LookForNan,
+    /// What is to go wrong.
+    pub fault: Option<Fault>,
+    /// Whether to write down what ran when.
+    pub trace: Trace,
+}
+
+/// Where a run looks for what is not a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookForNan {
+    /// Nowhere.
+    #[default]
+    Nowhere,
+    /// In all that tasks write; the first task that writes NaN fails. An infinity is no failure: the lse of a query that
+    /// sees no key is minus infinity.
+    InWhatIsWritten,
+}
+
+/// Whether a run is written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trace {
+    /// It is not.
+    #[default]
+    None,
+    /// Each run of each task, in [`Execution::spans`].
+    Spans,
 }
 
 impl Default for Options {
-    /// 8 GiB, no limit of time, and numbers as they were computed.
+    /// 8 GiB, no limit of time, numbers as they were computed; nothing is looked for, goes wrong or is written down.
     fn default() -> Self {
-        Self { memory_limit: 8 << 30, timeout: None, storage: Storage::Wide }
+        Self {
+            memory_limit: 8 << 30,
+            timeout: None,
+            storage: Storage::Wide,
+            look_for_nan: LookForNan::Nowhere,
+            fault: None,
+            trace: Trace::None,
+        }
     }
 }
 
@@ -108,6 +151,9 @@ pub struct Execution {
     pub timings: Timings,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
+    /// When tasks ran, seconds from when the ranks began, if that was asked for: in order of ranks, the compute stream
+    /// first.
+    pub spans: Vec<Span>,
 }
 
 impl Execution {
