@@ -300,9 +300,21 @@ pub struct RunArgs {
     /// Print how long tasks took, by kind.
     #[arg(long)]
     pub timings: bool,
-    /// Seconds after which a run that makes no progress is stopped.
+    /// Write when each task ran, as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream, as
+    /// `emit --target trace` does of the simulated step.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Seconds that a rank waits for another before the run is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,
+    /// Stop at the first task that writes a number which is none (NaN), and name it.
+    #[arg(long)]
+    pub look_for_nan: bool,
+    /// Let a task of one rank go wrong, to see that the others stop: the task of a frame by its number, as errors and
+    /// traces have it, at a layer or the first one; KIND is error, as when left out, panic, or hang, which ends by
+    /// --timeout.
+    #[arg(long, value_name = "RANK:FRAME/TASK[:LAYER][=KIND]")]
+    pub fault: Option<String>,
 }
 
 /// How values of 16-bit types are kept while a plan runs on this machine.

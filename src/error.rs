@@ -88,6 +88,7 @@ impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
         let code = match &error {
             RunError::Store(_) => "C10",
+            RunError::NoSuchTask(_) => "C00",
             RunError::Memory { .. } => "C11",
             RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
             RunError::NoMain(_)
@@ -98,6 +99,9 @@ impl From<RunError> for Failure {
             | RunError::Rank { .. }
             | RunError::Stopped
             | RunError::Deadlock { .. }
+            | RunError::Unordered { .. }
+            | RunError::NotANumber { .. }
+            | RunError::Injected
             | RunError::Panicked(_)
             | RunError::Thread { .. } => "C13",
         };
@@ -106,6 +110,9 @@ impl From<RunError> for Failure {
             RunError::Memory { .. } => {
                 diagnostic.help("run a small model of the same structure with `--shrink`").into()
             }
+            RunError::NoSuchTask(_) => diagnostic
+                .help("`--trace FILE` without a fault lists every task with its frame and layer")
+                .into(),
             _ => diagnostic.into(),
         }
     }

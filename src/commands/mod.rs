@@ -4,6 +4,7 @@ mod completions;
 mod diff;
 mod emit;
 mod explain;
+mod fault;
 mod list;
 mod merge_weights;
 mod opt;

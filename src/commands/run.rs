@@ -4,27 +4,33 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use ithaca_codegen::trace;
+use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
-use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::cpu::Timings;
+use ithaca_kernels::cpu::{LookForNan, Timings, Trace};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
-use ithaca_kernels::{Outputs, Storage, cpu, oracle};
+use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 
-use super::{Done, Session};
+use super::{Done, Session, fault};
 use crate::cli::{RunArgs, StorageArg};
 use crate::error::{Failure, Result};
+use crate::files;
 use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
     refuse_hours(&job, args)?;
+    let fault = args.fault.as_deref().map(fault::parse).transpose()?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
+    if let Some(fault) = &fault {
+        fault.check(&compiled.schedule).map_err(RunError::from)?;
+    }
     let save = args.save.as_deref().map(|path| training::target(path, &compiled.schedule)).transpose()?;
     let resumed =
         args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
@@ -42,16 +48,29 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         StorageArg::Wide => Storage::Wide,
         StorageArg::Typed => Storage::AsTyped,
     };
-    let options =
-        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
+    let look_for_nan = match args.look_for_nan {
+        true => LookForNan::InWhatIsWritten,
+        false => LookForNan::Nowhere,
+    };
+    let trace = match &args.trace {
+        Some(_) => Trace::Spans,
+        None => Trace::None,
+    };
+    let timeout = Some(Duration::from_secs(args.timeout));
+    let options = cpu::Options { timeout, storage, look_for_nan, fault, trace, ..cpu::Options::default() };
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
+    let mut spans = Vec::new();
     let found = steps(args.steps, weights, |weights| {
         let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
         traffic = execution.traffic;
         timings.merge(&execution.timings);
+        follow(&mut spans, execution.spans);
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
+    if let Some(path) = &args.trace {
+        files::write(path, trace::emit("measured", &spans).as_bytes())?;
+    }
     if let Some(path) = &save {
         training::save(path, &compiled.schedule, &found.kept, weights, storage)?;
     }
@@ -82,10 +101,17 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
         store::write(path, &stored)?;
     }
-    if let Some(path) = &save {
+    for path in [&save, &args.trace].into_iter().flatten() {
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// Appends what ran when in a step, which begins where the one before ended.
+fn follow(spans: &mut Vec<Span>, step: Vec<Span>) {
+    let begun = spans.iter().map(|span| span.end).fold(0.0, f64::max);
+    let later = |span: Span| Span { start: begun + span.start, end: begun + span.end, ..span };
+    spans.extend(step.into_iter().map(later));
 }
 
 /// Tasks of all ranks and steps by kind: seconds, how many, share.

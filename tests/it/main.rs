@@ -24,6 +24,7 @@ mod reference;
 mod regressions;
 mod rules;
 mod saturate;
+mod schedules;
 mod steps;
 mod text;
 mod tidy;

@@ -148,7 +148,7 @@ impl<'a> Job<'a> {
 }
 
 impl Loaded<'_> {
-    /// Runs the ranks, a thread each; those of other processes are met at `communicator`.
+    /// Runs the ranks, a thread for each stream of each; those of other processes are met at `communicator`.
     ///
     /// # Errors
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.

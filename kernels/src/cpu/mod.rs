@@ -1,9 +1,21 @@
-//! The runtime: executes a schedule with a thread per rank, in memory.
+//! The runtime: executes a schedule with a thread for each stream of each rank, in memory.
 //!
 //! Each rank has one arena, and buffers lie in it where the schedule puts them, so a wrong lifetime shows as a wrong
 //! result. Every float type is stored as `f32`, rounded to its own type where [`Storage::AsTyped`] asks for that; `i32`
-//! is kept exactly. Tasks run in order of issue, both streams in
-//! one thread; a task that waits for an event which has not happened is an error.
+//! is kept exactly.
+//!
+//! # Streams
+//!
+//! Both streams of a rank walk the same frames (`walk`). In a frame that communicates each runs its own tasks in order
+//! of issue and waits for the other at events, and where the frame begins and ends (`meeting`); any other frame is one
+//! task of its caller's stream. So a collective goes on while kernels run. Results do not depend on who is faster: one
+//! task writes what another reads only where an event or a meeting orders the two.
+//!
+//! That is checked, for verified schedules and for others (`shared`): a task claims what it reads and writes before it
+//! begins, and two tasks of which one writes what the other touches, and which nothing orders, are an error that names
+//! both, whichever happened to be first. Operands are read where they lie.
+//!
+//! Collectives are on the stream `comm` wherever a schedule has two streams, so one thread of a rank talks to the others.
 //!
 //! # What tasks may expect of each other
 //!
@@ -32,8 +44,13 @@
 //!
 //! # Failures
 //!
-//! No run hangs: sending never waits, a rank that fails stops the others, and a rank that waits for what nobody will
-//! send is told so.
+//! No run hangs: sending never waits, and a rank that waits for what nobody will send is told so, by
+//! [`timeout`](Options::timeout) at the latest. A task waits only for tasks issued before it, so of the streams of one rank
+//! one can always go on.
+//!
+//! A task that fails or panics stops its own rank and the others: who waits is woken, who computes stops when its kernel
+//! ends. The error of a run is that of the task that failed, with rank, frame, layer and work. Faults can be asked for
+//! ([`Fault`]), and NaN can be looked for ([`LookForNan`]).
 
 pub mod communicator;
 
