@@ -5,7 +5,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
 
@@ -93,6 +93,11 @@ impl<'a> Job<'a> {
         let ranks = ranks.iter().copied().zip(lasting).collect();
         let Options { storage, .. } = *options;
         Ok(Loaded { schedule: self.schedule, arena: &self.arena, sources, ranks, storage, memory_bytes })
+    }
+
+    /// The stored tensors of which a rank has a part.
+    pub(crate) fn reads(&self, rank: Rank) -> BTreeSet<String> {
+        self.plan.names_of(&self.schedule.space, rank)
     }
 
     /// Puts together what all ranks have, in order of ranks; `before` has what was stored before the run.
