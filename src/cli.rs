@@ -38,7 +38,7 @@ pub enum Command {
     Emit(EmitArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare.
     #[command(
-        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --strategy ring --mesh ring=4"
+        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --strategy ring --mesh ring=4\n  torchrun --nproc-per-node 8 --no-python ithaca run plan.json --shrink --launch"
     )]
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
@@ -297,6 +297,10 @@ pub struct RunArgs {
     /// How values of 16-bit types are kept.
     #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
     pub storage: StorageArg,
+    /// Run one rank in this process, which a launcher started beside those of the other ranks (torchrun, mpirun, srun):
+    /// they are found by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    #[arg(long)]
+    pub launch: bool,
     /// Print how long tasks took, by kind.
     #[arg(long)]
     pub timings: bool,

@@ -1,6 +1,7 @@
 //! Why a run failed.
 
 use crate::cpu::fault::NoSuchTask;
+use crate::launch::LaunchError;
 use crate::store::StoreError;
 
 /// Why a module or a schedule could not be run.
@@ -131,6 +132,29 @@ pub enum RunError {
     /// The fault that was asked for has no place.
     #[error(transparent)]
     NoSuchTask(#[from] NoSuchTask),
+    /// The process of another rank is gone.
+    #[error("rank {rank} ({address}) {why}{meanwhile}")]
+    Lost {
+        /// The other rank.
+        rank: u64,
+        /// Its host and port.
+        address: String,
+        /// What happened to the connection.
+        why: String,
+        /// What this rank waited for, if it did.
+        meanwhile: String,
+    },
+    /// A rank in another process failed, in its own words.
+    #[error("{rank} ended the run: {words}")]
+    Told {
+        /// The rank and its address.
+        rank: String,
+        /// Why.
+        words: String,
+    },
+    /// Processes did not come together, or contradict each other.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// A task panicked: a bug of the runtime.
     #[error("panicked: {0}")]
     Panicked(String),

@@ -10,40 +10,66 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{LookForNan, Timings, Trace};
+use ithaca_kernels::launch::{Process, Step, Then};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 
-use super::{Done, Session, fault};
+use super::{Done, Session, fault, launch};
 use crate::cli::{RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+    match args.launch {
+        true => launch::run(args, session),
+        false => run_job(&job(args, session)?, args, session, None),
+    }
+}
+
+/// What is run.
+pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
     refuse_hours(&job, args)?;
+    Ok(job)
+}
+
+/// Runs all ranks here, or one rank as one process of several, of which the first does all that is not running its rank.
+pub(super) fn run_job(
+    job: &Job,
+    args: &RunArgs,
+    session: &mut Session<'_>,
+    process: Option<&Process>,
+) -> Result<Done> {
+    let is_first = process.is_none_or(Process::is_first);
+    let mut progress = |what: &str| {
+        if is_first {
+            (session.progress)(what);
+        }
+    };
     let fault = args.fault.as_deref().map(fault::parse).transpose()?;
-    (session.progress)("compiling");
+    progress("compiling");
     let compiled = job.compile()?;
     if let Some(fault) = &fault {
         fault.check(&compiled.schedule).map_err(RunError::from)?;
     }
-    let save = args.save.as_deref().map(|path| training::target(path, &compiled.schedule)).transpose()?;
+    let save = args.save.as_deref().filter(|_| is_first);
+    let save = save.map(|path| training::target(path, &compiled.schedule)).transpose()?;
     let resumed =
         args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
-    let data = Data::open(&job, args.subject.inputs.as_deref(), expect, args.subject.seed)?;
+    let data = Data::open(job, args.subject.inputs.as_deref(), expect, args.subject.seed)?;
     let model = data.weights();
     let over_model = resumed.as_ref().map(|r| Layered::new(&r.tensors, &model));
     let weights: &dyn TensorSource = match &over_model {
         Some(over_model) => over_model,
         None => &model,
     };
-    (session.progress)("running the schedule");
+    progress("running the schedule");
     let storage = match args.storage {
         StorageArg::Wide => Storage::Wide,
         StorageArg::Typed => Storage::AsTyped,
@@ -61,13 +87,29 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
     let mut spans = Vec::new();
+    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &launch::said(args)));
+    let agreed = agreed.transpose()?;
+    let mut left = args.steps;
     let found = steps(args.steps, weights, |weights| {
-        let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
+        left -= 1;
+        let execution = match &agreed {
+            None => cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?,
+            Some(agreed) => {
+                let then = if left > 0 { Then::Another } else { Then::End };
+                match agreed.step(weights, data.inputs(), &options, then)? {
+                    Step::Whole(execution) => execution,
+                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                }
+            }
+        };
         traffic = execution.traffic;
         timings.merge(&execution.timings);
         follow(&mut spans, execution.spans);
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
+    if !is_first {
+        return Ok(Done::said(""));
+    }
     if let Some(path) = &args.trace {
         files::write(path, trace::emit("measured", &spans).as_bytes())?;
     }
@@ -75,7 +117,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         training::save(path, &compiled.schedule, &found.kept, weights, storage)?;
     }
     let found = all(found);
-    let mut out = heading(&job, &compiled.notes, &data);
+    let mut out = heading(job, &compiled.notes, &data);
     if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
         let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
         // Writing to a string cannot fail.
@@ -88,7 +130,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let judgement = match &args.expect {
         Some(path) => judge(&found, &Expected::<f32>::File(path), args.tolerance)?,
         None => {
-            (session.progress)("running the whole program");
+            progress("running the whole program");
             let whole = steps(args.steps, weights, |weights| {
                 Ok(oracle::step::<f32>(&job.program, weights, data.inputs(), Storage::Wide)?)
             })?;

@@ -14,6 +14,7 @@ mod fusion;
 mod generate;
 mod goldens;
 mod guide;
+mod launch;
 mod masks;
 mod options;
 

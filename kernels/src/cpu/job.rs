@@ -5,14 +5,14 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ithaca_ir::Rank;
-use ithaca_ir::schedule::{Content, FrameId, Schedule};
-use ithaca_ir::timeline::Span;
+use ithaca_ir::schedule::{Content, FrameId, Schedule, Stream};
+use ithaca_ir::timeline::{self, Span};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 use super::communicator::Communicator;
@@ -62,8 +62,25 @@ pub struct RankPart {
     pub timings: Timings,
     /// What it sent itself.
     pub traffic: Vec<Traffic>,
-    /// When its tasks ran, seconds from when the ranks of its process began, if that was asked for.
-    pub spans: Vec<Span>,
+    /// When its tasks ran, if that was asked for.
+    pub spans: Vec<RanTask>,
+}
+
+/// When a rank ran a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RanTask {
+    /// The stream that ran it.
+    pub stream: Stream,
+    /// The frame.
+    pub frame: FrameId,
+    /// The layer that the frame ran for.
+    pub layer: u64,
+    /// The task's number in the frame.
+    pub task: usize,
+    /// When it began, from when the ranks of the process began.
+    pub start: Duration,
+    /// When it ended.
+    pub end: Duration,
 }
 
 impl<'a> Job<'a> {
@@ -104,6 +121,11 @@ impl<'a> Job<'a> {
         Ok(Loaded { schedule, arena, sources, ranks, options, memory_bytes })
     }
 
+    /// The stored tensors of which a rank has a part.
+    pub(crate) fn reads(&self, rank: Rank) -> BTreeSet<String> {
+        self.plan.names_of(&self.schedule.space, rank)
+    }
+
     /// Puts together what all ranks have, in order of ranks; `before` has what was stored before the run.
     ///
     /// # Errors
@@ -142,7 +164,7 @@ impl<'a> Job<'a> {
             outputs.insert(name, tensor);
         }
         let kept = kept(schedule, &written, parts, before)?;
-        let spans = parts.iter().flat_map(|part| part.spans.iter().cloned()).collect();
+        let spans = spans(schedule, parts)?;
         Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans })
     }
 }
@@ -197,6 +219,32 @@ impl Loaded<'_> {
         });
         first_failure(results)
     }
+}
+
+/// What ran when, under its names.
+fn spans(schedule: &Schedule, parts: &[RankPart]) -> Result<Vec<Span>, RunError> {
+    let mut spans = Vec::new();
+    for part in parts {
+        for &RanTask { stream, frame, layer, task, start, end } in &part.spans {
+            let frame = schedule.frames.get(frame).filter(|frame| task < frame.tasks.len());
+            let frame = frame.ok_or_else(|| {
+                RunError::invalid(format!("rank {} ran tasks of another schedule", part.rank.0))
+            })?;
+            let (name, kind) = timeline::title(frame, task);
+            spans.push(Span {
+                rank: part.rank,
+                stream,
+                frame: frame.name.clone(),
+                layer,
+                task,
+                name,
+                kind,
+                start: start.as_secs_f64(),
+                end: end.as_secs_f64(),
+            });
+        }
+    }
+    Ok(spans)
 }
 
 /// What the busiest rank sent of each kind, ordered by kind, axis and phase.

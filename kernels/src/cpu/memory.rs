@@ -238,6 +238,16 @@ impl<'a> SourcePlan<'a> {
         (0..ranks).map(of_rank).collect()
     }
 
+    /// The stored tensors of which a rank has a part.
+    pub(super) fn names_of(&self, space: &Space, rank: Rank) -> BTreeSet<String> {
+        let held = self.tensors.iter().filter(|t| t.part_of.get(index(rank.0)).copied().flatten().is_some());
+        held.flat_map(|t| {
+            let n = t.binding.stored_shape(space, &t.ty).first().copied().unwrap_or(1);
+            t.binding.stored_names(t.layer, n)
+        })
+        .collect()
+    }
+
     /// What ranks write, in order of its numbers.
     pub(super) fn written(&self) -> Vec<Written<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);

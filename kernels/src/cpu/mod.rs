@@ -89,7 +89,7 @@ use ithaca_ir::{Mesh, Rank};
 
 pub use communicator::{Communicator, Mailboxes};
 pub use fault::{Fault, FaultKind, NoSuchTask};
-pub use job::{Job, Loaded, RankPart};
+pub use job::{Job, Loaded, RanTask, RankPart};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
 pub use timings::{Timing, Timings};
@@ -168,8 +168,8 @@ pub struct Execution {
     pub timings: Timings,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
-    /// When tasks ran, seconds from when the ranks began, if that was asked for: in order of ranks, the compute stream
-    /// first.
+    /// When tasks ran, seconds from when the ranks of a process began, if that was asked for: in order of ranks, the
+    /// compute stream first.
     pub spans: Vec<Span>,
 }
 

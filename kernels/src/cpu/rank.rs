@@ -7,10 +7,8 @@ use std::time::Instant;
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{Schedule, Stream, Work, communicates};
-use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Ledger;
 
-use super::Options;
 use super::communicator::Communicator;
 use super::locate::{Area, Buffers, Scope};
 use super::meeting::Meeting;
@@ -18,6 +16,7 @@ use super::memory::{ArenaShape, Own, Sources, to_int};
 use super::shared::{ARENA, Memory, TaskRun};
 use super::timings::Timings;
 use super::walk::{Walked, Walker, panic_message};
+use super::{Options, RanTask};
 use crate::error::RunError;
 use crate::tensor::index;
 
@@ -47,7 +46,7 @@ pub(super) struct Done {
     /// How long its tasks took.
     pub(super) timings: Timings,
     /// When they ran, if that was asked for.
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Vec<RanTask>,
 }
 
 /// Whether each frame of a schedule has tasks on the communication stream, its callees' included.

@@ -12,9 +12,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layers;
 use ithaca_ir::ops::{ScanOrder, Stage};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, Stream, Task, Work};
-use ithaca_ir::timeline::{self, Span};
 
-use super::Trace;
 use super::fault::{Fault, FaultKind};
 use super::locate::{Buffers, Location, Scope};
 use super::meeting::Meeting;
@@ -22,6 +20,7 @@ use super::rank::{World, describe};
 use super::shared::Memory;
 use super::task::{Running, Turn};
 use super::timings::Timings;
+use super::{RanTask, Trace};
 use crate::error::RunError;
 use crate::tensor::index;
 
@@ -60,7 +59,7 @@ pub(super) struct Walked {
     /// How long tasks took.
     pub(super) timings: Timings,
     /// When tasks ran, if that was asked for.
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Vec<RanTask>,
 }
 
 impl<'a> Walker<'a> {
@@ -211,18 +210,13 @@ impl<'a> Walker<'a> {
         self.walked.reached = self.walked.reached.max(reached);
         self.walked.timings.add(&describe(schedule, &task.work), end - start);
         if options.trace == Trace::Spans {
-            let (name, kind) = timeline::title(frame, number);
-            let seconds = |at: Instant| at.duration_since(begun).as_secs_f64();
-            self.walked.spans.push(Span {
-                rank: self.buffers.rank,
+            self.walked.spans.push(RanTask {
                 stream: self.stream,
-                frame: frame.name.clone(),
+                frame: scope.frame,
                 layer: scope.layer,
                 task: number,
-                name,
-                kind,
-                start: seconds(start),
-                end: seconds(end),
+                start: start.duration_since(begun),
+                end: end.duration_since(begun),
             });
         }
         Ok(())
