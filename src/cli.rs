@@ -38,7 +38,7 @@ pub enum Command {
     Emit(EmitArgs),
     /// Run a plan or a model on this machine, a thread per rank, and compare.
     #[command(
-        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --strategy ring --mesh ring=4"
+        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --strategy ring --mesh ring=4\n  torchrun --nproc-per-node 8 --no-python ithaca run plan.json --shrink --launch"
     )]
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
@@ -297,12 +297,28 @@ pub struct RunArgs {
     /// How values of 16-bit types are kept.
     #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
     pub storage: StorageArg,
+    /// Run one rank in this process, which a launcher started beside those of the other ranks (torchrun, mpirun, srun):
+    /// they are found by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    #[arg(long)]
+    pub launch: bool,
     /// Print how long tasks took, by kind.
     #[arg(long)]
     pub timings: bool,
-    /// Seconds after which a run that makes no progress is stopped.
+    /// Write when each task ran, as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream, as
+    /// `emit --target trace` does of the simulated step.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Seconds that a rank waits for another before the run is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,
+    /// Stop at the first task that writes a number which is none (NaN), and name it.
+    #[arg(long)]
+    pub look_for_nan: bool,
+    /// Let a task of one rank go wrong, to see that the others stop: the task of a frame by its number, as errors and
+    /// traces have it, at a layer or the first one; KIND is error, as when left out, panic, or hang, which ends by
+    /// --timeout.
+    #[arg(long, value_name = "RANK:FRAME/TASK[:LAYER][=KIND]")]
+    pub fault: Option<String>,
 }
 
 /// How values of 16-bit types are kept while a plan runs on this machine.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ithaca_ir::{Diagnostic, Diagnostics, Source, diagnostic};
 use ithaca_kernels::RunError;
+use ithaca_kernels::launch::LaunchError;
 use ithaca_kernels::store::shards::{self, ShardError};
 use ithaca_kernels::store::training::TrainingError;
 use ithaca_kernels::store::{self, StoreError};
@@ -47,6 +48,12 @@ impl Failure {
         }
     }
 
+    /// In a line, for another process.
+    pub fn summary(&self) -> String {
+        let messages: Vec<&str> = self.diagnostics.iter().map(|d| d.message.as_str()).collect();
+        messages.join("; ")
+    }
+
     /// One JSON object per line, one line per diagnostic.
     pub fn to_json(&self) -> String {
         let all = diagnostic::json(&self.diagnostics, self.source());
@@ -84,10 +91,36 @@ impl From<StoreError> for Failure {
     }
 }
 
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        let diagnostic = Diagnostic::new("C18", error.to_string());
+        let diagnostic = match error {
+            LaunchError::Environment(_) => diagnostic
+                .help(
+                    "let a launcher set it, as in `torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch`",
+                )
+                .help(
+                    "or start each rank yourself: `RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ithaca run plan.json --launch`",
+                ),
+            LaunchError::Taken { .. } => diagnostic
+                .help("name a port of rank 0's host that is free in ITHACA_PORT, the same for all processes"),
+            LaunchError::Absent { .. } | LaunchError::Unreached { .. } => diagnostic
+                .help("start every rank, with the same MASTER_ADDR and MASTER_PORT; `--timeout` says how long to wait"),
+            LaunchError::Refused(_) | LaunchError::Setup { .. } => diagnostic,
+        };
+        diagnostic.into()
+    }
+}
+
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
+        let error = match error {
+            RunError::Launch(error) => return error.into(),
+            other => other,
+        };
         let code = match &error {
             RunError::Store(_) => "C10",
+            RunError::NoSuchTask(_) => "C00",
             RunError::Memory { .. } => "C11",
             RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
             RunError::NoMain(_)
@@ -98,6 +131,12 @@ impl From<RunError> for Failure {
             | RunError::Rank { .. }
             | RunError::Stopped
             | RunError::Deadlock { .. }
+            | RunError::Unordered { .. }
+            | RunError::NotANumber { .. }
+            | RunError::Injected
+            | RunError::Lost { .. }
+            | RunError::Told { .. }
+            | RunError::Launch(_)
             | RunError::Panicked(_)
             | RunError::Thread { .. } => "C13",
         };
@@ -106,6 +145,9 @@ impl From<RunError> for Failure {
             RunError::Memory { .. } => {
                 diagnostic.help("run a small model of the same structure with `--shrink`").into()
             }
+            RunError::NoSuchTask(_) => diagnostic
+                .help("`--trace FILE` without a fault lists every task with its frame and layer")
+                .into(),
             _ => diagnostic.into(),
         }
     }

@@ -37,14 +37,16 @@ pub fn main(registry: &Registry) -> ExitCode {
         }
     };
     let format = cli.error_format;
-    let spinner = std::io::stderr().is_terminal().then(spinner);
+    let (mut shown, is_terminal) = (None, std::io::stderr().is_terminal());
     let mut report = |what: &str| {
-        if let Some(spinner) = &spinner {
-            spinner.set_message(what.to_owned());
+        if is_terminal {
+            shown.get_or_insert_with(spinner).set_message(what.to_owned());
         }
     };
-    let outcome = commands::run(cli, &mut Session { registry, progress: &mut report });
-    if let Some(spinner) = spinner {
+    let environment = |name: &str| std::env::var(name).ok();
+    let mut session = Session { registry, progress: &mut report, environment: &environment };
+    let outcome = commands::run(cli, &mut session);
+    if let Some(spinner) = shown {
         spinner.finish_and_clear();
     }
     match outcome {

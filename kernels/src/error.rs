@@ -1,5 +1,7 @@
 //! Why a run failed.
 
+use crate::cpu::fault::NoSuchTask;
+use crate::launch::LaunchError;
 use crate::store::StoreError;
 
 /// Why a module or a schedule could not be run.
@@ -80,12 +82,14 @@ pub enum RunError {
         limit: u64,
     },
     /// A rank failed; the others were stopped.
-    #[error("rank {rank} failed at task {task} of `{frame}` ({work}): {cause}")]
+    #[error("rank {rank} failed at task {task} of `{frame}` at layer {layer} ({work}): {cause}")]
     Rank {
         /// The rank.
         rank: u64,
         /// The frame it was in.
         frame: String,
+        /// The layer that the frame ran for; 0 in `main`.
+        layer: u64,
         /// The task's number in the frame.
         task: usize,
         /// What the task does.
@@ -106,6 +110,51 @@ pub enum RunError {
         /// Why it waits in vain.
         why: &'static str,
     },
+    /// Tasks of two streams touch the same memory, one of them writes it, and no event says which is first.
+    #[error("it touches `${buffer}`, which {other} touches too, and nothing orders the two")]
+    Unordered {
+        /// The buffer, as the task has it that was about to begin.
+        buffer: String,
+        /// The other task.
+        other: String,
+    },
+    /// A task wrote what is not a number, and that was looked for.
+    #[error("it writes NaN to `${buffer}` at {at:?}")]
+    NotANumber {
+        /// The buffer.
+        buffer: String,
+        /// The first such element: its index in the whole tensor, or its place on a wire.
+        at: Vec<u64>,
+    },
+    /// A fault that was asked for.
+    #[error("a fault was asked for here")]
+    Injected,
+    /// The fault that was asked for has no place.
+    #[error(transparent)]
+    NoSuchTask(#[from] NoSuchTask),
+    /// The process of another rank is gone.
+    #[error("rank {rank} ({address}) {why}{meanwhile}")]
+    Lost {
+        /// The other rank.
+        rank: u64,
+        /// Its host and port.
+        address: String,
+        /// What happened to the connection.
+        why: String,
+        /// What this rank waited for, if it did.
+        meanwhile: String,
+    },
+    /// A rank in another process failed, in its own words.
+    #[error("{rank} ended the run: {words}")]
+    Told {
+        /// The rank and its address.
+        rank: String,
+        /// Why.
+        words: String,
+    },
+    /// Processes did not come together, or contradict each other.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// A task panicked: a bug of the runtime.
     #[error("panicked: {0}")]
     Panicked(String),
@@ -123,6 +172,22 @@ impl RunError {
     /// An [`Invalid`](Self::Invalid).
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(message.into())
+    }
+
+    /// Whether this says more about a failure than `other` does: who stopped or waited in vain did so for a failure
+    /// elsewhere.
+    pub(crate) fn outranks(&self, other: &RunError) -> bool {
+        self.distance() < other.distance()
+    }
+
+    /// How far the error is from what failed first.
+    fn distance(&self) -> u8 {
+        match self {
+            RunError::Stopped => 2,
+            RunError::Deadlock { .. } => 1,
+            RunError::Rank { cause, .. } => cause.distance(),
+            _ => 0,
+        }
     }
 
     /// Whether the rank stopped for another's failure only.

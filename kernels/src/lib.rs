@@ -1,7 +1,9 @@
 //! Running programs on this machine: the oracle, the runtime of schedules, and the tensors they read and write.
 //!
 //! - [`oracle`] interprets modules in plain loops; everything else is judged by it.
-//! - [`cpu`] executes a schedule with a thread per rank, in the buffers and by the collectives that it names.
+//! - [`cpu`] executes a schedule with a thread for each stream of each rank, in the buffers and by the collectives that it
+//!   names.
+//! - [`launch`] joins ranks in processes of their own, over TCP.
 //! - [`store`] is where weights and inputs come from, [`compare`] how outputs are judged.
 //!
 //! Architecture invariant: this crate knows the language and no pass; a schedule or a module is all it is given.
@@ -29,6 +31,8 @@ pub mod storage;
 pub mod oracle;
 
 pub mod cpu;
+
+pub mod launch;
 
 pub mod compare;
 

@@ -4,6 +4,8 @@ mod completions;
 mod diff;
 mod emit;
 mod explain;
+mod fault;
+mod launch;
 mod list;
 mod merge_weights;
 mod opt;
@@ -23,6 +25,8 @@ pub struct Session<'a> {
     pub registry: &'a Registry,
     /// Called with what is being done, for a person who waits.
     pub progress: &'a mut dyn FnMut(&str),
+    /// Variables of the environment, by which a launcher says which process this is.
+    pub environment: &'a dyn Fn(&str) -> Option<String>,
 }
 
 /// What a command did.

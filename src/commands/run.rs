@@ -4,59 +4,120 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use ithaca_codegen::trace;
+use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
-use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::cpu::Timings;
+use ithaca_kernels::cpu::{LookForNan, Timings, Trace};
+use ithaca_kernels::launch::{Process, Step, Then};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
-use ithaca_kernels::{Outputs, Storage, cpu, oracle};
+use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 
-use super::{Done, Session};
+use super::{Done, Session, fault, launch};
 use crate::cli::{RunArgs, StorageArg};
 use crate::error::{Failure, Result};
+use crate::files;
 use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+    match args.launch {
+        true => launch::run(args, session),
+        false => run_job(&job(args, session)?, args, session, None),
+    }
+}
+
+/// What is run.
+pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
     refuse_hours(&job, args)?;
-    (session.progress)("compiling");
+    Ok(job)
+}
+
+/// Runs all ranks here, or one rank as one process of several, of which the first does all that is not running its rank.
+pub(super) fn run_job(
+    job: &Job,
+    args: &RunArgs,
+    session: &mut Session<'_>,
+    process: Option<&Process>,
+) -> Result<Done> {
+    let is_first = process.is_none_or(Process::is_first);
+    let mut progress = |what: &str| {
+        if is_first {
+            (session.progress)(what);
+        }
+    };
+    let fault = args.fault.as_deref().map(fault::parse).transpose()?;
+    progress("compiling");
     let compiled = job.compile()?;
-    let save = args.save.as_deref().map(|path| training::target(path, &compiled.schedule)).transpose()?;
+    if let Some(fault) = &fault {
+        fault.check(&compiled.schedule).map_err(RunError::from)?;
+    }
+    let save = args.save.as_deref().filter(|_| is_first);
+    let save = save.map(|path| training::target(path, &compiled.schedule)).transpose()?;
     let resumed =
         args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
-    let data = Data::open(&job, args.subject.inputs.as_deref(), expect, args.subject.seed)?;
+    let data = Data::open(job, args.subject.inputs.as_deref(), expect, args.subject.seed)?;
     let model = data.weights();
     let over_model = resumed.as_ref().map(|r| Layered::new(&r.tensors, &model));
     let weights: &dyn TensorSource = match &over_model {
         Some(over_model) => over_model,
         None => &model,
     };
-    (session.progress)("running the schedule");
+    progress("running the schedule");
     let storage = match args.storage {
         StorageArg::Wide => Storage::Wide,
         StorageArg::Typed => Storage::AsTyped,
     };
-    let options =
-        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
+    let look_for_nan = match args.look_for_nan {
+        true => LookForNan::InWhatIsWritten,
+        false => LookForNan::Nowhere,
+    };
+    let trace = match &args.trace {
+        Some(_) => Trace::Spans,
+        None => Trace::None,
+    };
+    let timeout = Some(Duration::from_secs(args.timeout));
+    let options = cpu::Options { timeout, storage, look_for_nan, fault, trace, ..cpu::Options::default() };
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
+    let mut spans = Vec::new();
+    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &launch::said(args)));
+    let agreed = agreed.transpose()?;
+    let mut left = args.steps;
     let found = steps(args.steps, weights, |weights| {
-        let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
+        left -= 1;
+        let execution = match &agreed {
+            None => cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?,
+            Some(agreed) => {
+                let then = if left > 0 { Then::Another } else { Then::End };
+                match agreed.step(weights, data.inputs(), &options, then)? {
+                    Step::Whole(execution) => execution,
+                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                }
+            }
+        };
         traffic = execution.traffic;
         timings.merge(&execution.timings);
+        follow(&mut spans, execution.spans);
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
+    if !is_first {
+        return Ok(Done::said(""));
+    }
+    if let Some(path) = &args.trace {
+        files::write(path, trace::emit("measured", &spans).as_bytes())?;
+    }
     if let Some(path) = &save {
         training::save(path, &compiled.schedule, &found.kept, weights, storage)?;
     }
     let found = all(found);
-    let mut out = heading(&job, &compiled.notes, &data);
+    let mut out = heading(job, &compiled.notes, &data);
     if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
         let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
         // Writing to a string cannot fail.
@@ -70,7 +131,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let judgement = match &args.expect {
         Some(path) => judge(&found, &Expected::<f32>::File(path), after, args.tolerance)?,
         None => {
-            (session.progress)("running the whole program");
+            progress("running the whole program");
             let mut smallest = compare::Smallest::default();
             let whole = steps(args.steps, weights, |weights| {
                 let whole = oracle::step::<f32>(job.reference(), weights, data.inputs(), Storage::Wide)?;
@@ -87,10 +148,17 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
         store::write(path, &stored)?;
     }
-    if let Some(path) = &save {
+    for path in [&save, &args.trace].into_iter().flatten() {
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// Appends what ran when in a step, which begins where the one before ended.
+fn follow(spans: &mut Vec<Span>, step: Vec<Span>) {
+    let begun = spans.iter().map(|span| span.end).fold(0.0, f64::max);
+    let later = |span: Span| Span { start: begun + span.start, end: begun + span.end, ..span };
+    spans.extend(step.into_iter().map(later));
 }
 
 /// Tasks of all ranks and steps by kind: seconds, how many, share.

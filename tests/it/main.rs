@@ -14,6 +14,7 @@ mod fusion;
 mod generate;
 mod goldens;
 mod guide;
+mod launch;
 mod masks;
 mod options;
 
@@ -24,6 +25,7 @@ mod reference;
 mod regressions;
 mod rules;
 mod saturate;
+mod schedules;
 mod steps;
 mod text;
 mod tidy;

@@ -38,6 +38,12 @@ pub trait Communicator: Sync {
     /// [`RunError::Stopped`] when another rank has failed.
     fn check(&self) -> Result<(), RunError>;
 
+    /// Says that `rank` has ended well and will send no more.
+    fn finish(&self, rank: Rank);
+
+    /// Says that `rank` has failed: every other rank stops at its next message or task.
+    fn fail(&self, rank: Rank, error: &RunError);
+
     /// Sends `blocks[i]` to `group[i]` and receives a block of `expected[i]` elements from it; the own block is kept.
     /// Empty blocks do not travel.
     ///
@@ -113,12 +119,6 @@ impl Mailboxes {
         self.wake.iter().for_each(Condvar::notify_all);
     }
 
-    /// Says that `rank` has ended and will send no more.
-    pub fn finish(&self, rank: Rank) {
-        self.state().finished.insert(rank);
-        self.wake.iter().for_each(Condvar::notify_all);
-    }
-
     /// A rank that panicked while it held the lock left nothing half done: every change is one insertion.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,6 +181,15 @@ impl Communicator for Mailboxes {
             true => Err(RunError::Stopped),
             false => Ok(()),
         }
+    }
+
+    fn finish(&self, rank: Rank) {
+        self.state().finished.insert(rank);
+        self.wake.iter().for_each(Condvar::notify_all);
+    }
+
+    fn fail(&self, _rank: Rank, _error: &RunError) {
+        self.stop();
     }
 }
 

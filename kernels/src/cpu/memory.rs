@@ -8,7 +8,7 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::Binding;
 use ithaca_ir::schedule::{BufferId, Content, FrameId, Place, Schedule, Task, Work};
-use ithaca_ir::{Rank, Space, TensorType};
+use ithaca_ir::{DType, Rank, Space, TensorType};
 
 use crate::error::RunError;
 use crate::source;
@@ -42,6 +42,11 @@ impl ArenaShape {
     /// The offset in bytes of an element.
     pub(super) fn bytes(&self, slot: usize) -> u64 {
         slot as u64 * self.bytes_per_slot
+    }
+
+    /// Elements that as many values of a type take in a schedule; no fewer than they take here.
+    pub(super) fn slots_of(&self, n: usize, dtype: DType) -> usize {
+        index((n as u64 * dtype.bytes()).div_ceil(self.bytes_per_slot)).max(n)
     }
 
     /// The element at an offset in bytes.
@@ -193,18 +198,20 @@ impl<'a> SourcePlan<'a> {
         Ok(plan)
     }
 
-    /// Bytes that the run will take.
-    pub(super) fn check(&self, schedule: &Schedule, arena: &ArenaShape, limit: u64) -> Result<u64, RunError> {
+    /// Bytes that these ranks will take.
+    pub(super) fn check(&self, ranks: &[Rank], arena: &ArenaShape, limit: u64) -> Result<u64, RunError> {
         let bytes = |elements: u64| u128::from(elements) * u128::from(STORED_BYTES);
         let elements = |t: &Planned<'_>| -> u64 {
             let of = |part: usize| boxes::elements(&t.regions[part]);
             match t.is_written {
-                true => t.part_of.iter().flatten().map(|&part| of(part)).sum(),
-                false => (0..t.regions.len()).map(of).sum(),
+                true => t.parts_of(ranks).into_iter().flatten().map(of).sum(),
+                false => {
+                    t.parts_of(ranks).into_iter().flatten().collect::<BTreeSet<_>>().into_iter().map(of).sum()
+                }
             }
         };
         let weights: u128 = self.tensors.iter().map(|t| bytes(elements(t))).sum();
-        let ranks = schedule.space.mesh.ranks();
+        let ranks = ranks.len() as u64;
         let arena = bytes(arena.slots);
         let needed = arena * u128::from(ranks) + weights;
         match u64::try_from(needed) {
@@ -231,55 +238,55 @@ impl<'a> SourcePlan<'a> {
         (0..ranks).map(of_rank).collect()
     }
 
+    /// The stored tensors of which a rank has a part.
+    pub(super) fn names_of(&self, space: &Space, rank: Rank) -> BTreeSet<String> {
+        let held = self.tensors.iter().filter(|t| t.part_of.get(index(rank.0)).copied().flatten().is_some());
+        held.flat_map(|t| {
+            let n = t.binding.stored_shape(space, &t.ty).first().copied().unwrap_or(1);
+            t.binding.stored_names(t.layer, n)
+        })
+        .collect()
+    }
+
     /// What ranks write, in order of its numbers.
     pub(super) fn written(&self) -> Vec<Written<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);
         written.map(|t| Written { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
     }
 
-    /// Reads every stored tensor once and cuts it for the ranks; gives beside what is shared what each rank has of its
-    /// own: for each rank what it may write, in order of numbers.
+    /// Reads every stored tensor of which one of `ranks` has a part once and cuts it for them; gives beside what is
+    /// shared what each of them has of its own: what it may write, in order of numbers.
     pub(super) fn load(
-        self,
+        &self,
         space: &Space,
+        ranks: &[Rank],
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
         storage: Storage,
     ) -> Result<(Sources, Vec<Own>), RunError> {
-        let mut sources =
-            Sources { parts: Vec::new(), part_of: Vec::new(), of: self.of, lasting: BTreeMap::new() };
-        let mut own: Vec<Own> = vec![Vec::new(); index(space.mesh.ranks())];
-        for (i, tensor) in self.tensors.into_iter().enumerate() {
-            let Planned { binding, ty, layer, .. } = &tensor;
-            let layer = *layer;
-            let stored = match tensor.file {
-                File::Weights => source::load(space, binding, ty, layer, weights)?,
-                File::Inputs => source::load(space, binding, ty, layer, inputs)?,
-                File::States => source::load_state(space, binding, ty, layer, weights)?,
+        let of = self.of.clone();
+        let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of, lasting: BTreeMap::new() };
+        let mut own: Vec<Own> = vec![Vec::new(); ranks.len()];
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            let held = tensor.parts_of(ranks);
+            let cut = match held.iter().any(Option::is_some) {
+                true => tensor.cut(space, &held, weights, inputs, storage)?,
+                false => BTreeMap::new(),
             };
-            let first = sources.parts.len();
-            let is_float = tensor.ty.dtype.is_float();
-            let convert = |x: f64| match is_float {
-                true => x as f32,
-                false => from_int(x as i32),
-            };
-            let cut = |region: &Region| {
-                let mut data = source::cut(space, ty, region, (tensor.binding, &stored), convert).data;
-                storage.keep(ty.dtype, &mut data);
-                data
-            };
-            let parts: Vec<Vec<f32>> = tensor.regions.iter().map(cut).collect();
             if tensor.is_written {
                 sources.lasting.insert(i, sources.lasting.len());
-                for (rank, part) in own.iter_mut().zip(&tensor.part_of) {
-                    rank.push(part.map_or_else(Vec::new, |part| parts[part].clone()));
+                for (own, part) in own.iter_mut().zip(&held) {
+                    own.push(part.map_or_else(Vec::new, |part| cut[&part].clone()));
                 }
                 sources.part_of.push(Vec::new());
             } else {
-                sources.parts.extend(parts);
-                sources
-                    .part_of
-                    .push(tensor.part_of.iter().map(|part| part.map(|part| first + part)).collect());
+                let mut number = BTreeMap::new();
+                for (part, data) in cut {
+                    number.insert(part, sources.parts.len());
+                    sources.parts.push(data);
+                }
+                let of_rank = |part: &Option<usize>| part.and_then(|part| number.get(&part).copied());
+                sources.part_of.push(tensor.part_of.iter().map(of_rank).collect());
             }
         }
         Ok((sources, own))
@@ -305,6 +312,40 @@ impl<'a> Planned<'a> {
             part_of.push(Some(part));
         }
         Self { file, binding, ty, layer, regions, part_of, is_written: false }
+    }
+
+    /// For each of `ranks`, which part it has.
+    fn parts_of(&self, ranks: &[Rank]) -> Vec<Option<usize>> {
+        ranks.iter().map(|rank| self.part_of.get(index(rank.0)).copied().flatten()).collect()
+    }
+
+    /// Reads the stored tensor and cuts these parts of it.
+    fn cut(
+        &self,
+        space: &Space,
+        parts: &[Option<usize>],
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        storage: Storage,
+    ) -> Result<BTreeMap<usize, Vec<f32>>, RunError> {
+        let Planned { file, binding, ty, layer, regions, .. } = self;
+        let stored = match file {
+            File::Weights => source::load(space, binding, ty, *layer, weights)?,
+            File::Inputs => source::load(space, binding, ty, *layer, inputs)?,
+            File::States => source::load_state(space, binding, ty, *layer, weights)?,
+        };
+        let is_float = ty.dtype.is_float();
+        let convert = |x: f64| match is_float {
+            true => x as f32,
+            false => from_int(x as i32),
+        };
+        let parts: BTreeSet<usize> = parts.iter().copied().flatten().collect();
+        let cut = |part: usize| {
+            let mut data = source::cut(space, ty, &regions[part], (*binding, &stored), convert).data;
+            storage.keep(ty.dtype, &mut data);
+            (part, data)
+        };
+        Ok(parts.into_iter().map(cut).collect())
     }
 }
 

@@ -1,9 +1,21 @@
-//! The runtime: executes a schedule with a thread per rank, in memory.
+//! The runtime: executes a schedule with a thread for each stream of each rank, in memory.
 //!
 //! Each rank has one arena, and buffers lie in it where the schedule puts them, so a wrong lifetime shows as a wrong
 //! result. Every float type is stored as `f32`, rounded to its own type where [`Storage::AsTyped`] asks for that; `i32`
-//! is kept exactly. Tasks run in order of issue, both streams in
-//! one thread; a task that waits for an event which has not happened is an error.
+//! is kept exactly.
+//!
+//! # Streams
+//!
+//! Both streams of a rank walk the same frames (`walk`). In a frame that communicates each runs its own tasks in order
+//! of issue and waits for the other at events, and where the frame begins and ends (`meeting`); any other frame is one
+//! task of its caller's stream. So a collective goes on while kernels run. Results do not depend on who is faster: one
+//! task writes what another reads only where an event or a meeting orders the two.
+//!
+//! That is checked, for verified schedules and for others (`shared`): a task claims what it reads and writes before it
+//! begins, and two tasks of which one writes what the other touches, and which nothing orders, are an error that names
+//! both, whichever happened to be first. Operands are read where they lie.
+//!
+//! Collectives are on the stream `comm` wherever a schedule has two streams, so one thread of a rank talks to the others.
 //!
 //! # What tasks may expect of each other
 //!
@@ -32,65 +44,110 @@
 //!
 //! # Failures
 //!
-//! No run hangs: sending never waits, a rank that fails stops the others, and a rank that waits for what nobody will
-//! send is told so.
+//! No run hangs: sending never waits, and a rank that waits for what nobody will send is told so, by
+//! [`timeout`](Options::timeout) at the latest. A task waits only for tasks issued before it, so of the streams of one rank
+//! one can always go on.
+//!
+//! A task that fails or panics stops its own rank and the others: who waits is woken, who computes stops when its kernel
+//! ends. The error of a run is that of the task that failed, with rank, frame, layer and work. Faults can be asked for
+//! ([`Fault`]), and NaN can be looked for ([`LookForNan`]).
 
 pub mod communicator;
 
+pub mod job;
+
 pub mod dense;
+
+pub mod fault;
 
 mod attention;
 mod elementwise;
 mod gemm;
+mod locate;
+mod meeting;
 mod memory;
 mod message;
 mod rank;
+mod shared;
 mod simd;
+mod task;
 pub mod threads;
 mod timings;
 mod transfer;
+mod walk;
 
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ithaca_ir::layout::At;
-use ithaca_ir::schedule::{Content, Schedule};
-use ithaca_ir::traffic::{Ledger, Traffic};
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::timeline::Span;
+use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Mesh, Rank};
 
 pub use communicator::{Communicator, Mailboxes};
+pub use fault::{Fault, FaultKind, NoSuchTask};
+pub use job::{Job, Loaded, RanTask, RankPart};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
 pub use timings::{Timing, Timings};
 
 use crate::Outputs;
 use crate::error::RunError;
-use crate::kept::{self, Part};
 use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::index;
 
 /// Limits of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The most memory for arenas, weights and inputs of all ranks together, bytes.
+    /// The most memory for arenas, weights and inputs of all ranks that run in this process together, bytes.
     pub memory_limit: u64,
     /// How long a rank waits for one message; `None` is for ever, which still ends when it waits in vain.
     pub timeout: Option<Duration>,
     /// Whether narrow types round what is written to them.
     pub storage: Storage,
+    /// Whether a task that writes NaN is a failure.
+    pub look_for_nan: LookForNan,
+    /// What is to go wrong.
+    pub fault: Option<Fault>,
+    /// Whether to write down what ran when.
+    pub trace: Trace,
+}
+
+/// Where a run looks for what is not a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookForNan {
+    /// Nowhere.
+    #[default]
+    Nowhere,
+    /// In all that tasks write; the first task that writes NaN fails. An infinity is no failure: the lse of a query that
+    /// sees no key is minus infinity.
+    InWhatIsWritten,
+}
+
+/// Whether a run is written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trace {
+    /// It is not.
+    #[default]
+    None,
+    /// Each run of each task, in [`Execution::spans`].
+    Spans,
 }
 
 impl Default for Options {
-    /// 8 GiB, no limit of time, and numbers as they were computed.
+    /// 8 GiB, no limit of time, numbers as they were computed; nothing is looked for, goes wrong or is written down.
     fn default() -> Self {
-        Self { memory_limit: 8 << 30, timeout: None, storage: Storage::Wide }
+        Self {
+            memory_limit: 8 << 30,
+            timeout: None,
+            storage: Storage::Wide,
+            look_for_nan: LookForNan::Nowhere,
+            fault: None,
+            trace: Trace::None,
+        }
     }
 }
 
@@ -111,6 +168,9 @@ pub struct Execution {
     pub timings: Timings,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
+    /// When tasks ran, seconds from when the ranks of a process began, if that was asked for: in order of ranks, the
+    /// compute stream first.
+    pub spans: Vec<Span>,
 }
 
 impl Execution {
@@ -136,111 +196,11 @@ pub fn execute(
     inputs: &dyn TensorSource,
     options: &Options,
 ) -> Result<Execution, RunError> {
-    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
-    if schedule.frames[main].n_arguments != 0 {
-        return Err(RunError::invalid("`main` has arguments"));
-    }
-    let arena = memory::ArenaShape::of(schedule)?;
-    let plan = memory::SourcePlan::of(schedule)?;
-    let memory_bytes = plan.check(schedule, &arena, options.memory_limit)?;
-    let written = plan.written();
-    let mut peaks = plan.held(index(schedule.space.mesh.ranks()));
-    let (sources, lasting) = plan.load(&schedule.space, weights, inputs, options.storage)?;
-
+    let ranks: Vec<Rank> = schedule.space.mesh.iter_ranks().collect();
+    let job = Job::of(schedule)?;
+    let loaded = job.load(&ranks, weights, inputs, options)?;
+    let memory_bytes = loaded.memory_bytes;
     let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
-    let ledger = Mutex::new(Ledger::default());
-    let world = rank::World {
-        schedule,
-        shape: &arena,
-        sources: &sources,
-        communicator: &mailboxes,
-        ledger: &ledger,
-        storage: options.storage,
-    };
-    let run_rank = |rank: Rank, lasting: memory::Own| {
-        let run = || rank::run(world, rank, lasting);
-        let result = std::panic::catch_unwind(AssertUnwindSafe(run))
-            .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
-        match &result {
-            Ok(_) => mailboxes.finish(rank),
-            Err(_) => mailboxes.stop(),
-        }
-        result
-    };
-    let results: Vec<Result<rank::Done, RunError>> = std::thread::scope(|scope| {
-        let spawn = |(rank, lasting): (Rank, memory::Own)| {
-            let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
-            let run_rank = &run_rank;
-            builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
-                mailboxes.stop();
-                RunError::Thread { rank: rank.0, source }
-            })
-        };
-        let threads: Vec<_> = schedule.space.mesh.iter_ranks().zip(lasting).map(spawn).collect();
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, RunError>| {
-            thread?.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
-        };
-        threads.into_iter().map(join).collect()
-    });
-
-    let held = first_failure(results)?;
-    for (peak, done) in peaks.iter_mut().zip(&held) {
-        peak.arena = done.reached;
-    }
-    let mut timings = Timings::default();
-    held.iter().for_each(|done| timings.merge(&done.timings));
-    let mut outputs = Outputs::new();
-    for (i, output) in schedule.frames[main].outputs.iter().enumerate() {
-        let name = output.name.clone().unwrap_or_else(|| i.to_string());
-        let Content::Tensor(ty) = &schedule.frames[main].buffers[output.buffer].content else {
-            return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
-        };
-        let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)].outputs[i].as_slice()));
-        let tensor = crate::oracle::assemble(&schedule.space, &name, ty, local)?;
-        outputs.insert(name, tensor);
-    }
-    let kept = kept(schedule, &written, &held, weights)?;
-    let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-    Ok(Execution { outputs, kept, traffic, peaks, timings, memory_bytes })
-}
-
-/// What ranks wrote, as files have it; `before` has what was there.
-fn kept(
-    schedule: &Schedule,
-    written: &[memory::Written<'_>],
-    held: &[rank::Done],
-    before: &dyn TensorSource,
-) -> Result<Outputs<f32>, RunError> {
-    let mut parts: BTreeMap<String, Vec<Part<'_, f32>>> = BTreeMap::new();
-    for (number, memory::Written { binding, ty, layer }) in written.iter().enumerate() {
-        let held = held.iter().map(|done| Cow::Borrowed(done.lasting[number].as_slice())).collect();
-        parts.entry(binding.stored_name(*layer)).or_default().push(Part { binding, ty, held });
-    }
-    let mut kept = Outputs::new();
-    for (name, parts) in parts {
-        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
-    }
-    Ok(kept)
-}
-
-/// All results, or the failure of the first rank that did not merely stop for another's.
-fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
-    let mut stopped = None;
-    let mut held = Vec::with_capacity(results.len());
-    for result in results {
-        match result {
-            Ok(x) => held.push(x),
-            Err(error) if error.is_stopped() => stopped = Some(error),
-            Err(error) => return Err(error),
-        }
-    }
-    match stopped {
-        Some(error) => Err(error),
-        None => Ok(held),
-    }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+    let parts = loaded.run(&mailboxes)?;
+    job.assemble(&parts, weights, memory_bytes)
 }

@@ -1,7 +1,8 @@
 //! Threads within a kernel.
 //!
-//! A rank is a thread already, so a kernel takes more only where there are fewer ranks than cores. What is shared out are
-//! parts of a result, each computed in one order whoever computes it: results do not depend on the number of threads.
+//! A rank is a thread already, so a kernel takes more only where there are fewer ranks than cores; the thread of its
+//! collectives mostly waits, and is not counted. What is shared out are parts of a result, each computed in one order
+//! whoever computes it: results do not depend on the number of threads.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, OnceLock, PoisonError};

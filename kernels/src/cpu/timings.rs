@@ -20,6 +20,13 @@ pub struct Timing {
     pub total: Duration,
 }
 
+impl FromIterator<(String, Timing)> for Timings {
+    /// Of kinds that are named once.
+    fn from_iter<I: IntoIterator<Item = (String, Timing)>>(rows: I) -> Self {
+        Self { rows: rows.into_iter().collect() }
+    }
+}
+
 impl Timings {
     /// Counts a task.
     pub(super) fn add(&mut self, work: &str, took: Duration) {

@@ -5,6 +5,7 @@ mod goldens;
 mod malformed;
 mod pipelines;
 mod refusals;
+mod runtime;
 mod session;
 mod training;
 

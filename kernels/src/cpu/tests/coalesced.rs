@@ -7,7 +7,7 @@ use crate::oracle::run_ranks;
 use crate::store::RandomTensors;
 
 /// A per-rank program of these lines.
-fn module(lines: &str) -> Module {
+pub(super) fn module(lines: &str) -> Module {
     let program = format!(
         "ithaca 1 per_rank\nmodel \"m\"\nmesh u=2,t=2\ndim i = 5 valid 4 uneven\ndim j = 3 uneven\ndim k = 4\ndim l = 2\n\n\
          func @main() {{\n{lines}}}\n"

@@ -3,7 +3,9 @@
 mod attention;
 mod coalesced;
 mod distributed;
+mod failures;
 mod products;
+mod streams;
 
 use std::time::Duration;
 

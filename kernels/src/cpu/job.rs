@@ -1,0 +1,297 @@
+//! A run in three parts: what is loaded for the ranks that run here, running them, and putting together what all have.
+//!
+//! Ranks may run in one process or in several; a rank's result is plain data, so it can travel to where all are put
+//! together.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ithaca_ir::Rank;
+use ithaca_ir::schedule::{Content, FrameId, Schedule, Stream};
+use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::traffic::{Ledger, Traffic};
+
+use super::communicator::Communicator;
+use super::memory::{ArenaShape, Own, SourcePlan, Sources, Written};
+use super::timings::Timings;
+use super::{Execution, FaultKind, Options, rank};
+use crate::Outputs;
+use crate::error::RunError;
+use crate::kept;
+use crate::store::TensorSource;
+use crate::tensor::index;
+
+/// A schedule, with where its ranks find and leave everything.
+#[derive(Debug)]
+pub struct Job<'a> {
+    schedule: &'a Schedule,
+    main: FrameId,
+    arena: ArenaShape,
+    plan: SourcePlan<'a>,
+}
+
+/// Ranks that are ready to run, with what they read.
+#[derive(Debug)]
+pub struct Loaded<'a> {
+    schedule: &'a Schedule,
+    arena: &'a ArenaShape,
+    sources: Sources,
+    /// Each rank with what it has of what is written.
+    ranks: Vec<(Rank, Own)>,
+    options: Options,
+    /// Bytes of arenas, weights, states and inputs of these ranks.
+    pub memory_bytes: u64,
+}
+
+/// What one rank has when it is done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankPart {
+    /// The rank.
+    pub rank: Rank,
+    /// Its part of each output of `main`, empty where it has none; integers as numbers.
+    pub outputs: Vec<Vec<f32>>,
+    /// Its part of each weight and state that the schedule writes, in the runtime's order; integers as the bits of a float.
+    pub lasting: Vec<Vec<f32>>,
+    /// The end of its arena as far as it was written, bytes of the schedule.
+    pub reached: u64,
+    /// How long its tasks took.
+    pub timings: Timings,
+    /// What it sent itself.
+    pub traffic: Vec<Traffic>,
+    /// When its tasks ran, if that was asked for.
+    pub spans: Vec<RanTask>,
+}
+
+/// When a rank ran a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RanTask {
+    /// The stream that ran it.
+    pub stream: Stream,
+    /// The frame.
+    pub frame: FrameId,
+    /// The layer that the frame ran for.
+    pub layer: u64,
+    /// The task's number in the frame.
+    pub task: usize,
+    /// When it began, from when the ranks of the process began.
+    pub start: Duration,
+    /// When it ended.
+    pub end: Duration,
+}
+
+impl<'a> Job<'a> {
+    /// Finds where everything is.
+    ///
+    /// # Errors
+    /// [`RunError::NoMain`]; [`RunError::Invalid`] for a schedule that contradicts itself.
+    pub fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
+        let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
+        if schedule.frames[main].n_arguments != 0 {
+            return Err(RunError::invalid("`main` has arguments"));
+        }
+        Ok(Self { schedule, main, arena: ArenaShape::of(schedule)?, plan: SourcePlan::of(schedule)? })
+    }
+
+    /// Loads what `ranks` read, and nothing else.
+    ///
+    /// # Errors
+    /// [`RunError::Memory`] before anything is loaded, for these ranks together; [`RunError::Store`].
+    pub fn load(
+        &self,
+        ranks: &[Rank],
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        options: &Options,
+    ) -> Result<Loaded<'_>, RunError> {
+        if let Some(fault) = &options.fault {
+            fault.check(self.schedule)?;
+            if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
+                return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
+            }
+        }
+        let memory_bytes = self.plan.check(ranks, &self.arena, options.memory_limit)?;
+        let space = &self.schedule.space;
+        let (sources, lasting) = self.plan.load(space, ranks, weights, inputs, options.storage)?;
+        let ranks = ranks.iter().copied().zip(lasting).collect();
+        let (schedule, arena, options) = (self.schedule, &self.arena, options.clone());
+        Ok(Loaded { schedule, arena, sources, ranks, options, memory_bytes })
+    }
+
+    /// The stored tensors of which a rank has a part.
+    pub(crate) fn reads(&self, rank: Rank) -> BTreeSet<String> {
+        self.plan.names_of(&self.schedule.space, rank)
+    }
+
+    /// Puts together what all ranks have, in order of ranks; `before` has what was stored before the run.
+    ///
+    /// # Errors
+    /// [`RunError::ReplicasDiffer`] when ranks disagree about an output; [`RunError::Invalid`] when `parts` are not those
+    /// of all ranks; [`RunError::Store`].
+    pub fn assemble(
+        &self,
+        parts: &[RankPart],
+        before: &dyn TensorSource,
+        memory_bytes: u64,
+    ) -> Result<Execution, RunError> {
+        let (schedule, main) = (self.schedule, &self.schedule.frames[self.main]);
+        let written = self.plan.written();
+        let complete =
+            |part: &RankPart| part.outputs.len() == main.outputs.len() && part.lasting.len() == written.len();
+        if !parts.iter().map(|part| part.rank).eq(schedule.space.mesh.iter_ranks()) {
+            return Err(RunError::invalid("a part of each rank is put together, in order"));
+        }
+        if let Some(part) = parts.iter().find(|part| !complete(part)) {
+            return Err(RunError::invalid(format!("rank {} has parts of another schedule", part.rank.0)));
+        }
+        let mut peaks = self.plan.held(parts.len());
+        for (peak, part) in peaks.iter_mut().zip(parts) {
+            peak.arena = part.reached;
+        }
+        let mut timings = Timings::default();
+        parts.iter().for_each(|part| timings.merge(&part.timings));
+        let mut outputs = Outputs::new();
+        for (i, output) in main.outputs.iter().enumerate() {
+            let name = output.name.clone().unwrap_or_else(|| i.to_string());
+            let Content::Tensor(ty) = &main.buffers[output.buffer].content else {
+                return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
+            };
+            let local = |rank: Rank| Ok(Cow::Borrowed(parts[index(rank.0)].outputs[i].as_slice()));
+            let tensor = crate::oracle::assemble(&schedule.space, &name, ty, local)?;
+            outputs.insert(name, tensor);
+        }
+        let kept = kept(schedule, &written, parts, before)?;
+        let spans = spans(schedule, parts)?;
+        Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans })
+    }
+}
+
+impl Loaded<'_> {
+    /// Runs the ranks, a thread for each stream of each; those of other processes are met at `communicator`.
+    ///
+    /// # Errors
+    /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
+    pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankPart>, RunError> {
+        let Loaded { schedule, arena, sources, ranks, options, memory_bytes: _ } = self;
+        let communicates = rank::communicating(schedule);
+        let begun = Instant::now();
+        let run_rank = |rank: Rank, lasting: Own| {
+            let ledger = Mutex::new(Ledger::default());
+            let world = rank::World {
+                schedule,
+                shape: arena,
+                sources: &sources,
+                communicator,
+                ledger: &ledger,
+                options: &options,
+                communicates: &communicates,
+                begun,
+            };
+            let run = || rank::run(world, rank, lasting);
+            let result = std::panic::catch_unwind(AssertUnwindSafe(run))
+                .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
+            match &result {
+                Ok(_) => communicator.finish(rank),
+                Err(error) => communicator.fail(rank, error),
+            }
+            let rank::Done { outputs, lasting, reached, timings, spans } = result?;
+            let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
+            Ok(RankPart { rank, outputs, lasting, reached, timings, traffic, spans })
+        };
+        let results: Vec<Result<RankPart, RunError>> = std::thread::scope(|scope| {
+            let spawn = |(rank, lasting): (Rank, Own)| {
+                let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
+                let run_rank = &run_rank;
+                builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
+                    let error = RunError::Thread { rank: rank.0, source };
+                    communicator.fail(rank, &error);
+                    error
+                })
+            };
+            let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
+            let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, RunError>| {
+                thread?.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        first_failure(results)
+    }
+}
+
+/// What ran when, under its names.
+fn spans(schedule: &Schedule, parts: &[RankPart]) -> Result<Vec<Span>, RunError> {
+    let mut spans = Vec::new();
+    for part in parts {
+        for &RanTask { stream, frame, layer, task, start, end } in &part.spans {
+            let frame = schedule.frames.get(frame).filter(|frame| task < frame.tasks.len());
+            let frame = frame.ok_or_else(|| {
+                RunError::invalid(format!("rank {} ran tasks of another schedule", part.rank.0))
+            })?;
+            let (name, kind) = timeline::title(frame, task);
+            spans.push(Span {
+                rank: part.rank,
+                stream,
+                frame: frame.name.clone(),
+                layer,
+                task,
+                name,
+                kind,
+                start: start.as_secs_f64(),
+                end: end.as_secs_f64(),
+            });
+        }
+    }
+    Ok(spans)
+}
+
+/// What the busiest rank sent of each kind, ordered by kind, axis and phase.
+fn busiest(parts: &[RankPart]) -> Vec<Traffic> {
+    let mut rows = BTreeMap::new();
+    for row in parts.iter().flat_map(|part| &part.traffic) {
+        let most = rows.entry((&row.kind, &row.axis, row.phase)).or_insert_with(|| row.clone());
+        most.count = most.count.max(row.count);
+        most.bytes_sent_per_rank = most.bytes_sent_per_rank.max(row.bytes_sent_per_rank);
+    }
+    rows.into_values().collect()
+}
+
+/// What ranks wrote, as files have it; `before` has what was there.
+fn kept(
+    schedule: &Schedule,
+    written: &[Written<'_>],
+    parts: &[RankPart],
+    before: &dyn TensorSource,
+) -> Result<Outputs<f32>, RunError> {
+    let mut by_name: BTreeMap<String, Vec<kept::Part<'_, f32>>> = BTreeMap::new();
+    for (number, Written { binding, ty, layer }) in written.iter().enumerate() {
+        let held = parts.iter().map(|part| Cow::Borrowed(part.lasting[number].as_slice())).collect();
+        by_name.entry(binding.stored_name(*layer)).or_default().push(kept::Part { binding, ty, held });
+    }
+    let mut kept = Outputs::new();
+    for (name, parts) in by_name {
+        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
+    }
+    Ok(kept)
+}
+
+/// All results, or the failure of the first rank that did not merely stop, or wait in vain, for another's.
+fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
+    let mut failure: Option<RunError> = None;
+    let mut held = Vec::with_capacity(results.len());
+    for result in results {
+        match result {
+            Ok(x) => held.push(x),
+            Err(error) if failure.as_ref().is_none_or(|first| error.outranks(first)) => failure = Some(error),
+            Err(_) => {}
+        }
+    }
+    failure.map_or(Ok(held), Err)
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+}

@@ -1,0 +1,338 @@
+//! One run of one task: what it reads, what it computes or exchanges, and where it writes that.
+
+use ithaca_ir::ops::Random;
+use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
+use ithaca_ir::{Op, TensorType, traffic};
+
+use super::locate::{Area, Buffers, Scope};
+use super::memory::{from_int, to_int};
+use super::message::Message;
+use super::rank;
+use super::shared::{ARENA, Claim, Extent, Memory, TaskRun};
+use super::threads::Threads;
+use super::{LookForNan, attention, elementwise, gemm, transfer};
+use crate::error::RunError;
+use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
+use crate::tensor::extents;
+
+/// A stream's turn to run a task.
+#[derive(Clone, Copy)]
+pub(super) struct Turn<'a> {
+    /// What the streams share.
+    pub(super) memory: &'a Memory,
+    /// The stream.
+    pub(super) stream: Stream,
+    /// How many tasks of the other stream are known to have ended.
+    pub(super) seen: u64,
+}
+
+/// A task that runs, with what it may touch.
+pub(super) struct Running<'a> {
+    buffers: Buffers<'a>,
+    scope: &'a Scope<'a>,
+    frame: &'a Frame,
+    number: usize,
+    claim: Claim<'a>,
+    /// The end of the arena as far as the task wrote it, bytes of the schedule.
+    reached: u64,
+}
+
+impl<'a> Running<'a> {
+    /// Begins a task of a frame that is no call.
+    ///
+    /// # Errors
+    /// [`RunError::Unordered`] when a task of the other stream touches the same memory and nothing orders the two.
+    pub(super) fn begin(
+        buffers: Buffers<'a>,
+        scope: &'a Scope<'a>,
+        number: usize,
+        turn: Turn<'a>,
+    ) -> Result<Self, RunError> {
+        let schedule = buffers.world.schedule;
+        let frame = &schedule.frames[scope.frame];
+        let task = &frame.tasks[number];
+        let mut reads = Vec::with_capacity(task.reads.len());
+        for &id in &task.reads {
+            if let Some(Area::Own(extent)) = held(buffers, scope, id)? {
+                reads.push(within(buffers, scope, id, (turn.memory, extent))?);
+            }
+        }
+        let mut writes = Vec::with_capacity(task.writes.len());
+        for &id in &task.writes {
+            match held(buffers, scope, id)? {
+                Some(Area::Own(extent)) => writes.push(within(buffers, scope, id, (turn.memory, extent))?),
+                Some(Area::Loaded(_)) => {
+                    return Err(RunError::invalid("it writes an input, or what other ranks share"));
+                }
+                None => {}
+            }
+        }
+        let run = TaskRun { frame: scope.frame, layer: scope.layer, task: number };
+        let claim = turn.memory.claim((turn.stream, run), turn.seen, reads, writes).map_err(|conflict| {
+            let is_it = |id: &&BufferId| match buffers.area(scope, **id) {
+                Ok(Area::Own(extent)) => {
+                    buffers.footprint(&extent, frame.buffers[**id].dtype()) == conflict.extent
+                }
+                Ok(Area::Loaded(_)) | Err(_) => false,
+            };
+            let buffer = task.writes.iter().chain(&task.reads).find(is_it);
+            RunError::Unordered {
+                buffer: buffer.map_or("?", |&id| frame.buffers[id].name.as_str()).to_owned(),
+                other: rank::name(schedule, conflict.other),
+            }
+        })?;
+        Ok(Self { buffers, scope, frame, number, claim, reached: 0 })
+    }
+
+    /// The number of the task along its stream.
+    pub(super) fn along(&self) -> u64 {
+        self.claim.number()
+    }
+
+    /// Runs it; gives the end of the arena as far as it was written, bytes of the schedule.
+    pub(super) fn run(mut self) -> Result<u64, RunError> {
+        let task = self.task();
+        match &task.work {
+            Work::Compute(op) => self.compute(op)?,
+            Work::Copy => {
+                let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
+                let data = self.read(from)?.to_vec();
+                self.write(to, &data)?;
+            }
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => match t.only() {
+                Some(_) => self.transfer(t)?,
+                None => self.message(t)?,
+            },
+            Work::Call { .. } => return Err(RunError::invalid("a call is no task by itself")),
+        }
+        Ok(self.reached)
+    }
+
+    fn task(&self) -> &'a Task {
+        &self.frame.tasks[self.number]
+    }
+
+    /// A step of a collective of one tensor.
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+        let (task, Buffers { world, rank }) = (self.task(), self.buffers);
+        let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
+        let space = &world.schedule.space;
+        let parcel = transfer.first();
+        let parties = transfer::Parties {
+            space,
+            transfer: parcel,
+            rank,
+            reads: &self.buffers.buffer(self.scope, from)?.content,
+            writes: &self.buffers.buffer(self.scope, to)?.content,
+        };
+        let holds = |ty: &TensorType| space.holds(ty, rank);
+        let data = if holds(&parcel.from) { self.read(from)? } else { &[] };
+        let written = match &task.work {
+            Work::Pack(_) => parties.pack(data)?,
+            Work::Unpack(_) => parties.unpack(data)?,
+            Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => {
+                let (written, sent) = parties.exchange(data, world.communicator)?;
+                self.count(transfer, sent * parcel.from.dtype.bytes());
+                written
+            }
+        };
+        if holds(&parcel.to) { self.write(to, &written) } else { Ok(()) }
+    }
+
+    /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
+    fn message(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+        let (task, Buffers { world, rank }) = (self.task(), self.buffers);
+        let space = &world.schedule.space;
+        let message = Message { space, parcels: transfer.parcels(), rank };
+        let holds = |ty: &TensorType| space.holds(ty, rank);
+        let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
+        match &task.work {
+            Work::Unpack(_) if to => {
+                let tensors = message.unpack(self.read(only(&task.reads, "reads")?)?)?;
+                if tensors.len() != task.writes.len() {
+                    return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
+                }
+                task.writes.iter().zip(tensors).try_for_each(|(&b, data)| self.write(b, &data))
+            }
+            Work::Pack(_) if from => {
+                let tensors: Vec<&[f32]> =
+                    task.reads.iter().map(|&b| self.read(b)).collect::<Result<_, _>>()?;
+                let wire = message.pack(&tensors)?;
+                self.write(only(&task.writes, "writes")?, &wire)
+            }
+            Work::Exchange(_) => {
+                let data = if from { self.read(only(&task.reads, "reads")?)? } else { &[] };
+                let (wire, sent) = message.exchange(data, world.communicator)?;
+                self.count(transfer, sent * transfer.first().from.dtype.bytes());
+                if to { self.write(only(&task.writes, "writes")?, &wire) } else { Ok(()) }
+            }
+            // What other ranks send or receive.
+            Work::Unpack(_) | Work::Pack(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => Ok(()),
+        }
+    }
+
+    /// Runs a kernel: its results are made beside the arena and then put there, so operands may lie where they go.
+    fn compute(&mut self, op: &Op) -> Result<(), RunError> {
+        let (task, scope, Buffers { world, rank }) = (self.task(), self.scope, self.buffers);
+        let space = &world.schedule.space;
+        let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(task.writes.len());
+        for &b in &task.writes {
+            let ty = self.buffers.tensor_type(scope, b)?;
+            wanted.push(Wanted { ty, region: space.local_box(ty, rank) });
+        }
+        let mut ints: Vec<Vec<i32>> = Vec::new();
+        for &b in &task.reads {
+            let data = match self.buffers.tensor_type(scope, b)?.dtype.is_float() {
+                true => Vec::new(),
+                false => self.read(b)?.iter().map(|&x| to_int(x)).collect(),
+            };
+            ints.push(data);
+        }
+        let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
+        for (&b, ints) in task.reads.iter().zip(&ints) {
+            let ty = self.buffers.tensor_type(scope, b)?;
+            let elements = match ty.dtype.is_float() {
+                true => Elements::Real(self.read(b)?),
+                false => Elements::Int(ints),
+            };
+            operands.push(Operand { ty, region: space.local_box(ty, rank), elements });
+        }
+        if operands.len() < *op.info().operands.start() {
+            return Err(RunError::invalid(format!("`{}` reads {} buffers", op.name(), operands.len())));
+        }
+        let threads = Threads::beside(space.mesh.ranks());
+        let values = match (op, wanted.first()) {
+            (Op::Einsum, Some(Wanted { ty, region })) => {
+                let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
+                eval::into_results(op, vec![product], &wanted)?
+            }
+            (Op::Attention(a), _) => {
+                let rows = attention::attention(space, a, &operands, threads)?;
+                eval::into_results(op, rows.into(), &wanted)?
+            }
+            (Op::AttentionBackward(a), _) => {
+                let gradients = attention::attention_backward(space, a, &operands, threads)?;
+                eval::into_results(op, gradients, &wanted)?
+            }
+            (Op::Random(Random::LayerKey), _) => {
+                vec![random::layer_key(operands[0].elements, scope.layer)?]
+            }
+            (op, _) => match elementwise::results(space, op, &operands, &wanted, threads)? {
+                Some(results) => eval::into_results(op, results, &wanted)?,
+                None => eval::eval(space, op, &operands, &wanted)?,
+            },
+        };
+        if values.len() != task.writes.len() {
+            return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
+        }
+        for (&to, value) in task.writes.iter().zip(values) {
+            match value {
+                Value::Real(t) => self.write(to, &t.data)?,
+                Value::Int(t) => {
+                    let data: Vec<f32> = t.data.iter().map(|&x| from_int(x)).collect();
+                    self.write(to, &data)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what was sent.
+    fn count(&self, transfer: &Transfer, bytes: u64) {
+        let Buffers { world, rank } = self.buffers;
+        let phase = traffic::phase_of_task(world.schedule, self.frame, self.number);
+        if let Some(key) = traffic::key(&world.schedule.space, phase, transfer.parcels()) {
+            world
+                .ledger
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .record(key, rank, 1, bytes);
+        }
+    }
+
+    fn read(&self, id: BufferId) -> Result<&[f32], RunError> {
+        match self.buffers.area(self.scope, id)? {
+            Area::Loaded(data) => Ok(data),
+            Area::Own(extent) => self.claim.read(&extent).ok_or_else(|| self.buffers.outside(self.scope, id)),
+        }
+    }
+
+    /// Writes the first elements of a buffer: all of a tensor, what there is of a wire; numbers as they are stored.
+    fn write(&mut self, id: BufferId, data: &[f32]) -> Result<(), RunError> {
+        let buffer = self.buffers.buffer(self.scope, id)?;
+        let Area::Own(Extent { part, range }) = self.buffers.area(self.scope, id)? else {
+            return Err(RunError::invalid("it writes an input, or what other ranks share"));
+        };
+        let fits = match buffer.content {
+            Content::Tensor(_) => data.len() == range.len(),
+            Content::Wire { .. } => data.len() <= range.len(),
+        };
+        let world = self.buffers.world;
+        let extent = Extent { part, range: range.start..range.start + data.len() };
+        if part == ARENA {
+            let end = world.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
+            self.reached = self.reached.max(aligned(end));
+        }
+        let Some(place) = self.claim.write(&extent).filter(|_| fits) else {
+            return Err(self.buffers.outside(self.scope, id));
+        };
+        place.copy_from_slice(data);
+        world.options.storage.keep(buffer.dtype(), place);
+        match world.options.look_for_nan {
+            LookForNan::InWhatIsWritten if buffer.dtype().is_float() => {
+                match place.iter().position(|x| x.is_nan()) {
+                    Some(i) => Err(self.not_a_number(id, i)),
+                    None => Ok(()),
+                }
+            }
+            LookForNan::InWhatIsWritten | LookForNan::Nowhere => Ok(()),
+        }
+    }
+
+    /// The error of element `i` of what the rank has of a buffer.
+    fn not_a_number(&self, id: BufferId, i: usize) -> RunError {
+        let Buffers { world, rank } = self.buffers;
+        let buffer = &self.frame.buffers[id];
+        let at = match &buffer.content {
+            Content::Wire { .. } => vec![i as u64],
+            Content::Tensor(ty) => {
+                let region = world.schedule.space.local_box(ty, rank);
+                let shape = extents(&region);
+                let strides = crate::tensor::strides(&shape);
+                let along = region.iter().zip(shape.iter().zip(strides));
+                along.map(|(part, (n, stride))| part.start + (i / stride % n) as u64).collect()
+            }
+        };
+        RunError::NotANumber { buffer: buffer.name.clone(), at }
+    }
+}
+
+/// Where a buffer lies; none on ranks that do not have it.
+fn held<'a>(buffers: Buffers<'a>, scope: &Scope<'_>, id: BufferId) -> Result<Option<Area<'a>>, RunError> {
+    buffers.buffer(scope, id)?;
+    match buffers.holds(scope, id) {
+        true => buffers.area(scope, id).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// What a buffer takes of the memory, if it lies there.
+fn within(
+    buffers: Buffers<'_>,
+    scope: &Scope<'_>,
+    id: BufferId,
+    (memory, extent): (&Memory, Extent),
+) -> Result<Extent, RunError> {
+    let footprint = buffers.footprint(&extent, buffers.buffer(scope, id)?.dtype());
+    match memory.has(&footprint) {
+        true => Ok(footprint),
+        false => Err(buffers.outside(scope, id)),
+    }
+}
+
+fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
+    match buffers {
+        [buffer] => Ok(*buffer),
+        _ => Err(RunError::invalid(format!("it {what} {} buffers instead of one", buffers.len()))),
+    }
+}

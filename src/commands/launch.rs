@@ -1,0 +1,63 @@
+//! `run --launch`: the ranks of a plan in processes of their own, which a launcher started.
+
+use std::time::Duration;
+
+use ithaca_ir::Diagnostic;
+use ithaca_kernels::launch::{self, Seat};
+
+use super::run::{job, run_job};
+use super::{Done, Session};
+use crate::cli::{RunArgs, StorageArg};
+use crate::error::Result;
+
+/// How long a process that cannot run waits for the others, to tell them.
+const LAST_WORD: Duration = Duration::from_secs(5);
+
+/// Runs one rank; the process of rank 0 prints and writes, and all exit with its code.
+pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+    let seat = Seat::of(session.environment)?;
+    let timeout = Duration::from_secs(args.timeout);
+    let job = match job(args, session) {
+        Ok(job) => job,
+        Err(failure) => {
+            if let Ok(process) = launch::join(&seat, timeout.min(LAST_WORD)) {
+                process.fail(&failure.summary());
+            }
+            return Err(failure);
+        }
+    };
+    let ranks = job.options.mesh.ranks();
+    if ranks != seat.world {
+        let what = format!("the plan has {ranks} ranks, and there are {} processes (WORLD_SIZE)", seat.world);
+        return Err(Diagnostic::new("C18", what)
+            .help(format!("start {ranks} processes, one for each rank"))
+            .help("leave `--launch` out to run all ranks in one process, a thread each")
+            .into());
+    }
+    let process = launch::join(&seat, timeout)?;
+    match run_job(&job, args, session, Some(&process)) {
+        Ok(done) => {
+            let code = process.finish(done.code)?;
+            Ok(Done { code, ..done })
+        }
+        Err(failure) => {
+            process.fail(&failure.summary());
+            Err(failure)
+        }
+    }
+}
+
+/// What processes must agree on beside the schedule.
+pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 5] {
+    let storage = match args.storage {
+        StorageArg::Wide => "wide",
+        StorageArg::Typed => "typed",
+    };
+    [
+        ("number of `--steps`", args.steps.to_string()),
+        ("`--storage`", storage.to_owned()),
+        ("`--seed`", args.subject.seed.to_string()),
+        ("choice of `--resume`", args.resume.is_some().to_string()),
+        ("choice of `--trace`", args.trace.is_some().to_string()),
+    ]
+}
