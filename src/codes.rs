@@ -23,7 +23,7 @@ pub const COMMAND_LINE: &[Code] = &[
         "parts of a checkpoint are of one plan, leave nothing out, and agree where they have the same element",
     ),
     code("C16", "training continues from a checkpoint that has what the program keeps, and nothing else"),
-    code("C18", "processes of one run find each other, are as many as the plan has ranks, and run the same"),
+    code("C17", "processes of one run find each other, are as many as the plan has ranks, and run the same"),
 ];
 
 /// The sections of every package, in the order of the reference page.

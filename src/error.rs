@@ -93,7 +93,7 @@ impl From<StoreError> for Failure {
 
 impl From<LaunchError> for Failure {
     fn from(error: LaunchError) -> Self {
-        let diagnostic = Diagnostic::new("C18", error.to_string());
+        let diagnostic = Diagnostic::new("C17", error.to_string());
         let diagnostic = match error {
             LaunchError::Environment(_) => diagnostic
                 .help(

@@ -29,7 +29,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let ranks = job.options.mesh.ranks();
     if ranks != seat.world {
         let what = format!("the plan has {ranks} ranks, and there are {} processes (WORLD_SIZE)", seat.world);
-        return Err(Diagnostic::new("C18", what)
+        return Err(Diagnostic::new("C17", what)
             .help(format!("start {ranks} processes, one for each rank"))
             .help("leave `--launch` out to run all ranks in one process, a thread each")
             .into());
