@@ -105,8 +105,10 @@ pub fn compile_by(
     let mut seen = Seen { attention: None, watched: instrument };
     let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
-    let schedule = lower(verify(&per_rank)?)?;
+    let verified = verify(&per_rank)?;
+    let schedule = lower(verified)?;
     ithaca_ir::schedule::verify(&schedule)?;
+    ithaca_ir::schedule::verify_meaning(&schedule, verified)?;
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 
