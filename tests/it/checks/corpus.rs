@@ -1,7 +1,7 @@
 //! Schedules of every strategy: forward passes and training steps, with micro-batches, stages, experts and ZeRO.
 
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::{Mesh, Module, diagnostic};
+use ithaca_ir::{Diagnostics, Mesh, Module, diagnostic, text};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::fuse::Fusion;
@@ -47,27 +47,35 @@ fn workload(mode: Mode, training: Training) -> Workload {
 
 /// A case, or why there is none.
 fn case(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<Case, String> {
-    let said = |d: ithaca_ir::Diagnostics| diagnostic::render(&d, None);
     let module = program(config, "m", workload).map_err(said)?;
-    let compiled = compile(&module, options, &Volume).map_err(said)?;
-    let title = format!(
-        "{} {}, {} {:?} zero={}",
-        options.strategy,
-        options.mesh,
-        config["model_type"],
-        workload.mode,
-        options.zero.stage()
-    );
+    let what = format!("{} {:?} zero={}", config["model_type"], workload.mode, options.zero.stage());
+    laid_out(&module, &what, options)
+}
+
+fn laid_out(module: &Module, what: &str, options: &ShardOptions) -> Result<Case, String> {
+    let compiled = compile(module, options, &Volume).map_err(said)?;
+    let title = format!("{} {}, {what}", options.strategy, options.mesh);
     Ok(Case { title, per_rank: compiled.per_rank, schedule: compiled.schedule })
 }
+
+fn said(diagnostics: Diagnostics) -> String {
+    diagnostic::render(&diagnostics, None)
+}
+
+/// Attention forward and backward, written out: a window with sinks no model here has, and none is imported for a step
+/// of decoding.
+const WRITTEN: [(&str, &str, &str); 2] = [
+    ("streaming", "ring=4", include_str!("../../files/passes/streaming.ith")),
+    ("decode-reduce", "cp=4", include_str!("../../files/passes/decode-reduce.ith")),
+];
 
 /// Every strategy, forward and training where it is legal for some small model, and what strategies leave open.
 pub(super) fn corpus() -> Vec<Case> {
     let mut cases = Vec::new();
     for strategy in Registry::default().strategies() {
         let name = strategy.name();
-        // A pipeline stands below; a window with sinks no model has, and a step of decoding none is imported for.
-        if name == "pipeline" || name == "streaming" || name == "decode-reduce" {
+        // Pipelines stand below.
+        if name == "pipeline" || WRITTEN.iter().any(|(written, ..)| *written == name) {
             continue;
         }
         let sizes = |n: u64| Mesh::new(strategy.axes().iter().map(|&axis| (axis, n)));
@@ -86,6 +94,10 @@ pub(super) fn corpus() -> Vec<Case> {
         assert!(cases.len() > before, "`{name}` is legal for no model");
     }
     let options = |strategy: &str, mesh: &str| ShardOptions::new(strategy, parse_mesh(mesh).unwrap());
+    for (strategy, mesh, text) in WRITTEN {
+        let module = text::parse(text).unwrap();
+        cases.push(laid_out(&module, "written out", &options(strategy, mesh)).unwrap());
+    }
     let mut add = |config: &Value, training: Training, options: ShardOptions| {
         let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(8, 16) };
         let made = case(config, &workload, &options);

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use ithaca_ir::Op;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
+use ithaca_ir::ops::{Optimizer, Random};
 use ithaca_ir::schedule::{self, BufferId, Content, Frame, FrameId, Place, Schedule, Work};
 
 /// Memory of a frame.
@@ -43,11 +45,78 @@ enum Source {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Facts {
     work: BTreeMap<usize, String>,
-    reads: BTreeMap<(usize, usize), Source>,
-    /// Operands that lie where results lie.
+    /// For each task where its operands come from; after these, what its callee finds in weights and states.
+    reads: BTreeMap<usize, Vec<Source>>,
+    /// Tasks that only copy.
+    copies: BTreeSet<usize>,
+    /// Tasks whose operands matter to others than their readers: exchanges and calls.
+    seen: BTreeSet<usize>,
+    /// Operands that lie where results lie, of tasks that need more of them than the element that they write.
     in_place: BTreeSet<(usize, usize, usize)>,
     outputs: Vec<Source>,
     homes: BTreeMap<String, Source>,
+}
+
+/// Numbers of values. Two have one number where the same work makes them of values of one number each: then they are
+/// equal on every rank, for work is deterministic, and ranks that send each other what has one number receive it so.
+#[derive(Debug, Default)]
+struct Numbers {
+    known: BTreeMap<(String, Vec<usize>), usize>,
+}
+
+impl Numbers {
+    fn number(&mut self, what: String, of: Vec<usize>) -> usize {
+        let n = self.known.len();
+        *self.known.entry((what, of)).or_insert(n)
+    }
+
+    /// The number of a value; `made` has the results of tasks that were met.
+    fn of(&mut self, facts: &Facts, source: &Source, made: &mut BTreeMap<usize, usize>) -> usize {
+        let (task, result) = match source {
+            Source::Given(what) => return self.number(format!("given {what}"), Vec::new()),
+            Source::Task(task, result) => (*task, result),
+        };
+        if facts.copies.contains(&task) {
+            return self.of(facts, &facts.reads[&task][0], made);
+        }
+        let all = match made.get(&task) {
+            Some(&all) => all,
+            None => {
+                let reads = &facts.reads[&task];
+                let of = reads.iter().map(|read| self.of(facts, read, made)).collect();
+                let all = self.number(facts.work[&task].clone(), of);
+                made.insert(task, all);
+                all
+            }
+        };
+        self.number(result.clone(), vec![all])
+    }
+
+    /// Everything that anyone can see of what is done: what is returned, left behind, sent, and handed to callees.
+    fn visible(&mut self, facts: &Facts) -> BTreeMap<String, Vec<usize>> {
+        let mut made = BTreeMap::new();
+        let mut all = |sources: &mut dyn Iterator<Item = &Source>| -> Vec<usize> {
+            sources.map(|source| self.of(facts, source, &mut made)).collect()
+        };
+        let mut visible = BTreeMap::from([("outputs".to_owned(), all(&mut facts.outputs.iter()))]);
+        for (home, source) in &facts.homes {
+            visible.insert(home.clone(), all(&mut std::iter::once(source)));
+        }
+        for task in &facts.seen {
+            visible.insert(format!("{task} {}", facts.work[task]), all(&mut facts.reads[task].iter()));
+        }
+        visible
+    }
+}
+
+/// Whether ranks see no difference: the same values are returned, left behind, sent and handed on, and nothing is
+/// overwritten too early that was not before.
+pub(super) fn same_values(before: &[Facts], after: &[Facts]) -> bool {
+    let mut numbers = Numbers::default();
+    before.len() == after.len()
+        && before.iter().zip(after).all(|(before, after)| {
+            after.in_place.is_subset(&before.in_place) && numbers.visible(before) == numbers.visible(after)
+        })
 }
 
 /// What every place does in a frame, tasks by their numbers in `before`.
@@ -128,6 +197,35 @@ impl<'s> Reader<'s> {
         buffers.iter().copied().filter(here).map(|b| (b, self.region(b))).collect()
     }
 
+    /// Whether a task that writes where it reads writes each element from that element alone, or is the collective that
+    /// may: a sum of a whole tensor in its place.
+    fn goes_by_element(&self, i: usize, (k, read): (usize, &Region), (l, write): (usize, &Region)) -> bool {
+        let task = &self.frame.tasks[i];
+        let held = |buffers: &[BufferId], n: usize| self.held(buffers).get(n).map(|(b, _)| *b);
+        let ty = |b: Option<BufferId>| match &self.frame.buffers[b?].content {
+            Content::Tensor(ty) => Some((&ty.dims, &ty.layout.split, ty.dtype.bytes())),
+            Content::Wire { .. } => None,
+        };
+        let (from, to) = (ty(held(&task.reads, k)), ty(held(&task.writes, l)));
+        let alike = read == write && from.is_some() && from == to;
+        let by_element = match &task.work {
+            Work::Compute(op) => matches!(
+                op,
+                Op::Unary(_)
+                    | Op::Binary(_)
+                    | Op::Scale { .. }
+                    | Op::Cast { .. }
+                    | Op::Random(Random::Dropout { .. })
+                    | Op::Optimizer(Optimizer::AdamW(_))
+            ),
+            Work::Exchange(transfer) => {
+                transfer.only().is_some_and(|parcel| matches!(parcel.op, Op::AllReduce { .. }))
+            }
+            Work::Pack(_) | Work::Unpack(_) | Work::Copy | Work::Call { .. } => false,
+        };
+        alike && by_element
+    }
+
     /// What a callee writes and reads beside arguments and results.
     fn called(&self, i: usize) -> [Vec<Region>; 2] {
         let Work::Call { callee, base, .. } = &self.frame.tasks[i].work else { return Default::default() };
@@ -200,9 +298,14 @@ impl<'s> Reader<'s> {
                 }
             }
             facts.work.insert(before[i], work);
+            match &task.work {
+                Work::Copy => drop(facts.copies.insert(before[i])),
+                Work::Exchange(_) | Work::Call { .. } => drop(facts.seen.insert(before[i])),
+                Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) => {}
+            }
             for (k, (_, read)) in reads.iter().enumerate() {
                 for (l, (_, write)) in writes.iter().enumerate() {
-                    if read.meets(write) {
+                    if read.meets(write) && !self.goes_by_element(i, (k, read), (l, write)) {
                         facts.in_place.insert((before[i], k, l));
                     }
                 }
@@ -235,31 +338,35 @@ impl<'s> Reader<'s> {
                 }
             }
         }
+        let home_before = |home: &str, n: usize| -> Source {
+            for &i in tasks[..n].iter().rev() {
+                let (_, writes, called) = &touched[&i];
+                let is = |r: &Region| matches!(r, Region::Home(h) if h == home);
+                if let Some(l) = writes.iter().position(|(_, r)| is(r)) {
+                    return Source::Task(before[i], format!("result {l}"));
+                }
+                if called[0].iter().any(is) {
+                    return Source::Task(before[i], format!("callee, {home}"));
+                }
+            }
+            Source::Given(home.to_owned())
+        };
         let source = |b: BufferId, region: &Region, n: usize| -> Result<Source, String> {
+            if let Region::Home(home) = region {
+                return Ok(home_before(home, n));
+            }
             for &i in tasks[..n].iter().rev() {
                 let (_, writes, called) = &touched[&i];
                 for (l, (written, r)) in writes.iter().enumerate() {
-                    let same = match region {
-                        Region::Home(_) => r == region,
-                        _ => *written == b,
-                    };
-                    if same {
+                    if *written == b {
                         return Ok(Source::Task(before[i], format!("result {l}")));
                     }
                     if r.meets(region) {
                         return Err(format!("task {i} writes over {b:?}"));
                     }
                 }
-                for r in &called[0] {
-                    match (r, region) {
-                        (Region::Home(a), Region::Home(b)) if a == b => {
-                            return Ok(Source::Task(before[i], "callee".to_owned()));
-                        }
-                        _ if r.meets(region) => {
-                            return Err(format!("the callee of task {i} writes over {b:?}"));
-                        }
-                        _ => {}
-                    }
+                if called[0].iter().any(|r| r.meets(region)) {
+                    return Err(format!("the callee of task {i} writes over {b:?}"));
                 }
             }
             match (region, &self.frame.buffers[b].place) {
@@ -269,9 +376,13 @@ impl<'s> Reader<'s> {
             }
         };
         for (n, &i) in tasks.iter().enumerate() {
-            for (k, (b, region)) in touched[&i].0.iter().enumerate() {
-                facts.reads.insert((before[i], k), source(*b, region, n)?);
-            }
+            let (reads, _, called) = &touched[&i];
+            let operands = reads.iter().map(|(b, region)| source(*b, region, n));
+            let found = called.iter().flatten().filter_map(|region| match region {
+                Region::Home(home) => Some(Ok(home_before(home, n))),
+                Region::Bytes(_) | Region::Port(_) | Region::Outside(_) => None,
+            });
+            facts.reads.insert(before[i], operands.chain(found).collect::<Result<_, _>>()?);
         }
         for output in &self.frame.outputs {
             if let [(b, region)] = self.held(&[output.buffer]).as_slice() {
@@ -284,14 +395,8 @@ impl<'s> Reader<'s> {
             .filter_map(|r| if let Region::Home(h) = r { Some(h.clone()) } else { None })
             .collect();
         for home in homes {
-            let by = tasks.iter().rev().find_map(|&i| {
-                let (_, writes, called) = &touched[&i];
-                let of = |r: &Region| *r == Region::Home(home.clone());
-                let own = writes.iter().position(|(_, r)| of(r)).map(|l| format!("result {l}"));
-                let own = own.or_else(|| called[0].iter().any(of).then(|| "callee".to_owned()));
-                own.map(|what| Source::Task(before[i], what))
-            });
-            facts.homes.insert(home, by.ok_or("nobody writes it")?);
+            let last = home_before(&home, tasks.len());
+            facts.homes.insert(home, last);
         }
         Ok(facts)
     }
