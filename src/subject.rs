@@ -197,14 +197,24 @@ pub struct Job {
     pub weights: Option<PathBuf>,
     /// The strategies and movements that there are.
     pub registry: Registry,
+    /// The plan whose program this is, and which must be kept.
+    pub plan: Option<Box<Plan>>,
 }
 
 impl Job {
     /// The job's per-rank program and schedule.
     ///
     /// # Errors
-    /// Why the layout is not legal, with repairs that were checked.
+    /// Why the layout is not legal, with repairs that were checked; `M33` for a plan that promises another program.
     pub fn compile(&self) -> Result<Compiled> {
+        let compiled = self.lay_out()?;
+        if let Some(plan) = &self.plan {
+            plan.check_program(&compiled.per_rank)?;
+        }
+        Ok(compiled)
+    }
+
+    fn lay_out(&self) -> Result<Compiled> {
         compile_with(&self.registry, &self.program, &self.options, &self.cluster).map_err(|mut refusal| {
             let program = Program { module: &self.program, cluster: &self.cluster };
             let compiler = Extended { program, registry: &self.registry };
@@ -313,6 +323,7 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         cluster,
         weights: None,
         registry: registry.clone(),
+        plan: None,
     })
 }
 
@@ -332,7 +343,16 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
     let plain = plain(&config.0, &model.name, &config.1)?;
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
-    Ok(Job { title: model.name, program, plain, options, cluster, weights, registry: registry.clone() })
+    Ok(Job {
+        title: model.name,
+        program,
+        plain,
+        options,
+        cluster,
+        weights,
+        registry: registry.clone(),
+        plan: None,
+    })
 }
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
@@ -349,6 +369,10 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     };
     let program = import::program(&config, &plan.model.name, &workload)?;
     let plain = plain(&config, &plan.model.name, &workload)?;
+    if args.shrink {
+        // The small program is not the one that the plan speaks of.
+        plan.compile(registry)?;
+    }
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
     Ok(Job {
         title: plan.model.name.clone(),
@@ -358,6 +382,7 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         cluster: plan.cluster.clone(),
         weights,
         registry: registry.clone(),
+        plan: (!args.shrink).then(|| Box::new(plan)),
     })
 }
 

@@ -3,6 +3,7 @@
 //! A layout gives every rank a box of global indices. What a collective moves is an intersection of boxes, so packing,
 //! byte counts, the oracle, the runtime and the emitted program all ask here.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::dim::{DimId, Fetched};
@@ -49,6 +50,24 @@ pub fn intersect(a: &Region, b: &Region) -> Region {
             start..a.end.min(b.end).max(start)
         })
         .collect()
+}
+
+/// Whether a dense tensor of `whole`, row-major, is the regions of `parts` one after another.
+pub fn lie_in_order<'r>(whole: &Region, parts: impl IntoIterator<Item = &'r Region>) -> bool {
+    let offset = |corner: &dyn Fn(&Range<u64>) -> u64, part: &Region| {
+        let places = whole.iter().zip(part);
+        places.fold(0, |at, (all, r)| at * (all.end - all.start) + (corner(r) - all.start))
+    };
+    let mut end = 0;
+    for part in parts.into_iter().filter(|part| elements(part) > 0) {
+        let (first, last) = (offset(&|r| r.start, part), offset(&|r| r.end - 1, part));
+        // Offsets of a part ascend, so as many as lie between first and last are all there are.
+        if first != end || last + 1 - first != elements(part) {
+            return false;
+        }
+        end = last + 1;
+    }
+    end == elements(whole)
 }
 
 /// The `i`-th of `n` nearly equal parts of `0..elements`, the first parts longer.
@@ -106,6 +125,7 @@ pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank
         }
         Op::Permute if from.layout.at != to.layout.at => return relocate(space, from, to, rank),
         Op::Permute if from.layout.split == to.layout.split => return travel(space, from, to, rank),
+        Op::Permute => return Sources::of(space, from, to).exchange(rank),
         _ => {}
     }
     let group = group(space, op, from, to, rank);
@@ -116,11 +136,7 @@ pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank
     };
     let send = group.iter().map(|&peer| block(&mine, &space.local_box(to, peer))).collect();
     let recv = group.iter().map(|&peer| block(&space.local_box(from, peer), &wanted)).collect();
-    let mut exchange = Exchange { group, send, recv };
-    if let Op::Permute = op {
-        keep_one_source_each(space, from, to, rank, &mut exchange);
-    }
-    exchange
+    Exchange { group, send, recv }
 }
 
 /// What the ranks of one place hold goes to those of another place, or to all, each along its own line.
@@ -186,39 +202,86 @@ fn fetch(space: &Space, dim: DimId, from: &TensorType, to: &TensorType, rank: Ra
     Exchange { group, send, recv }
 }
 
-/// A permute moves each block once: among the ranks that hold the same block, the `n`-th serves the `n`-th that wants
-/// it, a rank serving itself where it can.
-fn keep_one_source_each(
-    space: &Space,
-    from: &TensorType,
-    to: &TensorType,
-    rank: Rank,
-    exchange: &mut Exchange,
-) {
-    let ranks: Vec<Rank> = space.mesh.iter_ranks().collect();
-    let source = |wanting: Rank| {
-        let block = space.local_box(to, wanting);
-        let holders: Vec<Rank> =
-            ranks.iter().copied().filter(|&r| space.local_box(from, r) == block).collect();
-        if holders.contains(&wanting) {
-            return Some(wanting);
+/// Whom each rank gets its block from in a permute between different splits.
+///
+/// Each block moves once: among the ranks that hold the same block, the `n`-th serves the `n`-th that wants it, a rank
+/// serving itself where it can. Time is `n log n` in ranks; whoever asks for more than one rank keeps it.
+#[derive(Clone, Debug)]
+pub struct Sources<'a> {
+    space: &'a Space,
+    from: &'a TensorType,
+    to: &'a TensorType,
+    /// For each rank the one that serves it.
+    source: Vec<Option<Rank>>,
+    /// For each rank those that it serves, ascending.
+    takers: Vec<Vec<Rank>>,
+}
+
+impl<'a> Sources<'a> {
+    /// Who serves whom in a permute from `from` to `to`.
+    pub fn of(space: &'a Space, from: &'a TensorType, to: &'a TensorType) -> Self {
+        type Key = Vec<(u64, u64)>;
+        let key = |region: &Region| -> Key { region.iter().map(|r| (r.start, r.end)).collect() };
+        let mut holders: BTreeMap<Key, Vec<Rank>> = BTreeMap::new();
+        for rank in space.mesh.iter_ranks() {
+            holders.entry(key(&space.local_box(from, rank))).or_default().push(rank);
         }
-        let takers = ranks
-            .iter()
-            .copied()
-            .filter(|&r| space.local_box(to, r) == block && space.local_box(from, r) != block);
-        let n = takers.take_while(|&r| r != wanting).count();
-        holders.get(n % holders.len().max(1)).copied()
-    };
-    let my_source = source(rank);
-    for (i, &peer) in exchange.group.clone().iter().enumerate() {
-        if my_source != Some(peer) {
-            exchange.recv[i].clear();
+        // How many ranks that must be sent a block were met before.
+        let mut served: BTreeMap<Key, usize> = BTreeMap::new();
+        let mut source = Vec::new();
+        let mut takers = vec![Vec::new(); index(space.mesh.ranks())];
+        for rank in space.mesh.iter_ranks() {
+            let (wanted, held) = (key(&space.local_box(to, rank)), key(&space.local_box(from, rank)));
+            let giver = match holders.get(&wanted) {
+                None => None,
+                Some(_) if wanted == held => Some(rank),
+                Some(holders) => {
+                    let n = served.entry(wanted).or_default();
+                    *n += 1;
+                    Some(holders[(*n - 1) % holders.len()])
+                }
+            };
+            if let Some(giver) = giver {
+                takers[index(giver.0)].push(rank);
+            }
+            source.push(giver);
         }
-        if source(peer) != Some(rank) {
-            exchange.send[i].clear();
-        }
+        Self { space, from, to, source, takers }
     }
+
+    /// What `rank` sends to and receives from every rank.
+    pub fn exchange(&self, rank: Rank) -> Exchange {
+        let group: Vec<Rank> = self.space.mesh.iter_ranks().collect();
+        let (mut send, mut recv) = (vec![Vec::new(); group.len()], vec![Vec::new(); group.len()]);
+        for &taker in &self.takers[index(rank.0)] {
+            send[index(taker.0)] = whole(self.space, self.from, rank);
+        }
+        if let Some(giver) = self.source[index(rank.0)] {
+            recv[index(giver.0)] = whole(self.space, self.to, rank);
+        }
+        Exchange { group, send, recv }
+    }
+
+    /// The rank that `rank` gets its block from.
+    pub fn source(&self, rank: Rank) -> Option<Rank> {
+        self.source.get(index(rank.0)).copied().flatten()
+    }
+
+    /// Elements that `rank` sends to others.
+    pub fn elements_sent(&self, rank: Rank) -> u64 {
+        let others = self.takers[index(rank.0)].iter().filter(|&&taker| taker != rank).count() as u64;
+        others * elements(&self.space.local_box(self.from, rank))
+    }
+}
+
+/// All that a rank holds, as a block.
+fn whole(space: &Space, ty: &TensorType, rank: Rank) -> Vec<Region> {
+    let own = space.local_box(ty, rank);
+    if elements(&own) == 0 { Vec::new() } else { vec![own] }
+}
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("a mesh has at most 2^20 ranks")
 }
 
 /// An end of a collective.
@@ -270,10 +333,24 @@ pub fn all_reduce_elements(space: &Space, axis: AxisId, local: u64, rank: Rank) 
     local - own + (n - 1) * own
 }
 
+/// Bytes that each of `ranks` sends to others for the collective `op` from `from` to `to`.
+pub fn bytes_sent_by(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ranks: &[Rank]) -> Vec<u64> {
+    match op {
+        Op::Permute if from.layout.at == to.layout.at && from.layout.split != to.layout.split => {
+            let sources = Sources::of(space, from, to);
+            ranks.iter().map(|&rank| sources.elements_sent(rank) * from.dtype.bytes()).collect()
+        }
+        _ => ranks.iter().map(|&rank| bytes_sent(space, op, from, to, rank)).collect(),
+    }
+}
+
 /// Bytes that `rank` sends to others for the collective `op` from `from` to `to`.
 pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> u64 {
     let sent: u64 = match *op {
         _ if !space.holds(from, rank) => 0,
+        Op::Permute if from.layout.at == to.layout.at && from.layout.split != to.layout.split => {
+            Sources::of(space, from, to).elements_sent(rank)
+        }
         Op::AllReduce { axis } => {
             all_reduce_elements(space, axis, elements(&space.local_box(from, rank)), rank)
         }
@@ -284,4 +361,19 @@ pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ra
         }
     };
     sent * from.dtype.bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_outer_splits_lie_in_order() {
+        let whole = vec![2..6, 0..4];
+        assert!(lie_in_order(&whole, &[vec![2..4, 0..4], vec![4..6, 0..4]]));
+        assert!(!lie_in_order(&whole, &[vec![4..6, 0..4], vec![2..4, 0..4]]));
+        assert!(!lie_in_order(&whole, &[vec![2..6, 0..2], vec![2..6, 2..4]]));
+        assert!(lie_in_order(&vec![0..1, 0..4], &[vec![0..1, 0..2], vec![0..0, 0..4], vec![0..1, 2..4]]));
+        assert!(!lie_in_order(&whole, &[vec![2..4, 0..4]]));
+    }
 }

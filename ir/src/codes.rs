@@ -116,6 +116,17 @@ pub const SCHEDULE: &[Code] = &[
     code("S11", "inputs and arguments are not written"),
     code("S12", "collectives are on the stream `comm`"),
     code("S13", "weights and states that are written are bound alike everywhere, as V30 and V31 say"),
+    code(
+        "S14",
+        "blocks are packed, exchanged and unpacked for one collective, in wires that hold those of every rank; what is not packed is its blocks in a row",
+    ),
+    code(
+        "S15",
+        "after a collective each rank holds the elements that its type says, each once of every rank whose part is summed, and every send meets its receive",
+    ),
+    code("S16", "all ranks of a communicator come to the same collectives in the same order"),
+    code("S17", "no rank waits for one that does not come, nor ranks for each other in a circle"),
+    code("S18", "a schedule computes what the program says that it was made of"),
 ];
 
 /// The rule behind `code`, if it is one of this crate's.

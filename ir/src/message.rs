@@ -114,6 +114,14 @@ pub fn bytes_sent(space: &Space, parcels: &[Parcel], rank: Rank) -> u64 {
     parcels.iter().map(|parcel| boxes::bytes_sent(space, &parcel.op, &parcel.from, &parcel.to, rank)).sum()
 }
 
+/// Bytes that each of `ranks` sends to others.
+pub fn bytes_sent_by(space: &Space, parcels: &[Parcel], ranks: &[Rank]) -> Vec<u64> {
+    match parcels {
+        [Parcel { op, from, to }] => boxes::bytes_sent_by(space, op, from, to, ranks),
+        _ => ranks.iter().map(|&rank| bytes_sent(space, parcels, rank)).collect(),
+    }
+}
+
 /// Bytes that the busiest rank sends to others.
 pub fn busiest_bytes(space: &Space, parcels: &[Parcel]) -> u64 {
     let ranks = taking_part(space, parcels).take(if is_ragged(space, parcels) { usize::MAX } else { 1 });

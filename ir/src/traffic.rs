@@ -188,14 +188,12 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
             messages.iter().map(|(parcels, _)| message::is_ragged(space, parcels)).collect();
         let looked_at = if ragged.contains(&true) { usize::MAX } else { 1 };
         for ((parcels, runs), ragged) in messages.iter().zip(ragged) {
-            let mut ranks = message::taking_part(space, parcels).take(looked_at).peekable();
-            let alike = ranks.peek().map(|&rank| message::bytes_sent(space, parcels, rank));
-            for rank in ranks {
-                let bytes = match alike {
-                    Some(bytes) if !ragged => bytes,
-                    _ => message::bytes_sent(space, parcels, rank),
-                };
-                ledger.record(key.clone(), rank, *runs, bytes);
+            let ranks: Vec<Rank> = message::taking_part(space, parcels).take(looked_at).collect();
+            // Ranks that send alike are asked once.
+            let asked = if ragged { &ranks[..] } else { &ranks[..ranks.len().min(1)] };
+            let bytes = message::bytes_sent_by(space, parcels, asked);
+            for (i, &rank) in ranks.iter().enumerate() {
+                ledger.record(key.clone(), rank, *runs, bytes[i.min(bytes.len() - 1)]);
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::layout::{At, AxisList, Layout};
 use crate::mesh::AxisId;
 
 /// The type of a value. On the program level the layout is whole.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,

@@ -101,12 +101,37 @@ pub fn compile_by(
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
+    let compiled = draft_by(passes, module, prices, instrument)?;
+    ithaca_ir::schedule::verify(&compiled.schedule)?;
+    ithaca_ir::schedule::verify_meaning(&compiled.schedule, verify(&compiled.per_rank)?)?;
+    Ok(compiled)
+}
+
+/// As [`compile_with`], with a schedule that is not checked: enough to price a candidate that may never be run. Its
+/// program is verified after every pass.
+///
+/// # Errors
+/// `P` diagnostics when the layout is not legal.
+pub fn draft_with(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+) -> Result<Compiled, Diagnostics> {
+    draft_by(&passes_with(registry, options), module, prices, &mut Unwatched)
+}
+
+fn draft_by(
+    passes: &[Box<dyn Pass>],
+    module: &Module,
+    prices: &dyn Prices,
+    instrument: &mut dyn Instrument,
+) -> Result<Compiled, Diagnostics> {
     let mut cx = Context::new(prices);
     let mut seen = Seen { attention: None, watched: instrument };
     let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
     let schedule = lower(verify(&per_rank)?)?;
-    ithaca_ir::schedule::verify(&schedule)?;
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, trace};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, schedule, text};
-use ithaca_passes::compile::compile_with;
 use ithaca_passes::import;
 use ithaca_passes::lower::lower;
 use ithaca_passes::simulate;
@@ -17,10 +16,8 @@ use crate::{files, subject};
 
 pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = subject::plan(session.registry, &args.plan)?;
-    let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
     (session.progress)("compiling");
-    let compiled = compile_with(session.registry, &program, &plan.shard_options(), &plan.cluster)?;
-    plan.check_program(&compiled.per_rank)?;
+    let compiled = plan.compile(session.registry)?;
     let contents = match args.target {
         Target::Ir => text::print(&compiled.per_rank),
         Target::Schedule => schedule::print(&compiled.schedule),
@@ -35,6 +32,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
                 return Err(refusal.help("name it with `-o out/`").into());
             };
             (session.progress)("compiling the reference");
+            let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
             // On one device there are no stages, and nothing to lay out.
             let reference = lower(verify(&program)?)?;
             let emitted = cuda::emit(&compiled.schedule, Some(&reference), ithaca_kernels::cuda::SOURCES)?;

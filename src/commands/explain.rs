@@ -12,9 +12,12 @@ use crate::cli::ExplainArgs;
 use crate::error::Result;
 use crate::subject;
 
-pub(super) fn explain(args: &ExplainArgs, session: &Session<'_>) -> Result<Done> {
+pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<Done> {
     let registry = session.registry;
-    Ok(Done::said(text(registry, &subject::plan(registry, &args.plan)?)))
+    let plan = subject::plan(registry, &args.plan)?;
+    (session.progress)("compiling");
+    plan.compile(registry)?;
+    Ok(Done::said(text(registry, &plan)))
 }
 
 fn text(registry: &Registry, plan: &Plan) -> String {

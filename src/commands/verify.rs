@@ -1,20 +1,27 @@
-//! `verify`: the per-rank program on virtual ranks against the whole one, in double precision.
+//! `verify`: the per-rank program on virtual ranks against the whole one, in double precision; and schedules in text
+//! form, by the checks that need no program.
 
 use std::fmt::Write;
+use std::path::Path;
 
+use ithaca_ir::schedule;
 use ithaca_kernels::compare::Judge;
 use ithaca_kernels::{Storage, oracle};
 
 use super::run::{Data, Expected, all, heading, judge, lengths_of, steps};
 use super::{Done, Session};
 use crate::cli::VerifyArgs;
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::files;
 use crate::subject::{self, Job};
 
 /// The largest absolute difference that double precision explains at these sizes.
 const EXACT: f64 = 1e-9;
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
+    if let Some(text) = schedule_text(&args.subject.subject)? {
+        return Ok(Done::said(text));
+    }
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let mut job = subject::job(session.registry, &args.subject, lengths)?;
     let mut shrunk = String::new();
@@ -53,6 +60,28 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         passed &= expected.passed;
     }
     Ok(Done { text: out, code: u8::from(!passed) })
+}
+
+/// What is to be said of a schedule in text form; nothing where the subject is something else.
+fn schedule_text(path: &Path) -> Result<Option<String>> {
+    if path.extension().is_none_or(|e| e != "ith") || path.is_dir() {
+        return Ok(None);
+    }
+    let source = files::read_text(path)?;
+    let level = source.lines().next().and_then(|line| line.split_whitespace().nth(2));
+    if level != Some("schedule") {
+        return Ok(None);
+    }
+    let name = path.display().to_string();
+    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
+    let parsed = schedule::parse(&source).map_err(in_file)?;
+    schedule::verify(&parsed).map_err(in_file)?;
+    let tasks: usize = parsed.frames.values().map(|frame| frame.tasks.len()).sum();
+    let (frames, ranks) = (parsed.frames.len(), parsed.space.mesh.ranks());
+    Ok(Some(format!(
+        "{}\nschedule of {tasks} tasks in {frames} frames on {ranks} ranks: memory, collectives and order hold\n",
+        parsed.name
+    )))
 }
 
 /// Why a program is too large for the oracle's plain loops, if it is.

@@ -3,6 +3,7 @@
 mod accounting;
 mod accounting_movements;
 mod attention;
+mod checks;
 mod cli;
 mod cuda;
 mod equivalence;

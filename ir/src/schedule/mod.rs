@@ -12,7 +12,7 @@ mod text;
 mod verify;
 
 pub use text::{parse, print};
-pub use verify::verify;
+pub use verify::{Party, verify, verify_meaning, verify_together};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,8 +52,23 @@ pub fn aligned(bytes: u64) -> u64 {
 
 /// Whether a frame, or one that it calls, has tasks on the communication stream.
 pub fn communicates(frames: &Arena<FrameId, Frame>, frame: FrameId) -> bool {
-    frames[frame].tasks.iter().any(|task| match task.work {
-        Work::Call { callee, .. } => communicates(frames, callee),
+    communicates_by(&frames[frame], |callee| communicates(frames, callee))
+}
+
+/// For each frame whether it [`communicates`], where callees stand before their callers; in time linear in tasks.
+pub fn communicating(frames: &Arena<FrameId, Frame>) -> Vec<bool> {
+    use crate::entity::Entity;
+    let mut all: Vec<bool> = Vec::with_capacity(frames.len());
+    for frame in frames.values() {
+        all.push(communicates_by(frame, |callee| all.get(callee.index()).is_some_and(|&c| c)));
+    }
+    all
+}
+
+/// Whether a frame communicates, given whether those that it calls do.
+fn communicates_by(frame: &Frame, called: impl Fn(FrameId) -> bool) -> bool {
+    frame.tasks.iter().any(|task| match task.work {
+        Work::Call { callee, .. } => called(callee),
         Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
             task.stream == Stream::Comm
         }

@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Op, Rank, Space};
 use super::communicator::Communicator;
 use super::memory::{from_int, to_int};
 use crate::error::RunError;
-use crate::tensor::{Offsets, extents, index, merge_block, read_block};
+use crate::tensor::{extents, index, merge_block, read_block};
 
 /// A transfer of one tensor, seen from one rank, between two buffers.
 pub(super) struct Parties<'a> {
@@ -160,7 +160,7 @@ impl Parties<'_> {
     }
 
     fn need_in_order(&self, whole: &Region, blocks: &[Vec<Region>], what: &str) -> Result<(), RunError> {
-        match in_order(whole, blocks.iter().flatten()) {
+        match boxes::lie_in_order(whole, blocks.iter().flatten()) {
             true => Ok(()),
             false => Err(RunError::invalid(format!(
                 "the tensor {what} by `{}` is not its blocks one after another; it must be packed",
@@ -242,43 +242,4 @@ fn add(dtype: DType, x: f32, y: f32) -> f32 {
 
 fn sizes(blocks: &[Vec<Region>]) -> Vec<usize> {
     blocks.iter().map(|block| index(boxes::block_elements(block))).collect()
-}
-
-/// Whether a dense tensor of `whole` is the blocks of `parts`, one after another.
-fn in_order<'r>(whole: &Region, parts: impl IntoIterator<Item = &'r Region>) -> bool {
-    let mut end = 0;
-    for part in parts.into_iter().filter(|part| boxes::elements(part) > 0) {
-        let n = index(boxes::elements(part));
-        let (first, last) = (corner(whole, part, 0), corner(whole, part, n - 1));
-        // Offsets of a part ascend, so as many as lie between first and last are all there are.
-        if first != end || last + 1 != first + n {
-            return false;
-        }
-        end += n;
-    }
-    end == index(boxes::elements(whole))
-}
-
-/// The offset of the first or the last element of a part.
-fn corner(whole: &Region, part: &Region, i: usize) -> usize {
-    let corner: Region = match i {
-        0 => part.iter().map(|r| r.start..r.start + 1).collect(),
-        _ => part.iter().map(|r| r.end - 1..r.end).collect(),
-    };
-    Offsets::of_part(whole, &corner).next().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_outer_splits_lie_in_order() {
-        let whole = vec![2..6, 0..4];
-        assert!(in_order(&whole, &[vec![2..4, 0..4], vec![4..6, 0..4]]));
-        assert!(!in_order(&whole, &[vec![4..6, 0..4], vec![2..4, 0..4]]));
-        assert!(!in_order(&whole, &[vec![2..6, 0..2], vec![2..6, 2..4]]));
-        assert!(in_order(&vec![0..1, 0..4], &[vec![0..1, 0..2], vec![0..0, 0..4], vec![0..1, 2..4]]));
-        assert!(!in_order(&whole, &[vec![2..4, 0..4]]));
-    }
 }

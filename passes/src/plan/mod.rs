@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::compile::AttentionUse;
+use crate::compile::{AttentionUse, Compiled, compile_with};
 use crate::differentiate::{self, Differentiate};
 use crate::fuse::Fusion;
 use crate::import::{self, Mode};
@@ -556,6 +556,18 @@ impl Plan {
         self.cluster.check()?;
         let module = import::program(&self.model.config, &self.model.name, &workload).map_err(first)?;
         shard::check_with(registry, &module, &options).map(|_| ())
+    }
+
+    /// The per-rank program and the schedule of this plan, both checked, and as it promises.
+    ///
+    /// # Errors
+    /// As [`compile_with`]; `M33` where the plan promises another program.
+    pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
+        let workload = self.workload.to_import().map_err(|d| vec![d])?;
+        let module = import::program(&self.model.config, &self.model.name, &workload)?;
+        let compiled = compile_with(registry, &module, &self.shard_options(), &self.cluster)?;
+        self.check_program(&compiled.per_rank).map_err(|d| vec![d])?;
+        Ok(compiled)
     }
 
     /// Checks that a compiled program is the one that this plan is about: it has the same dimensions and sends what the

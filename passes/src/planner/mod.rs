@@ -2,8 +2,9 @@
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
-//! to the name and the order of trial. Where nothing fits, stages of a pipeline are tried. What does not fit or is not legal stays in the list with its reason, and a request of which nothing
-//! is left is refused with repairs that were tried and work.
+//! to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
+//! nothing fits, stages of a pipeline are tried. What does not fit or is not legal stays in the list with its reason, and a
+//! request of which nothing is left is refused with repairs that were tried and work.
 
 mod candidates;
 mod reasons;
@@ -119,11 +120,19 @@ pub trait Compiler {
     /// The rule that it breaks.
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic>;
 
-    /// The candidate's program and schedule.
+    /// The candidate's program and schedule, both checked.
     ///
     /// # Errors
     /// The rules that it breaks, or invariants of ours that the passes broke.
     fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics>;
+
+    /// As [`Compiler::compile`], with a schedule that need not be checked: it is priced, and compiled again if it wins.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`].
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        self.compile(options)
+    }
 }
 
 /// A whole program, compiled by the passes.
@@ -142,6 +151,10 @@ impl Compiler for Program<'_> {
 
     fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         compile::compile(self.module, options, self.cluster)
+    }
+
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        compile::draft_with(&Registry::default(), self.module, options, self.cluster)
     }
 }
 
@@ -166,6 +179,10 @@ impl Compiler for Extended<'_> {
     fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         compile::compile_with(self.registry, self.program.module, options, self.program.cluster)
     }
+
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        compile::draft_with(self.registry, self.program.module, options, self.program.cluster)
+    }
 }
 
 /// Programs with as many stages as a candidate's mesh has, compiled by the passes.
@@ -189,7 +206,6 @@ impl Compiler for Staged<'_> {
 
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
         let Some(stages) = Self::stages(options) else { return self.program.check(options) };
-        let first = |found: Diagnostics| found.into_iter().next().expect("a refusal says why");
         let module = (self.of_stages)(stages).map_err(first)?;
         shard::check_with(self.program.registry, &module, options).map(|_| ())
     }
@@ -198,6 +214,12 @@ impl Compiler for Staged<'_> {
         let Some(stages) = Self::stages(options) else { return self.program.compile(options) };
         let module = (self.of_stages)(stages)?;
         compile::compile_with(self.program.registry, &module, options, self.program.program.cluster)
+    }
+
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+        let Some(stages) = Self::stages(options) else { return self.program.draft(options) };
+        let module = (self.of_stages)(stages)?;
+        compile::draft_with(self.program.registry, &module, options, self.program.program.cluster)
     }
 }
 
@@ -248,10 +270,11 @@ pub struct Refusal {
 /// `P10`–`P12` for a strategy or mesh that is none, `P30` when there are no such GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
-    let tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
+    let mut tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
         let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
         Box::new(Refusal { diagnostic, alternatives: Vec::new() })
     })?;
+    tried.check_winner(compiler);
     if tried.fits.is_empty() {
         let diagnostic = repair::refusal(compiler, cluster, request, &tried);
         return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler) }));
@@ -310,6 +333,22 @@ impl Tried {
         }
     }
 
+    /// Checks the schedule of the best candidate; one that fails goes, and the next is the best.
+    fn check_winner(&mut self, compiler: &dyn Compiler) {
+        while let Some(winner) = self.fits.first_mut() {
+            match compiler.compile(&winner.options) {
+                Ok(compiled) => {
+                    winner.compiled = compiled;
+                    return;
+                }
+                Err(diagnostics) => {
+                    let options = self.fits.remove(0).options;
+                    self.refused.push((options, first(diagnostics)));
+                }
+            }
+        }
+    }
+
     fn alternatives(&self, compiler: &dyn Compiler) -> Vec<Alternative> {
         let fits = self.fits.iter().map(|p| reasons::ranked(p, &self.fits[0]));
         let too_large = self.too_large.iter().map(|(p, over)| reasons::too_large(p, *over));
@@ -339,17 +378,18 @@ fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Res
 }
 
 fn price(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Result<Priced, Diagnostic> {
-    match compiler.compile(options) {
+    match compiler.draft(options) {
         Ok(compiled) => {
             let simulation = simulate(cluster, &compiled.schedule);
             let memory = memory::of_schedule(&compiled.schedule);
             Ok(Priced { options: options.clone(), compiled, simulation, memory })
         }
-        Err(diagnostics) => {
-            let first = diagnostics.into_iter().next();
-            Err(first.expect("a refusal has at least one diagnostic"))
-        }
+        Err(diagnostics) => Err(first(diagnostics)),
     }
+}
+
+fn first(diagnostics: Diagnostics) -> Diagnostic {
+    diagnostics.into_iter().next().expect("a refusal has at least one diagnostic")
 }
 
 #[cfg(test)]

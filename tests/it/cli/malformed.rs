@@ -365,5 +365,10 @@ fn plans_that_contradict_themselves() {
         std::fs::write(at.join("plan.json"), edited.to_string()).unwrap();
         refused(at, "emit plan.json --target ir");
         refused(at, "emit plan.json --target cuda -o out");
+        for reader in ["run plan.json --shrink", "verify plan.json", "explain plan.json"] {
+            let ran = super::line(at, reader);
+            assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{pointer}, {reader}: {ran:#?}");
+            assert!(ran.err.contains("`collectives` of the plan"), "{pointer}, {reader}: {ran:#?}");
+        }
     }
 }

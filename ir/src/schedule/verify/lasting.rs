@@ -1,7 +1,7 @@
 //! Weights and states as regions of memory: which are written, and what each frame reads and writes of them, its
 //! callees included; `S13`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Diagnostics};
@@ -12,7 +12,8 @@ use crate::verify::states::{self, Use};
 
 /// Every weight and state that some task writes, and which frames touch it.
 pub(super) struct Lasting<'s> {
-    written: Vec<(Target, &'s Binding)>,
+    /// By target and name, those written: how they are bound, and their number.
+    written: BTreeMap<(Target, &'s str), Vec<(&'s Binding, usize)>>,
     /// For each frame, callees included.
     effects: Vec<Effects>,
 }
@@ -27,13 +28,15 @@ pub(super) struct Effects {
 impl<'s> Lasting<'s> {
     /// What lasts in a schedule whose references are sound.
     pub(super) fn of(schedule: &'s Schedule) -> Self {
-        let mut lasting = Self { written: Vec::new(), effects: Vec::new() };
+        let mut lasting = Self { written: BTreeMap::new(), effects: Vec::new() };
+        let mut n = 0;
         for frame in schedule.frames.values() {
             for &buffer in frame.tasks.iter().flat_map(|task| &task.writes) {
-                if let Some(home) = home(frame, buffer)
-                    && !lasting.written.contains(&home)
-                {
-                    lasting.written.push(home);
+                let Some((target, binding)) = home(frame, buffer) else { continue };
+                let named = lasting.written.entry((target, binding.name.as_str())).or_default();
+                if !named.iter().any(|(known, _)| *known == binding) {
+                    named.push((binding, n));
+                    n += 1;
                 }
             }
         }
@@ -56,8 +59,9 @@ impl<'s> Lasting<'s> {
 
     /// The number of the written weight or state that a buffer is.
     pub(super) fn number(&self, frame: &Frame, buffer: BufferId) -> Option<usize> {
-        let home = home(frame, buffer)?;
-        self.written.iter().position(|w| *w == home)
+        let (target, binding) = home(frame, buffer)?;
+        let named = self.written.get(&(target, binding.name.as_str()))?;
+        named.iter().find(|(known, _)| *known == binding).map(|(_, n)| *n)
     }
 
     /// What a run of `frame` touches.
@@ -80,10 +84,12 @@ pub(super) fn check(schedule: &Schedule, found: &mut Diagnostics) {
     let mut uses = Vec::new();
     let mut frames = Vec::new();
     for (id, frame) in schedule.frames.iter() {
+        let assigned: BTreeSet<BufferId> =
+            frame.tasks.iter().flat_map(|t| t.writes.iter().copied()).collect();
         for (buffer_id, buffer) in frame.buffers.iter() {
             let Some((target, binding)) = home(frame, buffer_id) else { continue };
             let Content::Tensor(ty) = &buffer.content else { continue };
-            let is_assigned = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
+            let is_assigned = assigned.contains(&buffer_id);
             uses.push(Use { target, binding, ty, layers: &layers[id.index()], is_assigned });
             frames.push((&frame.name, &buffer.name));
         }

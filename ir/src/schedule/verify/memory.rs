@@ -2,11 +2,14 @@
 //!
 //! Bytes are followed in order of issue: each byte of the frame belongs to the buffer that was written last. That this
 //! order is the one at run time is the other half of the check: tasks that may run at the same time touch no byte
-//! together, unless both read it.
+//! together, unless both read it. What a task touches is declared by its operands and results; a call touches the
+//! frame of its callee, and what the callee does of what lasts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::bytes::{Access, Bytes, Found};
+use super::classes::Line;
 use super::lasting::Lasting;
 use super::order::Order;
 use super::work::is_sliced;
@@ -41,97 +44,73 @@ impl Region {
 
 /// The regions that one task reads and writes.
 struct Touched {
-    reads: Vec<Region>,
-    writes: Vec<Region>,
+    reads: Vec<(BufferId, Region)>,
+    writes: Vec<(BufferId, Region)>,
     /// What the callee writes: where its frame lies, and what lasts.
     callee: Vec<Region>,
     /// What the callee reads of what lasts.
     callee_reads: Vec<Region>,
 }
 
-impl Touched {
-    fn written(&self) -> impl Iterator<Item = &Region> {
-        self.writes.iter().chain(&self.callee)
-    }
-
-    fn conflicts(&self, other: &Touched) -> bool {
-        let meets = |region: &Region, other: &Touched| {
-            other.reads.iter().chain(&other.callee_reads).chain(other.written()).any(|o| region.overlaps(o))
-        };
-        self.written().any(|r| meets(r, other)) || other.written().any(|r| meets(r, self))
-    }
-}
-
-/// Adds what is wrong with the frame's use of memory.
+/// Adds what is wrong with the use of memory by the ranks that run a line of a frame.
 pub(super) fn check(
     schedule: &Schedule,
-    frame: &Frame,
+    line: &Line<'_>,
     lasting: &Lasting<'_>,
     order: &Order,
     found: &mut Diagnostics,
 ) {
+    let frame = line.frame;
     let regions: Vec<Region> =
         frame.buffers.ids().map(|buffer| region(schedule, frame, lasting, buffer)).collect();
     let region = |buffer: BufferId| {
         use crate::entity::Entity;
         regions[buffer.index()].clone()
     };
-    let touched: Vec<Touched> = frame
-        .tasks
-        .iter()
-        .map(|task| {
-            let (mut callee, mut callee_reads) = (Vec::new(), Vec::new());
-            if let Work::Call { callee: called, base, .. } = task.work {
-                let effects = lasting.effects(called);
-                callee.push(Region::Bytes(base..base + schedule.frames[called].bytes));
-                callee.extend(effects.writes.iter().map(|&n| Region::Lasting(n)));
-                callee_reads.extend(effects.reads.iter().map(|&n| Region::Lasting(n)));
-            }
-            Touched {
-                reads: task.reads.iter().map(|&b| region(b)).collect(),
-                writes: task.writes.iter().map(|&b| region(b)).collect(),
-                callee,
-                callee_reads,
-            }
-        })
-        .collect();
-    let mut owners = Owners::default();
-    for (i, task) in frame.tasks.iter().enumerate() {
+    let mut memory = Memory {
+        line,
+        order,
+        bytes: Bytes::default(),
+        results: BTreeMap::new(),
+        ports: BTreeMap::new(),
+        lasting: BTreeMap::new(),
+    };
+    for &i in &line.tasks {
         if found.len() >= MAX_DIAGNOSTICS {
             return;
         }
-        for (&buffer, region) in task.reads.iter().zip(&touched[i].reads) {
-            if let Err(error) = owners.read(frame, buffer, region) {
+        let task = &frame.tasks[i];
+        let held = |buffers: &[BufferId]| -> Vec<(BufferId, Region)> {
+            buffers.iter().filter(|&&b| line.holds(b)).map(|&b| (b, region(b))).collect()
+        };
+        let mut touched = Touched {
+            reads: held(&task.reads),
+            writes: held(&task.writes),
+            callee: vec![],
+            callee_reads: vec![],
+        };
+        if let Work::Call { callee: called, base, .. } = task.work {
+            let effects = lasting.effects(called);
+            touched.callee.push(Region::Bytes(base..base + schedule.frames[called].bytes));
+            touched.callee.extend(effects.writes.iter().map(|&n| Region::Lasting(n)));
+            touched.callee_reads.extend(effects.reads.iter().map(|&n| Region::Lasting(n)));
+        }
+        for (buffer, region) in &touched.reads {
+            if let Err(error) = memory.find(*buffer, region) {
                 found.push(in_task(frame, i, error));
             }
         }
-        if let Err(error) = check_in_place(schedule, frame, i, &touched[i]) {
+        if let Err(error) = check_in_place(schedule, frame, i, &touched) {
             found.push(in_task(frame, i, error));
         }
-        for other in order.concurrent(i) {
-            if touched[i].conflicts(&touched[other]) {
-                let message = format!(
-                    "it touches bytes that {} touches, and nothing orders the two",
-                    describe(frame, other)
-                );
-                found.push(in_task(frame, i, OpError::new("S07", message)));
-            }
-        }
-        for region in &touched[i].callee {
-            if let Region::Bytes(range) = region {
-                owners.write(range.clone(), None);
-            }
-        }
-        for (&buffer, region) in task.writes.iter().zip(&touched[i].writes) {
-            match region {
-                Region::Bytes(range) => owners.write(range.clone(), Some(buffer)),
-                Region::Port(n) => drop(owners.results.insert(*n, i)),
-                Region::Lasting(_) | Region::Outside => {}
-            }
+        for other in memory.touch(i, &touched) {
+            let other = describe(frame, other);
+            let message = format!("it touches bytes that {other} touches, and nothing orders the two");
+            found.push(in_task(frame, i, OpError::new("S07", message)));
         }
     }
-    for output in &frame.outputs {
-        if let Err(error) = owners.read(frame, output.buffer, &region(output.buffer)) {
+    for output in frame.outputs.iter().filter(|output| line.holds(output.buffer)) {
+        if let Err(error) = memory.find(output.buffer, &region(output.buffer)) {
             let message = format!("on return {}", error.message);
             found.push(in_frame(frame, OpError::new(error.code, message)));
         }
@@ -161,14 +140,16 @@ fn check_in_place(
 ) -> Result<(), OpError> {
     let task = &frame.tasks[index];
     let refuse = |what: String| Err(OpError::new("S08", what));
-    for (j, written) in touched.writes.iter().enumerate() {
-        let write = task.writes[j];
-        let elsewhere = touched.writes[..j].iter().chain(&touched.callee).chain(&touched.callee_reads);
+    for (j, (write, written)) in touched.writes.iter().enumerate() {
+        let write = *write;
+        let before = touched.writes[..j].iter().map(|(_, region)| region);
+        let elsewhere = before.chain(&touched.callee).chain(&touched.callee_reads);
         if elsewhere.into_iter().any(|other| other.overlaps(written)) {
             return refuse(format!("it writes `${}` where it writes something else", name(frame, write)));
         }
-        for (i, read) in touched.reads.iter().enumerate().filter(|(_, read)| read.overlaps(written)) {
-            let operand = task.reads[i];
+        let reads = touched.reads.iter().enumerate();
+        for (i, (operand, read)) in reads.filter(|(_, (_, read))| read.overlaps(written)) {
+            let operand = *operand;
             let same_elements = same_place(read, written) && same_elements(frame, operand, write);
             let fits = match &task.work {
                 Work::Compute(op) => works_in_place(op) && same_elements,
@@ -190,9 +171,11 @@ fn check_in_place(
         }
     }
     for callee in &touched.callee {
-        let Some(i) = touched.reads.iter().position(|read| read.overlaps(callee)) else { continue };
+        let Some((operand, _)) = touched.reads.iter().find(|(_, read)| read.overlaps(callee)) else {
+            continue;
+        };
         return refuse(match callee {
-            Region::Lasting(_) => format!("the callee writes `${}`, an argument", name(frame, task.reads[i])),
+            Region::Lasting(_) => format!("the callee writes `${}`, an argument", name(frame, *operand)),
             Region::Bytes(_) | Region::Port(_) | Region::Outside => {
                 "the callee's frame lies where an argument lies".to_owned()
             }
@@ -234,50 +217,69 @@ fn same_elements(frame: &Frame, a: BufferId, b: BufferId) -> bool {
     }
 }
 
-/// Who wrote each byte of the frame last.
-#[derive(Default)]
-struct Owners {
-    /// By first byte: one past the last byte, and the buffer; none for what a callee left behind.
-    bytes: BTreeMap<u64, (u64, Option<BufferId>)>,
+/// What is in memory, and who touched it last.
+struct Memory<'l> {
+    line: &'l Line<'l>,
+    order: &'l Order,
+    bytes: Bytes,
     /// Results that are written, by number, and by which task.
     results: BTreeMap<usize, usize>,
+    /// Arguments and results, by number.
+    ports: BTreeMap<usize, Access>,
+    /// What lasts, by number.
+    lasting: BTreeMap<usize, Access>,
 }
 
-impl Owners {
-    fn write(&mut self, range: Range<u64>, owner: Option<BufferId>) {
-        if range.is_empty() {
-            return;
-        }
-        // What reaches in from before is cut; what starts inside goes, and leaves its tail.
-        if let Some((&start, &(end, before))) = self.bytes.range(..range.start).next_back()
-            && end > range.start
-        {
-            self.bytes.insert(start, (range.start, before));
-            if end > range.end {
-                self.bytes.insert(range.end, (end, before));
+impl Memory<'_> {
+    /// Lets a task do what it does; gives the tasks that may touch the same at the same time, ascending.
+    fn touch(&mut self, task: usize, touched: &Touched) -> Vec<usize> {
+        let order = self.order;
+        let stream = self.line.frame.tasks[task].stream as usize;
+        let mut running = Vec::new();
+        for region in touched.reads.iter().map(|(_, region)| region).chain(&touched.callee_reads) {
+            match region {
+                Region::Bytes(range) => self.bytes.read(range, order, (task, stream), &mut running),
+                Region::Port(n) => {
+                    running.extend(self.ports.entry(*n).or_default().read(order, task, stream))
+                }
+                Region::Lasting(n) => {
+                    running.extend(self.lasting.entry(*n).or_default().read(order, task, stream));
+                }
+                Region::Outside => {}
             }
         }
-        while let Some((&start, &(end, inside))) = self.bytes.range(range.clone()).next() {
-            self.bytes.remove(&start);
-            if end > range.end {
-                self.bytes.insert(range.end, (end, inside));
+        let callee = touched.callee.iter().map(|region| (None, region));
+        let writes = touched.writes.iter().map(|(buffer, region)| (Some(*buffer), region));
+        for (owner, region) in callee.chain(writes) {
+            match region {
+                Region::Bytes(range) => self.bytes.write(range, owner, order, task, &mut running),
+                Region::Port(n) => {
+                    self.results.insert(*n, task);
+                    running.extend(self.ports.entry(*n).or_default().write(order, task));
+                }
+                Region::Lasting(n) => running.extend(self.lasting.entry(*n).or_default().write(order, task)),
+                Region::Outside => {}
             }
         }
-        self.bytes.insert(range.start, (range.end, owner));
+        running.sort_unstable();
+        running.dedup();
+        running
     }
 
-    fn read(&self, frame: &Frame, buffer: BufferId, region: &Region) -> Result<(), OpError> {
+    /// Whether `buffer` is where it is read.
+    fn find(&self, buffer: BufferId, region: &Region) -> Result<(), OpError> {
+        let frame = self.line.frame;
         let shown = name(frame, buffer);
         let refuse = |what: &str| Err(OpError::new("S06", format!("`${shown}` {what}")));
         match (region, &frame.buffers[buffer].place) {
-            (Region::Bytes(range), _) if !range.is_empty() => {
-                let held = self.bytes.get(&range.start);
-                match held {
-                    Some(&(end, Some(owner))) if owner == buffer && end == range.end => Ok(()),
-                    Some(_) => refuse("is read after something else was written in its place"),
-                    None => refuse("is read before it is written"),
-                }
-            }
+            (Region::Bytes(range), _) if !range.is_empty() => match self.bytes.find(range, buffer) {
+                Found::Whole => Ok(()),
+                Found::Other(task) => refuse(&format!(
+                    "is read after something else was written in its place, by {}",
+                    describe(frame, task)
+                )),
+                Found::Nothing => refuse("is read before it is written"),
+            },
             (Region::Port(n), Place::Argument(_)) => match self.results.get(n) {
                 Some(&task) => refuse(&format!(
                     "is read after {} wrote the result that may lie in its place",

@@ -1,32 +1,78 @@
-//! Verifies schedules: structure, work, order and memory, in this order; what comes later trusts what came before.
+//! Verifies schedules: structure, work, order, memory, blocks and ranks, in this order; what comes later trusts what came
+//! before. Against the program that it was made of, a schedule is compared value by value.
 //!
 //! A schedule has no source text of its own, so diagnostics name the frame and the task. The invariants are listed in
 //! [`crate::codes::SCHEDULE`].
 
+mod blocks;
+mod bytes;
+mod classes;
 mod lasting;
+mod meaning;
 mod memory;
 mod order;
+mod ranks;
 mod structure;
+mod wires;
 mod work;
 
-use super::{Frame, Schedule, Task, Work};
+pub use meaning::verify_meaning;
+pub use ranks::Party;
+
+use super::{Frame, Schedule, Task, Work, communicating};
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
 use crate::ops::OpError;
 use crate::verify::check_space;
 
+use blocks::Checked;
+use classes::{Class, Line};
+use lasting::Lasting;
+use order::Order;
+
 /// After so many mistakes the verifier looks for no more.
 const MAX_DIAGNOSTICS: usize = 64;
 
-/// Checks a schedule: that tasks fit their buffers, that streams and events order what must be ordered, and that
-/// memory holds what is read from it.
+/// Checks a schedule: that tasks fit their buffers, that streams and events order what must be ordered, that memory
+/// holds what is read from it, that collectives bring every rank what its types say, and that ranks meet.
 ///
-/// Time is near `n log n` in the tasks of a frame; tasks of one stream that no event orders against the other stream
-/// are compared in pairs.
+/// Time is near `n log n` in tasks, for each class of ranks that run different ones; each collective is looked at once,
+/// on ranks that stand for all.
 ///
 /// # Errors
 /// `S` diagnostics; `V22` and `V23` for the space; at most 64.
 pub fn verify(schedule: &Schedule) -> Result<(), Diagnostics> {
+    verify_together(&[Party { at: None, schedule }])
+}
+
+/// Checks schedules that different ranks run side by side: each as [`verify`] does, and that their ranks meet.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_together(parties: &[Party<'_>]) -> Result<(), Diagnostics> {
+    let mut found = Diagnostics::new();
+    for party in parties {
+        found.extend(check_alone(party.schedule));
+    }
+    let frames = |party: &Party<'_>| -> Vec<String> {
+        party.schedule.frames.values().map(|frame| frame.name.clone()).collect()
+    };
+    let alike = |a: &Party<'_>, b: &Party<'_>| {
+        std::ptr::eq(a.schedule, b.schedule)
+            || (a.schedule.space == b.schedule.space && frames(a) == frames(b))
+    };
+    if found.is_empty() && !parties.windows(2).all(|pair| alike(&pair[0], &pair[1])) {
+        found.push(Diagnostic::new("S16", "schedules of different frames or meshes run side by side"));
+    }
+    if found.is_empty() {
+        ranks::check(parties, &mut found);
+    }
+    found.truncate(MAX_DIAGNOSTICS);
+    if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+/// What is wrong with a schedule on each rank alone.
+fn check_alone(schedule: &Schedule) -> Diagnostics {
     let mut found = check_space(&schedule.space);
     if found.is_empty() {
         structure::check_frames(schedule, &mut found);
@@ -39,31 +85,44 @@ pub fn verify(schedule: &Schedule) -> Result<(), Diagnostics> {
     }
     if found.is_empty() {
         lasting::check(schedule, &mut found);
-        let lasting = lasting::Lasting::of(schedule);
+        let lasting = Lasting::of(schedule);
+        let communicating = communicating(&schedule.frames);
+        let mut collectives = Checked::default();
         for frame in schedule.frames.values() {
             let before = found.len();
             work::check(schedule, frame, &mut found);
+            order::check_events(frame, &mut found);
             if found.len() == before {
-                let stages = frame.stages();
-                if stages.is_empty() {
-                    let order = order::check(schedule, frame, &mut found);
-                    memory::check(schedule, frame, &lasting, &order, &mut found);
-                }
-                // Each stage has an order and a memory of its own.
-                for frame in stages.into_iter().map(|at| frame.only(at)) {
-                    if found.len() == before {
-                        let order = order::check(schedule, &frame, &mut found);
-                        memory::check(schedule, &frame, &lasting, &order, &mut found);
-                    }
-                }
+                wires::check(&schedule.space, frame, &mut collectives, &mut found);
+                check_memory(schedule, frame, (&lasting, &communicating), &mut found);
             }
             if found.len() >= MAX_DIAGNOSTICS {
                 break;
             }
         }
     }
-    found.truncate(MAX_DIAGNOSTICS);
-    if found.is_empty() { Ok(()) } else { Err(found) }
+    found
+}
+
+/// Checks the memory of a frame for each class of ranks: each has an order and a memory of its own.
+fn check_memory(
+    schedule: &Schedule,
+    frame: &Frame,
+    (lasting, communicating): (&Lasting<'_>, &[bool]),
+    found: &mut Diagnostics,
+) {
+    let before = found.len();
+    let classes = match Class::all(&schedule.space.mesh, frame.stages()) {
+        Ok(classes) => classes,
+        Err(error) => return found.push(in_frame(frame, error)),
+    };
+    for class in &classes {
+        if found.len() > before {
+            return;
+        }
+        let line = Line::of(frame, class);
+        memory::check(schedule, &line, lasting, &Order::of(&line, communicating), found);
+    }
 }
 
 /// The diagnostic about a frame.

@@ -1,75 +1,99 @@
 //! Which tasks happen before which: `S05`.
 //!
 //! Each task gets a clock: for each stream, how many of its tasks have ended before this one starts. A call of a
-//! frame that communicates meets both streams before and after it, as the frame does.
+//! frame that communicates meets all streams before and after it, as the frame does; another call is one task of its
+//! stream. An event is recorded before it is waited for in order of issue, so that order is one in which tasks can run,
+//! and no task of a rank waits for itself.
 
 use std::collections::BTreeMap;
 
+use super::classes::Line;
 use super::in_task;
 use crate::diagnostic::Diagnostics;
 use crate::entity::Entity;
 use crate::ops::OpError;
-use crate::schedule::{Frame, Schedule, Stream, Task, Work, communicates};
+use crate::schedule::{Frame, Stream, Task, Work};
+
+/// Number of streams.
+pub(super) const STREAMS: usize = Stream::ALL.len();
 
 /// For each stream, in order of [`Stream::ALL`], a number of its tasks.
-type Clock = [usize; Stream::ALL.len()];
+type Clock = [usize; STREAMS];
 
-/// The order of the tasks of a frame.
+/// The order of the tasks that a class of ranks runs.
 pub(super) struct Order {
-    /// For each task, what has ended when it starts.
+    /// For each task of the frame its stream and its number there; none for those that others run.
+    places: Vec<Option<(usize, usize)>>,
+    /// For each task of the frame, what has ended when it starts.
     starts: Vec<Clock>,
-    /// For each stream, its tasks in order.
-    streams: [Vec<usize>; Stream::ALL.len()],
 }
 
 impl Order {
-    /// The tasks issued before `task` that may still run while it does.
-    pub(super) fn concurrent(&self, task: usize) -> impl Iterator<Item = usize> + '_ {
-        let ended = self.starts[task];
-        self.streams.iter().zip(ended).flat_map(move |(tasks, ended)| {
-            tasks[ended..].iter().copied().take_while(move |&other| other < task)
-        })
+    /// The order of a line of a frame whose events are sound; `communicating` says of each frame whether it communicates.
+    pub(super) fn of(line: &Line<'_>, communicating: &[bool]) -> Self {
+        let n = line.frame.tasks.len();
+        let mut order = Order { places: vec![None; n], starts: vec![[0; STREAMS]; n] };
+        let mut recorded: BTreeMap<usize, Clock> = BTreeMap::new();
+        let mut ends = [[0; STREAMS]; STREAMS];
+        let mut issued = [0; STREAMS];
+        for &i in &line.tasks {
+            let Task { stream, work, waits, records, .. } = &line.frame.tasks[i];
+            let stream = *stream as usize;
+            let meets = match work {
+                Work::Call { callee, .. } => communicating.get(callee.index()).is_some_and(|&c| c),
+                Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => false,
+            };
+            let mut start = ends[stream];
+            if meets {
+                ends.iter().for_each(|end| join(&mut start, end));
+            }
+            // What another class of ranks records, these do not wait for.
+            for clock in waits.iter().filter_map(|event| recorded.get(&event.index())) {
+                join(&mut start, clock);
+            }
+            order.starts[i] = start;
+            order.places[i] = Some((stream, issued[stream]));
+            issued[stream] += 1;
+            let mut end = start;
+            end[stream] = issued[stream];
+            ends[stream] = end;
+            if meets {
+                ends = [end; STREAMS];
+            }
+            if let Some(event) = records {
+                recorded.insert(event.index(), end);
+            }
+        }
+        order
+    }
+
+    /// Whether task `a` has ended when task `b`, issued later, starts.
+    pub(super) fn before(&self, a: usize, b: usize) -> bool {
+        self.places[a].is_some_and(|(stream, n)| n < self.starts[b][stream])
     }
 }
 
-/// Orders the tasks, and adds events that are recorded twice or waited for too early.
-pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics) -> Order {
-    let mut recorded: BTreeMap<usize, Clock> = BTreeMap::new();
-    let mut ends: [Clock; Stream::ALL.len()] = Default::default();
-    let mut order = Order { starts: Vec::with_capacity(frame.tasks.len()), streams: Default::default() };
+/// Adds events that are recorded twice, or waited for before they are recorded.
+pub(super) fn check_events(frame: &Frame, found: &mut Diagnostics) {
+    let mut recorded: BTreeMap<usize, usize> = BTreeMap::new();
     for (i, task) in frame.tasks.iter().enumerate() {
-        let Task { stream, work, waits, records, .. } = task;
-        let stream = *stream as usize;
-        let meets = matches!(work, Work::Call { callee, .. } if communicates(&schedule.frames, *callee));
-        let mut start = ends[stream];
-        if meets {
-            ends.iter().for_each(|end| join(&mut start, end));
-        }
-        for event in waits {
-            match recorded.get(&event.index()) {
-                Some(clock) => join(&mut start, clock),
-                None => {
-                    let message = format!("it waits for e{}, which nothing before it records", event.index());
-                    found.push(in_task(frame, i, OpError::new("S05", message)));
-                }
+        for event in task.waits.iter().filter(|event| !recorded.contains_key(&event.index())) {
+            let later = frame.tasks[i..].iter().position(|t| t.records == Some(*event));
+            let later = later.map_or(String::new(), |n| format!("; {} does", super::describe(frame, i + n)));
+            let message = format!("it waits for e{}, which nothing before it records{later}", event.index());
+            found.push(in_task(frame, i, OpError::new("S05", message)));
+            if found.len() >= super::MAX_DIAGNOSTICS {
+                return;
             }
         }
-        order.starts.push(start);
-        order.streams[stream].push(i);
-        let mut end = start;
-        end[stream] = order.streams[stream].len();
-        ends[stream] = end;
-        if meets {
-            ends = [end; Stream::ALL.len()];
-        }
-        if let Some(event) = records
-            && recorded.insert(event.index(), end).is_some()
+        if let Some(event) = task.records
+            && let Some(first) = recorded.insert(event.index(), i)
         {
-            let message = format!("e{} is recorded a second time", event.index());
+            let first = super::describe(frame, first);
+            let message = format!("e{} is recorded a second time, after {first}", event.index());
             found.push(in_task(frame, i, OpError::new("S05", message)));
         }
     }
-    order
 }
 
 fn join(clock: &mut Clock, other: &Clock) {

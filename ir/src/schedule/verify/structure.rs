@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use super::{in_frame, in_range, in_task};
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::{Arena, Entity};
+use crate::layout::At;
 use crate::module::Level;
-use crate::ops::{Context, Op, OpError};
+use crate::ops::{Context, Op, OpError, Stage};
 use crate::schedule::{ALIGNMENT, Buffer, Content, Frame, FrameId, Place, Schedule, Task, Work};
 use crate::text::is_identifier;
 use crate::verify::{MAX_BYTES, check_type};
@@ -148,7 +149,14 @@ fn check_references(schedule: &Schedule, id: FrameId, task: &Task) -> Result<(),
         let message = format!("there is no event e{} among {}", event.index(), frame.n_events);
         return Err(OpError::new("S01", message));
     }
-    let Work::Call { callee, base, .. } = work else { return Ok(()) };
+    let Work::Call { callee, base, stage, .. } = work else { return Ok(()) };
+    if let Some(At { axis, coordinate }) = stage.and_then(Stage::at) {
+        let along = schedule.space.mesh.axes.get(axis).map(|axis| axis.size);
+        if along.is_none_or(|size| coordinate >= size) {
+            let message = format!("it runs on stage {coordinate}, and there are {}", along.unwrap_or(0));
+            return Err(OpError::new("S01", message));
+        }
+    }
     if *callee >= id {
         return Err(OpError::new("S01", "it calls a frame that does not stand before its own"));
     }

@@ -1,0 +1,143 @@
+//! Regions of memory with what is in them and who touched them last.
+//!
+//! Of each region the last writer is kept, and of each stream the last reader since. A task that is ordered after these
+//! is ordered after all before them, so each task is compared with few others, however many there are.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::order::{Order, STREAMS};
+use crate::schedule::BufferId;
+
+/// Who touched a region last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Access {
+    /// The task that wrote it last.
+    pub(super) writer: Option<usize>,
+    /// For each stream the task that has read it last since.
+    readers: [Option<usize>; STREAMS],
+}
+
+impl Access {
+    /// The task that wrote it and may still run when `task` reads it.
+    pub(super) fn read(&mut self, order: &Order, task: usize, stream: usize) -> Option<usize> {
+        self.readers[stream] = Some(task);
+        self.writer.filter(|&writer| writer != task && !order.before(writer, task))
+    }
+
+    /// The tasks that touched it and may still run when `task` writes it.
+    fn written(&self, order: &Order, task: usize) -> impl Iterator<Item = usize> {
+        let running = move |&other: &usize| other != task && !order.before(other, task);
+        self.writer.into_iter().chain(self.readers.into_iter().flatten()).filter(running)
+    }
+
+    /// Lets `task` write it; gives the tasks that touched it and may still run then.
+    pub(super) fn write(&mut self, order: &Order, task: usize) -> Vec<usize> {
+        let running = self.written(order, task).collect();
+        *self = Self::by(task);
+        running
+    }
+
+    /// Written by `task`, and read by nobody since.
+    fn by(task: usize) -> Self {
+        Self { writer: Some(task), readers: [None; STREAMS] }
+    }
+}
+
+/// Bytes that were written, from the first of them.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// One past the last byte.
+    end: u64,
+    /// The buffer whose bytes they are; none for what a callee left behind.
+    owner: Option<BufferId>,
+    access: Access,
+}
+
+/// The bytes of a frame.
+#[derive(Debug, Default)]
+pub(super) struct Bytes {
+    held: BTreeMap<u64, Held>,
+}
+
+/// What is found where a buffer is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The buffer.
+    Whole,
+    /// Something that this task wrote.
+    Other(usize),
+    /// Nothing, at some bytes.
+    Nothing,
+}
+
+impl Bytes {
+    /// What lies in `range`, which is not empty, where `buffer` is expected.
+    pub(super) fn find(&self, range: &Range<u64>, buffer: BufferId) -> Found {
+        match self.held.get(&range.start) {
+            Some(held) if held.owner == Some(buffer) && held.end == range.end => return Found::Whole,
+            _ => {}
+        }
+        let other = self.overlapping(range).find(|(_, held)| held.owner != Some(buffer));
+        match other.and_then(|(_, held)| held.access.writer) {
+            Some(writer) => Found::Other(writer),
+            None => Found::Nothing,
+        }
+    }
+
+    /// Lets `task` read `range`; adds tasks that may still write it.
+    pub(super) fn read(
+        &mut self,
+        range: &Range<u64>,
+        order: &Order,
+        (task, stream): (usize, usize),
+        running: &mut Vec<usize>,
+    ) {
+        let first = self.first_of(range);
+        for (_, held) in self.held.range_mut(first..range.end) {
+            running.extend(held.access.read(order, task, stream));
+        }
+    }
+
+    /// Lets `task` write `range`, which is `owner`'s then; adds tasks that may still touch it.
+    pub(super) fn write(
+        &mut self,
+        range: &Range<u64>,
+        owner: Option<BufferId>,
+        order: &Order,
+        task: usize,
+        running: &mut Vec<usize>,
+    ) {
+        if range.is_empty() {
+            return;
+        }
+        for (_, held) in self.overlapping(range) {
+            running.extend(held.access.written(order, task));
+        }
+        // What reaches in from before is cut; what starts inside goes, and leaves its tail.
+        if let Some((&start, &before)) = self.held.range(..range.start).next_back()
+            && before.end > range.start
+        {
+            self.held.insert(start, Held { end: range.start, ..before });
+            if before.end > range.end {
+                self.held.insert(range.end, before);
+            }
+        }
+        while let Some((&start, &inside)) = self.held.range(range.clone()).next() {
+            self.held.remove(&start);
+            if inside.end > range.end {
+                self.held.insert(range.end, inside);
+            }
+        }
+        self.held.insert(range.start, Held { end: range.end, owner, access: Access::by(task) });
+    }
+
+    fn first_of(&self, range: &Range<u64>) -> u64 {
+        let before = self.held.range(..=range.start).next_back();
+        before.filter(|(_, held)| held.end > range.start).map_or(range.start, |(&start, _)| start)
+    }
+
+    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Held)> + '_ {
+        self.held.range(self.first_of(range)..range.end).map(|(&start, &held)| (start, held))
+    }
+}

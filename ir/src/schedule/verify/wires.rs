@@ -1,0 +1,125 @@
+//! Blocks on their way: packed, exchanged and unpacked for one collective, in wires that are large enough; `S14`.
+//!
+//! What a wire holds is named by the transfer that filled it. Whoever reads it must mean the same transfer, for
+//! the order of blocks in a wire follows from the transfer alone: of several tensors, for each peer the blocks of one
+//! after another.
+
+use std::collections::BTreeMap;
+
+use super::blocks::{Checked, Volumes};
+use super::{describe, in_task, name};
+use crate::boxes::{self, Side};
+use crate::diagnostic::Diagnostics;
+use crate::message::Parcel;
+use crate::ops::{Op, OpError};
+use crate::schedule::{BufferId, Content, Frame, Task, Transfer, Work};
+use crate::space::Space;
+
+/// Adds what is wrong with the collectives of a frame whose tasks fit their buffers.
+pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: &mut Diagnostics) {
+    let mut wires: BTreeMap<BufferId, (usize, Side, &Transfer)> = BTreeMap::new();
+    for (i, task) in frame.tasks.iter().enumerate() {
+        let (transfer, from, to) = match &task.work {
+            Work::Pack(transfer) => (transfer, None, Some(Side::Sent)),
+            Work::Exchange(transfer) => (transfer, Some(Side::Sent), Some(Side::Received)),
+            Work::Unpack(transfer) => (transfer, Some(Side::Received), None),
+            Work::Copy => {
+                // A copy of a wire is the same blocks.
+                if let (Some(read), Some(&written)) = (task.reads.first(), task.writes.first())
+                    && let Some(&held) = wires.get(read)
+                {
+                    wires.insert(written, held);
+                }
+                continue;
+            }
+            Work::Compute(_) | Work::Call { .. } => continue,
+        };
+        let blocks = Blocks { space, frame, task, transfer };
+        let volumes = checked.volumes(space, transfer).and_then(|volumes| {
+            blocks.fit(volumes)?;
+            blocks.lie_in_order()
+        });
+        if let Err(error) = volumes {
+            found.push(in_task(frame, i, error));
+        }
+        if let (Some(side), Some(&read)) = (from, task.reads.first())
+            && let Some(&(by, filled, meant)) = wires.get(&read)
+            && (filled != side || meant != transfer)
+        {
+            let what = if filled == side { "another collective" } else { "another end of it" };
+            let (read, by) = (name(frame, read), describe(frame, by));
+            let message = format!("`${read}` holds blocks that {by} put there for {what}");
+            found.push(in_task(frame, i, OpError::new("S14", message)));
+        }
+        if let (Some(side), Some(&written)) = (to, task.writes.first())
+            && matches!(frame.buffers[written].content, Content::Wire { .. })
+        {
+            wires.insert(written, (i, side, transfer));
+        }
+    }
+}
+
+/// The blocks that a task has to do with.
+struct Blocks<'s> {
+    space: &'s Space,
+    frame: &'s Frame,
+    task: &'s Task,
+    transfer: &'s Transfer,
+}
+
+impl Blocks<'_> {
+    /// Whether wires are as long as all blocks of any rank, own blocks included unless they are read elsewhere.
+    fn fit(&self, volumes: Volumes) -> Result<(), OpError> {
+        let Task { work, reads, writes, .. } = self.task;
+        let (of_reads, of_writes) = match work {
+            Work::Pack(_) => (None, Some(volumes.sent)),
+            Work::Exchange(_) => (Some(volumes.sent), Some(volumes.received)),
+            Work::Unpack(_) if reads.len() == 1 => (Some(volumes.received), None),
+            Work::Unpack(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => (None, None),
+        };
+        for (buffers, needed) in [(reads, of_reads), (writes, of_writes)] {
+            let (Some(&buffer), Some(needed)) = (buffers.first(), needed) else { continue };
+            if let Content::Wire { elements, .. } = &self.frame.buffers[buffer].content
+                && *elements < needed
+            {
+                let shown = name(self.frame, buffer);
+                let message = format!(
+                    "blocks of {needed} elements on some rank do not fit in `${shown}` of {elements}"
+                );
+                return Err(OpError::new("S14", message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a tensor that is exchanged without packing is its blocks, one after another.
+    fn lie_in_order(&self) -> Result<(), OpError> {
+        // Several tensors are always packed.
+        let Some(Parcel { op, from, to }) = self.transfer.only() else { return Ok(()) };
+        let blocks_read = matches!(op, Op::AllToAll { .. } | Op::ReduceScatter { .. });
+        let blocks_written = matches!(op, Op::AllToAll { .. } | Op::AllGather { .. });
+        let is_tensor = |buffers: &[BufferId]| {
+            buffers.first().is_some_and(|&b| matches!(self.frame.buffers[b].content, Content::Tensor(_)))
+        };
+        let reads = blocks_read && is_tensor(&self.task.reads);
+        let writes = blocks_written && is_tensor(&self.task.writes);
+        if !matches!(self.task.work, Work::Exchange(_)) || !(reads || writes) {
+            return Ok(());
+        }
+        // Blocks of all ranks are cut along the same dimensions.
+        let rank = crate::mesh::Rank(0);
+        let exchange = boxes::exchange(self.space, op, from, to, rank);
+        for (is_there, ty, blocks, what) in
+            [(reads, from, &exchange.send, "read"), (writes, to, &exchange.recv, "written")]
+        {
+            let whole = self.space.local_box(ty, rank);
+            if is_there && !boxes::lie_in_order(&whole, blocks.iter().flatten()) {
+                let message = format!(
+                    "the tensor that is {what} is not its blocks one after another; it must be packed"
+                );
+                return Err(OpError::new("S14", message));
+            }
+        }
+        Ok(())
+    }
+}

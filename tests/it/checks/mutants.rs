@@ -1,0 +1,135 @@
+//! Every mutant of the corpus is caught, or proven harmless the long way; and the corpus itself raises no alarm.
+//!
+//! `ITHACA_MUTANTS=N` makes N mutants of each kind and schedule in place of one.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::schedule::{self, Schedule};
+use ithaca_ir::{Diagnostic, verify};
+
+use super::corpus::{Case, corpus};
+use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap_on_one_rank};
+use super::order::{facts, same_values, wires_fit};
+use crate::generate::Choices;
+
+/// What the checks say of a schedule that should do what a program says.
+pub(super) fn judge(mutant: &Schedule, case: &Case) -> Option<Diagnostic> {
+    let program = verify::verify(&case.per_rank).unwrap();
+    let said = schedule::verify(mutant).and_then(|()| schedule::verify_meaning(mutant, program));
+    said.err().map(|diagnostics| diagnostics[0].clone())
+}
+
+fn rounds() -> u64 {
+    std::env::var("ITHACA_MUTANTS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+/// Tasks that a message names.
+fn tasks(message: &str) -> usize {
+    message.matches("task ").count()
+}
+
+#[test]
+fn nothing_of_the_corpus_alarms() {
+    let all = corpus();
+    assert!(all.len() > 50, "only {} cases", all.len());
+    for case in &all {
+        let found = judge(&case.schedule, case);
+        assert!(found.is_none(), "{}: {found:?}", case.title);
+        for (id, frame) in case.schedule.frames.iter() {
+            let numbers: Vec<usize> = (0..frame.tasks.len()).collect();
+            let known = facts(&case.schedule, id, &numbers);
+            assert!(known.is_ok(), "{}, `@{}`: {known:?}", case.title, frame.name);
+        }
+        assert!(wires_fit(&case.schedule), "{}", case.title);
+    }
+}
+
+/// Whether a mutant that the checks accept does the same as before, in the same order where that matters.
+pub(super) fn is_harmless(case: &Case, mutant: &Mutant) -> Result<(), String> {
+    let frame = &case.schedule.frames[mutant.frame];
+    let numbers: Vec<usize> = (0..frame.tasks.len()).collect();
+    let before = facts(&case.schedule, mutant.frame, &numbers)?;
+    let after = facts(&mutant.schedule, mutant.frame, &mutant.before)?;
+    if before != after && !same_values(&before, &after) {
+        return Err("other values are returned, left behind, sent or handed to a callee".to_owned());
+    }
+    if mutant.schedule.frames[mutant.frame].bytes < frame.bytes {
+        for (id, other) in mutant.schedule.frames.iter() {
+            facts(&mutant.schedule, id, &(0..other.tasks.len()).collect::<Vec<_>>())?;
+        }
+    }
+    if wires_fit(&mutant.schedule) { Ok(()) } else { Err("a wire is too short".to_owned()) }
+}
+
+#[test]
+fn every_mutant_is_caught_or_harmless() {
+    let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for (c, case) in corpus().iter().enumerate() {
+        for (m, (name, mutate)) in MUTATORS.iter().enumerate() {
+            for round in 0..rounds() {
+                let mut choices = Choices::from_seed(round << 32 | (c as u64) << 8 | m as u64);
+                let Some(mutant) = mutate(&case.schedule, &mut choices) else { continue };
+                if mutant.schedule == case.schedule {
+                    continue;
+                }
+                let count = counts.entry(name).or_default();
+                match judge(&mutant.schedule, case) {
+                    Some(Diagnostic { code, message, .. }) => {
+                        count[0] += 1;
+                        let two = code == "S07" || message.contains("something else was written");
+                        // What a frame returns is read by no task.
+                        let returned = usize::from(message.contains("on return"));
+                        if two && tasks(&message) + returned < 2 {
+                            wrong.push(format!("{}, {name}: names one task: {message}", case.title));
+                        }
+                    }
+                    None => match is_harmless(case, &mutant) {
+                        Ok(()) => count[1] += 1,
+                        Err(why) => wrong.push(format!("{}, {name}, round {round}: {why}", case.title)),
+                    },
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}\n{counts:#?}", wrong.join("\n"));
+    for (name, _) in MUTATORS {
+        let [caught, harmless] = counts.get(name).copied().unwrap_or_default();
+        assert!(caught > 0, "`{name}` made {caught} mutants that were caught, {harmless} harmless ones");
+    }
+}
+
+#[test]
+fn what_some_ranks_do_otherwise_is_caught() {
+    type Kind = (&'static str, fn(&Schedule, &mut Choices) -> Option<Odd>);
+    let kinds: [Kind; 3] = [
+        ("swap two collectives on one rank", swap_on_one_rank),
+        ("drop a collective on one rank", drop_on_one_rank),
+        ("drop a task of a stage", drop_on_one_stage),
+    ];
+    let mut codes: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for (c, case) in corpus().iter().enumerate() {
+        for (m, (name, mutate)) in kinds.iter().enumerate() {
+            for round in 0..rounds() * 2 {
+                let mut choices = Choices::from_seed(1 << 62 | round << 32 | (c as u64) << 8 | m as u64);
+                let Some(odd) = mutate(&case.schedule, &mut choices) else { continue };
+                let n = case.schedule.space.mesh.size(odd.axis);
+                let schedules = (0..n).map(|i| schedule::Party {
+                    at: Some(odd.at(i)),
+                    schedule: if i == 0 { &odd.mutant } else { &case.schedule },
+                });
+                let found = schedule::verify_together(&schedules.collect::<Vec<_>>());
+                let Err(found) = found else { panic!("{}, {name}, round {round}: not caught", case.title) };
+                let Diagnostic { code, message, .. } = &found[0];
+                *codes.entry((name, code)).or_default() += 1;
+                if *code == "S16" {
+                    assert!(tasks(message) >= 2, "{}, {name}: {message}", case.title);
+                }
+            }
+            let unchanged = (0..1).map(|_| schedule::Party { at: None, schedule: &case.schedule });
+            assert!(schedule::verify_together(&unchanged.collect::<Vec<_>>()).is_ok(), "{}", case.title);
+        }
+    }
+    let of = |code: &str| codes.iter().filter(|((_, c), _)| *c == code).map(|(_, n)| n).sum::<usize>();
+    assert!(of("S16") > 5 && of("S17") > 0, "{codes:?}");
+}

@@ -1,0 +1,435 @@
+//! What a schedule does, found out the long way: every pair of tasks, every pair of regions. It serves to prove that a
+//! mutant which passes the checks is harmless, and knows nothing of how the checks work.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use ithaca_ir::Op;
+use ithaca_ir::boxes::{self, Side};
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::At;
+use ithaca_ir::message::{self, Parcel};
+use ithaca_ir::ops::{Optimizer, Random};
+use ithaca_ir::schedule::{self, BufferId, Content, Frame, FrameId, Place, Schedule, Work};
+
+/// Memory of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Region {
+    Bytes(Range<u64>),
+    Port(usize),
+    Home(String),
+    Outside(String),
+}
+
+impl Region {
+    fn meets(&self, other: &Region) -> bool {
+        match (self, other) {
+            (Region::Bytes(a), Region::Bytes(b)) => a.start.max(b.start) < a.end.min(b.end),
+            (Region::Port(a), Region::Port(b)) => a == b,
+            (Region::Home(a), Region::Home(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+/// Where a task has what it reads from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    /// The result of a task, by the task's number in the schedule that was changed.
+    Task(usize, String),
+    /// From outside.
+    Given(String),
+}
+
+/// What the ranks of a place do in a frame: who reads what of whom.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(super) struct Facts {
+    work: BTreeMap<usize, String>,
+    /// For each task where its operands come from; after these, what its callee finds in weights and states.
+    reads: BTreeMap<usize, Vec<Source>>,
+    /// Tasks that only copy.
+    copies: BTreeSet<usize>,
+    /// Tasks whose operands matter to others than their readers: exchanges and calls.
+    seen: BTreeSet<usize>,
+    /// Operands that lie where results lie, of tasks that need more of them than the element that they write.
+    in_place: BTreeSet<(usize, usize, usize)>,
+    outputs: Vec<Source>,
+    homes: BTreeMap<String, Source>,
+}
+
+/// Numbers of values. Two have one number where the same work makes them of values of one number each: then they are
+/// equal on every rank, for work is deterministic, and ranks that send each other what has one number receive it so.
+#[derive(Debug, Default)]
+struct Numbers {
+    known: BTreeMap<(String, Vec<usize>), usize>,
+}
+
+impl Numbers {
+    fn number(&mut self, what: String, of: Vec<usize>) -> usize {
+        let n = self.known.len();
+        *self.known.entry((what, of)).or_insert(n)
+    }
+
+    /// The number of a value; `made` has the results of tasks that were met.
+    fn of(&mut self, facts: &Facts, source: &Source, made: &mut BTreeMap<usize, usize>) -> usize {
+        let (task, result) = match source {
+            Source::Given(what) => return self.number(format!("given {what}"), Vec::new()),
+            Source::Task(task, result) => (*task, result),
+        };
+        if facts.copies.contains(&task) {
+            return self.of(facts, &facts.reads[&task][0], made);
+        }
+        let all = match made.get(&task) {
+            Some(&all) => all,
+            None => {
+                let reads = &facts.reads[&task];
+                let of = reads.iter().map(|read| self.of(facts, read, made)).collect();
+                let all = self.number(facts.work[&task].clone(), of);
+                made.insert(task, all);
+                all
+            }
+        };
+        self.number(result.clone(), vec![all])
+    }
+
+    /// Everything that anyone can see of what is done: what is returned, left behind, sent, and handed to callees.
+    fn visible(&mut self, facts: &Facts) -> BTreeMap<String, Vec<usize>> {
+        let mut made = BTreeMap::new();
+        let mut all = |sources: &mut dyn Iterator<Item = &Source>| -> Vec<usize> {
+            sources.map(|source| self.of(facts, source, &mut made)).collect()
+        };
+        let mut visible = BTreeMap::from([("outputs".to_owned(), all(&mut facts.outputs.iter()))]);
+        for (home, source) in &facts.homes {
+            visible.insert(home.clone(), all(&mut std::iter::once(source)));
+        }
+        for task in &facts.seen {
+            visible.insert(format!("{task} {}", facts.work[task]), all(&mut facts.reads[task].iter()));
+        }
+        visible
+    }
+}
+
+/// Whether ranks see no difference: the same values are returned, left behind, sent and handed on, and nothing is
+/// overwritten too early that was not before.
+pub(super) fn same_values(before: &[Facts], after: &[Facts]) -> bool {
+    let mut numbers = Numbers::default();
+    before.len() == after.len()
+        && before.iter().zip(after).all(|(before, after)| {
+            after.in_place.is_subset(&before.in_place) && numbers.visible(before) == numbers.visible(after)
+        })
+}
+
+/// What every place does in a frame, tasks by their numbers in `before`.
+///
+/// # Errors
+/// What may go wrong, in words.
+pub(super) fn facts(schedule: &Schedule, id: FrameId, before: &[usize]) -> Result<Vec<Facts>, String> {
+    let frame = &schedule.frames[id];
+    for callee in schedule.frames.values().flat_map(|f| &f.tasks) {
+        if let Work::Call { base, .. } = &callee.work
+            && base % 256 != 0
+        {
+            return Err("a frame that does not lie well".to_owned());
+        }
+    }
+    let stages = frame.stages();
+    let places: Vec<Option<At>> =
+        if stages.is_empty() { vec![None] } else { stages.into_iter().map(Some).collect() };
+    places.into_iter().map(|at| Reader::new(schedule, id, at).facts(before)).collect()
+}
+
+struct Reader<'s> {
+    schedule: &'s Schedule,
+    frame: &'s Frame,
+    at: Option<At>,
+    /// Tasks that run there.
+    tasks: Vec<usize>,
+    /// What each frame writes and reads of what lasts.
+    homes: Vec<[BTreeSet<String>; 2]>,
+}
+
+fn home(place: &Place) -> Option<String> {
+    match place {
+        Place::Weight(b) => Some(format!("weight {b:?}")),
+        Place::State(b) => Some(format!("state {b:?}")),
+        _ => None,
+    }
+}
+
+impl<'s> Reader<'s> {
+    fn new(schedule: &'s Schedule, id: FrameId, at: Option<At>) -> Self {
+        let frame = &schedule.frames[id];
+        let tasks = (0..frame.tasks.len())
+            .filter(|&i| at.is_none_or(|at| frame.runs_at(&frame.tasks[i], at)))
+            .collect();
+        let mut homes: Vec<[BTreeSet<String>; 2]> = Vec::new();
+        for frame in schedule.frames.values() {
+            let mut of: [BTreeSet<String>; 2] = Default::default();
+            for task in &frame.tasks {
+                for (set, buffers) in of.iter_mut().zip([&task.writes, &task.reads]) {
+                    set.extend(buffers.iter().filter_map(|&b| home(&frame.buffers[b].place)));
+                }
+                if let Work::Call { callee, .. } = &task.work
+                    && let Some(called) = homes.get(callee.index()).cloned()
+                {
+                    of.iter_mut().zip(called).for_each(|(set, called)| set.extend(called));
+                }
+            }
+            homes.push(of);
+        }
+        Self { schedule, frame, at, tasks, homes }
+    }
+
+    fn region(&self, b: BufferId) -> Region {
+        let buffer = &self.frame.buffers[b];
+        match &buffer.place {
+            Place::Frame(offset) => {
+                Region::Bytes(*offset..offset.saturating_add(buffer.bytes(&self.schedule.space)))
+            }
+            Place::Argument(i) | Place::Result(i) => Region::Port(*i),
+            Place::Input(b) => Region::Outside(format!("{b:?}")),
+            place => Region::Home(home(place).unwrap()),
+        }
+    }
+
+    fn held(&self, buffers: &[BufferId]) -> Vec<(BufferId, Region)> {
+        let here = |b: &BufferId| self.at.is_none() || self.frame.at(*b).is_none_or(|at| Some(at) == self.at);
+        buffers.iter().copied().filter(here).map(|b| (b, self.region(b))).collect()
+    }
+
+    /// Whether a task that writes where it reads writes each element from that element alone, or is the collective that
+    /// may: a sum of a whole tensor in its place.
+    fn goes_by_element(&self, i: usize, (k, read): (usize, &Region), (l, write): (usize, &Region)) -> bool {
+        let task = &self.frame.tasks[i];
+        let held = |buffers: &[BufferId], n: usize| self.held(buffers).get(n).map(|(b, _)| *b);
+        let ty = |b: Option<BufferId>| match &self.frame.buffers[b?].content {
+            Content::Tensor(ty) => Some((&ty.dims, &ty.layout.split, ty.dtype.bytes())),
+            Content::Wire { .. } => None,
+        };
+        let (from, to) = (ty(held(&task.reads, k)), ty(held(&task.writes, l)));
+        let alike = read == write && from.is_some() && from == to;
+        let by_element = match &task.work {
+            Work::Compute(op) => matches!(
+                op,
+                Op::Unary(_)
+                    | Op::Binary(_)
+                    | Op::Scale { .. }
+                    | Op::Cast { .. }
+                    | Op::Random(Random::Dropout { .. })
+                    | Op::Optimizer(Optimizer::AdamW(_))
+            ),
+            Work::Exchange(transfer) => {
+                transfer.only().is_some_and(|parcel| matches!(parcel.op, Op::AllReduce { .. }))
+            }
+            Work::Pack(_) | Work::Unpack(_) | Work::Copy | Work::Call { .. } => false,
+        };
+        alike && by_element
+    }
+
+    /// What a callee writes and reads beside arguments and results.
+    fn called(&self, i: usize) -> [Vec<Region>; 2] {
+        let Work::Call { callee, base, .. } = &self.frame.tasks[i].work else { return Default::default() };
+        let [writes, reads] =
+            self.homes[callee.index()].clone().map(|s| s.into_iter().map(Region::Home).collect::<Vec<_>>());
+        let own = Region::Bytes(*base..base + self.schedule.frames[*callee].bytes);
+        [writes.into_iter().chain([own]).collect(), reads]
+    }
+
+    /// For each task those that end before it starts.
+    fn earlier(&self) -> Result<BTreeMap<usize, BTreeSet<usize>>, String> {
+        let mut all: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        for (n, &i) in self.tasks.iter().enumerate() {
+            let task = &self.frame.tasks[i];
+            let mut earlier: BTreeSet<usize> = BTreeSet::new();
+            let is_call = |j: usize| match self.frame.tasks[j].work {
+                Work::Call { callee, .. } => schedule::communicates(&self.schedule.frames, callee),
+                _ => false,
+            };
+            for &j in &self.tasks[..n] {
+                let other = &self.frame.tasks[j];
+                let waited = other.records.is_some_and(|e| task.waits.contains(&e));
+                if waited || other.stream == task.stream || is_call(i) || is_call(j) {
+                    earlier.insert(j);
+                    earlier.extend(&all[&j]);
+                }
+            }
+            all.insert(i, earlier);
+        }
+        for (i, task) in self.frame.tasks.iter().enumerate() {
+            for event in &task.waits {
+                if !self.frame.tasks[..i].iter().any(|t| t.records == Some(*event)) {
+                    return Err(format!("task {i} waits for nothing"));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn facts(&self, before: &[usize]) -> Result<Facts, String> {
+        let earlier = self.earlier()?;
+        let mut facts = Facts::default();
+        type Touched = (Vec<(BufferId, Region)>, Vec<(BufferId, Region)>, [Vec<Region>; 2]);
+        let touched: BTreeMap<usize, Touched> = self
+            .tasks
+            .iter()
+            .map(|&i| {
+                let task = &self.frame.tasks[i];
+                (i, (self.held(&task.reads), self.held(&task.writes), self.called(i)))
+            })
+            .collect();
+        let size = self.frame.bytes;
+        let inside = |r: &Region| match r {
+            Region::Bytes(r) => r.start % 256 == 0 && r.end <= size && r.start <= r.end,
+            _ => true,
+        };
+        for (&i, (reads, writes, called)) in &touched {
+            let mut all = reads.iter().chain(writes).map(|(_, r)| r).chain(&called[0]);
+            if !all.all(inside) {
+                return Err(format!("task {i} reaches out of the frame"));
+            }
+            let task = &self.frame.tasks[i];
+            let mut work = format!("{:?} of {:?}", task.work, task.reads.len());
+            if let Work::Call { base, .. } = &task.work {
+                work = work.replace(&format!("base: {base}"), "");
+            }
+            for b in task.reads.iter().chain(&task.writes) {
+                if let Content::Tensor(ty) = &self.frame.buffers[*b].content {
+                    work.push_str(&format!(" {ty:?}"));
+                }
+            }
+            facts.work.insert(before[i], work);
+            match &task.work {
+                Work::Copy => drop(facts.copies.insert(before[i])),
+                Work::Exchange(_) | Work::Call { .. } => drop(facts.seen.insert(before[i])),
+                Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) => {}
+            }
+            for (k, (_, read)) in reads.iter().enumerate() {
+                for (l, (_, write)) in writes.iter().enumerate() {
+                    if read.meets(write) && !self.goes_by_element(i, (k, read), (l, write)) {
+                        facts.in_place.insert((before[i], k, l));
+                    }
+                }
+                if called[0].iter().any(|r| r.meets(read)) {
+                    return Err(format!("the callee of task {i} writes an argument"));
+                }
+            }
+            for (l, (_, write)) in writes.iter().enumerate() {
+                if called[0].iter().chain(&called[1]).any(|r| r.meets(write))
+                    || writes[..l].iter().any(|(_, r)| r.meets(write))
+                {
+                    return Err(format!("task {i} writes twice in one place"));
+                }
+            }
+        }
+        let tasks: Vec<usize> = self.tasks.clone();
+        for (n, &j) in tasks.iter().enumerate() {
+            let of = |i: usize| {
+                let (reads, writes, called) = &touched[&i];
+                let writes: Vec<&Region> = writes.iter().map(|(_, r)| r).chain(&called[0]).collect();
+                let reads: Vec<&Region> = reads.iter().map(|(_, r)| r).chain(&called[1]).collect();
+                (reads, writes)
+            };
+            let (reads, writes) = of(j);
+            for &i in tasks[..n].iter().filter(|i| !earlier[&j].contains(i)) {
+                let (others, other_writes) = of(i);
+                let meet = |a: &[&Region], b: &[&Region]| a.iter().any(|x| b.iter().any(|y| x.meets(y)));
+                if meet(&writes, &others) || meet(&writes, &other_writes) || meet(&reads, &other_writes) {
+                    return Err(format!("tasks {i} and {j} touch the same at the same time"));
+                }
+            }
+        }
+        let home_before = |home: &str, n: usize| -> Source {
+            for &i in tasks[..n].iter().rev() {
+                let (_, writes, called) = &touched[&i];
+                let is = |r: &Region| matches!(r, Region::Home(h) if h == home);
+                if let Some(l) = writes.iter().position(|(_, r)| is(r)) {
+                    return Source::Task(before[i], format!("result {l}"));
+                }
+                if called[0].iter().any(is) {
+                    return Source::Task(before[i], format!("callee, {home}"));
+                }
+            }
+            Source::Given(home.to_owned())
+        };
+        let source = |b: BufferId, region: &Region, n: usize| -> Result<Source, String> {
+            if let Region::Home(home) = region {
+                return Ok(home_before(home, n));
+            }
+            for &i in tasks[..n].iter().rev() {
+                let (_, writes, called) = &touched[&i];
+                for (l, (written, r)) in writes.iter().enumerate() {
+                    if *written == b {
+                        return Ok(Source::Task(before[i], format!("result {l}")));
+                    }
+                    if r.meets(region) {
+                        return Err(format!("task {i} writes over {b:?}"));
+                    }
+                }
+                if called[0].iter().any(|r| r.meets(region)) {
+                    return Err(format!("the callee of task {i} writes over {b:?}"));
+                }
+            }
+            match (region, &self.frame.buffers[b].place) {
+                (Region::Bytes(r), _) if !r.is_empty() => Err(format!("nobody writes {b:?}")),
+                (_, Place::Result(_)) => Err(format!("nobody writes {b:?}")),
+                (region, _) => Ok(Source::Given(format!("{region:?}"))),
+            }
+        };
+        for (n, &i) in tasks.iter().enumerate() {
+            let (reads, _, called) = &touched[&i];
+            let operands = reads.iter().map(|(b, region)| source(*b, region, n));
+            let found = called.iter().flatten().filter_map(|region| match region {
+                Region::Home(home) => Some(Ok(home_before(home, n))),
+                Region::Bytes(_) | Region::Port(_) | Region::Outside(_) => None,
+            });
+            facts.reads.insert(before[i], operands.chain(found).collect::<Result<_, _>>()?);
+        }
+        for output in &self.frame.outputs {
+            if let [(b, region)] = self.held(&[output.buffer]).as_slice() {
+                facts.outputs.push(source(*b, region, tasks.len())?);
+            }
+        }
+        let homes: BTreeSet<String> = touched
+            .values()
+            .flat_map(|(_, writes, called)| writes.iter().map(|(_, r)| r).chain(&called[0]))
+            .filter_map(|r| if let Region::Home(h) = r { Some(h.clone()) } else { None })
+            .collect();
+        for home in homes {
+            let last = home_before(&home, tasks.len());
+            facts.homes.insert(home, last);
+        }
+        Ok(facts)
+    }
+}
+
+/// Whether every wire takes the blocks of every rank, own blocks included.
+pub(super) fn wires_fit(schedule: &Schedule) -> bool {
+    schedule.frames.values().all(|frame| {
+        frame.tasks.iter().all(|task| {
+            let (Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t)) = &task.work else { return true };
+            let fits = |b: Option<&BufferId>, needed: u64| match b.map(|&b| &frame.buffers[b].content) {
+                Some(Content::Wire { elements, .. }) => elements >= &needed,
+                _ => true,
+            };
+            schedule.space.mesh.iter_ranks().all(|rank| {
+                let of =
+                    |blocks: &[Vec<boxes::Region>]| blocks.iter().map(|b| boxes::block_elements(b)).sum();
+                let (mut sent, mut received): (u64, u64) = (0, 0);
+                for Parcel { op, from, to } in t.parcels() {
+                    let all = boxes::exchange(&schedule.space, op, from, to, rank);
+                    let (out, back): (u64, u64) = (of(&all.send), of(&all.recv));
+                    // Of several tensors what goes to all peers, or is summed of all, is on the wire once.
+                    let once = |ty| boxes::elements(&schedule.space.local_box(ty, rank));
+                    let shared = |side| t.only().is_none() && message::is_shared(op, side);
+                    sent += if shared(Side::Sent) { out.min(once(from)) } else { out };
+                    received += if shared(Side::Received) { back.min(once(to)) } else { back };
+                }
+                match &task.work {
+                    Work::Pack(_) => fits(task.writes.first(), sent),
+                    Work::Unpack(_) => fits(task.reads.first(), received),
+                    _ => fits(task.reads.first(), sent) && fits(task.writes.first(), received),
+                }
+            })
+        })
+    })
+}
