@@ -1,11 +1,13 @@
 //! Timelines in the trace event format of Chrome and Perfetto: a process for each rank, a thread for each stream.
 //!
-//! Format: Trace Event Format, "complete" events (`ph` = `X`), times in microseconds.
+//! Format: Trace Event Format, "complete" events (`ph` = `X`), times in microseconds. Beside them, in `otherData`, what the
+//! timeline says of each rank: seconds, the part of them in which each stream is busy, and each collective with what of it
+//! no kernel covers.
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::schedule::Stream;
-use ithaca_ir::timeline::Span;
+use ithaca_ir::timeline::{self, Collective, Span, Summary};
 use serde_json::{Value, json};
 
 /// The timeline as JSON, an event on each line, in order of ranks, streams and time. `source` says where the times come
@@ -34,7 +36,23 @@ pub fn emit(source: &str, spans: &[Span]) -> String {
     }
     events.extend(sorted.into_iter().map(event));
     let lines: Vec<String> = events.iter().map(Value::to_string).collect();
-    format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
+    let ranks: Vec<String> = timeline::summaries(spans).iter().map(|s| summary(s).to_string()).collect();
+    let other = format!("{{\"source\":{},\"ranks\":[\n{}\n]}}", json!(source), ranks.join(",\n"));
+    let events = lines.join(",\n");
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
+}
+
+fn summary(of: &Summary) -> Value {
+    let Summary { rank, seconds, compute, comm, collectives } = of;
+    let part = |busy: f64| if *seconds > 0.0 { busy / seconds } else { 0.0 };
+    let row = |Collective { frame, name, count, seconds, exposed }: &Collective| json!({ "frame": frame, "name": name, "count": count, "seconds": seconds, "exposed_seconds": exposed });
+    let collectives: Vec<Value> = collectives.iter().map(row).collect();
+    json!({
+        "rank": rank.0,
+        "seconds": seconds,
+        "occupancy": { "compute": part(*compute), "comm": part(*comm) },
+        "collectives": collectives,
+    })
 }
 
 fn thread(stream: Stream) -> usize {
@@ -80,6 +98,9 @@ mod tests {
         assert_eq!(runs[1]["ts"].as_f64().unwrap().round(), 2.0);
         assert_eq!(runs[1]["dur"].as_f64().unwrap().round(), 3.0);
         assert_eq!(runs[1]["args"]["layer"], json!(3));
+        let ranks = trace["otherData"]["ranks"].as_array().unwrap();
+        assert_eq!((&ranks[0]["rank"], &ranks[0]["occupancy"]["compute"]), (&json!(0), &json!(1.0)));
+        assert_eq!(ranks[1]["collectives"][0]["name"], json!("attention $o"));
         let names = events.iter().filter(|e| e["name"] == "process_name");
         assert_eq!(names.count(), 2);
     }

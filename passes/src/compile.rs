@@ -46,8 +46,9 @@ pub fn passes_with(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn P
     let mut passes: Vec<Box<dyn Pass>> = vec![
         Box::new(Shard::new(options.clone()).with_registry(registry.clone())),
         Box::new(LowerMovements::new(registry.clone())),
-        Box::new(LowerReshards),
     ];
+    passes.extend(options.fusion.before());
+    passes.push(Box::new(LowerReshards));
     passes.extend(options.fusion.passes());
     passes
 }

@@ -23,6 +23,11 @@ pub trait Prices {
             (true | false, _, _) => 0.0,
         }
     }
+
+    /// Neighbouring devices that share a node, where there is a topology.
+    fn node_devices(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What [`Volume`] takes for a byte that a kernel reads or writes, and for a kernel, seconds.
@@ -71,6 +76,10 @@ impl Prices for crate::cluster::Cluster {
 
     fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
         crate::cost::op_seconds(self, space, op, operands, results)
+    }
+
+    fn node_devices(&self) -> Option<u64> {
+        Some(self.devices_per_node.value)
     }
 }
 

@@ -3,6 +3,7 @@
 use ithaca_ir::Diagnostic;
 
 use crate::differentiate::{self, Differentiate, Training};
+use crate::fuse::levels::{self, TwoLevel};
 use crate::fuse::overlap::{self, Overlap};
 use crate::fuse::saturate::{self, Saturate};
 use crate::fuse::{self, Pack};
@@ -47,6 +48,11 @@ pub const PASSES: &[PassInfo] = &[
         name: "lower-movements",
         summary: "turns attention whose keys are split into explicit steps: transfers, partial attention, merges",
         options: "none",
+    },
+    PassInfo {
+        name: "two-level",
+        summary: "splits each mesh axis that spans nodes in two, so that collectives along it become one across nodes and one inside",
+        options: levels::OPTIONS,
     },
     PassInfo {
         name: "lower-reshards",
@@ -157,6 +163,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "lower-movements" => {
             without_options(&stage).map(|()| Box::new(LowerMovements::new(registry.clone())) as _)
         }
+        "two-level" => Ok(Box::new(TwoLevel::from_pipeline(&stage.options)?)),
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),

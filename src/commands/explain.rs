@@ -2,9 +2,14 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::Diagnostic;
+use ithaca_ir::schedule::Stream;
+use ithaca_passes::compile::compile_with;
+use ithaca_passes::import;
 use ithaca_passes::plan::{Collective, Plan};
 use ithaca_passes::planner::{gibibytes, seconds, table};
 use ithaca_passes::registry::Registry;
+use ithaca_passes::simulate::discrete;
 
 use super::plan::heading;
 use super::{Done, Session};
@@ -63,6 +68,7 @@ fn text(registry: &Registry, plan: &Plan) -> String {
         seconds(time.compute_seconds),
         seconds(time.exposed_seconds)
     );
+    out.push_str(&simulated(registry, plan));
     let memory = &plan.memory;
     let lasting =
         [("gradients", memory.gradients), ("optimizer", memory.optimizer), ("other states", memory.states)];
@@ -88,5 +94,46 @@ fn text(registry: &Registry, plan: &Plan) -> String {
     out.push_str("\nwhat was tried:\n");
     out.push_str(&table(&plan.alternatives));
     out.push_str("\nfigures of the cluster and their sources: `cluster` in the plan\n");
+    out
+}
+
+/// Collectives that are named; more would hide what matters.
+const ROWS: usize = 8;
+
+/// What the step looks like event by event, on the rank that ends last.
+fn simulated(registry: &Registry, plan: &Plan) -> String {
+    let mut out = String::new();
+    let compiled = plan.workload.to_import().and_then(|workload| {
+        let compiled = import::program(&plan.model.config, &plan.model.name, &workload)
+            .and_then(|program| compile_with(registry, &program, &plan.shard_options(), &plan.cluster));
+        compiled
+            .map_err(|found| found.into_iter().next().unwrap_or_else(|| Diagnostic::new("P00", "refused")))
+    });
+    let compiled = match compiled {
+        Ok(compiled) => compiled,
+        Err(refusal) => return format!("not simulated event by event: {}\n", refusal.message),
+    };
+    let Some(outcome) = discrete::simulate(&plan.cluster, &compiled.schedule, discrete::Record::Times) else {
+        return "not simulated event by event: too many ranks differ\n".to_owned();
+    };
+    let Some(class) = outcome.last() else { return out };
+    let [compute, comm] = Stream::ALL.map(|stream| 100.0 * class.time.occupancy(stream));
+    let _ = writeln!(
+        out,
+        "event by event: {} on rank {}, which ends last; compute stream busy {compute:.1} %, communication stream {comm:.1} %",
+        seconds(class.time.seconds),
+        class.rank
+    );
+    let mut rows: Vec<_> = class.collectives.iter().filter(|c| c.exposed > 0.0).collect();
+    rows.sort_by(|a, b| b.exposed.total_cmp(&a.exposed));
+    for row in rows.iter().take(ROWS) {
+        let times = if row.count > 1 { format!("{} times ", row.count) } else { String::new() };
+        let (exposed, total) = (seconds(row.exposed), seconds(row.total));
+        let _ = writeln!(out, "  exposed {exposed} of {total}: {times}{} in @{}", row.name, row.frame);
+    }
+    if let Some(rest) = rows.get(ROWS..).filter(|rest| !rest.is_empty()) {
+        let exposed: f64 = rest.iter().map(|row| row.exposed).sum();
+        let _ = writeln!(out, "  exposed {} in {} others", seconds(exposed), rest.len());
+    }
     out
 }

@@ -2,17 +2,20 @@
 //! themselves do, in forward passes and training steps, per-rank programs in double precision and schedules on the runtime;
 //! and what travels is as many bytes as before.
 
-use ithaca_ir::{Module, Op, diagnostic, traffic};
+use ithaca_ir::schedule::Stream;
+use ithaca_ir::timeline::Span;
+use ithaca_ir::{Module, Op, Rank, diagnostic, traffic};
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
-use ithaca_passes::compile::{Compiled, compile};
+use ithaca_passes::compile::{Compiled, compile, compile_by, passes};
 use ithaca_passes::differentiate::Training;
-use ithaca_passes::fuse::Fusion;
+use ithaca_passes::fuse::levels::{Choose, TwoLevel};
+use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
-use ithaca_passes::pass::Volume;
+use ithaca_passes::pass::{Unwatched, Volume};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
-use ithaca_passes::simulate::simulate;
+use ithaca_passes::simulate::{simulate, timeline};
 use serde_json::{Value, json};
 
 /// What double precision leaves of the order of summation.
@@ -116,6 +119,77 @@ fn chunks_of_a_training_step_are_the_whole() {
     check(&module, "16/8");
 }
 
+/// Axes in two levels: which fit, and how many collectives of each kind a layer has along them.
+#[test]
+fn two_levels_are_the_whole() {
+    let training = Training { clip: Some(0.1), ..Training::default() };
+    let train = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 32) };
+    let layouts = [
+        ("ulysses", "ulysses=4", Zero::Off),
+        ("ulysses", "ulysses=8", Zero::Off),
+        ("data-parallel", "dp=4", Zero::Parameters),
+        ("megatron-tp", "tp=4", Zero::Off),
+        ("megatron-tp-sp", "tp=4", Zero::Off),
+        ("megatron-cp-allgather", "cp=4", Zero::Off),
+        ("data-parallel+ulysses", "dp=2,ulysses=4", Zero::Parameters),
+        ("ulysses+megatron-tp-sp", "ulysses=4,tp=2", Zero::Off),
+        ("usp", "ring=2,ulysses=4", Zero::Off),
+    ];
+    for (name, workload) in [("forward", Workload::prefill(4, 32)), ("training", train)] {
+        let module = program(&llama(16, 8), "m", &workload).unwrap();
+        let random = RandomTensors::of_module(&module, 7);
+        let whole = oracle::step::<f64>(&module, &random, &random, Storage::Wide).unwrap();
+        for (strategy, mesh, zero) in layouts {
+            let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
+            let title = format!("{name} {strategy} {mesh}");
+            let one = compiled(&module, &options, Fusion::None);
+            let mut passes = passes(&options);
+            passes.insert(2, Box::new(TwoLevel { inside: Some(2), ..TwoLevel::default() }));
+            let two = compile_by(&passes, &module, &Volume, &mut Unwatched)
+                .unwrap_or_else(|d| panic!("{title}: {}", diagnostic::render(&d, None)));
+            let names: Vec<&str> = two.schedule.space.mesh.axes.values().map(|a| a.name.as_str()).collect();
+            assert!(names.iter().any(|n| n.ends_with("_inside")), "{title}: {names:?} {:?}", two.notes);
+            let permutes = |c: &Compiled| {
+                let rows = traffic::of_module(&c.per_rank);
+                rows.iter().filter(|t| t.kind == "permute").map(|t| t.count).sum::<u64>()
+            };
+            assert_eq!(permutes(&two), permutes(&one), "{title}: blocks change places");
+            let found = oracle::step::<f64>(&two.per_rank, &random, &random, Storage::Wide).unwrap();
+            let run = cpu::execute(&two.schedule, &random, &random, &cpu::Options::default()).unwrap();
+            assert_eq!(run.traffic, traffic::of_module(&two.per_rank), "{title}");
+            let outputs = compare::outputs(&found.outputs, &whole.outputs);
+            let kept = compare::outputs(&found.kept, &whole.kept);
+            for c in outputs.iter().chain(&kept) {
+                assert!(c.verdict.within(EXACT), "{title}: {c:?}");
+            }
+            for c in compare::outputs(&run.outputs, &whole.outputs) {
+                assert!(c.verdict.within(CLOSE), "{title}, schedule: {c:?}");
+            }
+        }
+    }
+}
+
+/// Across two nodes of eight, each all-to-all of a layer becomes one across and one inside.
+#[test]
+fn ulysses_across_nodes_has_an_all_to_all_for_each_level() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let module = llama_3_8b(8192);
+    let options = ShardOptions::new("ulysses", parse_mesh("ulysses=16").unwrap());
+    let all_to_alls = |fusion| {
+        let options = ShardOptions { fusion, ..options.clone() };
+        let rows = traffic::of_module(&compile(&module, &options, &cluster).unwrap().per_rank);
+        let rows = rows.into_iter().filter(|t| t.kind == "all_to_all");
+        rows.map(|t| (t.axis, t.count)).collect::<Vec<_>>()
+    };
+    let of = |axis: &str, count: u64| (axis.to_owned(), count);
+    assert_eq!(all_to_alls(Fusion::Pack), [of("ulysses", 2 * 32)]);
+    let forced = Fusion::TwoLevel(Choose::Always, Messages::Packed);
+    assert_eq!(all_to_alls(forced), [of("ulysses_across", 2 * 32), of("ulysses_inside", 2 * 32)]);
+    // By the prices of the profile one collective uses both levels at the same time, so it is not cut.
+    let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Packed);
+    assert_eq!(all_to_alls(priced), [of("ulysses", 2 * 32)]);
+}
+
 /// On a node of H100s only the first and the last chunk of the all-to-alls around attention are exposed.
 #[test]
 fn all_chunks_but_the_first_and_the_last_are_hidden() {
@@ -132,6 +206,80 @@ fn all_chunks_but_the_first_and_the_last_are_hidden() {
     let most = (0.25 * 2.0 * 32.0 + 2.0 * 8.0) / (2.0 * 32.0 + 2.0 * 8.0);
     assert!(ratio < most, "{ratio} of the exposed time is left, not {most}");
     assert!(chunked.seconds < plain.seconds);
+}
+
+/// The program of Llama-3-8B over one sequence.
+fn llama_3_8b(tokens: u64) -> Module {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/llama-3-8b/config.json");
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    program(&config, "llama-3-8b", &Workload::prefill(1, tokens)).unwrap()
+}
+
+/// Spans of one layer of the first rank on a stream, in order of time.
+fn of_layer(spans: &[Span], stream: Stream, layer: u64) -> Vec<&Span> {
+    let mut found: Vec<&Span> =
+        spans.iter().filter(|s| s.rank == Rank(0) && s.stream == stream && s.layer == layer).collect();
+    found.sort_by(|a, b| a.start.total_cmp(&b.start));
+    found.retain(|s| s.frame == "block");
+    found
+}
+
+/// Seconds of a span in which none of `kernels`, which do not overlap, runs.
+fn uncovered(span: &Span, kernels: &[&Span]) -> f64 {
+    let covered = kernels.iter().map(|k| (k.end.min(span.end) - k.start.max(span.start)).max(0.0));
+    span.end - span.start - covered.sum::<f64>()
+}
+
+/// In every layer each message other than the first in and the last out lies under kernels of that layer from its start
+/// to its end.
+#[test]
+fn spans_of_all_chunks_but_the_first_and_the_last_are_covered() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let options = ShardOptions::new("ulysses", parse_mesh("ulysses=8").unwrap());
+    for (tokens, chunks) in [(32_768, 2), (32_768, 4), (131_072, 4)] {
+        let chunked = compiled(&llama_3_8b(tokens), &options, Fusion::Overlap(chunks));
+        let spans = timeline(&cluster, &chunked.schedule);
+        for layer in 0..32 {
+            let [kernels, messages] =
+                [Stream::Compute, Stream::Comm].map(|stream| of_layer(&spans, stream, layer));
+            assert_eq!(messages.len() as u64, 2 * chunks, "{tokens} tokens, {chunks} chunks, layer {layer}");
+            assert!(messages.iter().all(|m| m.kind == "all_to_all"));
+            for (i, message) in messages.iter().enumerate() {
+                let exposed = uncovered(message, &kernels);
+                let ends = i == 0 || i + 1 == messages.len();
+                assert!(
+                    ends || exposed < 1e-9,
+                    "{tokens} tokens, {chunks} chunks, layer {layer}: {} is exposed for {exposed} s",
+                    message.name
+                );
+            }
+        }
+    }
+}
+
+/// The blocks of a ring's next step travel while this one's are attended to: no transfer is seen, and each has arrived
+/// when its step begins.
+#[test]
+fn steps_of_a_ring_travel_under_attention() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let options = ShardOptions::new("ring", parse_mesh("ring=8").unwrap());
+    for fusion in [Fusion::None, Fusion::Pack] {
+        let ring = compiled(&llama_3_8b(131_072), &options, fusion);
+        let spans = timeline(&cluster, &ring.schedule);
+        for layer in 0..32 {
+            let [kernels, messages] =
+                [Stream::Compute, Stream::Comm].map(|stream| of_layer(&spans, stream, layer));
+            let attention: Vec<&Span> =
+                kernels.iter().filter(|k| k.name.starts_with("attention")).copied().collect();
+            assert_eq!((attention.len(), messages.len()), (8, 14), "keys and values of 7 others");
+            for (i, message) in messages.iter().enumerate() {
+                assert_eq!(message.kind, "permute");
+                assert!(uncovered(message, &attention) < 1e-9, "layer {layer}: transfer {i} is exposed");
+                let needed = attention[i / 2 + 1];
+                assert!(message.end <= needed.start + 1e-12, "layer {layer}: transfer {i} comes too late");
+            }
+        }
+    }
 }
 
 /// Queries, keys and values travel as one message in, the output as one message out.

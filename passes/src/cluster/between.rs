@@ -13,6 +13,7 @@ use ithaca_ir::boxes;
 use ithaca_ir::{Op, Rank, Space, TensorType};
 
 use super::collective::{CollectiveTime, Pattern, link_rate};
+use super::load::{Load, Part, Way};
 use crate::cluster::{Cluster, Level};
 
 /// The part of one rank in an exchange.
@@ -32,13 +33,6 @@ pub(super) struct Between<'a> {
     pub(super) op: &'a Op,
     pub(super) from: &'a TensorType,
     pub(super) to: &'a TensorType,
-}
-
-/// A direction over a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Out,
-    In,
 }
 
 impl Cluster {
@@ -145,6 +139,17 @@ impl Between<'_> {
 
     fn time(&self, rank: Rank, way: Way, messages: &[(Rank, u64)]) -> CollectiveTime {
         let mut time = CollectiveTime::default();
+        for (i, alone) in self.alone(rank, messages) {
+            let share = self.sharing(rank, way, i, &self.cluster.levels[i]);
+            time.latency += alone.latency;
+            time.transfer = time.transfer.max(alone.transfer * share);
+        }
+        time
+    }
+
+    /// What messages of a rank in one direction take at each level, where no link is shared.
+    fn alone(&self, rank: Rank, messages: &[(Rank, u64)]) -> Vec<(usize, CollectiveTime)> {
+        let mut levels = Vec::new();
         let mut inside = 1;
         for (i, level) in self.cluster.levels.iter().enumerate() {
             let over: Vec<&(Rank, u64)> = messages.iter().filter(|m| self.level(rank, m.0) == i).collect();
@@ -159,13 +164,33 @@ impl Between<'_> {
                         (Pattern::Exchange, blocks.len() as f64 * level.message_latency.value)
                     }
                 };
-                let share = self.sharing(rank, way, i, level);
-                time.latency += latency;
-                time.transfer = time.transfer.max(bytes as f64 * share / link_rate(level, pattern));
+                levels.push((
+                    i,
+                    CollectiveTime { latency, transfer: bytes as f64 / link_rate(level, pattern) },
+                ));
             }
             inside = level.devices.value.max(1);
         }
-        time
+        levels
+    }
+
+    /// The part of a rank, where no link is shared.
+    pub(super) fn part(&self, rank: Rank) -> Part {
+        let mut part = Part::default();
+        for (way, messages) in [Way::Out, Way::In].into_iter().zip(self.messages(rank)) {
+            let mut latency = 0.0;
+            for (level, alone) in self.alone(rank, &messages) {
+                latency += alone.latency;
+                let mut over = messages.iter().filter(|m| self.level(rank, m.0) == level);
+                let far = over.next().filter(|_| over.next().is_none()).map(|m| m.0);
+                part.loads.push(Load { level, way, seconds: alone.transfer, far });
+            }
+            part.latency = part.latency.max(latency);
+            part.peers.extend(messages.iter().map(|m| m.0));
+        }
+        part.peers.sort_unstable();
+        part.peers.dedup();
+        part
     }
 
     /// The innermost level that joins two devices; the outermost where none does.

@@ -67,7 +67,8 @@ impl Cluster {
             Op::AllReduce { axis } => self.along(space, axis, Pattern::Ring { rounds: 2 }, bytes()),
             Op::Permute if from.layout == to.layout => CollectiveTime::default(),
             Op::Permute if from.layout.split != to.layout.split => {
-                self.point_to_point(space.mesh.ranks(), bytes())
+                let alone = self.point_to_point(space.mesh.ranks(), bytes());
+                alone.map_or(CollectiveTime::default(), |(level, alone)| self.shared(level, alone))
             }
             Op::Permute | Op::Fetch { .. } | Op::FetchSum { .. } => {
                 Between { cluster: self, space, op, from, to }.longest()
@@ -128,10 +129,25 @@ impl Cluster {
     }
 
     fn along(&self, space: &Space, axis: AxisId, pattern: Pattern, bytes: f64) -> CollectiveTime {
-        let (p, stride) = (space.mesh.size(axis), space.mesh.stride(axis));
         let mut time = CollectiveTime::default();
+        self.each_level(space, axis, pattern, bytes, |level, alone| {
+            time = join(time, self.shared(level, alone))
+        });
+        time
+    }
+
+    /// Calls `found` for each level that groups along `axis` cross, with its time where no link is shared.
+    fn each_level(
+        &self,
+        space: &Space,
+        axis: AxisId,
+        pattern: Pattern,
+        bytes: f64,
+        mut found: impl FnMut(usize, CollectiveTime),
+    ) {
+        let (p, stride) = (space.mesh.size(axis), space.mesh.stride(axis));
         if p <= 1 {
-            return time;
+            return;
         }
         let mut inside = Spread { fewest: 1, most: 1 };
         for (i, level) in self.levels.iter().enumerate() {
@@ -140,20 +156,54 @@ impl Cluster {
                 false => Spread::of(space.mesh.ranks(), p, stride, level.devices.value),
             };
             if here.most > inside.most || here.fewest > inside.fewest {
-                time = join(time, level_time(level, pattern, p, inside, here, bytes));
+                found(i, level_time(level, pattern, p, inside, here, bytes));
             }
             inside = here;
         }
-        time
     }
 
-    /// One message of `bytes` over the outermost level that the mesh reaches.
-    fn point_to_point(&self, ranks: u64, bytes: f64) -> CollectiveTime {
-        let reached = self.levels.iter().find(|l| l.devices.value >= ranks).or(self.levels.last());
-        reached.map_or(CollectiveTime::default(), |level| CollectiveTime {
-            latency: level.message_latency.value,
-            transfer: bytes / rate(level, Pattern::Exchange),
-        })
+    /// What a level takes when all devices cross it at once.
+    fn shared(&self, level: usize, alone: CollectiveTime) -> CollectiveTime {
+        CollectiveTime { transfer: alone.transfer * self.levels[level].contention.value, ..alone }
+    }
+
+    /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
+    fn point_to_point(&self, ranks: u64, bytes: f64) -> Option<(usize, CollectiveTime)> {
+        let reached = self.levels.iter().position(|l| l.devices.value >= ranks);
+        let reached = reached.or(self.levels.len().checked_sub(1))?;
+        let level = &self.levels[reached];
+        let transfer = bytes / link_rate(level, Pattern::Exchange);
+        Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
+    }
+
+    /// What a collective in which whole groups take part alike asks of each level, where no link is shared; nothing for
+    /// what is none.
+    pub(super) fn by_level(
+        &self,
+        space: &Space,
+        op: &Op,
+        from: &TensorType,
+        to: &TensorType,
+    ) -> Vec<(usize, CollectiveTime)> {
+        let mut levels = Vec::new();
+        let mut along = |axis, pattern| {
+            let bytes = busiest_bytes(space, op, from, to) as f64;
+            self.each_level(space, axis, pattern, bytes, |level, alone| levels.push((level, alone)));
+        };
+        match *op {
+            Op::AllToAll { axis, .. } => along(axis, Pattern::Exchange),
+            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
+                along(axis, Pattern::Ring { rounds: 1 })
+            }
+            Op::AllReduce { axis } => along(axis, Pattern::Ring { rounds: 2 }),
+            Op::Permute if from.layout.split != to.layout.split => {
+                let bytes = busiest_bytes(space, op, from, to) as f64;
+                levels.extend(self.point_to_point(space.mesh.ranks(), bytes));
+            }
+            // The rest is no collective, or one in which each rank has a part of its own.
+            _ => {}
+        }
+        levels
     }
 }
 
@@ -161,12 +211,7 @@ fn join(a: CollectiveTime, b: CollectiveTime) -> CollectiveTime {
     CollectiveTime { latency: a.latency + b.latency, transfer: a.transfer.max(b.transfer) }
 }
 
-/// Bytes per second of one device over a level that all devices cross at once.
-fn rate(level: &Level, pattern: Pattern) -> f64 {
-    link_rate(level, pattern) / level.contention.value
-}
-
-/// Bytes per second of a link of a level, whoever shares it.
+/// Bytes per second of one device over a link of a level that it has to itself.
 pub(super) fn link_rate(level: &Level, pattern: Pattern) -> f64 {
     let efficiency = match pattern {
         Pattern::Ring { .. } => level.ring_efficiency.value,
@@ -183,7 +228,7 @@ fn level_time(
     here: Spread,
     bytes: f64,
 ) -> CollectiveTime {
-    let rate = rate(level, pattern);
+    let rate = link_rate(level, pattern);
     let steps = (here.most.div_ceil(inside.fewest) - 1) as f64;
     match pattern {
         Pattern::Ring { rounds } => CollectiveTime {

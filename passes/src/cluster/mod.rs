@@ -8,6 +8,7 @@
 mod between;
 mod check;
 mod collective;
+mod load;
 mod message;
 mod profiles;
 
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use between::RankExchange;
 pub use collective::CollectiveTime;
+pub use load::{Load, Part, Way};
 pub use profiles::{builtin, names};
 
 /// A number and where it comes from.

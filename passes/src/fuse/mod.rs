@@ -6,6 +6,7 @@
 
 mod choice;
 mod graph;
+pub mod levels;
 pub mod overlap;
 mod pack;
 pub mod saturate;
@@ -13,5 +14,5 @@ pub mod saturate;
 #[cfg(test)]
 mod tests;
 
-pub use choice::Fusion;
+pub use choice::{Fusion, Messages};
 pub use pack::{Kind, OPTIONS, Pack};

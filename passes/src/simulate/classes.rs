@@ -25,42 +25,18 @@ const RANKS: usize = 64;
 
 impl Classes {
     pub(super) fn of(schedule: &Schedule) -> Self {
-        let space = &schedule.space;
-        let mut axes = Vec::new();
-        for frame in schedule.frames.values() {
-            for buffer in frame.buffers.values() {
-                if let Content::Tensor(ty) = &buffer.content {
-                    axes.extend(uneven_axes(space, ty));
-                }
-            }
-            axes.extend(frame.stages().iter().map(|at| at.axis));
-            for task in &frame.tasks {
-                let operand = |i: usize| match task.reads.get(i).map(|&b| &frame.buffers[b].content) {
-                    Some(Content::Tensor(ty)) => Some(ty),
-                    Some(Content::Wire { .. }) | None => None,
-                };
-                match &task.work {
-                    Work::Compute(Op::Attention(a) | Op::AttentionBackward(a)) if a.mask != Mask::Full => {
-                        axes.extend(operand(0).into_iter().flat_map(|q| q.axes_of(a.queries)));
-                        axes.extend(operand(1).into_iter().flat_map(|k| k.axes_of(a.keys)));
-                    }
-                    Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
-                        let types = t.parcels().iter().flat_map(|p| [&p.from, &p.to]);
-                        axes.extend(types.flat_map(|ty| uneven_axes(space, ty)));
-                    }
-                    Work::Compute(_) | Work::Copy | Work::Call { .. } => {}
-                }
-            }
-        }
-        axes.retain(|&a| space.mesh.size(a) > 1);
-        axes.sort_unstable();
-        axes.dedup();
-        Self::along(&space.mesh, axes)
+        Self::along(&schedule.space.mesh, axes(schedule), RANKS)
     }
 
-    fn along(mesh: &Mesh, axes: Vec<AxisId>) -> Self {
+    /// All combinations, if there are at most `most`.
+    pub(super) fn all(schedule: &Schedule, most: usize) -> Option<Self> {
+        let classes = Self::along(&schedule.space.mesh, axes(schedule), most);
+        classes.is_exact().then_some(classes)
+    }
+
+    fn along(mesh: &Mesh, axes: Vec<AxisId>, most: usize) -> Self {
         let all = usize::try_from(mesh.degree(&axes)).unwrap_or(usize::MAX);
-        let step = all.div_ceil(RANKS).max(1);
+        let step = all.div_ceil(most).max(1);
         let group = mesh.group_along(Rank(0), &axes);
         let ranks = (0..all).step_by(step).chain(((all - 1) % step != 0).then_some(all - 1));
         let ranks = ranks.map(|i| group[i]).collect();
@@ -75,6 +51,11 @@ impl Classes {
     /// Whether every combination is simulated.
     pub(super) fn is_exact(&self) -> bool {
         self.step == 1
+    }
+
+    /// The number of a rank's combination of coordinates, all combinations counted.
+    pub(super) fn combination(&self, rank: Rank) -> usize {
+        usize::try_from(self.mesh.coordinate_along(rank, &self.axes)).unwrap_or(usize::MAX)
     }
 
     /// The simulated rank that stands for `rank`; in a sample the next one beyond, seen from the `from`-th.
@@ -92,6 +73,41 @@ impl Classes {
         let place = |c: usize| self.mesh.coordinate_along(self.ranks[c], &fixed);
         (0..self.ranks.len()).filter(|&other| other != c && place(other) == place(c)).collect()
     }
+}
+
+/// The axes along which ranks have different work.
+fn axes(schedule: &Schedule) -> Vec<AxisId> {
+    let space = &schedule.space;
+    let mut axes = Vec::new();
+    for frame in schedule.frames.values() {
+        for buffer in frame.buffers.values() {
+            if let Content::Tensor(ty) = &buffer.content {
+                axes.extend(uneven_axes(space, ty));
+            }
+        }
+        axes.extend(frame.stages().iter().map(|at| at.axis));
+        for task in &frame.tasks {
+            let operand = |i: usize| match task.reads.get(i).map(|&b| &frame.buffers[b].content) {
+                Some(Content::Tensor(ty)) => Some(ty),
+                Some(Content::Wire { .. }) | None => None,
+            };
+            match &task.work {
+                Work::Compute(Op::Attention(a) | Op::AttentionBackward(a)) if a.mask != Mask::Full => {
+                    axes.extend(operand(0).into_iter().flat_map(|q| q.axes_of(a.queries)));
+                    axes.extend(operand(1).into_iter().flat_map(|k| k.axes_of(a.keys)));
+                }
+                Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
+                    let types = t.parcels().iter().flat_map(|p| [&p.from, &p.to]);
+                    axes.extend(types.flat_map(|ty| uneven_axes(space, ty)));
+                }
+                Work::Compute(_) | Work::Copy | Work::Call { .. } => {}
+            }
+        }
+    }
+    axes.retain(|&a| space.mesh.size(a) > 1);
+    axes.sort_unstable();
+    axes.dedup();
+    axes
 }
 
 /// Axes along which ranks hold different amounts of a type, or parts of others.
@@ -112,7 +128,7 @@ mod tests {
     fn a_sample_has_the_first_and_the_last_rank() {
         let mesh = Mesh::new([("ring", 100), ("u", 2)]);
         let axes = vec![mesh.axis("ring").unwrap()];
-        let classes = Classes::along(&mesh, axes);
+        let classes = Classes::along(&mesh, axes, RANKS);
         assert!(!classes.is_exact());
         assert_eq!((classes.ranks()[0], *classes.ranks().last().unwrap()), (Rank(0), Rank(198)));
         // Every second one is simulated; neighbours are those beyond.
@@ -126,7 +142,7 @@ mod tests {
     fn groups_are_along_axes() {
         let mesh = Mesh::new([("o", 2), ("r", 3), ("u", 2)]);
         let [o, r] = ["o", "r"].map(|a| mesh.axis(a).unwrap());
-        let classes = Classes::along(&mesh, vec![o, r]);
+        let classes = Classes::along(&mesh, vec![o, r], RANKS);
         assert!(classes.is_exact());
         assert_eq!(classes.ranks(), [0, 2, 4, 6, 8, 10].map(Rank));
         assert_eq!(classes.group(1, &[r]), [0, 2]);

@@ -14,6 +14,7 @@
 //! 1.13 for work that overlaps, which matters once schedules overlap more than packing.
 
 mod classes;
+pub mod discrete;
 mod steps;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ use ithaca_ir::{Rank, schedule};
 
 use crate::cluster::Cluster;
 use classes::Classes;
+use discrete::Record;
 use steps::{Step, Steps};
 
 /// What one run of a schedule takes.
@@ -65,6 +67,15 @@ impl Simulation {
     pub fn most_exposed(&self) -> Option<(&(&'static str, String), CommTime)> {
         let rows = self.communication.iter().filter(|(_, t)| t.exposed > 0.0);
         rows.max_by(|a, b| a.1.exposed.total_cmp(&b.1.exposed)).map(|(key, &time)| (key, time))
+    }
+
+    /// The part of the step in which a stream is at a task; of a collective, from when its rank is ready.
+    pub fn occupancy(&self, stream: Stream) -> f64 {
+        let busy = match stream {
+            Stream::Compute => self.compute,
+            Stream::Comm => self.communication.values().map(|t| t.total).sum(),
+        };
+        if self.seconds > 0.0 { busy / self.seconds } else { 0.0 }
     }
 
     fn add(&mut self, other: &Simulation, times: f64) {
@@ -113,8 +124,12 @@ fn communicating(schedule: &Schedule) -> Vec<bool> {
     frames.ids().map(|id| schedule::communicates(frames, id)).collect()
 }
 
-/// When each task runs on each rank that stands for others, every layer of every loop.
+/// When each task runs on each rank that stands for others, every layer of every loop: by discrete events, or where more
+/// ranks differ than [`discrete::simulate`] takes, on a sample.
 pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
+    if let Some(outcome) = discrete::simulate(cluster, schedule, Record::Spans) {
+        return outcome.spans;
+    }
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);

@@ -2,7 +2,7 @@
 
 use ithaca_ir::message::Parcel;
 use ithaca_ir::schedule::{Buffer, Content, Frame, Schedule, Task, Transfer, Work};
-use ithaca_ir::{Space, TensorType, boxes, traffic};
+use ithaca_ir::{Rank, Space, TensorType, boxes, traffic};
 
 use super::classes::Classes;
 use crate::cluster::Cluster;
@@ -71,30 +71,12 @@ impl Pricing<'_> {
     }
 
     fn parts(&mut self, frame: &Frame, task: &Task) -> Vec<Part> {
-        let a = &self.cluster.accelerator;
-        let copied = |bytes: u64| {
-            let seconds = a.launch_seconds.value + cost::stream_seconds(self.cluster, 2.0 * bytes as f64);
-            vec![Part { seconds, with: Vec::new() }]
-        };
-        let bytes = |buffers: &[_]| buffers.iter().map(|&b| frame.buffers[b].bytes(self.space)).sum();
-        match &task.work {
-            Work::Compute(op) => {
-                let types = |buffers: &[_]| -> Option<Vec<&TensorType>> {
-                    buffers.iter().map(|&b| tensor(&frame.buffers[b])).collect()
-                };
-                let (reads, writes) = (types(&task.reads), types(&task.writes));
-                let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
-                let ranks = self.classes.ranks().iter();
-                let seconds = ranks.map(|&r| self.on_rank.op_seconds(op, &reads, &writes, r));
-                seconds.map(|seconds| Part { seconds, with: Vec::new() }).collect()
-            }
-            // Blocks are gathered and dealt out as wires have them.
-            Work::Pack(_) => copied(bytes(&task.writes)),
-            Work::Unpack(_) => copied(bytes(&task.reads)),
-            Work::Copy => copied(bytes(&task.writes)),
-            Work::Exchange(transfer) => self.exchange(transfer),
-            Work::Call { .. } => vec![Part::default()],
+        if let Work::Exchange(transfer) = &task.work {
+            return self.exchange(transfer);
         }
+        let ranks = self.classes.ranks();
+        let seconds = kernel_seconds(self.cluster, &mut self.on_rank, self.space, (frame, task), ranks);
+        seconds.into_iter().map(|seconds| Part { seconds, with: Vec::new() }).collect()
     }
 
     fn exchange(&self, transfer: &Transfer) -> Vec<Part> {
@@ -131,7 +113,36 @@ impl Pricing<'_> {
     }
 }
 
-fn key(space: &Space, task: &Task) -> (&'static str, String) {
+/// Seconds that a task takes on each of these ranks, or one number where it takes all of them as long: kernels and copies,
+/// and none for what is timed otherwise, exchanges and calls.
+pub(super) fn kernel_seconds(
+    cluster: &Cluster,
+    on_rank: &mut OnRank<'_>,
+    space: &Space,
+    (frame, task): (&Frame, &Task),
+    ranks: &[Rank],
+) -> Vec<f64> {
+    let copied = |bytes: u64| {
+        vec![cluster.accelerator.launch_seconds.value + cost::stream_seconds(cluster, 2.0 * bytes as f64)]
+    };
+    let bytes = |buffers: &[_]| buffers.iter().map(|&b| frame.buffers[b].bytes(space)).sum();
+    match &task.work {
+        Work::Compute(op) => {
+            let types = |buffers: &[_]| -> Option<Vec<&TensorType>> {
+                buffers.iter().map(|&b| tensor(&frame.buffers[b])).collect()
+            };
+            let (reads, writes) = (types(&task.reads), types(&task.writes));
+            let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
+            ranks.iter().map(|&r| on_rank.op_seconds(op, &reads, &writes, r)).collect()
+        }
+        // Blocks are gathered and dealt out as wires have them.
+        Work::Pack(_) | Work::Copy => copied(bytes(&task.writes)),
+        Work::Unpack(_) => copied(bytes(&task.reads)),
+        Work::Exchange(_) | Work::Call { .. } => vec![0.0],
+    }
+}
+
+pub(super) fn key(space: &Space, task: &Task) -> (&'static str, String) {
     match &task.work {
         Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => {
             let axis = traffic::axis(space, t.parcels());

@@ -9,15 +9,15 @@ use super::*;
 use crate::cost::{self, OnRank};
 
 /// A frame of additions and all-reduces of one tensor on two ranks, and the seconds of each.
-struct Fixture {
-    cluster: Cluster,
-    schedule: Schedule,
-    add: f64,
-    reduce: f64,
-    transfer: Transfer,
+pub(super) struct Fixture {
+    pub(super) cluster: Cluster,
+    pub(super) schedule: Schedule,
+    pub(super) add: f64,
+    pub(super) reduce: f64,
+    pub(super) transfer: Transfer,
 }
 
-fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
+pub(super) fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
     let cluster = Cluster::named("dgx-h100").unwrap();
     let mut space = Space { mesh: Mesh::new([("t", 2)]), ..Space::default() };
     let x = space.dims.push(Dim::new("x", 1 << 24));
@@ -37,11 +37,11 @@ fn fixture(tasks: impl Fn(&Transfer) -> Vec<Task>) -> Fixture {
     Fixture { cluster, schedule, add, reduce, transfer }
 }
 
-fn event(i: usize) -> EventId {
+pub(super) fn event(i: usize) -> EventId {
     EventId::new(i)
 }
 
-fn add(waits: &[usize], records: Option<usize>) -> Task {
+pub(super) fn add(waits: &[usize], records: Option<usize>) -> Task {
     let x = ithaca_ir::schedule::BufferId::new(0);
     Task {
         stream: Stream::Compute,
@@ -53,11 +53,11 @@ fn add(waits: &[usize], records: Option<usize>) -> Task {
     }
 }
 
-fn reduce(transfer: &Transfer, waits: &[usize], records: Option<usize>) -> Task {
+pub(super) fn reduce(transfer: &Transfer, waits: &[usize], records: Option<usize>) -> Task {
     Task { stream: Stream::Comm, work: Work::Exchange(transfer.clone()), ..add(waits, records) }
 }
 
-fn near(a: f64, b: f64) {
+pub(super) fn near(a: f64, b: f64) {
     assert!((a - b).abs() <= 1e-12 * b.abs().max(1e-3), "{a} is not {b}");
 }
 
@@ -102,7 +102,7 @@ fn a_loop_takes_its_frame_for_each_layer() {
 }
 
 /// Queries and keys `[s h d]` split along `ring`, and an attention that takes them in parts.
-fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
+pub(super) fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
     let mut space = Space { mesh: Mesh::new([("ring", parts)]), ..Space::default() };
     let s = space.dims.push(Dim { order, ..Dim::new("s", 8192 * parts) });
     let [h, d] = [("h", 32), ("d", 128)].map(|(name, n)| space.dims.push(Dim::new(name, n)));
@@ -127,14 +127,19 @@ fn ring(parts: u64, order: Order) -> (Space, Attention, TensorType) {
 }
 
 /// A type that a step of the ring leaves on the ranks `only`.
-fn travelled(space: &Space, ty: &TensorType, by: u64, only: Option<(u64, u64)>) -> TensorType {
+pub(super) fn travelled(space: &Space, ty: &TensorType, by: u64, only: Option<(u64, u64)>) -> TensorType {
     let axis = space.mesh.axis("ring").unwrap();
     ty.with_layout(ty.layout.clone().moved(axis, by, space.mesh.size(axis), only))
 }
 
 /// A frame that attends to keys in the order in which they come, each step in buffers of its own: the first keys are
 /// those at home, `keys[i]` come from `keys[i - 1]`, and the queries are `queries[i]`, for free.
-fn attend(space: &Space, attention: &Attention, queries: &[TensorType], keys: &[TensorType]) -> Schedule {
+pub(super) fn attend(
+    space: &Space,
+    attention: &Attention,
+    queries: &[TensorType],
+    keys: &[TensorType],
+) -> Schedule {
     let mut frame = Frame { name: "main".into(), n_events: keys.len(), ..Frame::default() };
     let mut buffer = |name: String, ty: &TensorType| {
         frame.buffers.push(Buffer { name, content: Content::Tensor(ty.clone()), place: Place::Frame(0) })
@@ -168,7 +173,7 @@ fn attend(space: &Space, attention: &Attention, queries: &[TensorType], keys: &[
 }
 
 /// A whole ring: every rank sees every part of the keys.
-fn whole_ring(parts: u64, order: Order) -> (Cluster, Schedule) {
+pub(super) fn whole_ring(parts: u64, order: Order) -> (Cluster, Schedule) {
     let (space, attention, ty) = ring(parts, order);
     let keys: Vec<TensorType> = (0..parts).map(|i| travelled(&space, &ty, i, None)).collect();
     let queries = vec![ty; keys.len()];

@@ -44,7 +44,7 @@ use extract::extract;
 use grow::{Limits, grow};
 use language::Term;
 use peak::peak_bytes;
-use price::PriceList;
+pub(in crate::fuse) use price::PriceList;
 
 /// The rules that come with Ithaca: names of files, and what stands in them.
 pub const RULE_FILES: &[(&str, &str)] = &[

@@ -11,7 +11,7 @@ use crate::reshard::convert;
 type Conversion = (DType, Vec<DimId>, Layout, Layout);
 
 /// Prices of operations, in seconds on the busiest rank; those of reshards are worked out once.
-pub(super) struct PriceList<'a> {
+pub(in crate::fuse) struct PriceList<'a> {
     space: &'a Space,
     prices: &'a dyn Prices,
     reshards: BTreeMap<Conversion, f64>,
@@ -19,7 +19,7 @@ pub(super) struct PriceList<'a> {
 
 impl<'a> PriceList<'a> {
     /// Prices of operations on values of `space`.
-    pub(super) fn new(space: &'a Space, prices: &'a dyn Prices) -> Self {
+    pub(in crate::fuse) fn new(space: &'a Space, prices: &'a dyn Prices) -> Self {
         Self { space, prices, reshards: BTreeMap::new() }
     }
 
@@ -37,6 +37,15 @@ impl<'a> PriceList<'a> {
             let each = before.zip(&steps).map(|(x, s)| prices.op_seconds(space, &s.op, &[x], &[&s.to]));
             each.sum()
         })
+    }
+
+    /// Seconds of all changes of layout of a function, one after another.
+    pub(in crate::fuse) fn of_layouts(&mut self, function: &Function) -> f64 {
+        let layouts =
+            function.nodes.iter().filter(|node| node.op == Op::Reshard || node.op.is_communication());
+        let each = layouts
+            .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)));
+        each.sum()
     }
 
     /// Seconds of all operations of a function, one after another.

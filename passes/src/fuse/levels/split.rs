@@ -1,0 +1,117 @@
+//! Puts two axes where one was.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::mesh::Axis;
+use ithaca_ir::{AxisId, Mesh, Module, Op, TensorType};
+
+use super::order::Ends;
+
+/// Why an axis cannot become two, if it cannot.
+pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
+    let space = &module.space;
+    for function in module.functions.values() {
+        for value in function.values.values() {
+            let layout = &value.ty.layout;
+            if layout.moved.iter().any(|moved| moved.axis == axis) {
+                return Some("parts move along it step by step");
+            }
+            if layout.at.is_some_and(|at| at.axis == axis) {
+                return Some("stages lie along it");
+            }
+            let fetches = value.ty.dims.iter().zip(&layout.split);
+            let mut fetches = fetches.filter(|(_, axes)| axes.contains(&axis));
+            if fetches.any(|(&d, _)| space.dims[d].fetched.is_some()) {
+                return Some("tokens are fetched along it");
+            }
+        }
+        for node in &function.nodes {
+            match &node.op {
+                Op::AllToAll { axis: a, .. }
+                | Op::AllGather { axis: a, .. }
+                | Op::ReduceScatter { axis: a, .. }
+                | Op::AllReduce { axis: a }
+                | Op::Slice { axis: a, .. }
+                    if *a == axis =>
+                {
+                    return Some("collectives along it are chosen");
+                }
+                Op::Call { stage, .. } if stage.is_some_and(|stage| stage.along == Some(axis)) => {
+                    return Some("stages lie along it");
+                }
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+/// The module with `inside` neighbours along `axis` on an axis of their own.
+pub(super) fn split(module: &Module, axis: AxisId, inside: u64, ends: &[Ends]) -> Module {
+    let mut module = module.clone();
+    module.space.mesh = mesh(&module.space.mesh, axis, inside);
+    for function in module.functions.values_mut() {
+        function.values.values_mut().for_each(|value| retype(&mut value.ty, axis, ends));
+        for node in &mut function.nodes {
+            match &mut node.op {
+                Op::AllToAll { axis: a, .. }
+                | Op::AllGather { axis: a, .. }
+                | Op::ReduceScatter { axis: a, .. }
+                | Op::AllReduce { axis: a }
+                | Op::Slice { axis: a, .. } => *a = moved(*a, axis),
+                Op::Call { stage: Some(stage), .. } => stage.along = stage.along.map(|a| moved(a, axis)),
+                _ => {}
+            }
+        }
+    }
+    module
+}
+
+fn mesh(mesh: &Mesh, axis: AxisId, inside: u64) -> Mesh {
+    let mut axes = Vec::new();
+    let free = |name: String| match mesh.axis(&name) {
+        Some(_) => format!("{name}_"),
+        None => name,
+    };
+    for (id, Axis { name, size }) in mesh.axes.iter() {
+        if id == axis {
+            axes.push((free(format!("{name}_across")), size / inside));
+            axes.push((free(format!("{name}_inside")), inside));
+        } else {
+            axes.push((name.clone(), *size));
+        }
+    }
+    Mesh::new(axes)
+}
+
+/// The number of another axis where `axis` has become two.
+fn moved(other: AxisId, axis: AxisId) -> AxisId {
+    AxisId::new(other.index() + usize::from(other > axis))
+}
+
+fn retype(ty: &mut TensorType, axis: AxisId, ends: &[Ends]) {
+    let (across, inside) = (AxisId::new(axis.index()), AxisId::new(axis.index() + 1));
+    let layout = &mut ty.layout;
+    for (dim, axes) in ty.dims.iter().zip(&mut layout.split) {
+        let pair = match ends[dim.index()] {
+            Ends::Across => [inside, across],
+            Ends::Inside => [across, inside],
+        };
+        *axes = replaced(axes, axis, pair);
+    }
+    layout.partial = replaced(&layout.partial, axis, [across, inside]);
+    layout.partial.sort_unstable();
+    layout.moved.iter_mut().for_each(|m| m.axis = moved(m.axis, axis));
+    layout.at.iter_mut().for_each(|at| at.axis = moved(at.axis, axis));
+}
+
+fn replaced(axes: &AxisList, axis: AxisId, pair: [AxisId; 2]) -> AxisList {
+    let mut new = AxisList::new();
+    for &a in axes {
+        match a == axis {
+            true => new.extend(pair),
+            false => new.push(moved(a, axis)),
+        }
+    }
+    new
+}

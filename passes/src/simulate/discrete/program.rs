@@ -1,0 +1,251 @@
+//! A schedule as the classes of ranks run it: for each frame and class what each stream does, in order.
+
+use ithaca_ir::Space;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::ScanOrder;
+use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Work};
+
+use super::alike::{Alike, FrameSeconds, sharers};
+use crate::cluster::{Cluster, Way};
+
+/// What all classes run.
+pub(super) struct Program {
+    /// For each frame of the schedule.
+    pub(super) frames: Vec<Tasks>,
+    /// For each class, and each level whose links are shared, the classes that share its link and how many devices of
+    /// each do.
+    pub(super) sharers: Vec<Vec<Vec<(usize, f64)>>>,
+    /// Devices that share a link of each level, at most.
+    pub(super) contention: Vec<f64>,
+}
+
+/// A frame.
+pub(super) struct Tasks {
+    /// What each task is.
+    pub(super) work: Vec<Does>,
+    /// For each class and stream the tasks that it runs, in order; calls at which streams meet are in both lists.
+    pub(super) lanes: Vec<[Vec<usize>; 2]>,
+    /// For each class the events that have yet to happen when it enters.
+    pub(super) pending: Vec<Vec<bool>>,
+    /// The events for which each task waits.
+    pub(super) waits: Vec<Vec<usize>>,
+    /// The event that happens when it ends.
+    pub(super) records: Vec<Option<usize>>,
+    /// The loop that it is, where it is one that only computes.
+    pub(super) inside: Vec<Option<Loop>>,
+    /// Classes that run it.
+    pub(super) runners: Vec<usize>,
+    /// Tasks of one run, those of callees included.
+    pub(super) size: u64,
+    /// Where each task stands among them.
+    pub(super) at: Vec<u64>,
+}
+
+/// A task.
+pub(super) enum Does {
+    /// Takes so many seconds on each class, or as many on all.
+    Takes(Vec<f64>),
+    /// Runs a frame that communicates: both streams meet.
+    Runs(Loop),
+    /// Communicates; the part of each class.
+    Exchanges(Vec<Meeting>),
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loop {
+    pub(super) callee: usize,
+    pub(super) first: u64,
+    pub(super) layers: u64,
+    pub(super) order: ScanOrder,
+}
+
+impl Loop {
+    /// The layer that is run after `done` others.
+    pub(super) fn layer(&self, done: u64) -> u64 {
+        match self.order {
+            ScanOrder::Ascending => self.first + done,
+            ScanOrder::Descending => self.first + self.layers - 1 - done,
+        }
+    }
+}
+
+/// The part of a class in a collective.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Meeting {
+    /// The classes for which it waits.
+    pub(super) with: Vec<usize>,
+    pub(super) latency: f64,
+    /// Seconds on links that it has to itself.
+    pub(super) own: f64,
+    /// What it asks of links that it shares.
+    pub(super) shared: Vec<Shared>,
+    /// Whether it is done only when all for which it waits are.
+    pub(super) together: bool,
+}
+
+/// A load on a shared link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shared {
+    pub(super) level: usize,
+    pub(super) way: Way,
+    pub(super) seconds: f64,
+    pub(super) far: Option<usize>,
+}
+
+impl Program {
+    pub(super) fn of(
+        cluster: &Cluster,
+        schedule: &Schedule,
+        alike: &Alike,
+        seconds: &[FrameSeconds],
+    ) -> Self {
+        let mut frames: Vec<Tasks> = Vec::new();
+        for ((id, frame), seconds) in schedule.frames.iter().zip(seconds) {
+            let tasks = Compiler { cluster, schedule, alike, done: &frames }.frame(id, frame, seconds);
+            frames.push(tasks);
+        }
+        let contention: Vec<f64> = cluster.levels.iter().map(|level| level.contention.value).collect();
+        let sharing = |&rank: &_| {
+            let level = |level| {
+                let mut found: Vec<(usize, f64)> = Vec::new();
+                for other in sharers(cluster, &schedule.space, level, rank) {
+                    let class = alike.class(other);
+                    match found.iter_mut().find(|(known, _)| *known == class) {
+                        Some((_, n)) => *n += 1.0,
+                        None => found.push((class, 1.0)),
+                    }
+                }
+                found
+            };
+            (0..contention.len()).map(level).collect()
+        };
+        Self { sharers: alike.ranks.iter().map(sharing).collect(), frames, contention }
+    }
+}
+
+/// Seconds of a class, where one number may stand for all.
+pub(super) fn on(seconds: &[f64], class: usize) -> f64 {
+    seconds[class.min(seconds.len() - 1)]
+}
+
+/// The number of a stream.
+pub(super) fn lane(stream: Stream) -> usize {
+    match stream {
+        Stream::Compute => 0,
+        Stream::Comm => 1,
+    }
+}
+
+struct Compiler<'a> {
+    cluster: &'a Cluster,
+    schedule: &'a Schedule,
+    alike: &'a Alike,
+    /// The frames before.
+    done: &'a [Tasks],
+}
+
+impl Compiler<'_> {
+    fn frame(&self, id: FrameId, frame: &Frame, seconds: &FrameSeconds) -> Tasks {
+        let space = &self.schedule.space;
+        let n = self.alike.ranks.len();
+        let mut tasks = Tasks {
+            work: Vec::new(),
+            lanes: vec![[Vec::new(), Vec::new()]; n],
+            pending: vec![vec![false; frame.n_events]; n],
+            waits: frame.tasks.iter().map(|t| t.waits.iter().map(|e| e.index()).collect()).collect(),
+            records: frame.tasks.iter().map(|t| t.records.map(Entity::index)).collect(),
+            inside: vec![None; frame.tasks.len()],
+            runners: vec![0; frame.tasks.len()],
+            size: 0,
+            at: Vec::new(),
+        };
+        for (i, (task, seconds)) in frame.tasks.iter().zip(seconds).enumerate() {
+            tasks.at.push(tasks.size);
+            tasks.size += 1;
+            let mut meets = false;
+            let does = match &task.work {
+                Work::Call { callee, layers, scan, .. } => {
+                    let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
+                    let layers = layers.clone();
+                    let call = Loop {
+                        callee: callee.index(),
+                        first: layers.start,
+                        layers: layers.end - layers.start,
+                        order,
+                    };
+                    tasks.size += call.layers * self.done[call.callee].size;
+                    meets = schedule::communicates(&self.schedule.frames, *callee);
+                    match meets && call.layers > 0 {
+                        true => Does::Runs(call),
+                        false => {
+                            tasks.inside[i] = Some(call);
+                            Does::Takes(
+                                (0..n)
+                                    .map(|class| call.layers as f64 * self.inside(call.callee, class))
+                                    .collect(),
+                            )
+                        }
+                    }
+                }
+                Work::Exchange(transfer) => Does::Exchanges(self.meetings(space, transfer)),
+                Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) | Work::Copy => {
+                    Does::Takes(seconds.clone())
+                }
+            };
+            meets &= matches!(does, Does::Runs(_));
+            for (class, &rank) in self.alike.ranks.iter().enumerate() {
+                if frame.runs(space, task, rank) {
+                    tasks.runners[i] += 1;
+                    for stream in Stream::ALL {
+                        if meets || stream == task.stream {
+                            tasks.lanes[class][lane(stream)].push(i);
+                        }
+                    }
+                    if let Some(event) = task.records {
+                        tasks.pending[class][event.index()] = true;
+                    }
+                }
+            }
+            tasks.work.push(does);
+        }
+        debug_assert!(id.index() == self.done.len(), "callees stand before their callers");
+        tasks
+    }
+
+    /// Seconds of one run of a frame that does not communicate.
+    fn inside(&self, frame: usize, class: usize) -> f64 {
+        let tasks = &self.done[frame];
+        let seconds = |&i: &usize| match &tasks.work[i] {
+            Does::Takes(seconds) => on(seconds, class),
+            Does::Runs(_) | Does::Exchanges(_) => 0.0,
+        };
+        tasks.lanes[class].iter().flatten().map(seconds).sum()
+    }
+
+    fn meetings(&self, space: &Space, transfer: &schedule::Transfer) -> Vec<Meeting> {
+        let alike = self.alike;
+        let mut meetings: Vec<Meeting> = Vec::new();
+        for (class, &rank) in alike.ranks.iter().enumerate() {
+            let part = self.cluster.part(space, transfer.parcels(), rank);
+            let mut meeting =
+                Meeting { latency: part.latency, together: part.together, ..Meeting::default() };
+            meeting.with = part.peers.iter().map(|&peer| alike.class(peer)).filter(|&c| c != class).collect();
+            meeting.with.sort_unstable();
+            meeting.with.dedup();
+            for load in part.loads {
+                match self.cluster.levels[load.level].contention.value > 1.0 {
+                    true => meeting.shared.push(Shared {
+                        level: load.level,
+                        way: load.way,
+                        seconds: load.seconds,
+                        far: load.far.map(|far| alike.class(far)),
+                    }),
+                    false => meeting.own = meeting.own.max(load.seconds),
+                }
+            }
+            meetings.push(meeting);
+        }
+        meetings
+    }
+}
