@@ -1,5 +1,6 @@
 //! Why a run failed.
 
+use crate::cuda::CudaError;
 use crate::store::StoreError;
 
 /// Why a module or a schedule could not be run.
@@ -106,6 +107,9 @@ pub enum RunError {
         /// Why it waits in vain.
         why: &'static str,
     },
+    /// A device lacks something, or failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A task panicked: a bug of the runtime.
     #[error("panicked: {0}")]
     Panicked(String),

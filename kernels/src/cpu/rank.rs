@@ -514,7 +514,7 @@ fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
     }
 }
 
-fn describe(schedule: &Schedule, work: &Work) -> String {
+pub(crate) fn describe(schedule: &Schedule, work: &Work) -> String {
     match work {
         Work::Compute(op) => op.name().to_owned(),
         Work::Pack(t) => format!("pack of {}", t.first().op.name()),

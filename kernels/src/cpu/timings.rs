@@ -22,7 +22,7 @@ pub struct Timing {
 
 impl Timings {
     /// Counts a task.
-    pub(super) fn add(&mut self, work: &str, took: Duration) {
+    pub(crate) fn add(&mut self, work: &str, took: Duration) {
         match self.rows.get_mut(work) {
             Some(row) => {
                 row.count += 1;
