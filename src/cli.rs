@@ -297,9 +297,21 @@ pub struct RunArgs {
     /// How values of 16-bit types are kept.
     #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
     pub storage: StorageArg,
-    /// Print how long tasks took, by kind.
+    /// Print how long tasks took, by kind; on a device each is waited for, in a second step.
     #[arg(long)]
     pub timings: bool,
+    /// What runs the schedule.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub device: DeviceArg,
+    /// Who does collectives, with `--device cuda`.
+    #[arg(long, value_enum, default_value_t = CollectivesArg::InProcess)]
+    pub collectives: CollectivesArg,
+    /// Make a CUDA graph of the step and run that, with `--device cuda`.
+    #[arg(long)]
+    pub graph: bool,
+    /// Compare with nothing: for times of what takes too long to check.
+    #[arg(long, conflicts_with = "expect")]
+    pub unchecked: bool,
     /// Seconds after which a run that makes no progress is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,
@@ -312,6 +324,24 @@ pub enum StorageArg {
     Wide,
     /// Rounded to their type, as a device keeps them.
     Typed,
+}
+
+/// What runs a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// This machine's processor, a thread per rank.
+    Cpu,
+    /// CUDA GPUs, all ranks in one process.
+    Cuda,
+}
+
+/// Who does collectives on CUDA GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CollectivesArg {
+    /// Copies and sums between ranks that share the first GPU.
+    InProcess,
+    /// NCCL, ranks dealt to all GPUs; several on one GPU with NCCL 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1.
+    Nccl,
 }
 
 /// Arguments of `verify`.

@@ -23,6 +23,10 @@ pub const COMMAND_LINE: &[Code] = &[
         "parts of a checkpoint are of one plan, leave nothing out, and agree where they have the same element",
     ),
     code("C16", "training continues from a checkpoint that has what the program keeps, and nothing else"),
+    code(
+        "C20",
+        "a run on CUDA devices finds a driver, a GPU, NVRTC, cuBLASLt, and NCCL where it is asked for",
+    ),
 ];
 
 /// The sections of every package, in the order of the reference page.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ithaca_ir::{Diagnostic, Diagnostics, Source, diagnostic};
 use ithaca_kernels::RunError;
+use ithaca_kernels::cuda::{CudaError, Unavailable};
 use ithaca_kernels::store::shards::{self, ShardError};
 use ithaca_kernels::store::training::TrainingError;
 use ithaca_kernels::store::{self, StoreError};
@@ -90,6 +91,7 @@ impl From<RunError> for Failure {
             RunError::Store(_) => "C10",
             RunError::Memory { .. } => "C11",
             RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
+            RunError::Cuda(CudaError::Unavailable(_)) => "C20",
             RunError::NoMain(_)
             | RunError::Level { .. }
             | RunError::Unsupported(_)
@@ -99,6 +101,7 @@ impl From<RunError> for Failure {
             | RunError::Stopped
             | RunError::Deadlock { .. }
             | RunError::Panicked(_)
+            | RunError::Cuda(_)
             | RunError::Thread { .. } => "C13",
         };
         let diagnostic = Diagnostic::new(code, error.to_string());
@@ -106,9 +109,15 @@ impl From<RunError> for Failure {
             RunError::Memory { .. } => {
                 diagnostic.help("run a small model of the same structure with `--shrink`").into()
             }
+            RunError::Cuda(CudaError::Unavailable(missing)) => diagnostic.help(missing.part.help()).into(),
             _ => diagnostic.into(),
         }
     }
+}
+
+/// Parts of CUDA that are missing, a diagnostic each.
+pub fn unavailable(missing: &[Unavailable]) -> Diagnostics {
+    missing.iter().map(|m| Diagnostic::new("C20", m.to_string()).help(m.part.help())).collect()
 }
 
 impl From<ShardError> for Failure {

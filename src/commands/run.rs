@@ -1,22 +1,24 @@
-//! `run`: the schedule, a thread per rank, compared with what is expected.
+//! `run`: the schedule, a thread per rank or on GPUs, compared with what is expected.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Diagnostic, Module};
 use ithaca_kernels::Real;
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::cpu::Timings;
+use ithaca_kernels::cpu::{Execution, Timings};
+use ithaca_kernels::cuda::{self, By, Clock, Issue, Machine};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
 use ithaca_kernels::{Outputs, Storage, cpu, oracle};
 
 use super::{Done, Session};
-use crate::cli::{RunArgs, StorageArg};
-use crate::error::{Failure, Result};
+use crate::cli::{CollectivesArg, DeviceArg, RunArgs, StorageArg};
+use crate::error::{Failure, Result, unavailable};
 use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
@@ -25,6 +27,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     refuse_hours(&job, args)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
+    let device = Runner::open(&compiled.schedule, args)?;
     let save = args.save.as_deref().map(|path| training::target(path, &compiled.schedule)).transpose()?;
     let resumed =
         args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
@@ -42,12 +45,10 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         StorageArg::Wide => Storage::Wide,
         StorageArg::Typed => Storage::AsTyped,
     };
-    let options =
-        cpu::Options { timeout: Some(Duration::from_secs(args.timeout)), storage, ..cpu::Options::default() };
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
     let found = steps(args.steps, weights, |weights| {
-        let execution = cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?;
+        let execution = device.execute(&compiled.schedule, weights, data.inputs(), storage)?;
         traffic = execution.traffic;
         timings.merge(&execution.timings);
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
@@ -67,6 +68,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         out.push_str(&timings_table(&timings));
     }
     let judgement = match &args.expect {
+        None if args.unchecked => Judgement { text: "compared with nothing\n".to_owned(), passed: true },
         Some(path) => judge(&found, &Expected::<f32>::File(path), args.tolerance)?,
         None => {
             (session.progress)("running the whole program");
@@ -86,6 +88,60 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
+}
+
+/// What runs the schedule.
+enum Runner {
+    /// This machine's processor.
+    Cpu(Duration),
+    /// Its GPUs, and how the schedule runs there.
+    Cuda(Box<Machine>, cuda::Options),
+}
+
+impl Runner {
+    /// Opens what was asked for.
+    ///
+    /// # Errors
+    /// `C20` for each part of CUDA that is missing; `C00` for options that go together with GPUs only.
+    fn open(schedule: &Schedule, args: &RunArgs) -> Result<Self> {
+        match args.device {
+            DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
+            DeviceArg::Cpu => Ok(Runner::Cpu(Duration::from_secs(args.timeout))),
+            DeviceArg::Cuda if args.graph && args.timings => {
+                Err(Failure::usage("tasks of a graph are not timed: leave `--graph` or `--timings` out"))
+            }
+            DeviceArg::Cuda => {
+                let missing = cuda::available::missing();
+                if !missing.is_empty() {
+                    return Err(unavailable(&missing).into());
+                }
+                let collectives = match args.collectives {
+                    CollectivesArg::InProcess => By::InProcess,
+                    CollectivesArg::Nccl => By::Nccl,
+                };
+                let machine = Machine::open(schedule, collectives)?;
+                let clock = if args.timings { Clock::EachTask } else { Clock::Off };
+                let issue = if args.graph { Issue::Graph } else { Issue::Tasks };
+                Ok(Runner::Cuda(Box::new(machine), cuda::Options { clock, issue }))
+            }
+        }
+    }
+
+    fn execute(
+        &self,
+        schedule: &Schedule,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        storage: Storage,
+    ) -> Result<Execution> {
+        Ok(match self {
+            Runner::Cpu(timeout) => {
+                let options = cpu::Options { timeout: Some(*timeout), storage, ..cpu::Options::default() };
+                cpu::execute(schedule, weights, inputs, &options)?
+            }
+            Runner::Cuda(machine, options) => machine.execute(schedule, weights, inputs, options)?,
+        })
+    }
 }
 
 /// Tasks of all ranks and steps by kind: seconds, how many, share.
@@ -125,7 +181,11 @@ pub(super) fn all<T: Real>(results: oracle::Results<T>) -> Outputs<T> {
 /// Refuses what would take this machine hours; the figures are of two cores.
 fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
     // The whole program runs in the oracle's plain loops, about a billion FLOPs a second; the schedule ten times that.
-    let limit: u128 = if args.expect.is_some() { 20_000_000_000_000 } else { 1_000_000_000_000 };
+    let limit: u128 = match (args.device, args.expect.is_some() || args.unchecked) {
+        (DeviceArg::Cuda, true) => return Ok(()),
+        (DeviceArg::Cpu, true) => 20_000_000_000_000,
+        (DeviceArg::Cpu | DeviceArg::Cuda, false) => 1_000_000_000_000,
+    };
     let flops = job.flops();
     if flops <= limit {
         return Ok(());
@@ -133,9 +193,9 @@ fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
     let message = format!("the program takes {:.1e} FLOPs, which is hours on a processor", flops as f64);
     let refusal =
         Diagnostic::new("C14", message).help("run a small model of the same structure with `--shrink`");
-    Err(match &args.expect {
-        Some(_) => refusal,
-        None => refusal.help("with `--expect FILE` the whole program need not be run for comparison"),
+    Err(match args.expect.is_some() || args.unchecked {
+        true => refusal,
+        false => refusal.help("with `--expect FILE` the whole program need not be run for comparison"),
     }
     .into())
 }

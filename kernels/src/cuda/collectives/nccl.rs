@@ -2,7 +2,7 @@
 //! have them.
 //!
 //! All ranks are in this process, on one GPU or on several. Ranks that share a GPU need NCCL 2.30.3 and the environment
-//! variable [`SHARED_GPU_VARIABLE`]. What one thread issues for several communicators is a group.
+//! variable `NCCL_MULTI_RANK_GPU_ENABLE`. What one thread issues for several communicators is a group.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::cuda::error::{CudaError, Part, Unavailable};
 use crate::cuda::gpu::{Context, Gpu};
 
 /// The environment variable by which NCCL allows several ranks on one GPU.
-pub const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
 /// The first version that does.
 const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);

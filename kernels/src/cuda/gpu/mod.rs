@@ -305,14 +305,17 @@ impl Drop for Gpu {
         // SAFETY: all of these were made here, nothing runs that uses them, and nobody uses them afterwards; there is no
         // one to tell of a failure.
         unsafe {
-            self.graphs.borrow().iter().for_each(|&graph| drop(result::graph::exec_destroy(graph)));
-            self.events.borrow().iter().for_each(|&event| drop(result::event::destroy(event)));
-            self.streams.borrow().iter().for_each(|&stream| drop(result::stream::destroy(stream)));
-            self.modules.borrow().iter().for_each(|&module| drop(result::module::unload(module)));
-            drop(result::primary_ctx::release(self.device));
+            self.graphs.borrow().iter().for_each(|&graph| untold(result::graph::exec_destroy(graph)));
+            self.events.borrow().iter().for_each(|&event| untold(result::event::destroy(event)));
+            self.streams.borrow().iter().for_each(|&stream| untold(result::stream::destroy(stream)));
+            self.modules.borrow().iter().for_each(|&module| untold(result::module::unload(module)));
+            untold(result::primary_ctx::release(self.device));
         }
     }
 }
+
+/// A failure that there is no one to tell of.
+fn untold<E>(_: Result<(), E>) {}
 
 fn address(number: u64) -> usize {
     usize::try_from(number).unwrap_or(0)

@@ -9,6 +9,7 @@ use cudarc::cublaslt::sys;
 use cudarc::driver;
 use ithaca_ir::DType;
 
+use super::untold;
 use crate::cuda::device::{Form, Matrix, Product};
 use crate::cuda::error::CudaError;
 
@@ -97,14 +98,14 @@ impl Products {
         // SAFETY: nothing runs that uses them, and nobody uses them afterwards; there is no one to tell of a failure.
         unsafe {
             for plan in std::mem::take(&mut *self.plans.borrow_mut()).into_values() {
-                plan.layouts.iter().for_each(|&layout| drop(result::destroy_matrix_layout(layout)));
-                drop(result::destroy_matmul_desc(plan.description));
+                plan.layouts.iter().for_each(|&layout| untold(result::destroy_matrix_layout(layout)));
+                untold(result::destroy_matmul_desc(plan.description));
             }
             for memory in std::mem::take(&mut *self.workspaces.borrow_mut()).into_values() {
-                drop(driver::result::free_sync(memory));
+                untold(driver::result::free_sync(memory));
             }
             if let Some(handle) = self.handle.take() {
-                drop(result::destroy_handle(handle));
+                untold(result::destroy_handle(handle));
             }
         }
     }
