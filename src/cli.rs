@@ -302,13 +302,25 @@ pub struct RunArgs {
     /// they are found by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     #[arg(long)]
     pub launch: bool,
-    /// Print how long tasks took, by kind.
+    /// Print how long tasks took, by kind; on a device each is waited for, in a second step.
     #[arg(long)]
     pub timings: bool,
     /// Write when each task ran, as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream, as
     /// `emit --target trace` does of the simulated step.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// What runs the schedule.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub device: DeviceArg,
+    /// Who does collectives, with `--device cuda`.
+    #[arg(long, value_enum, default_value_t = CollectivesArg::InProcess)]
+    pub collectives: CollectivesArg,
+    /// Make a CUDA graph of the step and run that, with `--device cuda`.
+    #[arg(long)]
+    pub graph: bool,
+    /// Compare with nothing: for times of what takes too long to check.
+    #[arg(long, conflicts_with = "expect")]
+    pub unchecked: bool,
     /// Seconds that a rank waits for another before the run is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,
@@ -329,6 +341,24 @@ pub enum StorageArg {
     Wide,
     /// Rounded to their type, as a device keeps them.
     Typed,
+}
+
+/// What runs a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// This machine's processor, a thread per rank.
+    Cpu,
+    /// CUDA GPUs, all ranks in one process.
+    Cuda,
+}
+
+/// Who does collectives on CUDA GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CollectivesArg {
+    /// Copies and sums between ranks that share the first GPU.
+    InProcess,
+    /// NCCL, ranks dealt to all GPUs; several on one GPU with NCCL 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1.
+    Nccl,
 }
 
 /// Arguments of `verify`.

@@ -24,6 +24,10 @@ pub const COMMAND_LINE: &[Code] = &[
     ),
     code("C16", "training continues from a checkpoint that has what the program keeps, and nothing else"),
     code("C17", "processes of one run find each other, are as many as the plan has ranks, and run the same"),
+    code(
+        "C20",
+        "a run on CUDA devices finds a driver, a GPU, NVRTC, cuBLASLt, and NCCL where it is asked for",
+    ),
 ];
 
 /// The sections of every package, in the order of the reference page.

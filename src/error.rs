@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ithaca_ir::{Diagnostic, Diagnostics, Source, diagnostic};
 use ithaca_kernels::RunError;
+use ithaca_kernels::cuda::{CudaError, Unavailable};
 use ithaca_kernels::launch::LaunchError;
 use ithaca_kernels::store::shards::{self, ShardError};
 use ithaca_kernels::store::training::TrainingError;
@@ -123,6 +124,7 @@ impl From<RunError> for Failure {
             RunError::NoSuchTask(_) => "C00",
             RunError::Memory { .. } => "C11",
             RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
+            RunError::Cuda(CudaError::Unavailable(_)) => "C20",
             RunError::NoMain(_)
             | RunError::Level { .. }
             | RunError::Unsupported(_)
@@ -138,6 +140,7 @@ impl From<RunError> for Failure {
             | RunError::Told { .. }
             | RunError::Launch(_)
             | RunError::Panicked(_)
+            | RunError::Cuda(_)
             | RunError::Thread { .. } => "C13",
         };
         let diagnostic = Diagnostic::new(code, error.to_string());
@@ -148,9 +151,15 @@ impl From<RunError> for Failure {
             RunError::NoSuchTask(_) => diagnostic
                 .help("`--trace FILE` without a fault lists every task with its frame and layer")
                 .into(),
+            RunError::Cuda(CudaError::Unavailable(missing)) => diagnostic.help(missing.part.help()).into(),
             _ => diagnostic.into(),
         }
     }
+}
+
+/// Parts of CUDA that are missing, a diagnostic each.
+pub fn unavailable(missing: &[Unavailable]) -> Diagnostics {
+    missing.iter().map(|m| Diagnostic::new("C20", m.to_string()).help(m.part.help())).collect()
 }
 
 impl From<ShardError> for Failure {

@@ -26,4 +26,21 @@ __global__ void sum(const T* x, T* z, Walk<1> kept, Walk<1> summed, int64_t n, i
     }
 }
 
+// The same block in the memory of several ranks on one device.
+constexpr int kMostMembers = 64;
+struct Members {
+    int64_t n;
+    const void* from[kMostMembers];
+};
+
+// The sum of the blocks, in order of the members.
+template <typename T>
+__global__ void sum_members(Members members, T* z, int64_t n) {
+    ITHACA_FOR(i, n) {
+        Acc<T> total = 0;
+        for (int64_t m = 0; m < members.n; ++m) total += widen(static_cast<const T*>(members.from[m])[i]);
+        z[i] = narrow<T>(total);
+    }
+}
+
 }  // namespace ithaca::kernel

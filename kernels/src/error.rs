@@ -1,6 +1,7 @@
 //! Why a run failed.
 
 use crate::cpu::fault::NoSuchTask;
+use crate::cuda::CudaError;
 use crate::launch::LaunchError;
 use crate::store::StoreError;
 
@@ -155,6 +156,9 @@ pub enum RunError {
     /// Processes did not come together, or contradict each other.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// A device lacks something, or failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A task panicked: a bug of the runtime.
     #[error("panicked: {0}")]
     Panicked(String),

@@ -1,6 +1,7 @@
 //! The commands, a file each.
 
 mod completions;
+mod device;
 mod diff;
 mod emit;
 mod explain;

@@ -1,4 +1,4 @@
-//! `run`: the schedule, a thread per rank, compared with what is expected.
+//! `run`: the schedule, a thread per rank or on GPUs, compared with what is expected.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -16,8 +16,9 @@ use ithaca_kernels::store::{
 };
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 
+use super::device::Device;
 use super::{Done, Session, fault, launch};
-use crate::cli::{RunArgs, StorageArg};
+use crate::cli::{DeviceArg, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::subject::{self, Job, Lengths};
@@ -53,6 +54,7 @@ pub(super) fn run_job(
     let fault = args.fault.as_deref().map(fault::parse).transpose()?;
     progress("compiling");
     let compiled = job.compile()?;
+    let device = Device::open(&compiled.schedule, args)?;
     if let Some(fault) = &fault {
         fault.check(&compiled.schedule).map_err(RunError::from)?;
     }
@@ -93,7 +95,7 @@ pub(super) fn run_job(
     let found = steps(args.steps, weights, |weights| {
         left -= 1;
         let execution = match &agreed {
-            None => cpu::execute(&compiled.schedule, weights, data.inputs(), &options)?,
+            None => device.execute(&compiled.schedule, weights, data.inputs(), &options)?,
             Some(agreed) => {
                 let then = if left > 0 { Then::Another } else { Then::End };
                 match agreed.step(weights, data.inputs(), &options, then)? {
@@ -129,6 +131,7 @@ pub(super) fn run_job(
     }
     let after = compare::Judge { reach: job.reach(args.steps), smallest: None };
     let judgement = match &args.expect {
+        None if args.unchecked => Judgement { text: "compared with nothing\n".to_owned(), passed: true },
         Some(path) => judge(&found, &Expected::<f32>::File(path), after, args.tolerance)?,
         None => {
             progress("running the whole program");
@@ -198,7 +201,11 @@ pub(super) fn all<T: Real>(results: oracle::Results<T>) -> Outputs<T> {
 /// Refuses what would take this machine hours; the figures are of two cores.
 fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
     // The whole program runs in the oracle's plain loops, about a billion FLOPs a second; the schedule ten times that.
-    let limit: u128 = if args.expect.is_some() { 20_000_000_000_000 } else { 1_000_000_000_000 };
+    let limit: u128 = match (args.device, args.expect.is_some() || args.unchecked) {
+        (DeviceArg::Cuda, true) => return Ok(()),
+        (DeviceArg::Cpu, true) => 20_000_000_000_000,
+        (DeviceArg::Cpu | DeviceArg::Cuda, false) => 1_000_000_000_000,
+    };
     let flops = job.flops();
     if flops <= limit {
         return Ok(());
@@ -206,9 +213,9 @@ fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
     let message = format!("the program takes {:.1e} FLOPs, which is hours on a processor", flops as f64);
     let refusal =
         Diagnostic::new("C14", message).help("run a small model of the same structure with `--shrink`");
-    Err(match &args.expect {
-        Some(_) => refusal,
-        None => refusal.help("with `--expect FILE` the whole program need not be run for comparison"),
+    Err(match args.expect.is_some() || args.unchecked {
+        true => refusal,
+        false => refusal.help("with `--expect FILE` the whole program need not be run for comparison"),
     }
     .into())
 }

@@ -3,6 +3,7 @@
 //! Without a GPU the very same sources are compiled by a host compiler against the headers of `tests/cuda/host`, one
 //! process per rank. Where no compiler is found a test says so and does nothing.
 
+mod device;
 mod distributed;
 mod everything;
 mod experts;
@@ -97,7 +98,14 @@ fn logits_on_host(directory: &Path, module: &Module, options: &ShardOptions, ran
     let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success(), "{} on {ranks} ranks: {stdout}{stderr}", module.name);
     assert!(stdout.contains("self-check logits"), "{} on {ranks} ranks: {stdout}", module.name);
-    SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap().read("logits").unwrap()
+    let outputs = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap();
+    // The runtime runs the same schedule.
+    let open = |file| SafeTensorsFile::open(directory.join(file)).unwrap();
+    let (weights, inputs) = (open("model.safetensors"), open("io.safetensors"));
+    let schedule = compile(module, options, &Volume).unwrap().schedule;
+    let (found, _) = device::steps_on_device(&module.name, &schedule, &weights, &inputs, 1);
+    device::assert_same(&module.name, &schedule, &found, &outputs);
+    outputs.read("logits").unwrap()
 }
 
 /// The largest difference.

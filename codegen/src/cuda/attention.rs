@@ -1,7 +1,7 @@
 //! What an emitted program says of an attention: roles, positions, mask, and how scores are made.
 
 use ithaca_ir::ops::{Attention, Dropout, Keyed, Sides};
-use ithaca_ir::{Diagnostic, Dim, DimId, TensorType};
+use ithaca_ir::{Diagnostic, DimId, TensorType};
 
 use super::names;
 use super::program::Context;
@@ -72,16 +72,7 @@ pub(super) fn sequence(cx: &mut Context<'_>, ty: &TensorType, dim: DimId) -> Res
 
 /// One band is two numbers; any other mask is a table of its strips.
 fn mask(cx: &mut Context<'_>, a: &Attention) -> String {
-    let band = a.mask.offsets().and_then(|(low, high)| {
-        let side = |bound: Option<i128>| match bound {
-            // Beyond the longest sequence a bound is none.
-            None => Some(-1),
-            Some(n) if n > i128::from(Dim::MAX_SIZE) => Some(-1),
-            Some(n) => (n >= 0).then_some(n),
-        };
-        Some([side(low.map(|low| -low))?, side(high)?])
-    });
-    match band {
+    match a.mask.band() {
         Some([left, right]) => format!("band({left}, {right})"),
         None => {
             let space = &cx.schedule.space;

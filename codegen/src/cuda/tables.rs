@@ -2,11 +2,10 @@
 
 use ithaca_ir::layers::union;
 use ithaca_ir::layout::At;
-use ithaca_ir::mask::Bound;
 use ithaca_ir::message::Parcel;
 use ithaca_ir::module::Layers;
-use ithaca_ir::ops::{Binding, RelativeBias, Rotary, Sides};
-use ithaca_ir::{DType, Dim, Mask, TensorType};
+use ithaca_ir::ops::{Binding, RelativeBias, Rotary};
+use ithaca_ir::{DType, Mask, TensorType};
 
 /// Layers, and the ranks that run them; all of them where there is no place.
 pub(super) type Run = (Layers, Option<At>);
@@ -79,50 +78,15 @@ impl Tables {
     }
 
     /// The number of the distances at which the buckets of one side of a bias start, and how many these are.
-    ///
-    /// A bucket that no distance reaches starts behind all positions.
     pub(super) fn buckets(&mut self, bias: &RelativeBias, buckets: u64) -> (usize, u64) {
-        let per_side = match bias.sides {
-            Sides::Both => buckets / 2,
-            Sides::Before => buckets,
-        };
-        let bucket = |distance: i64| bias.bucket(buckets, -distance);
-        let end = i64::try_from(Dim::MAX_SIZE).expect("positions are below 2^41");
-        let start = |i: u64| {
-            // Buckets do not descend with the distance.
-            let (mut low, mut high) = (0, end);
-            while low < high {
-                let middle = (low + high) / 2;
-                if bucket(middle) >= i { high = middle } else { low = middle + 1 }
-            }
-            low as f64
-        };
-        let bounds: Vec<f64> = (0..per_side).map(start).collect();
+        let bounds = bias.starts(buckets);
+        let per_side = bounds.len() as u64;
         (intern(&mut self.constants, &bounds), per_side)
     }
 
     /// The number of the strips of a mask over `n_queries` and `n_keys` positions.
-    ///
-    /// The table is the number of strips; then for each the first query, the query behind the last, and where its runs
-    /// start and end, counted in runs; then for each run its start and its end, each as a factor of the query, 0 or 1,
-    /// and a summand. Positions are below 2^41, so they are exact.
     pub(super) fn mask(&mut self, mask: &Mask, n_queries: u64, n_keys: u64) -> usize {
-        let strips = mask.strips(0..n_queries, 0..n_keys);
-        let mut head = vec![strips.len() as f64];
-        let mut runs = Vec::new();
-        for strip in &strips {
-            let first = runs.len() / 4;
-            for bound in strip.runs.iter().flat_map(|run| [run.start, run.end]) {
-                runs.extend(match bound {
-                    Bound::At(key) => [0.0, key as f64],
-                    Bound::Beside(distance) => [1.0, distance as f64],
-                });
-            }
-            let numbers = [strip.queries.start as f64, strip.queries.end as f64];
-            head.extend(numbers.into_iter().chain([first as f64, (runs.len() / 4) as f64]));
-        }
-        head.extend(runs);
-        intern(&mut self.constants, &head)
+        intern(&mut self.constants, &mask.table(n_queries, n_keys))
     }
 
     /// The number of a source that a frame reads in the layers of `runs`.

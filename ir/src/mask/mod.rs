@@ -11,6 +11,7 @@ mod check;
 mod forms;
 mod positions;
 mod strip;
+mod table;
 mod text;
 
 #[cfg(test)]

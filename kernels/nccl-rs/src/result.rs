@@ -1,6 +1,7 @@
 //! Status codes as errors.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 /// A status other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum Status {
     RemoteError,
     /// The operation goes on in the background.
     InProgress,
+    /// It took longer than the library allows.
+    Timeout,
     /// A code that this crate does not know.
     Unknown(c_int),
 }
@@ -35,6 +38,7 @@ impl Status {
             5 => Status::InvalidUsage,
             6 => Status::RemoteError,
             7 => Status::InProgress,
+            8 => Status::Timeout,
             other => Status::Unknown(other),
         })
     }
@@ -49,6 +53,7 @@ impl Status {
             Status::InvalidUsage => "ncclInvalidUsage",
             Status::RemoteError => "ncclRemoteError",
             Status::InProgress => "ncclInProgress",
+            Status::Timeout => "ncclTimeout",
             Status::Unknown(_) => "unknown status",
         }
     }
@@ -84,5 +89,21 @@ pub enum Error {
         value: usize,
         /// What it must be below.
         bound: usize,
+    },
+    /// A function that the library is too old for.
+    #[error("{call} needs NCCL {}.{} or newer", needs.0, needs.1)]
+    Missing {
+        /// The function.
+        call: &'static str,
+        /// Major and minor of the first version that has it.
+        needs: (u32, u32),
+    },
+    /// A communicator did not become ready in time.
+    #[error("{call} is not done after {} ms", waited.as_millis())]
+    NotReady {
+        /// What was waited for.
+        call: &'static str,
+        /// How long.
+        waited: Duration,
     },
 }

@@ -1,6 +1,6 @@
 //! Types of NCCL's header, and the functions that are looked up in the library.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// An opaque communicator.
 pub type RawCommunicator = *mut c_void;
@@ -10,6 +10,18 @@ pub type RawStream = *mut c_void;
 /// Bytes of a unique id.
 pub const UNIQUE_ID_BYTES: usize = 128;
 
+/// `NCCL_CONFIG_UNDEF_INT`: the library's own choice.
+pub const UNDEFINED: c_int = c_int::MIN;
+
+/// `NCCL_SPLIT_NOCOLOR`: a rank that is in no part.
+pub const NO_COLOR: c_int = -1;
+
+/// `NCCL_API_MAGIC`.
+pub const API_MAGIC: c_uint = 0xcafe_beef;
+
+/// The version whose configuration [`RawConfig`] is: 2.18.1, the first that splits communicators.
+pub const CONFIG_VERSION: c_uint = 21_801;
+
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -18,13 +30,67 @@ pub struct RawUniqueId {
     pub internal: [c_char; UNIQUE_ID_BYTES],
 }
 
+/// The start of `ncclConfig_t`, as far as NCCL 2.18 has it.
+///
+/// A library reads as many bytes as `size` says, older ones fewer, and takes what is newer than `version` as undefined.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RawConfig {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// [`API_MAGIC`].
+    pub magic: c_uint,
+    /// [`CONFIG_VERSION`].
+    pub version: c_uint,
+    /// Zero: calls go on in the background.
+    pub blocking: c_int,
+    /// Thread blocks in a cluster.
+    pub cga_cluster_size: c_int,
+    /// The fewest thread blocks of a kernel.
+    pub min_ctas: c_int,
+    /// The most.
+    pub max_ctas: c_int,
+    /// The network module.
+    pub net_name: *const c_char,
+    /// Whether parts share the resources of the whole.
+    pub split_share: c_int,
+    /// Lies where 2.18 has padding; undefined.
+    pub traffic_class: c_int,
+}
+
+impl Default for RawConfig {
+    /// Everything is the library's own choice.
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: API_MAGIC,
+            version: CONFIG_VERSION,
+            blocking: UNDEFINED,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
+        }
+    }
+}
+
 /// `ncclDataType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataType {
     /// 8-bit signed integers.
     I8 = 0,
+    /// 8-bit unsigned integers.
+    U8 = 1,
     /// 32-bit signed integers.
     I32 = 2,
+    /// 32-bit unsigned integers.
+    U32 = 3,
+    /// 64-bit signed integers.
+    I64 = 4,
+    /// 64-bit unsigned integers.
+    U64 = 5,
     /// IEEE half precision.
     F16 = 6,
     /// IEEE single precision.
@@ -35,28 +101,50 @@ pub enum DataType {
     BF16 = 9,
 }
 
+impl DataType {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DataType::I8 | DataType::U8 => 1,
+            DataType::F16 | DataType::BF16 => 2,
+            DataType::I32 | DataType::U32 | DataType::F32 => 4,
+            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+        }
+    }
+}
+
 /// `ncclRedOp_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// Sum.
     Sum = 0,
+    /// Product.
+    Product = 1,
     /// Maximum.
     Max = 2,
+    /// Minimum.
+    Min = 3,
+    /// The sum over the number of ranks.
+    Average = 4,
 }
 
 /// Declares the table of functions and its loader.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $field:ident: $symbol:literal fn($($arg:ty),*) -> $ret:ty;)*) => {
+    (
+        required { $($(#[$doc:meta])* $field:ident: $symbol:literal fn($($arg:ty),*) -> $ret:ty;)* }
+        optional { $($(#[$odoc:meta])* $ofield:ident: $osymbol:literal fn($($oarg:ty),*) -> $oret:ty;)* }
+    ) => {
         /// The functions, as they lie in the library.
         pub struct Functions {
             $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            $($(#[$odoc])* pub $ofield: Option<unsafe extern "C" fn($($oarg),*) -> $oret>,)*
         }
 
         impl Functions {
             /// Looks every function up.
             ///
             /// # Errors
-            /// The loader's message for the first symbol that is missing.
+            /// The loader's message for the first symbol that is missing and that NCCL 2.10 has.
             ///
             /// # Safety
             /// The library must be NCCL, and must stay loaded for as long as the table is used.
@@ -68,6 +156,15 @@ macro_rules! functions {
                             *library.get::<unsafe extern "C" fn($($arg),*) -> $ret>($symbol.as_bytes())?
                         },
                     )*
+                    $(
+                        // SAFETY: as above.
+                        $ofield: unsafe {
+                            library
+                                .get::<unsafe extern "C" fn($($oarg),*) -> $oret>($osymbol.as_bytes())
+                                .ok()
+                                .map(|found| *found)
+                        },
+                    )*
                 })
             }
         }
@@ -75,35 +172,68 @@ macro_rules! functions {
 }
 
 functions! {
-    /// `ncclGetVersion(version)`.
-    get_version: "ncclGetVersion" fn(*mut c_int) -> c_int;
-    /// `ncclGetErrorString(status)`.
-    get_error_string: "ncclGetErrorString" fn(c_int) -> *const c_char;
-    /// `ncclGetUniqueId(id)`.
-    get_unique_id: "ncclGetUniqueId" fn(*mut RawUniqueId) -> c_int;
-    /// `ncclCommInitRank(comm, ranks, id, rank)`.
-    comm_init_rank: "ncclCommInitRank" fn(*mut RawCommunicator, c_int, RawUniqueId, c_int) -> c_int;
-    /// `ncclCommDestroy(comm)`.
-    comm_destroy: "ncclCommDestroy" fn(RawCommunicator) -> c_int;
-    /// `ncclCommAbort(comm)`.
-    comm_abort: "ncclCommAbort" fn(RawCommunicator) -> c_int;
-    /// `ncclCommGetAsyncError(comm, status)`.
-    comm_get_async_error: "ncclCommGetAsyncError" fn(RawCommunicator, *mut c_int) -> c_int;
-    /// `ncclAllReduce(send, recv, count, type, op, comm, stream)`.
-    all_reduce: "ncclAllReduce"
-        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
-    /// `ncclAllGather(send, recv, count, type, comm, stream)`.
-    all_gather: "ncclAllGather"
-        fn(*const c_void, *mut c_void, usize, c_int, RawCommunicator, RawStream) -> c_int;
-    /// `ncclReduceScatter(send, recv, count, type, op, comm, stream)`.
-    reduce_scatter: "ncclReduceScatter"
-        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
-    /// `ncclSend(send, count, type, peer, comm, stream)`.
-    send: "ncclSend" fn(*const c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
-    /// `ncclRecv(recv, count, type, peer, comm, stream)`.
-    recv: "ncclRecv" fn(*mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
-    /// `ncclGroupStart()`.
-    group_start: "ncclGroupStart" fn() -> c_int;
-    /// `ncclGroupEnd()`.
-    group_end: "ncclGroupEnd" fn() -> c_int;
+    required {
+        /// `ncclGetVersion(version)`.
+        get_version: "ncclGetVersion" fn(*mut c_int) -> c_int;
+        /// `ncclGetErrorString(status)`.
+        get_error_string: "ncclGetErrorString" fn(c_int) -> *const c_char;
+        /// `ncclGetUniqueId(id)`.
+        get_unique_id: "ncclGetUniqueId" fn(*mut RawUniqueId) -> c_int;
+        /// `ncclCommInitRank(comm, ranks, id, rank)`.
+        comm_init_rank: "ncclCommInitRank" fn(*mut RawCommunicator, c_int, RawUniqueId, c_int) -> c_int;
+        /// `ncclCommDestroy(comm)`.
+        comm_destroy: "ncclCommDestroy" fn(RawCommunicator) -> c_int;
+        /// `ncclCommAbort(comm)`.
+        comm_abort: "ncclCommAbort" fn(RawCommunicator) -> c_int;
+        /// `ncclCommGetAsyncError(comm, status)`.
+        comm_get_async_error: "ncclCommGetAsyncError" fn(RawCommunicator, *mut c_int) -> c_int;
+        /// `ncclCommCount(comm, count)`.
+        comm_count: "ncclCommCount" fn(RawCommunicator, *mut c_int) -> c_int;
+        /// `ncclCommUserRank(comm, rank)`.
+        comm_user_rank: "ncclCommUserRank" fn(RawCommunicator, *mut c_int) -> c_int;
+        /// `ncclAllReduce(send, recv, count, type, op, comm, stream)`.
+        all_reduce: "ncclAllReduce"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclReduce(send, recv, count, type, op, root, comm, stream)`.
+        reduce: "ncclReduce"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclBroadcast(send, recv, count, type, root, comm, stream)`.
+        broadcast: "ncclBroadcast"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclAllGather(send, recv, count, type, comm, stream)`.
+        all_gather: "ncclAllGather"
+            fn(*const c_void, *mut c_void, usize, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclReduceScatter(send, recv, count, type, op, comm, stream)`.
+        reduce_scatter: "ncclReduceScatter"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclSend(send, count, type, peer, comm, stream)`.
+        send: "ncclSend" fn(*const c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclRecv(recv, count, type, peer, comm, stream)`.
+        recv: "ncclRecv" fn(*mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclGroupStart()`.
+        group_start: "ncclGroupStart" fn() -> c_int;
+        /// `ncclGroupEnd()`.
+        group_end: "ncclGroupEnd" fn() -> c_int;
+    }
+    optional {
+        /// `ncclGetLastError(comm)`, since 2.13.
+        get_last_error: "ncclGetLastError" fn(RawCommunicator) -> *const c_char;
+        /// `ncclCommInitRankConfig(comm, ranks, id, rank, config)`, since 2.14.
+        comm_init_rank_config: "ncclCommInitRankConfig"
+            fn(*mut RawCommunicator, c_int, RawUniqueId, c_int, *mut RawConfig) -> c_int;
+        /// `ncclCommFinalize(comm)`, since 2.14.
+        comm_finalize: "ncclCommFinalize" fn(RawCommunicator) -> c_int;
+        /// `ncclCommSplit(comm, color, key, new, config)`, since 2.18.
+        comm_split: "ncclCommSplit"
+            fn(RawCommunicator, c_int, c_int, *mut RawCommunicator, *mut RawConfig) -> c_int;
+        /// `ncclAlltoAll(send, recv, count, type, comm, stream)`, since 2.28.
+        all_to_all: "ncclAlltoAll"
+            fn(*const c_void, *mut c_void, usize, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclGather(send, recv, count, type, root, comm, stream)`, since 2.28.
+        gather: "ncclGather"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        /// `ncclScatter(send, recv, count, type, root, comm, stream)`, since 2.28.
+        scatter: "ncclScatter"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+    }
 }

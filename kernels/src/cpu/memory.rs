@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::source;
 use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::index;
+use crate::tensor::{Tensor, index};
 
 /// Bytes of an element as it is stored here, whatever its type.
 const STORED_BYTES: u64 = 4;
@@ -99,30 +99,30 @@ enum File {
 
 /// One stored tensor and the parts of it that ranks hold.
 #[derive(Debug)]
-struct Planned<'a> {
+pub(crate) struct Planned<'a> {
     file: File,
-    binding: &'a Binding,
+    pub(crate) binding: &'a Binding,
     /// On the ranks that have it.
-    ty: TensorType,
-    layer: u64,
+    pub(crate) ty: TensorType,
+    pub(crate) layer: u64,
     /// Different parts.
-    regions: Vec<Region>,
+    pub(crate) regions: Vec<Region>,
     /// For each rank, which part; none where it has none.
-    part_of: Vec<Option<usize>>,
+    pub(crate) part_of: Vec<Option<usize>>,
     /// Whether some task writes it, so that each rank has its own.
-    is_written: bool,
+    pub(crate) is_written: bool,
 }
 
 /// What is to be loaded.
 #[derive(Debug)]
-pub(super) struct SourcePlan<'a> {
+pub(crate) struct SourcePlan<'a> {
     tensors: Vec<Planned<'a>>,
     /// The tensor of a buffer.
     of: BTreeMap<Loaded, usize>,
 }
 
 /// A buffer of a frame, at a layer, on the ranks that run it.
-pub(super) type Loaded = (FrameId, BufferId, u64, Option<At>);
+pub(crate) type Loaded = (FrameId, BufferId, u64, Option<At>);
 
 /// Weights and inputs, each part once however many ranks hold it.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ pub(super) struct Written<'a> {
 }
 
 impl<'a> SourcePlan<'a> {
-    pub(super) fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
+    pub(crate) fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
         let space = &schedule.space;
         let layers = layers_of(schedule)?;
         let mut plan = SourcePlan { tensors: Vec::new(), of: BTreeMap::new() };
@@ -221,7 +221,7 @@ impl<'a> SourcePlan<'a> {
     }
 
     /// Bytes of the schedule's element types that each rank holds, its arena left out.
-    pub(super) fn held(&self, ranks: usize) -> Vec<Peak> {
+    pub(crate) fn held(&self, ranks: usize) -> Vec<Peak> {
         let of_rank = |rank: usize| {
             let mut held = Peak::default();
             for t in &self.tensors {
@@ -246,6 +246,16 @@ impl<'a> SourcePlan<'a> {
             t.binding.stored_names(t.layer, n)
         })
         .collect()
+    }
+
+    /// Every stored tensor.
+    pub(crate) fn tensors(&self) -> &[Planned<'a>] {
+        &self.tensors
+    }
+
+    /// The number of the tensor that is loaded for a buffer.
+    pub(crate) fn find(&self, loaded: Loaded) -> Option<usize> {
+        self.of.get(&loaded).copied()
     }
 
     /// What ranks write, in order of its numbers.
@@ -328,12 +338,8 @@ impl<'a> Planned<'a> {
         inputs: &dyn TensorSource,
         storage: Storage,
     ) -> Result<BTreeMap<usize, Vec<f32>>, RunError> {
-        let Planned { file, binding, ty, layer, regions, .. } = self;
-        let stored = match file {
-            File::Weights => source::load(space, binding, ty, *layer, weights)?,
-            File::Inputs => source::load(space, binding, ty, *layer, inputs)?,
-            File::States => source::load_state(space, binding, ty, *layer, weights)?,
-        };
+        let Planned { binding, ty, regions, .. } = self;
+        let stored = self.load(space, weights, inputs)?;
         let is_float = ty.dtype.is_float();
         let convert = |x: f64| match is_float {
             true => x as f32,
@@ -346,6 +352,21 @@ impl<'a> Planned<'a> {
             (part, data)
         };
         Ok(parts.into_iter().map(cut).collect())
+    }
+
+    /// Reads it, whole.
+    pub(crate) fn load(
+        &self,
+        space: &Space,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+    ) -> Result<Tensor<f64>, RunError> {
+        let Planned { binding, ty, layer, .. } = self;
+        match self.file {
+            File::Weights => source::load(space, binding, ty, *layer, weights),
+            File::Inputs => source::load(space, binding, ty, *layer, inputs),
+            File::States => source::load_state(space, binding, ty, *layer, weights),
+        }
     }
 }
 

@@ -124,7 +124,7 @@ pub(super) fn run(world: World<'_>, rank: Rank, lasting: Own) -> Result<Done, Ru
 }
 
 /// What a task does, for messages and tables.
-pub(super) fn describe(schedule: &Schedule, work: &Work) -> String {
+pub(crate) fn describe(schedule: &Schedule, work: &Work) -> String {
     match work {
         Work::Compute(op) => op.name().to_owned(),
         Work::Pack(t) => format!("pack of {}", t.first().op.name()),

@@ -29,7 +29,7 @@ impl FromIterator<(String, Timing)> for Timings {
 
 impl Timings {
     /// Counts a task.
-    pub(super) fn add(&mut self, work: &str, took: Duration) {
+    pub(crate) fn add(&mut self, work: &str, took: Duration) {
         match self.rows.get_mut(work) {
             Some(row) => {
                 row.count += 1;

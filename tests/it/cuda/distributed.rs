@@ -15,7 +15,7 @@ use ithaca_passes::compile::compile;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
-use super::{compare, found, options, root, write_program};
+use super::{compare, device, found, options, root, write_program};
 
 /// Tokens of a sequence; some of the last ones may be padding.
 const TOKENS: usize = 16;
@@ -174,6 +174,10 @@ pub(super) fn steps_on_host(
     let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success(), "{name}: {stdout}{stderr}");
     let outputs = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap();
+    let inputs = SafeTensorsFile::open(&file).unwrap();
+    let (found, traffic) = device::steps_on_device(name, schedule, &inputs, &inputs, steps);
+    device::assert_same(name, schedule, &found, &outputs);
+    device::assert_traffic(name, schedule, &inputs, &traffic);
     (out, outputs)
 }
 

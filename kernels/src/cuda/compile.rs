@@ -1,0 +1,175 @@
+//! Kernels compiled at run time by NVRTC, for one architecture. It needs no GPU and no headers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use cudarc::nvrtc::sys;
+
+use super::SOURCES;
+use super::available;
+use super::catalogue::translation_unit;
+use super::error::CudaError;
+
+/// A generation of GPUs, by its compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// Before the point.
+    pub major: u32,
+    /// Behind the point.
+    pub minor: u32,
+}
+
+/// Kernels as a device runs them.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// A module for the driver.
+    pub cubin: Vec<u8>,
+    /// The name of each kernel in the module.
+    pub names: BTreeMap<String, CString>,
+}
+
+/// Compiles kernels, by their [names](super::catalogue).
+///
+/// # Errors
+/// [`Unavailable`](super::Unavailable) without NVRTC, [`CudaError::Compile`] with its log.
+pub fn compile(kernels: &BTreeSet<String>, architecture: Architecture) -> Result<Compiled, CudaError> {
+    available::nvrtc()?;
+    let program = Program::new(&translation_unit())?;
+    let expressions: Vec<(&String, CString)> =
+        kernels.iter().map(|name| (name, c_string(&format!("ithaca::kernel::{name}")))).collect();
+    for (_, expression) in &expressions {
+        // SAFETY: the program is alive, the string too.
+        program.check("nvrtcAddNameExpression", unsafe {
+            sys::nvrtcAddNameExpression(program.raw, expression.as_ptr())
+        })?;
+    }
+    let Architecture { major, minor } = architecture;
+    let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()];
+    let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
+    let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+    let n = c_int::try_from(pointers.len()).expect("there are a few options");
+    // SAFETY: the program and the options are alive.
+    let status = unsafe { sys::nvrtcCompileProgram(program.raw, n, pointers.as_ptr()) };
+    if status != sys::nvrtcResult::NVRTC_SUCCESS {
+        return Err(CudaError::Compile { log: program.log() });
+    }
+    let mut names = BTreeMap::new();
+    for (name, expression) in &expressions {
+        let mut lowered: *const c_char = std::ptr::null();
+        // SAFETY: the program is compiled, the strings are alive.
+        program.check("nvrtcGetLoweredName", unsafe {
+            sys::nvrtcGetLoweredName(program.raw, expression.as_ptr(), &mut lowered)
+        })?;
+        // SAFETY: the string lives as long as the program.
+        names.insert((*name).clone(), unsafe { CStr::from_ptr(lowered) }.to_owned());
+    }
+    let mut size = 0;
+    // SAFETY: the program is compiled, the pointer is to a live integer.
+    program.check("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(program.raw, &mut size) })?;
+    let mut cubin = vec![0_u8; size];
+    // SAFETY: there is room for as many bytes as it has.
+    program.check("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(program.raw, cubin.as_mut_ptr().cast()) })?;
+    Ok(Compiled { cubin, names })
+}
+
+/// A program of NVRTC.
+struct Program {
+    raw: sys::nvrtcProgram,
+}
+
+impl Program {
+    fn new(text: &str) -> Result<Self, CudaError> {
+        let (text, name) = (c_string(text), c_string("kernels.cu"));
+        let headers: Vec<(CString, CString)> =
+            SOURCES.iter().map(|(name, text)| (c_string(name), c_string(text))).collect();
+        let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
+        let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
+        let n = c_int::try_from(headers.len()).expect("there are a few headers");
+        let mut program = Self { raw: std::ptr::null_mut() };
+        // SAFETY: all strings live for the call, which copies them.
+        let status = unsafe {
+            sys::nvrtcCreateProgram(
+                &mut program.raw,
+                text.as_ptr(),
+                name.as_ptr(),
+                n,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        program.check("nvrtcCreateProgram", status)?;
+        Ok(program)
+    }
+
+    fn check(&self, call: &'static str, status: sys::nvrtcResult) -> Result<(), CudaError> {
+        match status {
+            sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+            status => Err(CudaError::Failed { call, detail: format!("{status:?}") }),
+        }
+    }
+
+    fn log(&self) -> String {
+        let mut size = 0;
+        // SAFETY: the program is alive, the pointer is to a live integer.
+        if unsafe { sys::nvrtcGetProgramLogSize(self.raw, &mut size) } != sys::nvrtcResult::NVRTC_SUCCESS {
+            return String::new();
+        }
+        let mut log = vec![0_u8; size];
+        // SAFETY: there is room for as many bytes as it has.
+        unsafe { sys::nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) };
+        String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: the program is alive; there is no one to tell of a failure.
+            unsafe { sys::nvrtcDestroyProgram(&mut self.raw) };
+        }
+    }
+}
+
+fn c_string(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).expect("zeros were replaced")
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::DType;
+
+    use super::*;
+    use crate::cuda::catalogue::catalogue;
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
+    fn every_kernel_compiles_for_every_architecture() {
+        if let Err(error) = available::nvrtc() {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        let kernels = catalogue(&DType::ALL);
+        std::thread::scope(|scope| {
+            for major in [8, 9, 10] {
+                let kernels = &kernels;
+                scope.spawn(move || {
+                    let compiled = compile(kernels, Architecture { major, minor: 0 }).unwrap();
+                    assert_eq!(compiled.names.len(), kernels.len());
+                    assert!(compiled.cubin.starts_with(b"\x7fELF"));
+                });
+            }
+        });
+    }
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
+    fn a_kernel_that_is_not_there_is_the_compilers_to_tell() {
+        if let Err(error) = available::nvrtc() {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        let kernels = ["no_such_kernel<float>".to_owned()].into();
+        let error = compile(&kernels, Architecture { major: 9, minor: 0 }).unwrap_err();
+        assert!(matches!(&error, CudaError::Compile { log } if log.contains("no_such_kernel")), "{error}");
+    }
+}

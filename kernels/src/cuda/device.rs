@@ -1,0 +1,185 @@
+//! What the runtime asks of a device: memory, streams, events, launches and matrix products.
+//!
+//! [`Gpu`](super::gpu::Gpu) is a GPU, [`Host`](super::host::Host) is this machine with the kernels compiled by a C++
+//! compiler, [`Recorder`](super::recorder::Recorder) does nothing and keeps the names of what is launched.
+
+use ithaca_ir::DType;
+
+use super::arguments::{Address, Arguments};
+use super::error::CudaError;
+
+/// A queue of a device, as its number; of a GPU the handle of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stream(pub u64);
+
+/// A point in a queue that others wait for, as its number; of a GPU the handle of the event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Event(pub u64);
+
+/// A recorded step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Graph(pub u64);
+
+/// A matrix of a product, column-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// The first element.
+    pub at: Address,
+    /// Whether it is read as its transpose.
+    pub form: Form,
+    /// Elements between columns as they lie in memory.
+    pub leading: i64,
+    /// Elements between the matrices of a batch.
+    pub step: i64,
+}
+
+/// How a matrix is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As it lies.
+    Plain,
+    /// As its transpose.
+    Transposed,
+}
+
+/// `c[i] = a[i] b[i]` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Element type of all three; sums are taken in f64 for f64 and in f32 for the rest.
+    pub dtype: DType,
+    /// Rows of the result.
+    pub rows: i64,
+    /// Columns of the result.
+    pub columns: i64,
+    /// What is summed over.
+    pub inner: i64,
+    /// Products.
+    pub batch: i64,
+    /// The left operand.
+    pub a: Matrix,
+    /// The right operand.
+    pub b: Matrix,
+    /// The result; always plain.
+    pub c: Matrix,
+}
+
+/// A device, used by one thread.
+///
+/// Work goes to streams, in order of issue within each; [`upload`](Self::upload) and [`download`](Self::download) are
+/// done when they return, and wait for nothing else.
+pub trait Device {
+    /// New memory, filled with bits that are no number, aligned to 256 bytes.
+    ///
+    /// # Errors
+    /// The device's.
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError>;
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// It was allocated here, nothing runs that uses it, and nobody uses it afterwards.
+    unsafe fn release(&self, at: Address);
+
+    /// Copies bytes to the device.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// There are as many bytes of this device's memory at `to`, and nothing that runs uses them.
+    unsafe fn upload(&self, bytes: &[u8], to: Address) -> Result<(), CudaError>;
+
+    /// Copies bytes from the device.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// There are as many bytes of this device's memory at `from`, and nothing that runs writes them.
+    unsafe fn download(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError>;
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// The device's.
+    fn stream(&self) -> Result<Stream, CudaError>;
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// The device's.
+    fn event(&self) -> Result<Event, CudaError>;
+
+    /// The event happens when everything issued to the stream is done.
+    ///
+    /// # Errors
+    /// The device's.
+    fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError>;
+
+    /// What is issued to the stream from now on waits for the event as it was last recorded.
+    ///
+    /// # Errors
+    /// The device's.
+    fn wait(&self, stream: Stream, event: Event) -> Result<(), CudaError>;
+
+    /// Copies bytes within the device; the parts do not overlap.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// There are as many bytes of this device's memory at both, until the stream has come past the copy.
+    unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError>;
+
+    /// Launches a kernel, by its [name](super::catalogue), on enough threads: a kernel takes any grid.
+    ///
+    /// # Errors
+    /// The device's; a name that was not compiled.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel, and their addresses have the memory that it uses, until the stream has
+    /// come past it.
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: &str,
+        threads: u64,
+        arguments: Arguments,
+    ) -> Result<(), CudaError>;
+
+    /// Multiplies matrices.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// The matrices are memory of this device, until the stream has come past the product.
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError>;
+
+    /// Waits until everything issued is done.
+    ///
+    /// # Errors
+    /// The device's, among them what failed since the last call.
+    fn synchronize(&self) -> Result<(), CudaError>;
+
+    /// Begins to record what is issued to `stream`, and to streams that wait for it, instead of doing it.
+    ///
+    /// # Errors
+    /// The device's; [`CudaError::Unsupported`] where a device records nothing.
+    fn begin_graph(&self, stream: Stream) -> Result<(), CudaError>;
+
+    /// Ends recording; every stream that was drawn in has been waited for by `stream`.
+    ///
+    /// # Errors
+    /// As [`begin_graph`](Self::begin_graph).
+    fn end_graph(&self, stream: Stream) -> Result<Graph, CudaError>;
+
+    /// Does what was recorded.
+    ///
+    /// # Errors
+    /// As [`begin_graph`](Self::begin_graph).
+    ///
+    /// # Safety
+    /// The memory that was recorded is still there.
+    unsafe fn run_graph(&self, stream: Stream, graph: Graph) -> Result<(), CudaError>;
+}

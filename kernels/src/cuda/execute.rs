@@ -1,0 +1,238 @@
+//! A schedule on devices: allocate, upload, issue, wait, download.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use ithaca_ir::schedule::{Content, Schedule};
+use ithaca_ir::{Rank, boxes};
+
+use super::collectives::{Collectives, InProcess, Nccl};
+use super::device::Device;
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::recorder::Recorder;
+use super::steps::{Clock, Steps};
+use super::{available, inputs, rank::Seat};
+use crate::Outputs;
+use crate::cpu::memory::SourcePlan;
+use crate::cpu::{Execution, Timings};
+use crate::error::RunError;
+use crate::kept::{self, Part};
+use crate::store::TensorSource;
+use crate::tensor::index;
+
+/// Who does collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// Copies and sums on one GPU that has all ranks.
+    #[default]
+    InProcess,
+    /// NCCL, ranks dealt to the GPUs in turn.
+    Nccl,
+}
+
+/// How a step's tasks are issued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Issue {
+    /// One by one.
+    #[default]
+    Tasks,
+    /// One by one, then once more into a graph, which is run from the same weights and inputs.
+    Graph,
+}
+
+/// How a schedule runs on a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Whether tasks are timed.
+    pub clock: Clock,
+    /// Whether a graph is made of the step.
+    pub issue: Issue,
+}
+
+/// The GPUs of this machine, with the kernels of a schedule.
+pub struct Machine {
+    gpus: Vec<Gpu>,
+    collectives: By,
+}
+
+impl Machine {
+    /// Opens the GPUs that a schedule's ranks run on, and compiles its kernels.
+    ///
+    /// # Errors
+    /// [`RunError::Cuda`] with what is missing where there is no GPU, NVRTC or cuBLASLt, and for operations without a
+    /// kernel.
+    pub fn open(schedule: &Schedule, collectives: By) -> Result<Self, RunError> {
+        if let Some(missing) = available::missing().into_iter().next() {
+            return Err(CudaError::from(missing).into());
+        }
+        let kernels = kernels_of(schedule)?;
+        let n_gpus = match collectives {
+            By::InProcess => 1,
+            By::Nccl => available::gpus()?.min(index(schedule.space.mesh.ranks())),
+        };
+        let gpus: Vec<Gpu> = (0..n_gpus).map(Gpu::open).collect::<Result<_, _>>()?;
+        gpus.iter().try_for_each(|gpu| gpu.load(&kernels))?;
+        Ok(Self { gpus, collectives })
+    }
+
+    /// Executes the schedule that it was opened for, all ranks in this process.
+    ///
+    /// # Errors
+    /// [`RunError::Cuda`] where NCCL is asked for and is missing, else as [`cpu::execute`](crate::cpu::execute).
+    pub fn execute(
+        &self,
+        schedule: &Schedule,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        options: &Options,
+    ) -> Result<Execution, RunError> {
+        let ranks = schedule.space.mesh.ranks();
+        let of_rank: Vec<&Gpu> = (0..index(ranks)).map(|rank| &self.gpus[rank % self.gpus.len()]).collect();
+        match self.collectives {
+            By::InProcess => {
+                let collectives = InProcess::new(&self.gpus[0], ranks)?;
+                on(schedule, &of_rank, &collectives, (weights, inputs), options)
+            }
+            By::Nccl => {
+                let collectives = Nccl::new(&schedule.space, of_rank.clone())?;
+                on(schedule, &of_rank, &collectives, (weights, inputs), options)
+            }
+        }
+    }
+
+    /// The names of its GPUs.
+    pub fn names(&self) -> Vec<&str> {
+        self.gpus.iter().map(Gpu::name).collect()
+    }
+}
+
+/// The names of the kernels that a schedule launches, on any rank.
+///
+/// # Errors
+/// [`RunError::Cuda`] for operations without a kernel, and for schedules that contradict themselves.
+pub fn kernels_of(schedule: &Schedule) -> Result<BTreeSet<String>, RunError> {
+    let recorder = Recorder::default();
+    {
+        let collectives = InProcess::new(&recorder, schedule.space.mesh.ranks())?;
+        let plan = SourcePlan::of(schedule)?;
+        let seats = seats(schedule, &plan, |_| &recorder)?;
+        Steps::new(schedule, &plan, &collectives, seats, Clock::Off).issue()?;
+    }
+    Ok(recorder.kernels())
+}
+
+/// Executes a schedule with all ranks on one device.
+///
+/// # Errors
+/// As [`Machine::execute`].
+pub fn execute_on(
+    schedule: &Schedule,
+    device: &dyn Device,
+    collectives: &dyn Collectives,
+    sources: (&dyn TensorSource, &dyn TensorSource),
+    options: &Options,
+) -> Result<Execution, RunError> {
+    let plan = SourcePlan::of(schedule)?;
+    let seats = seats(schedule, &plan, |_| device)?;
+    run(schedule, &plan, collectives, seats, sources, options)
+}
+
+fn on(
+    schedule: &Schedule,
+    of_rank: &[&Gpu],
+    collectives: &dyn Collectives,
+    sources: (&dyn TensorSource, &dyn TensorSource),
+    options: &Options,
+) -> Result<Execution, RunError> {
+    let plan = SourcePlan::of(schedule)?;
+    let seats = seats(schedule, &plan, |rank| of_rank[rank])?;
+    run(schedule, &plan, collectives, seats, sources, options)
+}
+
+fn seats<'a>(
+    schedule: &'a Schedule,
+    plan: &SourcePlan<'_>,
+    device: impl Fn(usize) -> &'a dyn Device,
+) -> Result<Vec<Seat<'a>>, RunError> {
+    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
+    if schedule.frames[main].n_arguments != 0 {
+        return Err(RunError::invalid("`main` has arguments"));
+    }
+    let seat = |rank: Rank| Seat::new(device(index(rank.0)), schedule, plan, rank);
+    schedule.space.mesh.iter_ranks().map(seat).collect()
+}
+
+fn run<'a>(
+    schedule: &'a Schedule,
+    plan: &'a SourcePlan<'a>,
+    collectives: &'a dyn Collectives,
+    seats: Vec<Seat<'a>>,
+    (weights, sources): (&dyn TensorSource, &dyn TensorSource),
+    options: &Options,
+) -> Result<Execution, RunError> {
+    inputs::load(schedule, plan, &seats, weights, sources)?;
+    let mut steps = Steps::new(schedule, plan, collectives, seats, options.clock);
+    steps.issue()?;
+    steps.synchronize()?;
+    let traffic = steps.ledger.rows();
+    // What the first step kept is put back, so that the second is the same again.
+    match (options.issue, options.clock) {
+        (Issue::Tasks, Clock::Off) => {}
+        (Issue::Tasks, Clock::EachTask) => {
+            // Times are those of a step that finds everything ready.
+            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
+            steps.timings = Timings::default();
+            steps.issue()?;
+            steps.synchronize()?;
+        }
+        (Issue::Graph, _) => {
+            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
+            steps.graph()?;
+        }
+    }
+    collectives.check()?;
+
+    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
+    let frame = &schedule.frames[main];
+    let mut outputs = Outputs::new();
+    for (i, output) in frame.outputs.iter().enumerate() {
+        let name = output.name.clone().unwrap_or_else(|| i.to_string());
+        let Content::Tensor(ty) = &frame.buffers[output.buffer].content else {
+            return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
+        };
+        let local = |rank: Rank| {
+            let seat = index(rank.0);
+            let n = boxes::elements(&schedule.space.local_box(ty, rank));
+            let at = steps.in_main(seat, output.buffer)?;
+            Ok(Cow::Owned(steps.seats[seat].download(at, n, ty.dtype)?))
+        };
+        outputs.insert(name.clone(), crate::oracle::assemble(&schedule.space, &name, ty, local)?);
+    }
+    let kept = kept(&steps, weights)?;
+    let mut peaks = plan.held(index(schedule.space.mesh.ranks()));
+    for (peak, seat) in peaks.iter_mut().zip(&steps.seats) {
+        peak.arena = seat.arena;
+    }
+    let memory_bytes = steps.seats.iter().map(|seat| seat.bytes).sum();
+    let timings: Timings = std::mem::take(&mut steps.timings);
+    Ok(Execution { outputs, kept, traffic, peaks, timings, spans: Vec::new(), memory_bytes })
+}
+
+/// What ranks wrote, as files have it; `before` has what was there.
+fn kept(steps: &Steps<'_>, before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
+    let mut parts: BTreeMap<String, Vec<Part<'_, f32>>> = BTreeMap::new();
+    for (number, tensor) in steps.plan.tensors().iter().enumerate().filter(|(_, tensor)| tensor.is_written) {
+        let held = (0..steps.seats.len())
+            .map(|seat| steps.held(seat, number).map(Cow::Owned))
+            .collect::<Result<_, _>>()?;
+        let part = Part { binding: tensor.binding, ty: &tensor.ty, held };
+        parts.entry(tensor.binding.stored_name(tensor.layer)).or_default().push(part);
+    }
+    let mut kept = Outputs::new();
+    for (name, parts) in parts {
+        let joined = kept::join(&steps.schedule.space, &name, &parts, before)?;
+        kept.extend(kept::members(&name, joined));
+    }
+    Ok(kept)
+}

@@ -1,0 +1,335 @@
+//! A GPU, through the driver. Kernels come from NVRTC, products go to cuBLASLt.
+//!
+//! It has not been run on a GPU yet: what it shares with the other devices (which kernels are launched, on what, in which
+//! order) is shown by [`Host`](super::host::Host), that the kernels compile by NVRTC itself; the calls here are not shown
+//! by anything.
+
+mod product;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_uint};
+
+use cudarc::driver::DriverError;
+use cudarc::driver::{result, sys};
+
+use super::arguments::{Address, Arguments};
+use super::available;
+use super::compile::{Architecture, compile};
+use super::device::{Device, Event, Graph, Product, Stream};
+use super::error::{CudaError, Part, Unavailable};
+
+use product::Products;
+
+/// Threads of a block.
+const BLOCK: u64 = 256;
+
+/// Blocks of a grid at most; kernels take any grid.
+const MOST_BLOCKS: u64 = 1 << 20;
+
+/// A GPU, with its context.
+pub struct Gpu {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    architecture: Architecture,
+    name: String,
+    functions: RefCell<BTreeMap<String, sys::CUfunction>>,
+    modules: RefCell<Vec<sys::CUmodule>>,
+    graphs: RefCell<Vec<sys::CUgraphExec>>,
+    streams: RefCell<Vec<sys::CUstream>>,
+    events: RefCell<Vec<sys::CUevent>>,
+    products: Products,
+}
+
+impl Gpu {
+    /// Opens the GPU with this number.
+    ///
+    /// # Errors
+    /// [`Unavailable`] for what is not on this machine, cuBLASLt and that GPU among it; the driver's.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let n = available::gpus()?;
+        if ordinal >= n {
+            let why = vec![format!("GPU {ordinal} was asked for, the driver has {n}")];
+            return Err(Unavailable { part: Part::Gpu, why }.into());
+        }
+        available::cublas_lt()?;
+        let ordinal = c_int::try_from(ordinal).expect("it is below the number of GPUs, which is an int");
+        let device = result::device::get(ordinal).map_err(failed("cuDeviceGet"))?;
+        let attribute = |attribute| {
+            // SAFETY: the device is one of the driver's.
+            let value = unsafe { result::device::get_attribute(device, attribute) };
+            value.map(|value| u32::try_from(value).unwrap_or(0)).map_err(failed("cuDeviceGetAttribute"))
+        };
+        let architecture = Architecture {
+            major: attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            minor: attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        };
+        let name = result::device::get_name(device).map_err(failed("cuDeviceGetName"))?;
+        // SAFETY: the device is one of the driver's; its context is given back when this is dropped.
+        let context =
+            unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        // SAFETY: the context was just made.
+        unsafe { result::ctx::set_current(context) }.map_err(failed("cuCtxSetCurrent"))?;
+        let products = Products::new().inspect_err(|_| {
+            // SAFETY: it was retained above, and nobody uses it.
+            let _ = unsafe { result::primary_ctx::release(device) };
+        })?;
+        Ok(Self {
+            device,
+            context,
+            architecture,
+            name,
+            functions: RefCell::default(),
+            modules: RefCell::default(),
+            graphs: RefCell::default(),
+            streams: RefCell::default(),
+            events: RefCell::default(),
+            products,
+        })
+    }
+
+    /// The name that the driver gives it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its generation.
+    pub fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// Compiles kernels for it and loads them.
+    ///
+    /// # Errors
+    /// [`Unavailable`] without NVRTC, the compiler's and the driver's.
+    pub fn load(&self, kernels: &BTreeSet<String>) -> Result<(), CudaError> {
+        let compiled = compile(kernels, self.architecture)?;
+        self.make_current()?;
+        // SAFETY: the image is a whole module, and the driver copies it.
+        let module = unsafe { result::module::load_data(compiled.cubin.as_ptr().cast()) }
+            .map_err(failed("cuModuleLoadData"))?;
+        self.modules.borrow_mut().push(module);
+        for (kernel, lowered) in compiled.names {
+            // SAFETY: the module is loaded.
+            let function = unsafe { result::module::get_function(module, lowered) }
+                .map_err(failed("cuModuleGetFunction"))?;
+            self.functions.borrow_mut().insert(kernel, function);
+        }
+        Ok(())
+    }
+
+    /// Makes its context that of this thread.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn make_current(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for as long as this lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
+    }
+
+    /// A handle of its context that other threads may make theirs.
+    pub fn context(&self) -> Context {
+        Context(self.context)
+    }
+}
+
+/// A context, for a thread to make its own.
+#[derive(Clone, Copy)]
+pub struct Context(sys::CUcontext);
+
+// SAFETY: the driver's contexts may be current in any number of threads.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes it that of this thread.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The [`Gpu`] that it is of lives.
+    pub unsafe fn make_current(self) -> Result<(), CudaError> {
+        // SAFETY: the caller vouches for the context.
+        unsafe { result::ctx::set_current(self.0) }.map_err(failed("cuCtxSetCurrent"))
+    }
+}
+
+impl Device for Gpu {
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
+        self.make_current()?;
+        let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
+        // SAFETY: the memory is not read before it is filled.
+        let at = unsafe { result::malloc_sync(size) }.map_err(failed("cuMemAlloc"))?;
+        // SAFETY: the memory was just made; all ones is no number in any float type.
+        unsafe { result::memset_d8_sync(at, 0xFF, size) }.map_err(failed("cuMemsetD8"))?;
+        Ok(Address(at))
+    }
+
+    unsafe fn release(&self, at: Address) {
+        if self.make_current().is_ok() {
+            // SAFETY: the caller vouches for the memory; there is no one to tell of a failure.
+            let _ = unsafe { result::free_sync(at.number()) };
+        }
+    }
+
+    unsafe fn upload(&self, bytes: &[u8], to: Address) -> Result<(), CudaError> {
+        self.make_current()?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for the memory.
+        unsafe { result::memcpy_htod_sync(to.number(), bytes) }.map_err(failed("cuMemcpyHtoD"))
+    }
+
+    unsafe fn download(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.make_current()?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for the memory.
+        unsafe { result::memcpy_dtoh_sync(bytes, from.number()) }.map_err(failed("cuMemcpyDtoH"))
+    }
+
+    fn stream(&self) -> Result<Stream, CudaError> {
+        self.make_current()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(failed("cuStreamCreate"))?;
+        self.streams.borrow_mut().push(stream);
+        Ok(Stream(stream.expose_provenance() as u64))
+    }
+
+    fn event(&self) -> Result<Event, CudaError> {
+        self.make_current()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(failed("cuEventCreate"))?;
+        self.events.borrow_mut().push(event);
+        Ok(Event(event.expose_provenance() as u64))
+    }
+
+    fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        self.make_current()?;
+        // SAFETY: both were made here and live as long as this.
+        unsafe { result::event::record(raw_event(event), raw_stream(stream)) }
+            .map_err(failed("cuEventRecord"))
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        self.make_current()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both were made here and live as long as this.
+        unsafe { result::stream::wait_event(raw_stream(stream), raw_event(event), flags) }
+            .map_err(failed("cuStreamWaitEvent"))
+    }
+
+    unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
+        self.make_current()?;
+        let n = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: the caller vouches for the memory.
+        unsafe { result::memcpy_dtod_async(to.number(), from.number(), n, raw_stream(stream)) }
+            .map_err(failed("cuMemcpyDtoDAsync"))
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: &str,
+        threads: u64,
+        mut arguments: Arguments,
+    ) -> Result<(), CudaError> {
+        self.make_current()?;
+        let Some(&function) = self.functions.borrow().get(kernel) else {
+            return Err(CudaError::Kernel {
+                kernel: kernel.to_owned(),
+                why: "it was not compiled".to_owned(),
+            });
+        };
+        let blocks = threads.div_ceil(BLOCK).clamp(1, MOST_BLOCKS);
+        let grid = (c_uint::try_from(blocks).expect("at most 2^20 blocks"), 1, 1);
+        let block = (c_uint::try_from(BLOCK).expect("256 threads"), 1, 1);
+        let mut pointers = arguments.pointers();
+        // SAFETY: the function is of a loaded module; the caller vouches for the arguments, which the driver copies.
+        unsafe { result::launch_kernel(function, grid, block, 0, raw_stream(stream), &mut pointers) }
+            .map_err(|error| CudaError::Kernel { kernel: kernel.to_owned(), why: error.to_string() })
+    }
+
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError> {
+        self.make_current()?;
+        // SAFETY: the caller vouches for the matrices, and the stream was made here.
+        unsafe { self.products.multiply(raw_stream(stream), product) }
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        self.make_current()?;
+        result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))
+    }
+
+    fn begin_graph(&self, stream: Stream) -> Result<(), CudaError> {
+        self.make_current()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream was made here.
+        unsafe { result::stream::begin_capture(raw_stream(stream), mode) }
+            .map_err(failed("cuStreamBeginCapture"))
+    }
+
+    fn end_graph(&self, stream: Stream) -> Result<Graph, CudaError> {
+        self.make_current()?;
+        // SAFETY: the stream was made here and is being captured.
+        let graph = unsafe { result::stream::end_capture(raw_stream(stream)) }
+            .map_err(failed("cuStreamEndCapture"))?;
+        // SAFETY: the graph was just captured.
+        let made = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+        // SAFETY: what was instantiated does not need it.
+        unsafe { result::graph::destroy(graph) }.map_err(failed("cuGraphDestroy"))?;
+        let made = made.map_err(failed("cuGraphInstantiate"))?;
+        self.graphs.borrow_mut().push(made);
+        Ok(Graph(made.expose_provenance() as u64))
+    }
+
+    unsafe fn run_graph(&self, stream: Stream, graph: Graph) -> Result<(), CudaError> {
+        self.make_current()?;
+        let graph = std::ptr::with_exposed_provenance_mut(address(graph.0));
+        // SAFETY: the graph was made here; the caller vouches for the memory.
+        unsafe { result::graph::launch(graph, raw_stream(stream)) }.map_err(failed("cuGraphLaunch"))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.make_current().is_err() {
+            return;
+        }
+        let _ = result::ctx::synchronize();
+        self.products.close();
+        // SAFETY: all of these were made here, nothing runs that uses them, and nobody uses them afterwards; there is no
+        // one to tell of a failure.
+        unsafe {
+            self.graphs.borrow().iter().for_each(|&graph| untold(result::graph::exec_destroy(graph)));
+            self.events.borrow().iter().for_each(|&event| untold(result::event::destroy(event)));
+            self.streams.borrow().iter().for_each(|&stream| untold(result::stream::destroy(stream)));
+            self.modules.borrow().iter().for_each(|&module| untold(result::module::unload(module)));
+            untold(result::primary_ctx::release(self.device));
+        }
+    }
+}
+
+/// A failure that there is no one to tell of.
+fn untold<E>(_: Result<(), E>) {}
+
+fn address(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}
+
+fn raw_stream(stream: Stream) -> sys::CUstream {
+    std::ptr::with_exposed_provenance_mut(address(stream.0))
+}
+
+fn raw_event(event: Event) -> sys::CUevent {
+    std::ptr::with_exposed_provenance_mut(address(event.0))
+}
+
+/// The error of a call to the driver.
+fn failed(call: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |error| CudaError::Failed { call, detail: error.to_string() }
+}

@@ -1,0 +1,220 @@
+//! Matrix products by cuBLASLt. How a product is done is asked once for each shape.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::driver;
+use ithaca_ir::DType;
+
+use super::untold;
+use crate::cuda::device::{Form, Matrix, Product};
+use crate::cuda::error::CudaError;
+
+/// Bytes that a product may use beside its matrices, as NVIDIA recommends for Hopper; each stream has its own.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// A product without its addresses.
+type Shape = ([i64; 10], [bool; 2], DType);
+
+/// How products of a shape are done.
+#[derive(Clone, Copy)]
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// The library's handle, and what it was asked before.
+pub(super) struct Products {
+    handle: Cell<Option<sys::cublasLtHandle_t>>,
+    plans: RefCell<BTreeMap<Shape, Plan>>,
+    workspaces: RefCell<BTreeMap<usize, driver::sys::CUdeviceptr>>,
+}
+
+impl Products {
+    /// Opens the library, which is there.
+    pub(super) fn new() -> Result<Self, CudaError> {
+        let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
+        Ok(Self {
+            handle: Cell::new(Some(handle)),
+            plans: RefCell::default(),
+            workspaces: RefCell::default(),
+        })
+    }
+
+    /// Issues a product.
+    ///
+    /// # Safety
+    /// The matrices are memory of the current device, and the stream is its.
+    pub(super) unsafe fn multiply(
+        &self,
+        stream: driver::sys::CUstream,
+        product: &Product,
+    ) -> Result<(), CudaError> {
+        let Some(handle) = self.handle.get() else {
+            return Err(CudaError::Unsupported("a product on a device that was closed".to_owned()));
+        };
+        let plan = self.plan(handle, product)?;
+        let workspace = self.workspace(stream)?;
+        let (one, zero) = ([1.0_f32], [0.0_f32]);
+        let (wide_one, wide_zero) = ([1.0_f64], [0.0_f64]);
+        let factors: [*const c_void; 2] = match product.dtype {
+            DType::F64 => [wide_one.as_ptr().cast(), wide_zero.as_ptr().cast()],
+            DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => {
+                [one.as_ptr().cast(), zero.as_ptr().cast()]
+            }
+        };
+        let [a, b, c] = [product.a, product.b, product.c].map(|m| device(m.at.number()));
+        let [la, lb, lc] = plan.layouts;
+        // SAFETY: descriptions and layouts live as long as this, factors for the call; the caller vouches for the rest.
+        unsafe {
+            result::matmul(
+                handle,
+                plan.description,
+                factors[0],
+                factors[1],
+                a,
+                la,
+                b,
+                lb,
+                c,
+                lc,
+                c.cast_mut(),
+                lc,
+                &plan.algorithm,
+                device(workspace).cast_mut(),
+                WORKSPACE_BYTES,
+                stream.cast(),
+            )
+        }
+        .map_err(failed("cublasLtMatmul"))
+    }
+
+    /// Frees everything; products are refused afterwards.
+    pub(super) fn close(&self) {
+        // SAFETY: nothing runs that uses them, and nobody uses them afterwards; there is no one to tell of a failure.
+        unsafe {
+            for plan in std::mem::take(&mut *self.plans.borrow_mut()).into_values() {
+                plan.layouts.iter().for_each(|&layout| untold(result::destroy_matrix_layout(layout)));
+                untold(result::destroy_matmul_desc(plan.description));
+            }
+            for memory in std::mem::take(&mut *self.workspaces.borrow_mut()).into_values() {
+                untold(driver::result::free_sync(memory));
+            }
+            if let Some(handle) = self.handle.take() {
+                untold(result::destroy_handle(handle));
+            }
+        }
+    }
+
+    fn workspace(&self, stream: driver::sys::CUstream) -> Result<u64, CudaError> {
+        let key = stream.addr();
+        if let Some(&known) = self.workspaces.borrow().get(&key) {
+            return Ok(known);
+        }
+        // SAFETY: it is written before it is read.
+        let memory = unsafe { driver::result::malloc_sync(WORKSPACE_BYTES) }
+            .map_err(|e| CudaError::Failed { call: "cuMemAlloc", detail: e.to_string() })?;
+        self.workspaces.borrow_mut().insert(key, memory);
+        Ok(memory)
+    }
+
+    fn plan(&self, handle: sys::cublasLtHandle_t, product: &Product) -> Result<Plan, CudaError> {
+        let Product { dtype, rows, columns, inner, batch, a, b, c } = *product;
+        let numbers = [rows, columns, inner, batch, a.leading, a.step, b.leading, b.step, c.leading, c.step];
+        let shape: Shape = (numbers, [a, b].map(|m| m.form == Form::Transposed), dtype);
+        if let Some(&known) = self.plans.borrow().get(&shape) {
+            return Ok(known);
+        }
+        let (data, compute, scale) = types(dtype)?;
+        let description =
+            result::create_matmul_desc(compute, scale).map_err(failed("cublasLtMatmulDescCreate"))?;
+        let attributes = [
+            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, a.form),
+            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, b.form),
+        ];
+        for (attribute, form) in attributes {
+            let transposed: i32 = match form {
+                Form::Plain => 0,
+                Form::Transposed => 1,
+            };
+            // SAFETY: the description is alive, and the attribute is a 32-bit number.
+            unsafe {
+                result::set_matmul_desc_attribute(description, attribute, (&raw const transposed).cast(), 4)
+            }
+            .map_err(failed("cublasLtMatmulDescSetAttribute"))?;
+        }
+        let [la, lb, lc] =
+            [(rows, inner, a), (inner, columns, b), (rows, columns, c)].map(|m| layout(data, m, batch));
+        let layouts = [la?, lb?, lc?];
+        let preference = result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+        let limit = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let most = WORKSPACE_BYTES;
+        // SAFETY: the preference is alive, and the attribute is a 64-bit number.
+        unsafe { result::set_matmul_pref_attribute(preference, limit, (&raw const most).cast(), 8) }
+            .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))?;
+        let [a, b, c] = layouts;
+        // SAFETY: everything is alive.
+        let found = unsafe { result::get_matmul_algo_heuristic(handle, description, a, b, c, c, preference) };
+        // SAFETY: it is not used any more.
+        unsafe { result::destroy_matmul_pref(preference) }
+            .map_err(failed("cublasLtMatmulPreferenceDestroy"))?;
+        let algorithm = found.map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?.algo;
+        let plan = Plan { description, layouts, algorithm };
+        self.plans.borrow_mut().insert(shape, plan);
+        Ok(plan)
+    }
+}
+
+/// The layout of a batch of matrices `(rows, columns, matrix)`, as they lie in memory.
+fn layout(
+    data: sys::cudaDataType,
+    (rows, columns, m): (i64, i64, Matrix),
+    batch: i64,
+) -> Result<sys::cublasLtMatrixLayout_t, CudaError> {
+    let (rows, columns) = match m.form {
+        Form::Plain => (rows, columns),
+        Form::Transposed => (columns, rows),
+    };
+    let layout = result::create_matrix_layout(data, rows.unsigned_abs(), columns.unsigned_abs(), m.leading)
+        .map_err(failed("cublasLtMatrixLayoutCreate"))?;
+    let count =
+        i32::try_from(batch).map_err(|_| CudaError::Unsupported(format!("a product of {batch} matrices")))?;
+    let step = sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    let number = sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    // SAFETY: the layout is alive; the attributes are a 32-bit and a 64-bit number.
+    unsafe {
+        result::set_matrix_layout_attribute(layout, number, (&raw const count).cast(), 4)
+            .and_then(|()| result::set_matrix_layout_attribute(layout, step, (&raw const m.step).cast(), 8))
+    }
+    .map_err(failed("cublasLtMatrixLayoutSetAttribute"))?;
+    Ok(layout)
+}
+
+/// The types of elements, of the arithmetic, and of the factors.
+fn types(
+    dtype: DType,
+) -> Result<(sys::cudaDataType, sys::cublasComputeType_t, sys::cudaDataType), CudaError> {
+    use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F};
+    use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F, CUDA_R_64F};
+    Ok(match dtype {
+        DType::F64 => (CUDA_R_64F, CUBLAS_COMPUTE_64F, CUDA_R_64F),
+        DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        DType::F16 => (CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        DType::BF16 => (CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        DType::I32 | DType::Bool => {
+            return Err(CudaError::Unsupported(format!("a matrix product of {}", dtype.name())));
+        }
+    })
+}
+
+fn device(at: u64) -> *const c_void {
+    std::ptr::without_provenance(usize::try_from(at).unwrap_or(0))
+}
+
+fn failed(call: &'static str) -> impl Fn(CublasError) -> CudaError {
+    move |error| CudaError::Failed { call, detail: error.to_string() }
+}

@@ -1,0 +1,309 @@
+//! This machine as a device: the very same kernels, compiled by a C++ compiler, each launch run at once as a grid of one
+//! thread.
+//!
+//! It shows, without a GPU, that the runtime launches what it should: every launch is compared with the kernel's
+//! parameters by number and size, a wait for an event that nothing recorded is an error, and memory that was never
+//! written is no number.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use ithaca_ir::DType;
+
+use super::SOURCES;
+use super::arguments::{Address, Arguments};
+use super::catalogue::translation_unit;
+use super::device::{Device, Event, Form, Graph, Matrix, Product, Stream};
+use super::error::CudaError;
+
+/// Bytes at whose multiples memory starts, as on a GPU.
+const ALIGNMENT: usize = 256;
+
+/// Takes the addresses of the arguments, their sizes and their number; gives 0, or what is wrong with them.
+type Entry = unsafe extern "C" fn(*const *mut c_void, *const usize, usize) -> c_int;
+
+/// Kernels compiled for this machine, for any number of devices.
+pub struct HostKernels {
+    _library: libloading::Library,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// This machine as a device.
+pub struct Host {
+    kernels: Arc<HostKernels>,
+    memory: RefCell<BTreeMap<Address, Layout>>,
+    next: Cell<u64>,
+    recorded: RefCell<BTreeSet<Event>>,
+}
+
+impl HostKernels {
+    /// Compiles `kernels` with a C++ compiler, `compiler`, against headers in `headers` that stand in for CUDA's.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`] with the compiler's words, [`CudaError::Failed`] where files or the library fail.
+    pub fn compile(compiler: &str, headers: &Path, kernels: &BTreeSet<String>) -> Result<Self, CudaError> {
+        let io = |call: &'static str| {
+            move |error: std::io::Error| CudaError::Failed { call, detail: error.to_string() }
+        };
+        let directory = tempfile::tempdir().map_err(io("a temporary directory"))?;
+        for (name, text) in SOURCES {
+            fs::write(directory.path().join(name), text).map_err(io("write"))?;
+        }
+        let (source, library) = (directory.path().join("host.cpp"), directory.path().join("host.so"));
+        fs::write(&source, text_of(kernels)).map_err(io("write"))?;
+        let run = Command::new(compiler)
+            .args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-isystem"])
+            .arg(headers)
+            .arg("-o")
+            .arg(&library)
+            .arg(&source)
+            .output()
+            .map_err(io("the C++ compiler"))?;
+        if !run.status.success() {
+            return Err(CudaError::Compile { log: String::from_utf8_lossy(&run.stderr).into_owned() });
+        }
+        let failed = |e: libloading::Error| CudaError::Failed { call: "dlopen", detail: e.to_string() };
+        // SAFETY: the library is the kernels', which have no initialisers.
+        let library = unsafe { libloading::Library::new(&library) }.map_err(failed)?;
+        let mut entries = BTreeMap::new();
+        for (i, kernel) in kernels.iter().enumerate() {
+            // SAFETY: the entry was written with this type.
+            let entry = unsafe { library.get::<Entry>(format!("entry_{i}").as_bytes()) }.map_err(failed)?;
+            entries.insert(kernel.clone(), *entry);
+        }
+        Ok(Self { _library: library, entries })
+    }
+
+    /// Whether all of these were compiled.
+    pub fn has(&self, kernels: &BTreeSet<String>) -> bool {
+        kernels.iter().all(|kernel| self.entries.contains_key(kernel))
+    }
+}
+
+impl Host {
+    /// A device with nothing in its memory.
+    pub fn new(kernels: Arc<HostKernels>) -> Self {
+        Self { kernels, memory: RefCell::default(), next: Cell::new(0), recorded: RefCell::default() }
+    }
+
+    fn fresh(&self) -> u64 {
+        self.next.set(self.next.get() + 1);
+        self.next.get()
+    }
+}
+
+/// The kernels and an entry for each, by number.
+fn text_of(kernels: &BTreeSet<String>) -> String {
+    let mut text =
+        "#include <cstddef>\n#include <type_traits>\n#include <utility>\n".to_owned() + &translation_unit();
+    text.push_str(
+        "template <typename... P, size_t... I>\n\
+         static void run(void (*kernel)(P...), void* const* a, std::index_sequence<I...>) {\n    \
+         kernel(*static_cast<std::remove_const_t<P>*>(a[I])...);\n}\n\
+         template <typename... P>\n\
+         static int call(void (*kernel)(P...), void* const* a, const size_t* sizes, size_t n) {\n    \
+         if (n != sizeof...(P)) return -static_cast<int>(sizeof...(P)) - 1;\n    \
+         const size_t own[] = {sizeof(P)...};\n    \
+         for (size_t i = 0; i < n; ++i)\n        if (own[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
+         run(kernel, a, std::index_sequence_for<P...>{});\n    return 0;\n}\n",
+    );
+    for (i, kernel) in kernels.iter().enumerate() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "extern \"C\" int entry_{i}(void* const* a, const size_t* s, size_t n) {{ return call(&kernel::{kernel}, a, s, n); }}"
+        );
+    }
+    text
+}
+
+impl Device for Host {
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
+        let too_much =
+            |_| CudaError::Failed { call: "allocate", detail: format!("{bytes} bytes are too many") };
+        let size = usize::try_from(bytes.max(1)).map_err(too_much)?;
+        let layout = Layout::from_size_align(size, ALIGNMENT)
+            .map_err(|e| CudaError::Failed { call: "allocate", detail: e.to_string() })?;
+        // SAFETY: the layout is not empty.
+        let memory = unsafe { alloc(layout) };
+        if memory.is_null() {
+            return Err(CudaError::Failed {
+                call: "allocate",
+                detail: format!("no memory of {bytes} bytes"),
+            });
+        }
+        // SAFETY: the memory is as large; all ones is no number in any float type.
+        unsafe { memory.write_bytes(0xFF, size) };
+        let at = Address(memory.expose_provenance() as u64);
+        self.memory.borrow_mut().insert(at, layout);
+        Ok(at)
+    }
+
+    unsafe fn release(&self, at: Address) {
+        if let Some(layout) = self.memory.borrow_mut().remove(&at) {
+            // SAFETY: it was allocated here with this layout, and was not released before.
+            unsafe { dealloc(pointer(at), layout) };
+        }
+    }
+
+    unsafe fn upload(&self, bytes: &[u8], to: Address) -> Result<(), CudaError> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { pointer(to).copy_from(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn download(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { pointer(from).copy_to(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<Stream, CudaError> {
+        Ok(Stream(self.fresh()))
+    }
+
+    fn event(&self) -> Result<Event, CudaError> {
+        Ok(Event(self.fresh()))
+    }
+
+    fn record(&self, _: Stream, event: Event) -> Result<(), CudaError> {
+        self.recorded.borrow_mut().insert(event);
+        Ok(())
+    }
+
+    fn wait(&self, _: Stream, event: Event) -> Result<(), CudaError> {
+        match self.recorded.borrow().contains(&event) {
+            true => Ok(()),
+            false => Err(CudaError::Unrecorded),
+        }
+    }
+
+    unsafe fn copy(&self, _: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
+        let n = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: the caller vouches for the memory.
+        unsafe { pointer(to).copy_from(pointer(from), n) };
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &self,
+        _: Stream,
+        kernel: &str,
+        _: u64,
+        mut arguments: Arguments,
+    ) -> Result<(), CudaError> {
+        let wrong = |why: String| Err(CudaError::Kernel { kernel: kernel.to_owned(), why });
+        let Some(entry) = self.kernels.entries.get(kernel) else {
+            return wrong("it was not compiled".to_owned());
+        };
+        let (pointers, sizes) = (arguments.pointers(), arguments.sizes());
+        // SAFETY: the entry compares number and sizes with the kernel's own; the caller vouches for what they say.
+        match unsafe { entry(pointers.as_ptr(), sizes.as_ptr(), sizes.len()) } {
+            0 => Ok(()),
+            n if n < 0 => wrong(format!("it takes {} arguments and was given {}", -n - 1, sizes.len())),
+            i => wrong(format!("argument {} has another size than it was given", i - 1)),
+        }
+    }
+
+    unsafe fn multiply(&self, _: Stream, product: &Product) -> Result<(), CudaError> {
+        let Product { dtype, rows, columns, inner, batch, a, b, c } = *product;
+        for i in 0..batch {
+            for column in 0..columns {
+                for row in 0..rows {
+                    let mut wide = 0.0_f64;
+                    let mut narrow = 0.0_f32;
+                    for k in 0..inner {
+                        // SAFETY: the caller vouches for the matrices.
+                        let (x, y) = unsafe { (read(dtype, a, i, row, k), read(dtype, b, i, k, column)) };
+                        match dtype {
+                            DType::F64 => wide += x * y,
+                            _ => narrow += x as f32 * y as f32,
+                        }
+                    }
+                    let sum = if dtype == DType::F64 { wide } else { f64::from(narrow) };
+                    // SAFETY: as above.
+                    unsafe { write(dtype, element(dtype, c, i, row, column), sum) };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn begin_graph(&self, _: Stream) -> Result<(), CudaError> {
+        Err(CudaError::Unsupported("a graph of a host's work".to_owned()))
+    }
+
+    fn end_graph(&self, stream: Stream) -> Result<Graph, CudaError> {
+        self.begin_graph(stream).map(|()| Graph(0))
+    }
+
+    unsafe fn run_graph(&self, stream: Stream, _: Graph) -> Result<(), CudaError> {
+        self.begin_graph(stream)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for (&at, &layout) in self.memory.borrow().iter() {
+            // SAFETY: it was allocated here with this layout, and was not released before.
+            unsafe { dealloc(pointer(at), layout) };
+        }
+    }
+}
+
+fn pointer(at: Address) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(at.number()).unwrap_or(0))
+}
+
+/// The address of an element of matrix `i` of a batch.
+fn element(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> *mut u8 {
+    let (down, right) = match m.form {
+        Form::Plain => (row, column),
+        Form::Transposed => (column, row),
+    };
+    let at = i * m.step + right * m.leading + down;
+    pointer(m.at.offset(u64::try_from(at).unwrap_or(0) * dtype.bytes()))
+}
+
+/// # Safety
+/// The element is memory of this device.
+unsafe fn read(dtype: DType, m: Matrix, i: i64, row: i64, column: i64) -> f64 {
+    let at = element(dtype, m, i, row, column);
+    // SAFETY: the caller vouches for the memory.
+    unsafe {
+        match dtype {
+            DType::F64 => at.cast::<f64>().read(),
+            DType::F32 => f64::from(at.cast::<f32>().read()),
+            DType::F16 => at.cast::<f16>().read().to_f64(),
+            DType::BF16 => at.cast::<bf16>().read().to_f64(),
+            DType::I32 | DType::Bool => f64::NAN,
+        }
+    }
+}
+
+/// # Safety
+/// The element is memory of this device.
+unsafe fn write(dtype: DType, at: *mut u8, x: f64) {
+    // SAFETY: the caller vouches for the memory.
+    unsafe {
+        match dtype {
+            DType::F64 => at.cast::<f64>().write(x),
+            DType::F32 => at.cast::<f32>().write(x as f32),
+            DType::F16 => at.cast::<f16>().write(f16::from_f64(x)),
+            DType::BF16 => at.cast::<bf16>().write(bf16::from_f64(x)),
+            DType::I32 | DType::Bool => {}
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Parts of dimensions, taken, joined, cut and put side by side.
+
+use ithaca_ir::DimId;
+
+use super::view::{Cx, View, bits, place, signed, step, stride_of};
+use crate::cuda::arguments::{Walk, arguments};
+use crate::cuda::error::CudaError;
+
+/// Which way a part is copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    /// Out of the tensor that has it.
+    Out,
+    /// Into it.
+    Into,
+}
+
+impl Cx<'_> {
+    /// Copies the part at an index of each run of a dimension.
+    fn copy_part(
+        &self,
+        direction: Direction,
+        dim: DimId,
+        whole: View<'_>,
+        part: View<'_>,
+    ) -> Result<(), CudaError> {
+        let Some(cut) = self.space.dims[dim].part else {
+            return Err(CudaError::Unsupported("a part of a dimension that is none".to_owned()));
+        };
+        let (lw, lp) = (self.local(whole.ty), self.local(part.ty));
+        if lp.size == 0 {
+            return Ok(());
+        }
+        let run = signed(self.space.size(cut.of) / cut.runs.max(1)).max(1);
+        let each = run / signed(cut.count).max(1);
+        let inner = lw.strides[place(part.ty, dim)?];
+        let runs = lw.size / (run * inner);
+        let mut walk = Walk::<2>::default();
+        let order = |part: i64, whole: i64| match direction {
+            Direction::Out => [part, whole],
+            Direction::Into => [whole, part],
+        };
+        step(&mut walk, runs, order(each * inner, run * inner))?;
+        step(&mut walk, each * inner, [1, 1])?;
+        let first = cut.index * u64::try_from(each * inner).unwrap_or(0);
+        let there = whole.at.offset(first * part.ty.dtype.bytes());
+        let [from, to] = match direction {
+            Direction::Out => [there, part.at],
+            Direction::Into => [part.at, there],
+        };
+        let kernel = format!("copy_box<{}>", bits(part.ty));
+        self.launch(&kernel, lp.size, arguments![from, to, walk, lp.size])
+    }
+
+    /// One part of a dimension, of what this rank holds.
+    pub(super) fn take(&self, to: DimId, x: View<'_>, z: View<'_>) -> Result<(), CudaError> {
+        self.copy_part(Direction::Out, to, x, z)
+    }
+
+    /// The parts of a dimension become the dimension again.
+    pub(super) fn join(&self, to: DimId, parts: &[View<'_>], z: View<'_>) -> Result<(), CudaError> {
+        let at = place(z.ty, to)?;
+        parts.iter().try_for_each(|part| match part.ty.dims.get(at) {
+            Some(&dim) => self.copy_part(Direction::Into, dim, z, *part),
+            None => Err(CudaError::Unsupported("a part of fewer dimensions than the whole".to_owned())),
+        })
+    }
+
+    /// x, and behind it y, along the last dimension.
+    pub(super) fn concat(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), CudaError> {
+        let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
+        let mut rows = Walk::<1>::default();
+        let outer = z.ty.dims.len().saturating_sub(1);
+        for (d, &dim) in z.ty.dims.iter().enumerate().take(outer) {
+            step(&mut rows, lz.extents[d], [stride_of(y.ty, &ly, dim)])?;
+        }
+        let [wx, wy] = [&lx, &ly].map(|l| l.extents.last().copied().unwrap_or(1));
+        let kernel = format!("concat<{}>", bits(z.ty));
+        self.launch(&kernel, lz.size, arguments![x.at, y.at, z.at, rows, lz.size, wx, wy])
+    }
+
+    /// A window of the last dimension.
+    pub(super) fn cut(&self, start: u64, x: View<'_>, z: View<'_>) -> Result<(), CudaError> {
+        let (lx, lz) = (self.local(x.ty), self.local(z.ty));
+        let [wx, wz] = [&lx, &lz].map(|l| l.extents.last().copied().unwrap_or(1));
+        let kernel = format!("cut<{}>", bits(z.ty));
+        self.launch(&kernel, lz.size, arguments![x.at, z.at, lz.size, wx, wz, signed(start)])
+    }
+}

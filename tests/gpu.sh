@@ -1,0 +1,198 @@
+#!/usr/bin/env bash
+# Checks the runtime on a GPU: tests/gpu.sh ITHACA
+#
+# ITHACA is the built program; nothing is built here but CUDA code, at run time by NVRTC. Needed are a GPU with its driver,
+# NVRTC and cuBLASLt (CUDA_HOME, or where the loader finds them), and NCCL for the second kind of collectives (NCCL_HOME).
+#
+# Every kernel is compared with the oracle on fresh random inputs, in memory that was filled with bits that are no number;
+# every strategy runs on 1, 2, 4 and 8 ranks of one GPU, by both kinds of collectives; small shapes run under
+# compute-sanitizer where that is installed; then a table of times stands beside the two floors, what the bytes and what
+# the FLOPs take at least, and PyTorch's attention where python3 has torch.
+#
+# The exit status is 0 when all passed, 1 when something failed, 2 for wrong arguments, 77 when there is no GPU.
+set -euo pipefail
+
+if [ $# -ne 1 ] || [ ! -x "$1" ]; then
+    echo "usage: $0 ITHACA   (the path of the built program)" >&2
+    exit 2
+fi
+ithaca=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+here=$(cd "$(dirname "$0")" && pwd)
+if ! command -v nvidia-smi >/dev/null || ! nvidia-smi --query-gpu=name --format=csv,noheader >/dev/null 2>&1; then
+    echo "no GPU at hand: nvidia-smi is missing or finds none; nothing was run" >&2
+    exit 77
+fi
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+passed=0
+failed=0
+seed=${SEED:-$RANDOM}
+echo "seed $seed"
+
+# check NAME COMMAND…: runs it, and shows what it says when it fails.
+check() {
+    local name=$1
+    shift
+    if "$@" >"$scratch/log" 2>&1; then
+        passed=$((passed + 1))
+        echo "ok      $name"
+    else
+        failed=$((failed + 1))
+        echo "FAILED  $name"
+        sed 's/^/        /' "$scratch/log"
+    fi
+}
+
+# Of the programs in single precision, one in another type; lse, the optimizer and sums of squares stay as they are.
+in_type() {
+    sed -E "s/f32(\[(b s m|b s h d|b s k d|b s h e|b s k e|m|h d|b s v|v b s|v m|s m)\])/$2\1/g" "$here/gpu/$1.ith" >"$scratch/$1-$2.ith"
+    # The optimizer's weights, moments and their square are in single precision.
+    sed -E -i "/%(w0|m0|v0|second|w1)\b/s/$2\[m\]/f32[m]/g; /%rw = /s/$2\[b s h d\]/f32[b s h d]/" "$scratch/$1-$2.ith"
+    echo "$scratch/$1-$2.ith"
+}
+
+echo
+echo "== kernels against the oracle"
+for program in training attention attention_wide; do
+    check "$program in f32" "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed" --tolerance 1e-4
+    for dtype in bf16 f16; do
+        check "$program in $dtype" "$ithaca" run "$(in_type "$program" "$dtype")" --device cuda --seed "$seed" --tolerance 0.1
+    done
+done
+
+# strategy RANKS COLLECTIVES NAME OPTIONS…: a golden's logits under a strategy.
+strategy() {
+    local ranks=$1 collectives=$2 golden=$3
+    shift 3
+    local io=$here/goldens/$golden/io.safetensors
+    check "$golden on $ranks ranks, $collectives: $*" "$ithaca" run "$here/goldens/$golden" --inputs "$io" --expect "$io" \
+        --device cuda --collectives "$collectives" --tolerance 1e-3 "$@"
+}
+step() {
+    local ranks=$1 collectives=$2 golden=$3
+    shift 3
+    check "a step of $golden on $ranks ranks, $collectives: $*" "$ithaca" run "$here/goldens/$golden" --mode train --seq 16 --batch 8 \
+        --device cuda --collectives "$collectives" --tolerance 1e-2 --seed "$seed" "$@"
+}
+
+export NCCL_MULTI_RANK_GPU_ENABLE=1
+for collectives in in-process nccl; do
+    echo
+    echo "== strategies, collectives $collectives"
+    strategy 1 "$collectives" llama-gqa
+    step 1 "$collectives" llama-gqa
+    for n in 2 4 8; do
+        strategy "$n" "$collectives" llama-gqa --strategy ulysses --mesh "ulysses=$n"
+        strategy "$n" "$collectives" llama-gqa --strategy megatron-tp --mesh "tp=$n"
+        strategy "$n" "$collectives" llama-gqa --strategy megatron-tp-sp --mesh "tp=$n"
+        strategy "$n" "$collectives" llama-gqa --strategy ring --mesh "ring=$n" --pad-sequence
+        strategy "$n" "$collectives" mistral-swa --strategy sparse-fetch --mesh "ring=$n" --pad-sequence
+        step "$n" "$collectives" llama-gqa --strategy ulysses --mesh "ulysses=$n"
+        step "$n" "$collectives" llama-gqa --strategy ring --mesh "ring=$n" --pad-sequence
+        step "$n" "$collectives" llama-gqa --strategy data-parallel --mesh "dp=$n" --zero 3
+    done
+    strategy 4 "$collectives" llama-gqa --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2
+    strategy 8 "$collectives" llama-gqa --strategy loongtrain --mesh outer=2,ring=2,ulysses=2
+    strategy 2 "$collectives" mixtral --strategy ep --mesh ep=2
+    step 2 "$collectives" llama-gqa --strategy pipeline --mesh pp=2 --micro-batches 2
+done
+
+echo
+echo "== a step as a graph"
+io=$here/goldens/llama-gqa/io.safetensors
+check "llama-gqa, ulysses 4, as a graph" "$ithaca" run "$here/goldens/llama-gqa" --inputs "$io" --expect "$io" --tolerance 1e-3 \
+    --strategy ulysses --mesh ulysses=4 --device cuda --graph
+
+echo
+if command -v compute-sanitizer >/dev/null; then
+    echo "== compute-sanitizer"
+    for tool in memcheck racecheck initcheck synccheck; do
+        for program in training attention; do
+            check "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+                "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
+        done
+    done
+else
+    echo "compute-sanitizer is not installed: skipped"
+fi
+
+echo
+echo "== times, one layer's pieces: 4096 tokens, 32 heads of 128 on 8, 4096 × 14336, bf16"
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+# Peak TFLOP/s of dense bf16 and TB/s, from datasheets; others are given by hand.
+case $gpu in
+    *H200*) peak="989 4.8" ;;
+    *H100*PCIe*) peak="756 2.0" ;;
+    *H100*) peak="989 3.35" ;;
+    *A100*80GB*) peak="312 2.0" ;;
+    *A100*) peak="312 1.55" ;;
+    *) peak=${PEAK:-} ;;
+esac
+if "$ithaca" run "$here/gpu/times.ith" --device cuda --timings --unchecked >"$scratch/times" 2>&1; then
+    if [ -z "$peak" ]; then
+        echo "the peak of $gpu is not known: PEAK='TFLOPS TB/s' gives it"
+        cat "$scratch/times"
+    else
+        # Seconds, tasks and name of each row; FLOPs and bytes of each piece are those of its shapes.
+        awk -v peak="$peak" '
+            BEGIN {
+                split(peak, of, " ")
+                s = 4096; h = 32; k = 8; d = 128; m = 4096; f = 14336
+                flops["attention"] = 2 * s * s * h * d; bytes["attention"] = 2 * s * d * (2 * h + 2 * k) + 4 * s * h
+                flops["attention_backward"] = 5 * s * s * h * d; bytes["attention_backward"] = 2 * s * d * (4 * h + 4 * k) + 8 * s * h
+                flops["rms_norm"] = 4 * s * m; bytes["rms_norm"] = 2 * (2 * s * m + m)
+                flops["einsum"] = 2 * s * m * f + 2 * s * h * d; bytes["einsum"] = 2 * (s * m + m * f + s * f) + 4 * s * h * d
+                flops["silu"] = 4 * s * f; bytes["silu"] = 4 * s * f
+                printf "%-20s %10s %12s %12s %8s\n", "piece", "ms", "bytes, ms", "FLOPs, ms", "of floor"
+            }
+            $NF in flops {
+                ms = 1e3 * $1; b = bytes[$NF] / of[2] / 1e9; c = flops[$NF] / of[1] / 1e9; floor = b > c ? b : c
+                printf "%-20s %10.3f %12.4f %12.4f %7.1f%%\n", $NF, ms, b, c, 100 * floor / ms
+            }' "$scratch/times"
+    fi
+    passed=$((passed + 1))
+else
+    failed=$((failed + 1))
+    cat "$scratch/times"
+fi
+if command -v python3 >/dev/null && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    python3 - <<'PY'
+import torch
+
+s, h, k, d = 4096, 32, 8, 128
+q, k_, v = (torch.randn(1, n, s, d, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (h, k, k))
+
+
+def forward():
+    wide = [x.repeat_interleave(h // k, dim=1) for x in (k_, v)]
+    return torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
+
+
+def time(run, n=20):
+    for _ in range(3):
+        run()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(n):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / n
+
+
+def both():
+    forward().sum().backward()
+
+
+one, two = time(forward), time(both)
+print(f"PyTorch {torch.__version__}: attention {one:.3f} ms, forward and backward {two:.3f} ms")
+PY
+else
+    echo "python3 with torch and a GPU is not there: no comparison with PyTorch"
+fi
+
+echo
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

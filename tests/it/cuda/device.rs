@@ -1,0 +1,168 @@
+//! The runtime on devices without one: its launches run on the host, on the kernels that a C++ compiler made of the very
+//! same sources. Whatever an emitted program is shown to compute, the runtime is shown to compute too.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use ithaca_ir::DType;
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::traffic::Traffic;
+use ithaca_ir::verify::verify;
+use ithaca_kernels::cuda::catalogue::catalogue;
+use ithaca_kernels::cuda::collectives::InProcess;
+use ithaca_kernels::cuda::{self, Host, HostKernels, Options};
+use ithaca_kernels::store::{Layered, RandomTensors, SafeTensorsFile, TensorSource, Tensors};
+use ithaca_kernels::tensor::Tensor;
+use ithaca_kernels::{Outputs, cpu, oracle};
+use ithaca_passes::lower::lower;
+
+use super::distributed::{can_run, module};
+use super::{found, root};
+
+/// The compiler that the callers have found.
+const COMPILER: &str = "g++";
+
+fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
+    let headers = root().join("tests/cuda/host");
+    Arc::new(HostKernels::compile(COMPILER, &headers, kernels).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// The kernels of a schedule: those of single precision are compiled once.
+fn kernels_for(schedule: &Schedule) -> Arc<HostKernels> {
+    static SINGLE: OnceLock<Arc<HostKernels>> = OnceLock::new();
+    let kernels = cuda::kernels_of(schedule).unwrap_or_else(|e| panic!("{e}"));
+    let known = catalogue(&DType::ALL);
+    let unknown: Vec<&String> = kernels.difference(&known).collect();
+    assert!(unknown.is_empty(), "the catalogue lacks {unknown:?}");
+    let single = SINGLE.get_or_init(|| compile(&catalogue(&[DType::F32, DType::I32, DType::Bool])));
+    if single.has(&kernels) { single.clone() } else { compile(&kernels) }
+}
+
+/// What so many steps of a schedule give: outputs of the last, and what is kept.
+pub(super) fn steps_on_device(
+    name: &str,
+    schedule: &Schedule,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    steps: usize,
+) -> (Outputs<f32>, Vec<Traffic>) {
+    let kernels = kernels_for(schedule);
+    let (mut kept, mut outputs, mut traffic) = (Tensors::new(), Outputs::new(), Vec::new());
+    for _ in 0..steps {
+        let host = Host::new(kernels.clone());
+        let collectives = InProcess::new(&host, schedule.space.mesh.ranks()).unwrap();
+        let source = Layered::new(&kept, weights);
+        let sources = (&source as &dyn TensorSource, inputs);
+        let run = cuda::execute_on(schedule, &host, &collectives, sources, &Options::default());
+        let execution = run.unwrap_or_else(|e| panic!("{name}: {e}"));
+        kept = Tensors::from(&execution.kept);
+        outputs = execution.outputs;
+        outputs.extend(execution.kept);
+        traffic = execution.traffic;
+    }
+    (outputs, traffic)
+}
+
+/// Compares outputs with those of the emitted program, which has the same kernels: only products may round otherwise.
+pub(super) fn assert_same(name: &str, schedule: &Schedule, found: &Outputs<f32>, emitted: &SafeTensorsFile) {
+    let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
+    let halves = buffers.map(|buffer| buffer.dtype()).any(|t| matches!(t, DType::F16 | DType::BF16));
+    let tolerance = if halves { 2e-2 } else { 1e-4 };
+    assert!(!found.is_empty(), "{name}");
+    for (output, found) in found {
+        let emitted = emitted.read(output).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(found.shape, emitted.shape, "{name}: {output}");
+        let distance = distance(&found.map(f64::from), &emitted);
+        assert!(distance < tolerance, "{name}: {output} of the runtime is {distance:.1e} off");
+    }
+}
+
+/// The distance relative to the norm; what is no number, or infinite, has to be that on both sides.
+fn distance(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (&a, &b) in found.data.iter().zip(&expected.data) {
+        if !a.is_finite() || !b.is_finite() {
+            if a.to_bits() != b.to_bits() {
+                return f64::INFINITY;
+            }
+            continue;
+        }
+        difference += (a - b) * (a - b);
+        norm += b * b;
+    }
+    if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
+}
+
+/// Runs a schedule on both runtimes and compares the bytes that ranks sent.
+pub(super) fn assert_traffic(
+    name: &str,
+    schedule: &Schedule,
+    sources: &dyn TensorSource,
+    traffic: &[Traffic],
+) {
+    let execution = cpu::execute(schedule, sources, sources, &cpu::Options::default()).unwrap();
+    assert_eq!(execution.traffic, traffic, "{name}");
+}
+
+/// The programs that `tests/gpu.sh` compares on a GPU, on the host: every kernel of one rank.
+#[test]
+fn programs_of_the_gpu_suite_agree_with_the_oracle() {
+    if !can_run() {
+        return;
+    }
+    for name in ["training", "attention", "attention_wide"] {
+        let text = std::fs::read_to_string(root().join(format!("tests/gpu/{name}.ith"))).unwrap();
+        let whole = module(&text);
+        let sources = RandomTensors::of_module(&whole, 5);
+        let schedule = lower(verify(&whole).unwrap()).unwrap();
+        let (found, traffic) = steps_on_device(name, &schedule, &sources, &sources, 1);
+        assert!(traffic.is_empty());
+        for (output, expected) in oracle::run::<f64>(&whole, &sources, &sources).unwrap() {
+            let distance = distance(&found[&output].map(f64::from), &expected);
+            assert!(distance < 1e-4, "{name}: {output} is {distance:.1e} off");
+        }
+    }
+}
+
+#[test]
+fn the_gpu_suite_is_a_script_and_says_where_there_is_no_gpu() {
+    if !found("bash") {
+        return;
+    }
+    let script = root().join("tests/gpu.sh");
+    let run = |arguments: &[&Path]| Command::new("bash").args(arguments).output().unwrap();
+    assert!(run(&[Path::new("-n"), &script]).status.success());
+    assert_eq!(run(&[&script]).status.code(), Some(2));
+    if !Path::new("/dev/nvidia0").exists() {
+        let run = run(&[&script, Path::new(env!("CARGO_BIN_EXE_ithaca"))]);
+        assert_eq!(run.status.code(), Some(77));
+        assert!(String::from_utf8_lossy(&run.stderr).contains("no GPU at hand"));
+    }
+}
+
+/// Without CUDA the command names every part that is missing.
+#[test]
+fn a_machine_without_cuda_is_told_what_is_missing() {
+    if Path::new("/dev/nvidia0").exists() {
+        return;
+    }
+    let run = Command::new(env!("CARGO_BIN_EXE_ithaca"))
+        .args(["run", "tests/gpu/training.ith", "--device", "cuda"])
+        .current_dir(root())
+        .env_remove("CUDA_HOME")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stderr);
+    assert!(!run.status.success());
+    for part in ["C20", "not available", "nvidia"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let graph = Command::new(env!("CARGO_BIN_EXE_ithaca"))
+        .args(["run", "tests/gpu/training.ith", "--graph"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&graph.stderr).contains("--device cuda"));
+}
