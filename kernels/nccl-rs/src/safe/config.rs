@@ -32,11 +32,11 @@ impl Config {
     /// # Errors
     /// [`Error::Range`] for numbers beyond its integers, and where the fewest are more than the most.
     pub(super) fn raw(&self) -> Result<RawConfig, Error> {
-        let mut raw = RawConfig::default();
-        raw.blocking = match self.waiting {
+        let blocking = match self.waiting {
             Waiting::Blocking => 1,
             Waiting::NonBlocking => 0,
         };
+        let mut raw = RawConfig { blocking, ..RawConfig::default() };
         if let Some((fewest, most)) = self.blocks {
             if fewest > most {
                 return Err(Error::Range { what: "fewest blocks", value: fewest, bound: most + 1 });

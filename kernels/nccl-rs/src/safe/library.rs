@@ -132,12 +132,12 @@ impl Library {
 /// # Safety
 /// It is null or a live string.
 unsafe fn text(string: *const c_char) -> String {
-    // SAFETY: the caller vouches for the string.
     if string.is_null() {
-        String::new()
-    } else {
-        unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+        return String::new();
     }
+    // SAFETY: the caller vouches for the string, which is not null.
+    let string = unsafe { CStr::from_ptr(string) };
+    string.to_string_lossy().into_owned()
 }
 
 /// Since 2.9 the code is major·10000 + minor·100 + patch; before, major·1000.

@@ -100,9 +100,9 @@ impl Cx<'_> {
         let whole: Vec<i64> = q.ty.dims[..front].iter().map(|&d| signed(self.space.size(d))).collect();
         let steps = row_major(&whole);
         let (mut sequences, mut first_sequence) = (Walk::<1>::default(), 0);
-        for d in 0..front {
-            step(&mut sequences, lq.extents[d], [steps[d]])?;
-            first_sequence += signed(lq.region[d].start) * steps[d];
+        for (d, &apart) in steps.iter().enumerate() {
+            step(&mut sequences, lq.extents[d], [apart])?;
+            first_sequence += signed(lq.region[d].start) * apart;
         }
         let first_head = lq.region[n - 2].start;
         let valid = self.space.dims[self.space.sequence(a.keys)].valid;

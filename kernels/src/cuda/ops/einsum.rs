@@ -110,7 +110,13 @@ impl Matmul {
         let outer: i64 = batch.iter().rev().skip(1).map(|l| l.extent).product();
         let fits =
             [m.extent, n.extent, k.extent, a.1, b.1, c, inner].iter().all(|&x| i32::try_from(x).is_ok());
-        (form == Form::Plain && fits && outer <= MOST_PRODUCTS).then(|| Found { loops: self, order, a, b, c })
+        (form == Form::Plain && fits && outer <= MOST_PRODUCTS).then_some(Found {
+            loops: self,
+            order,
+            a,
+            b,
+            c,
+        })
     }
 }
 
