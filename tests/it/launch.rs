@@ -272,7 +272,7 @@ fn a_process_that_is_killed_ends_the_others() {
     children.extend((1..4).map(|rank| start(rank, 4, ("ITHACA_PORT", port), &args)));
     // Rank 0 listens until all have come; a moment later they run.
     wait_until(port, false);
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_secs(1));
     children[2].kill().unwrap();
     let killed = children.remove(2).wait_with_output().unwrap();
     assert_eq!(killed.status.code(), None);

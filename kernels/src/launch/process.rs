@@ -84,7 +84,8 @@ impl Process {
         digests.extend(said.iter().map(|(name, value)| (*name, digest([value.as_str()]))));
         if self.is_first() {
             for other in self.mesh.others() {
-                let (_, body) = self.mesh.message(other, &[Kind::Agree], Patience::Limited)?;
+                // Compiling comes to an end by itself.
+                let (_, body) = self.mesh.message(other, &[Kind::Agree], Patience::Unlimited)?;
                 let mut input = Reader::new(&body);
                 let theirs = input.list(|input| Ok((input.text()?, input.number()?)))?;
                 let ours = digests.iter().map(|&(name, digest)| (name.to_owned(), digest));
