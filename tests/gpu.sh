@@ -45,12 +45,15 @@ check() {
     fi
 }
 
-# Of the programs in single precision, one in another type; lse, the optimizer and sums of squares stay as they are.
+# in_type PROGRAM TYPE: a program with tensors of another type; lse, losses, the optimizer and sums of squares stay as they
+# are.
 in_type() {
-    sed -E "s/f32(\[(b s m|b s h d|b s k d|b s h e|b s k e|m|h d|b s v|v b s|v m|s m)\])/$2\1/g" "$here/gpu/$1.ith" >"$scratch/$1-$2.ith"
-    # The optimizer's weights, moments and their square are in single precision.
-    sed -E -i "/%(w0|m0|v0|second|w1)\b/s/$2\[m\]/f32[m]/g; /%rw = /s/$2\[b s h d\]/f32[b s h d]/" "$scratch/$1-$2.ith"
-    echo "$scratch/$1-$2.ith"
+    local out=$scratch/$1-$2.ith
+    sed -E "s/f32/$2/g" "$here/gpu/$1.ith" |
+        sed -E "/^  %(lse|rw|squares|(d_)?nll[01]|counts|norm|clip|step|second|w0|m0|v0|w1)[ ,]/s/$2/f32/g" |
+        sed -E "s/, $2\[b s h\]/, f32[b s h]/g; s/, $2\[h\]/, f32[h]/g; s/, $2\[u h\]/, f32[u h]/g; s/, $2\[b s\],/, f32[b s],/g" |
+        sed -E "/%sinks = /s/$2/f32/" >"$out"
+    echo "$out"
 }
 
 echo
