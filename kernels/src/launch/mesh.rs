@@ -121,7 +121,8 @@ impl Mesh {
         stream.set_nodelay(true)?;
         let reading = stream.try_clone()?;
         let (queue, outgoing) = mpsc::channel();
-        let threads: [(&str, Box<dyn FnOnce(&Shared) + Send>); 2] = [
+        type Work = Box<dyn FnOnce(&Shared) + Send>;
+        let threads: [(&str, Work); 2] = [
             ("from", Box::new(move |shared| listen(shared, (rank, address), reading))),
             ("to", Box::new(move |_| speak(&outgoing, stream))),
         ];

@@ -205,13 +205,13 @@ impl Agreed<'_> {
     /// What rank 0 hands on to the next step.
     fn next(&self, then: Then) -> Result<Outputs<f32>, RunError> {
         let mut kept = Outputs::new();
-        while then == Then::Another {
-            // Rank 0 waits for the slowest rank first.
-            let message = self.process.mesh.message(0, &[Kind::Kept, Kind::KeptEnd], Patience::Unlimited)?;
-            match message {
-                (Kind::Kept, body) => kept.extend([part::decode_tensor(&body)?]),
-                _ => break,
-            }
+        if then == Then::End {
+            return Ok(kept);
+        }
+        let expected = [Kind::Kept, Kind::KeptEnd];
+        // Rank 0 waits for the slowest rank first.
+        while let (Kind::Kept, body) = self.process.mesh.message(0, &expected, Patience::Unlimited)? {
+            kept.extend([part::decode_tensor(&body)?]);
         }
         Ok(kept)
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use ithaca_ir::DType;
 use ithaca_ir::schedule::Schedule;
+use ithaca_ir::text;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::cuda::catalogue::catalogue;
@@ -140,6 +141,20 @@ fn the_gpu_suite_is_a_script_and_says_where_there_is_no_gpu() {
         assert_eq!(run.status.code(), Some(77));
         assert!(String::from_utf8_lossy(&run.stderr).contains("no GPU at hand"));
     }
+}
+
+/// The programs that run on a GPU are programs.
+#[test]
+fn programs_of_the_gpu_suite_are_valid() {
+    let mut found = 0;
+    for entry in std::fs::read_dir(root().join("tests/gpu")).unwrap() {
+        let path = entry.unwrap().path();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let program = text::parse(&source).unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
+        verify(&program).unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
+        found += 1;
+    }
+    assert!(found > 2, "only {found} programs");
 }
 
 /// Without CUDA the command names every part that is missing.

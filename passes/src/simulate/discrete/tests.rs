@@ -150,7 +150,7 @@ fn a_slow_rank_delays_a_ring_step_by_step() {
     home.layout.split[0].push(axis);
     let moved = |by| home.with_layout(home.layout.clone().moved(axis, by, 4, None));
     let types = [x, home.clone(), moved(1), moved(2)];
-    let scale = || Work::Compute(Op::Scale { factor: 2.0.into() });
+    let scale = || Work::Compute(Op::Scale { factor: 2.0 });
     let permute = |from: usize| {
         Work::Exchange(Transfer::one(Op::Permute, types[from].clone(), types[from + 1].clone()))
     };
