@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use ithaca_ir::Diagnostic;
 use ithaca_ir::schedule::Stream;
 use ithaca_passes::compile::compile_with;
 use ithaca_passes::import;
@@ -103,15 +102,16 @@ const ROWS: usize = 8;
 /// What the step looks like event by event, on the rank that ends last.
 fn simulated(registry: &Registry, plan: &Plan) -> String {
     let mut out = String::new();
-    let compiled = plan.workload.to_import().and_then(|workload| {
-        let compiled = import::program(&plan.model.config, &plan.model.name, &workload)
-            .and_then(|program| compile_with(registry, &program, &plan.shard_options(), &plan.cluster));
-        compiled
-            .map_err(|found| found.into_iter().next().unwrap_or_else(|| Diagnostic::new("P00", "refused")))
+    let compiled = plan.workload.to_import().map_err(|refusal| vec![refusal]).and_then(|workload| {
+        import::program(&plan.model.config, &plan.model.name, &workload)
+            .and_then(|program| compile_with(registry, &program, &plan.shard_options(), &plan.cluster))
     });
     let compiled = match compiled {
         Ok(compiled) => compiled,
-        Err(refusal) => return format!("not simulated event by event: {}\n", refusal.message),
+        Err(refusals) => {
+            let why: Vec<&str> = refusals.iter().map(|refusal| refusal.message.as_str()).collect();
+            return format!("not simulated event by event: {}\n", why.join("; "));
+        }
     };
     let Some(outcome) = discrete::simulate(&plan.cluster, &compiled.schedule, discrete::Record::Times) else {
         return "not simulated event by event: too many ranks differ\n".to_owned();

@@ -182,12 +182,12 @@ fn ulysses_across_nodes_has_an_all_to_all_for_each_level() {
         rows.map(|t| (t.axis, t.count)).collect::<Vec<_>>()
     };
     let of = |axis: &str, count: u64| (axis.to_owned(), count);
-    assert_eq!(all_to_alls(Fusion::Pack), [of("ulysses", 2 * 32)]);
-    let forced = Fusion::TwoLevel(Choose::Always, Messages::Packed);
-    assert_eq!(all_to_alls(forced), [of("ulysses_across", 2 * 32), of("ulysses_inside", 2 * 32)]);
+    assert_eq!(all_to_alls(Fusion::None), [of("ulysses", 4 * 32)]);
+    let forced = Fusion::TwoLevel(Choose::Always, Messages::Alone);
+    assert_eq!(all_to_alls(forced), [of("ulysses_across", 4 * 32), of("ulysses_inside", 4 * 32)]);
     // By the prices of the profile one collective uses both levels at the same time, so it is not cut.
-    let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Packed);
-    assert_eq!(all_to_alls(priced), [of("ulysses", 2 * 32)]);
+    let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Alone);
+    assert_eq!(all_to_alls(priced), [of("ulysses", 4 * 32)]);
 }
 
 /// On a node of H100s only the first and the last chunk of the all-to-alls around attention are exposed.
@@ -257,8 +257,8 @@ fn spans_of_all_chunks_but_the_first_and_the_last_are_covered() {
     }
 }
 
-/// The blocks of a ring's next step travel while this one's are attended to: no transfer is seen, and each has arrived
-/// when its step begins.
+/// The blocks of a ring's next steps travel while others are attended to and merged: no transfer is seen, and each has
+/// arrived when its step begins.
 #[test]
 fn steps_of_a_ring_travel_under_attention() {
     let cluster = Cluster::named("dgx-h100").unwrap();
@@ -274,7 +274,7 @@ fn steps_of_a_ring_travel_under_attention() {
             assert_eq!((attention.len(), messages.len()), (8, 14), "keys and values of 7 others");
             for (i, message) in messages.iter().enumerate() {
                 assert_eq!(message.kind, "permute");
-                assert!(uncovered(message, &attention) < 1e-9, "layer {layer}: transfer {i} is exposed");
+                assert!(uncovered(message, &kernels) < 1e-9, "layer {layer}: transfer {i} is exposed");
                 let needed = attention[i / 2 + 1];
                 assert!(message.end <= needed.start + 1e-12, "layer {layer}: transfer {i} comes too late");
             }
