@@ -143,22 +143,23 @@ mod tests {
 
     #[test]
     #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
-    fn every_kernel_compiles_for_every_architecture() {
+    fn every_kernel_compiles_and_every_architecture_takes_some() {
         if let Err(error) = available::nvrtc() {
             eprintln!("skipped: {error}");
             return;
         }
-        let kernels = catalogue(&DType::ALL);
-        std::thread::scope(|scope| {
-            for major in [8, 9, 10] {
-                let kernels = &kernels;
-                scope.spawn(move || {
-                    let compiled = compile(kernels, Architecture { major, minor: 0 }).unwrap();
-                    assert_eq!(compiled.names.len(), kernels.len());
-                    assert!(compiled.cubin.starts_with(b"\x7fELF"));
-                });
-            }
-        });
+        // No kernel tells architectures apart, and all kernels for all of them take minutes.
+        let parts = [
+            (8, vec![DType::F32, DType::I32, DType::Bool]),
+            (9, vec![DType::BF16, DType::F64]),
+            (10, vec![DType::F16]),
+        ];
+        for (major, dtypes) in parts {
+            let kernels = catalogue(&dtypes);
+            let compiled = compile(&kernels, Architecture { major, minor: 0 }).unwrap();
+            assert_eq!(compiled.names.len(), kernels.len());
+            assert!(compiled.cubin.starts_with(b"\x7fELF"));
+        }
     }
 
     #[test]
