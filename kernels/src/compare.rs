@@ -14,6 +14,11 @@ use crate::tensor::Tensor;
 /// keys is zero, and computed as less than this.
 pub const NOISE: f64 = 1e-5;
 
+/// Beside the largest element of all gradients, what the norm of a gradient is at least taken to be for each of its
+/// elements: at a tolerance of 1e-4 that is 1e-8 of the largest, where 2e-9 of it was seen as rounding of sums in single
+/// precision.
+pub const FLOOR: f64 = 1e-4;
+
 /// How one tensor compares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
@@ -35,7 +40,7 @@ pub enum Verdict {
         /// The largest absolute difference of two elements.
         max_abs: f64,
         /// `‖a − b‖ / ‖b‖` in the Euclidean norm, b being what was expected; `‖a − b‖` where b is zero. A gradient that is
-        /// nothing but rounding, elements of [`NOISE`] times the largest of all gradients and below on average, is measured
+        /// nothing but rounding, elements of [`FLOOR`] times the largest of all gradients and below on average, is measured
         /// by that instead of its norm; so are moments, beside the largest of their kind.
         relative: f64,
     },
@@ -231,9 +236,9 @@ impl Scales {
     /// The size of elements that are rounding, of a tensor of this name.
     fn floor(&self, name: &str) -> f64 {
         match name {
-            _ if name.starts_with(state::GRADIENT) => NOISE * self.gradient,
-            _ if name.starts_with(state::FIRST_MOMENT) => NOISE * self.first_moment,
-            _ if name.starts_with(state::SECOND_MOMENT) => NOISE * NOISE * self.second_moment,
+            _ if name.starts_with(state::GRADIENT) => FLOOR * self.gradient,
+            _ if name.starts_with(state::FIRST_MOMENT) => FLOOR * self.first_moment,
+            _ if name.starts_with(state::SECOND_MOMENT) => FLOOR * FLOOR * self.second_moment,
             _ => 0.0,
         }
     }
