@@ -10,13 +10,13 @@ use crate::real::Real;
 use crate::store::{StoreError, TensorSource};
 use crate::tensor::Tensor;
 
-/// What single precision cannot tell from zero beside the largest element of all gradients: the gradient of the bias of
-/// keys is zero, and computed as less than this.
+/// What single precision cannot tell from zero beside sums of numbers near one, or in parts of the largest element of all
+/// gradients: the gradient of the bias of keys is zero, and computed as less than this.
 pub const NOISE: f64 = 1e-5;
 
 /// Beside the largest element of all gradients, what the norm of a gradient is at least taken to be for each of its
-/// elements: at a tolerance of 1e-4 that is 1e-8 of the largest, where 2e-9 of it was seen as rounding of sums in single
-/// precision.
+/// elements, though never more than [`NOISE`] itself: at a tolerance of 1e-4 that is 1e-8 of the largest, where 2e-9 of it
+/// was seen as rounding of sums in single precision.
 pub const FLOOR: f64 = 1e-4;
 
 /// How one tensor compares.
@@ -236,8 +236,8 @@ impl Scales {
     /// The size of elements that are rounding, of a tensor of this name.
     fn floor(&self, name: &str) -> f64 {
         match name {
-            _ if name.starts_with(state::GRADIENT) => FLOOR * self.gradient,
-            _ if name.starts_with(state::FIRST_MOMENT) => FLOOR * self.first_moment,
+            _ if name.starts_with(state::GRADIENT) => (FLOOR * self.gradient).min(NOISE),
+            _ if name.starts_with(state::FIRST_MOMENT) => (FLOOR * self.first_moment).min(NOISE),
             _ if name.starts_with(state::SECOND_MOMENT) => FLOOR * FLOOR * self.second_moment,
             _ => 0.0,
         }
