@@ -13,7 +13,7 @@ use super::classes::Line;
 use super::lasting::Lasting;
 use super::order::Order;
 use super::work::is_sliced;
-use super::{MAX_DIAGNOSTICS, describe, in_frame, in_task, name};
+use super::{MAX_DIAGNOSTICS, describe, in_frame, in_task, name, partner};
 use crate::diagnostic::Diagnostics;
 use crate::ops::state::works_in_place;
 use crate::ops::{Op, OpError, Scan};
@@ -97,7 +97,7 @@ pub(super) fn check(
         }
         for (buffer, region) in &touched.reads {
             if let Err(error) = memory.find(*buffer, region) {
-                found.push(in_task(frame, i, error));
+                found.push(in_task(frame, i, with_writer(frame, *buffer, i, error)));
             }
         }
         if let Err(error) = check_in_place(schedule, frame, i, &touched) {
@@ -114,6 +114,16 @@ pub(super) fn check(
             let message = format!("on return {}", error.message);
             found.push(in_frame(frame, OpError::new(error.code, message)));
         }
+    }
+}
+
+/// The error, with the task that writes what is missing, if another does.
+fn with_writer(frame: &Frame, buffer: BufferId, index: usize, error: OpError) -> OpError {
+    match partner::writer(frame, buffer, index) {
+        Some(other) if !error.message.contains("task ") => {
+            OpError::new(error.code, format!("{}; {} writes it", error.message, describe(frame, other)))
+        }
+        _ => error,
     }
 }
 
@@ -165,8 +175,10 @@ fn check_in_place(
                 Work::Pack(_) | Work::Unpack(_) | Work::Copy => false,
             };
             if !fits {
+                let said = partner::writer(frame, operand, index);
+                let said = said.map_or(String::new(), |i| format!(", which {} writes", describe(frame, i)));
                 let (operand, write) = (name(frame, operand), name(frame, write));
-                return refuse(format!("it writes `${write}` where it reads `${operand}`"));
+                return refuse(format!("it writes `${write}` where it reads `${operand}`{said}"));
             }
         }
     }

@@ -11,6 +11,7 @@ mod lasting;
 mod meaning;
 mod memory;
 mod order;
+mod partner;
 mod ranks;
 mod structure;
 mod wires;
@@ -131,10 +132,11 @@ fn in_frame(frame: &Frame, error: OpError) -> Diagnostic {
     Diagnostic::new(code, format!("frame `@{}`: {message}", frame.name))
 }
 
-/// The diagnostic about a task.
+/// The diagnostic about a task, which names the task at the other end as well, if there is one.
 fn in_task(frame: &Frame, index: usize, error: OpError) -> Diagnostic {
     let OpError { code, message } = error;
     let task = describe(frame, index);
+    let message = partner::with_partner(frame, index, message);
     Diagnostic::new(code, format!("frame `@{}`, {task}: {message}", frame.name))
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::partner::with_users;
 use super::{in_frame, in_range, in_task};
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::{Arena, Entity};
@@ -40,7 +41,7 @@ pub(super) fn check_frame(schedule: &Schedule, id: FrameId, found: &mut Diagnost
     }
     let mut names = BTreeSet::new();
     let (mut arguments, mut results) = (BTreeSet::new(), BTreeSet::new());
-    for buffer in frame.buffers.values() {
+    for (id, buffer) in frame.buffers.iter() {
         if !is_identifier(&buffer.name) || !names.insert(buffer.name.as_str()) {
             let message = format!("the name of buffer `${}` is taken, or is none", buffer.name);
             found.push(in_frame(frame, OpError::new("S01", message)));
@@ -56,7 +57,7 @@ pub(super) fn check_frame(schedule: &Schedule, id: FrameId, found: &mut Diagnost
             found.push(in_frame(frame, OpError::new("S02", message)));
         }
         if let Err(error) = check_buffer(schedule, frame, buffer) {
-            let message = format!("buffer `${}`: {}", buffer.name, error.message);
+            let message = with_users(frame, id, &format!("buffer `${}`: {}", buffer.name, error.message));
             found.push(in_frame(frame, OpError::new(error.code, message)));
         }
     }

@@ -1,0 +1,52 @@
+//! The other task of a message: who writes what a task reads, or reads what it writes.
+//!
+//! What is wrong with a task is seldom wrong with it alone, so messages name the task at the other end of its buffers.
+
+use super::{describe, name};
+use crate::schedule::{BufferId, Frame, Task};
+
+/// The message about a task, with the task at the other end of its buffers where it names none.
+pub(super) fn with_partner(frame: &Frame, index: usize, message: String) -> String {
+    if message.contains("task ") {
+        return message;
+    }
+    let Some(task) = frame.tasks.get(index) else { return message };
+    match partner(frame, index, task) {
+        Some(said) => format!("{message}; {said}"),
+        None => message,
+    }
+}
+
+/// The message about a buffer, with the first tasks that write and read it, and whether it is returned.
+pub(super) fn with_users(frame: &Frame, buffer: BufferId, message: &str) -> String {
+    let first = |does: &dyn Fn(&Task) -> bool| frame.tasks.iter().position(does);
+    let writes = first(&|task| task.writes.contains(&buffer)).map(|i| ("writes", i));
+    let reads = first(&|task| task.reads.contains(&buffer)).map(|i| ("reads", i));
+    let said = writes.into_iter().chain(reads).map(|(does, i)| format!("{} {does} it", describe(frame, i)));
+    let returned = frame.outputs.iter().any(|output| output.buffer == buffer);
+    let last = match returned {
+        true => Some("the frame returns it".to_owned()),
+        false => (writes.is_some() && reads.is_none()).then(|| "no task reads it".to_owned()),
+    };
+    let said: Vec<String> = said.chain(last).collect();
+    if said.is_empty() { message.to_owned() } else { format!("{message}; {}", said.join(", ")) }
+}
+
+/// Who writes `buffer`, last before task `index` or first behind it.
+pub(super) fn writer(frame: &Frame, buffer: BufferId, index: usize) -> Option<usize> {
+    let writes = |i: &usize| frame.tasks[*i].writes.contains(&buffer);
+    let n = frame.tasks.len();
+    (0..index.min(n)).rev().find(writes).or_else(|| (index + 1..n).find(writes))
+}
+
+/// What is said of the task at the other end: of another stream, if there is one.
+fn partner(frame: &Frame, index: usize, task: &Task) -> Option<String> {
+    let n = frame.tasks.len();
+    let written = task.reads.iter().map(|&b| (writer(frame, b, index), "writes", b));
+    let reader = |b: BufferId| (index + 1..n).find(|&i| frame.tasks[i].reads.contains(&b));
+    let read = task.writes.iter().map(|&b| (reader(b), "reads", b));
+    let all: Vec<_> = written.chain(read).filter_map(|(i, does, b)| Some((i?, does, b))).collect();
+    let elsewhere = all.iter().find(|(i, _, _)| frame.tasks[*i].stream != task.stream);
+    let &(i, does, buffer) = elsewhere.or(all.first())?;
+    Some(format!("{} {does} `${}`", describe(frame, i), name(frame, buffer)))
+}
