@@ -22,9 +22,11 @@ macro_rules! entity {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u32);
         impl $crate::entity::Entity for $name {
+            #[inline]
             fn new(index: usize) -> Self {
                 Self(u32::try_from(index).expect("an arena holds fewer than 2^32 items"))
             }
+            #[inline]
             fn index(self) -> usize {
                 self.0 as usize
             }
@@ -63,11 +65,13 @@ impl<K: Entity, V> Arena<K, V> {
     }
 
     /// The item, or `None` when the handle is from elsewhere.
+    #[inline]
     pub fn get(&self, id: K) -> Option<&V> {
         self.items.get(id.index())
     }
 
     /// Number of items.
+    #[inline]
     pub fn len(&self) -> usize {
         self.items.len()
     }
@@ -106,12 +110,14 @@ impl<K: Entity, V> Default for Arena<K, V> {
 
 impl<K: Entity, V> Index<K> for Arena<K, V> {
     type Output = V;
+    #[inline]
     fn index(&self, id: K) -> &V {
         &self.items[id.index()]
     }
 }
 
 impl<K: Entity, V> IndexMut<K> for Arena<K, V> {
+    #[inline]
     fn index_mut(&mut self, id: K) -> &mut V {
         &mut self.items[id.index()]
     }

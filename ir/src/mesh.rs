@@ -63,26 +63,31 @@ impl Mesh {
     }
 
     /// Ranks along `axis`.
+    #[inline]
     pub fn size(&self, axis: AxisId) -> u64 {
         self.axes[axis].size
     }
 
     /// Number of combinations of coordinates along `axes`.
+    #[inline]
     pub fn degree(&self, axes: &[AxisId]) -> u64 {
         axes.iter().map(|&a| self.size(a)).product()
     }
 
     /// Distance in rank numbers between neighbours along `axis`.
+    #[inline]
     pub fn stride(&self, axis: AxisId) -> u64 {
         self.axes.values().skip(axis.index() + 1).map(|a| a.size).product()
     }
 
     /// The coordinate of `rank` along `axis`.
+    #[inline]
     pub fn coordinate(&self, rank: Rank, axis: AxisId) -> u64 {
         rank.0 / self.stride(axis) % self.size(axis)
     }
 
     /// The rank that differs from `rank` in having `coordinate` along `axis`.
+    #[inline]
     pub fn with_coordinate(&self, rank: Rank, axis: AxisId, coordinate: u64) -> Rank {
         let stride = self.stride(axis);
         Rank(rank.0 - self.coordinate(rank, axis) * stride + coordinate * stride)

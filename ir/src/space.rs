@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 
+use crate::boxes;
 use crate::dim::{Dim, DimId};
 use crate::entity::Arena;
+use crate::layout::AxisList;
 use crate::mesh::{AxisId, Mesh, Rank};
 use crate::order::Run;
 use crate::types::TensorType;
@@ -84,6 +86,21 @@ impl Space {
         ty.layout.at.is_none_or(|at| at.has(&self.mesh, rank))
     }
 
+    /// Whether every rank holds as many elements of `ty` as any other.
+    pub fn is_even(&self, ty: &TensorType) -> bool {
+        let everywhere = ty.layout.at.is_none() && ty.layout.moved.iter().all(|m| m.only.is_none());
+        let even = |(&d, axes): (&DimId, &AxisList)| {
+            let dim = &self.dims[d];
+            axes.is_empty() || dim.fetched.is_none() && dim.divides_evenly(self.mesh.degree(axes))
+        };
+        everywhere && ty.dims.iter().zip(&ty.layout.split).all(even)
+    }
+
+    /// The number of elements of `ty` that `rank` holds.
+    pub fn local_elements(&self, ty: &TensorType, rank: Rank) -> u64 {
+        if self.is_even(ty) { self.max_local_elements(ty) } else { boxes::elements(&self.local_box(ty, rank)) }
+    }
+
     /// For each dimension of `ty`, the global indices that `rank` holds.
     pub fn local_box(&self, ty: &TensorType, rank: Rank) -> Vec<Range<u64>> {
         if !self.holds(ty, rank) {
@@ -94,7 +111,7 @@ impl Space {
             false => ty.layout.owner(&self.mesh, rank),
         };
         let travels = |axes: &[AxisId]| axes.iter().any(|&a| ty.layout.moved_along(a).is_some());
-        let part = |(&d, axes): (&DimId, &crate::layout::AxisList)| match owner {
+        let part = |(&d, axes): (&DimId, &AxisList)| match owner {
             Some(owner) => self.range(d, axes, owner),
             // What has moved away is gone along the dimension that the axis splits.
             None if travels(axes) => 0..0,
@@ -159,7 +176,7 @@ impl Space {
 
     /// The largest number of elements that a rank holds of `ty`.
     pub fn max_local_elements(&self, ty: &TensorType) -> u64 {
-        self.max_local_shape(ty).iter().product()
+        ty.dims.iter().zip(&ty.layout.split).map(|(&d, axes)| self.max_extent(d, axes)).product()
     }
 
     /// The largest number of bytes that a rank holds of `ty`.

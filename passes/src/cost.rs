@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::mask::Positions;
 use ithaca_ir::ops::{Attention, Cost};
-use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, boxes, message};
+use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 
 use crate::cluster::Cluster;
 
@@ -120,49 +120,61 @@ impl<'a> OnRank<'a> {
         Self { cluster, space, positions: BTreeMap::new() }
     }
 
-    /// Seconds that a kernel of `op` takes on `rank`: none where the rank holds nothing of any result. Attention counts
-    /// the pairs of the rank's own queries and keys; where the mask leaves none it writes its results only.
+    /// Seconds that a kernel of `op` takes on each of `ranks`: none where a rank holds nothing of any result. Attention
+    /// counts the pairs of a rank's own queries and keys; where the mask leaves none it writes its results only.
+    ///
+    /// One number stands for all ranks where they hold as much of every tensor, and positions make no difference.
     pub fn op_seconds(
         &mut self,
         op: &Op,
         operands: &[&TensorType],
         results: &[&TensorType],
-        rank: Rank,
-    ) -> f64 {
-        let Some(rate) = rate(self.cluster, op, operands) else { return 0.0 };
-        let space = self.space;
-        let elements = |ty: &TensorType| u128::from(boxes::elements(&space.local_box(ty, rank)));
-        let bytes = |types: &[&TensorType]| -> u128 {
-            types.iter().map(|ty| elements(ty) * u128::from(ty.dtype.bytes())).sum()
-        };
-        if results.iter().all(|ty| elements(ty) == 0) {
-            return 0.0;
-        }
-        let cost = match op {
+        ranks: &[Rank],
+    ) -> Vec<f64> {
+        let (cluster, space) = (self.cluster, self.space);
+        let Some(rate) = rate(cluster, op, operands) else { return vec![0.0] };
+        match op {
             Op::Attention(a) | Op::AttentionBackward(a) => {
-                let pairs = self.pairs(a, operands[0], operands[1], rank);
-                let read = if pairs > 0 { bytes(operands) } else { 0 };
-                let flops = match op {
-                    Op::Attention(_) => a.flops_of(pairs, space, operands),
-                    _ => a.flops_backward_of(pairs, space, operands),
+                let on = |&rank: &Rank| {
+                    let (operand, result) = (local_bytes(space, operands, rank), local_bytes(space, results, rank));
+                    if result == 0 {
+                        return 0.0;
+                    }
+                    let pairs = self.pairs(a, operands[0], operands[1], rank);
+                    let read = if pairs > 0 { operand } else { 0 };
+                    let flops = match op {
+                        Op::Attention(_) => a.flops_of(pairs, space, operands),
+                        _ => a.flops_backward_of(pairs, space, operands),
+                    };
+                    roofline(cluster, rate, Cost { flops, bytes: read + result })
                 };
-                Cost { flops, bytes: read + bytes(results) }
+                ranks.iter().map(on).collect()
             }
             _ => {
                 let most = op.cost(space, operands, results);
+                if operands.iter().chain(results).all(|ty| space.is_even(ty)) {
+                    let nothing = results.iter().all(|ty| space.max_local_elements(ty) == 0);
+                    return vec![if nothing { 0.0 } else { roofline(cluster, rate, most) }];
+                }
                 let whole = |types: &[&TensorType]| -> u128 {
                     types.iter().map(|ty| u128::from(space.max_local_bytes(ty))).sum()
                 };
+                let (read, written) = (whole(operands), whole(results));
                 // A rank with less than the busiest has as much less to do.
                 let part = |n: u128, of: u128, all: u128| n * of / all.max(1);
-                let moved = (bytes(operands) + bytes(results), whole(operands) + whole(results));
-                Cost {
-                    flops: part(most.flops, bytes(results), whole(results)),
-                    bytes: part(most.bytes, moved.0, moved.1),
-                }
+                let on = |&rank: &Rank| {
+                    let result = local_bytes(space, results, rank);
+                    if result == 0 {
+                        return 0.0;
+                    }
+                    let moved = local_bytes(space, operands, rank) + result;
+                    let flops = part(most.flops, result, written);
+                    let bytes = part(most.bytes, moved, read + written);
+                    roofline(cluster, rate, Cost { flops, bytes })
+                };
+                ranks.iter().map(on).collect()
             }
-        };
-        roofline(self.cluster, rate, cost)
+        }
     }
 
     /// Pairs of a query and a key that `rank` computes for one head.
@@ -182,6 +194,11 @@ impl<'a> OnRank<'a> {
             _ => 0,
         }
     }
+}
+
+/// Bytes that `rank` holds of all of `types`.
+fn local_bytes(space: &Space, types: &[&TensorType], rank: Rank) -> u128 {
+    types.iter().map(|ty| u128::from(space.local_elements(ty, rank)) * u128::from(ty.dtype.bytes())).sum()
 }
 
 /// Seconds that a kernel needs to read and write `bytes` in all, its launch left out.

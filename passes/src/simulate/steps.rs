@@ -133,7 +133,7 @@ pub(super) fn kernel_seconds(
             };
             let (reads, writes) = (types(&task.reads), types(&task.writes));
             let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
-            ranks.iter().map(|&r| on_rank.op_seconds(op, &reads, &writes, r)).collect()
+            on_rank.op_seconds(op, &reads, &writes, ranks)
         }
         // Blocks are gathered and dealt out as wires have them.
         Work::Pack(_) | Work::Copy => copied(bytes(&task.writes)),
