@@ -98,14 +98,14 @@ impl Mesh {
         axes.iter().fold(0, |c, &a| c * self.size(a) + self.coordinate(rank, a))
     }
 
-    /// The ranks that differ from `rank` along `axes` only, by coordinate along them.
+    /// The ranks that differ from `rank` along `axes` only, by coordinate along them; an axis named twice counts once.
     pub fn group_along(&self, rank: Rank, axes: &[AxisId]) -> Vec<Rank> {
-        axes.iter().fold(vec![rank], |group, &a| {
-            group
-                .into_iter()
-                .flat_map(|r| (0..self.size(a)).map(move |c| (r, c)))
-                .map(|(r, c)| self.with_coordinate(r, a, c))
-                .collect()
+        let once = |i: &usize| !axes[..*i].contains(&axes[*i]);
+        let axes = (0..axes.len()).filter(once).map(|i| axes[i]);
+        axes.fold(vec![rank], |group, axis| {
+            let (stride, n) = (self.stride(axis), self.size(axis));
+            let first = |rank: &Rank| rank.0 - rank.0 / stride % n * stride;
+            group.iter().map(first).flat_map(|first| (0..n).map(move |c| Rank(first + c * stride))).collect()
         })
     }
 

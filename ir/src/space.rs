@@ -98,7 +98,11 @@ impl Space {
 
     /// The number of elements of `ty` that `rank` holds.
     pub fn local_elements(&self, ty: &TensorType, rank: Rank) -> u64 {
-        if self.is_even(ty) { self.max_local_elements(ty) } else { boxes::elements(&self.local_box(ty, rank)) }
+        if self.is_even(ty) {
+            self.max_local_elements(ty)
+        } else {
+            boxes::elements(&self.local_box(ty, rank))
+        }
     }
 
     /// For each dimension of `ty`, the global indices that `rank` holds.

@@ -136,7 +136,8 @@ impl<'a> OnRank<'a> {
         match op {
             Op::Attention(a) | Op::AttentionBackward(a) => {
                 let on = |&rank: &Rank| {
-                    let (operand, result) = (local_bytes(space, operands, rank), local_bytes(space, results, rank));
+                    let (operand, result) =
+                        (local_bytes(space, operands, rank), local_bytes(space, results, rank));
                     if result == 0 {
                         return 0.0;
                     }

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use crate::boxes;
 use crate::dim::DimId;
-use crate::layout::AxisList;
+use crate::layout::{AxisList, Move};
 use crate::mesh::{AxisId, Rank};
 use crate::ops::{Op, OpError, Types, source};
 use crate::space::Space;
@@ -158,15 +158,8 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
     }
     if ty.layout.split == x.layout.split {
         // Parts travel along axes: what a rank wants is held by one rank of its own line, unless some hold nothing.
-        let full = x.layout.moved.iter().all(|m| m.only.is_none());
-        let axes: AxisList = x.layout.moved.iter().chain(&ty.layout.moved).map(|m| m.axis).collect();
-        let mut lines = space.mesh.group_along(Rank(0), if full { &[] } else { &axes }).into_iter();
-        let whole_lines = full
-            || lines.all(|r| match ty.layout.owner(&space.mesh, r) {
-                Some(owner) => x.layout.holder(&space.mesh, owner).is_some(),
-                None => true,
-            });
-        return match whole_lines {
+        let served = wants_nothing(space, ty) || space.mesh.axes.ids().all(|axis| serves(space, x, ty, axis));
+        return match served {
             true => Ok(smallvec![ty.clone()]),
             false => Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds")),
         };
@@ -180,6 +173,28 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
             Err(OpError::new("V16", format!("`permute`: no rank holds the block that rank {r} wants")))
         }
     }
+}
+
+/// Whose parts are held along `axis`: the first coordinate, around the ring, and how many.
+fn held_along(space: &Space, ty: &TensorType, axis: AxisId) -> (u64, u64) {
+    let n = space.mesh.size(axis).max(1);
+    match ty.layout.moved_along(axis) {
+        Some(&Move { by, only: Some((start, end)), .. }) => {
+            ((start + by) % n, end.saturating_sub(start).min(n))
+        }
+        Some(Move { only: None, .. }) | None => (0, n),
+    }
+}
+
+fn wants_nothing(space: &Space, ty: &TensorType) -> bool {
+    space.mesh.axes.ids().any(|axis| held_along(space, ty, axis).1 == 0)
+}
+
+/// Whether each part along `axis` that is held as `to` is held as `from`.
+fn serves(space: &Space, from: &TensorType, to: &TensorType, axis: AxisId) -> bool {
+    let n = space.mesh.size(axis).max(1);
+    let ((held, some), (wanted, of)) = (held_along(space, from, axis), held_along(space, to, axis));
+    some == n || (wanted + n - held) % n + of <= some
 }
 
 /// What some ranks hold goes, as it lies there, to other ranks along the axis, or to all of them.
@@ -199,4 +214,31 @@ fn infer_relocation(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Ty
 
 fn key(region: &boxes::Region) -> Vec<(u64, u64)> {
     region.iter().map(|r| (r.start, r.end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+    use crate::{DType, Dim};
+
+    #[test]
+    fn parts_that_some_ranks_hold_serve_whom_the_ranks_themselves_say() {
+        let mut space = Space { mesh: Mesh::new([("o", 2), ("r", 5)]), ..Space::default() };
+        let s = space.dims.push(Dim::new("s", 10));
+        let [o, r] = ["o", "r"].map(|name| space.mesh.axis(name).unwrap());
+        let mut home = TensorType::new(DType::F32, [s]);
+        home.layout.split[0].extend([o, r]);
+        let moved = |by: u64, only| home.with_layout(home.layout.clone().moved(r, by, 5, only));
+        let some = [None, Some((0, 5)), Some((0, 2)), Some((1, 4)), Some((3, 5)), Some((2, 2))];
+        let all: Vec<TensorType> = (0..5).flat_map(|by| some.map(|only| moved(by, only))).collect();
+        for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
+            let served = |rank| match to.layout.owner(&space.mesh, rank) {
+                Some(owner) => from.layout.holder(&space.mesh, owner).is_some(),
+                None => true,
+            };
+            let expected = space.mesh.iter_ranks().all(served);
+            assert_eq!(infer_permute(&space, from, to).is_ok(), expected, "{from:?} {to:?}");
+        }
+    }
 }
