@@ -99,8 +99,8 @@ impl Door {
         Ok(Door { listener, job, let_in, guests, strays: Vec::new() })
     }
 
-    /// The next who belongs to this job; `None` after the deadline.
-    fn next(&mut self, deadline: Instant) -> Option<Guest> {
+    /// The next who belongs to this job; `None` after the deadline, or when `in_vain` says that there is no use in waiting.
+    fn next(&mut self, deadline: Instant, in_vain: impl Fn() -> bool) -> Option<Guest> {
         loop {
             // Each introduces itself in a thread of its own: one who says nothing keeps nobody waiting.
             while let Ok((stream, address)) = self.listener.accept() {
@@ -117,7 +117,7 @@ impl Door {
             match self.guests.recv_timeout(GLANCE) {
                 Ok(Ok(guest)) => return Some(guest),
                 Ok(Err(stray)) => self.strays.push(stray),
-                Err(_) if Instant::now() >= deadline => return None,
+                Err(_) if Instant::now() >= deadline || in_vain() => return None,
                 Err(_) => {}
             }
         }
@@ -204,7 +204,12 @@ impl Meeting<'_> {
             error
         };
         while (guests.len() as u64) < world - 1 {
-            let Some(mut guest) = door.next(self.deadline) else {
+            let left = || guests.values().find(|guest| has_left(&guest.stream));
+            let Some(mut guest) = door.next(self.deadline, || left().is_some()) else {
+                if let Some(Guest { hello, address, .. }) = left() {
+                    let wrong = format!("rank {} ({address}) left before all had come", hello.rank);
+                    return Err(refuse(guests, LaunchError::Refused(wrong)));
+                }
                 let missing = (1..world).filter(|rank| !guests.contains_key(rank)).collect();
                 let seconds = self.timeout.as_secs();
                 let strays = strays(&door.strays);
@@ -294,7 +299,12 @@ impl Meeting<'_> {
             peers.insert(other, (stream, address));
         }
         while (peers.len() as u64) < world - 1 {
-            let Some(guest) = door.next(self.deadline) else {
+            let left = || peers.iter().find(|(_, (stream, _))| has_left(stream));
+            let Some(guest) = door.next(self.deadline, || left().is_some()) else {
+                if let Some((other, (_, address))) = left() {
+                    let wrong = format!("rank {other} ({address}) left before all had met");
+                    return Err(LaunchError::Refused(wrong));
+                }
                 let missing =
                     (0..world).filter(|other| *other != rank && !peers.contains_key(other)).collect();
                 let strays = strays(&door.strays);
@@ -404,6 +414,21 @@ impl Meeting<'_> {
     }
 }
 
+/// Whether the other side has closed its connection; nothing is taken from what it may have said.
+fn has_left(stream: &TcpStream) -> bool {
+    let look = || -> io::Result<bool> {
+        stream.set_nonblocking(true)?;
+        let seen = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        match seen {
+            Ok(n) => Ok(n == 0),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    };
+    look().unwrap_or(true)
+}
+
 /// Why a connection was not made.
 enum Attempt {
     /// Nobody answers.
@@ -432,5 +457,29 @@ fn strays(all: &[String]) -> String {
     match all {
         [] => String::new(),
         [.., last] => format!("; {} connections were not of this job (the last: {last})", all.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leaves_before_all_have_come_is_named() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let seat = Seat { rank: 0, world: 3, job: 7, host: "127.0.0.1".to_owned(), ports: vec![port] };
+        let first =
+            std::thread::spawn(move || join(&seat, Duration::from_secs(120)).unwrap_err().to_string());
+        let mut stream = loop {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(GLANCE),
+            }
+        };
+        introduce(&mut stream, 7).unwrap();
+        frame::write(&mut stream, Kind::Hello, &Hello { rank: 1, world: 3, port: 1 }.encode()).unwrap();
+        drop(stream);
+        let said = first.join().unwrap();
+        assert!(said.contains("rank 1 (127.0.0.1:") && said.contains("left before all had come"), "{said}");
     }
 }
