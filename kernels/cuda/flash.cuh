@@ -95,6 +95,21 @@ struct Drops {
     }
 };
 
+// The widths that a kernel is made for.
+struct FlashWidths {
+    int width, value_width;
+};
+
+// Of the widths that there are kernels for, the least that have room for rows of these; zero where there are none, and for
+// rows that are no multiple of 16 bytes.
+__host__ __device__ constexpr FlashWidths flash_widths(int64_t width, int64_t value_width) {
+    const FlashWidths all[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+    if (width <= 0 || value_width <= 0 || width % 8 != 0 || value_width % 8 != 0) return {0, 0};
+    for (const FlashWidths& w : all)
+        if (width <= w.width && value_width <= w.value_width) return w;
+    return {0, 0};
+}
+
 // Sizes of the forward kernel for these widths: shared memory below the 99 KiB that every GPU from sm_80 on has, for the
 // same kernel is to run on all.
 template <int kWidth, int kValueWidth>
@@ -124,7 +139,8 @@ struct FlashShared {
 };
 
 template <typename T, int kWidth, int kValueWidth>
-__launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flash(const T* q, const T* k, const T* v, Written o, float* lse, AttentionShape s, int64_t n_blocks) {
+__launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flash(
+    const T* q, const T* k, const T* v, Written o, float* lse, AttentionShape s, int64_t n_blocks) {
     using Sizes = FlashTile<kWidth, kValueWidth>;
     constexpr int kM = Sizes::kM, kRows = Sizes::kRows, kKeys = Sizes::kKeys, kThreads = Sizes::kThreads;
     ITHACA_SHARED(memory);

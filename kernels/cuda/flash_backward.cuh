@@ -63,7 +63,8 @@ __device__ inline void weights_of(const Scoring& scoring, float (&score)[kN][4],
 }
 
 template <typename T, int kWidth, int kValueWidth>
-__launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ void flash_backward_queries(const T* q, const T* k, const T* v, Gradient g, Written dq, AttentionShape s, int64_t n_blocks) {
+__launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ void flash_backward_queries(
+    const T* q, const T* k, const T* v, Gradient g, Written dq, AttentionShape s, int64_t n_blocks) {
     using Sizes = FlashBackwardTile<kWidth, kValueWidth>;
     constexpr int kRows = Sizes::kRows, kKeys = Sizes::kOthers, kThreads = Sizes::kThreads, kN = kKeys / 8;
     ITHACA_SHARED(memory);
@@ -307,7 +308,8 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
 }
 
 template <typename T, int kWidth, int kValueWidth>
-__launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ void flash_backward_keys(const T* q, const T* k, const T* v, Gradient g, Written dk, Written dv, AttentionShape s, int64_t n_blocks) {
+__launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ void flash_backward_keys(
+    const T* q, const T* k, const T* v, Gradient g, Written dk, Written dv, AttentionShape s, int64_t n_blocks) {
     ITHACA_SHARED(memory);
     auto& shared = *reinterpret_cast<FlashBackwardShared<T, kWidth, kValueWidth>*>(memory);
     for (int64_t block = blockIdx.x; block < n_blocks; block += gridDim.x) {

@@ -107,7 +107,7 @@ __device__ inline uint32_t seen_keys(const Mask& mask, int64_t valid, const Aske
     for (int run = query.first_run; run < query.last_run; ++run) {
         int64_t first = 0, last = valid;
         narrow_to_run(mask, run, query.position, first, last);
-        ITHACA_UNROLL
+        ITHACA_UNROLL_BY(2)
         for (int i = 0; i < kN; ++i) {
             const int64_t at = key(i);
             seen |= static_cast<uint32_t>(at >= first && at < last) << i;

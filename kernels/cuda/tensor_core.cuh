@@ -10,7 +10,9 @@
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
-#define ITHACA_UNROLL _Pragma("unroll")
+#define ITHACA_PRAGMA(text) _Pragma(#text)
+#define ITHACA_UNROLL ITHACA_PRAGMA(unroll)
+#define ITHACA_UNROLL_BY(n) ITHACA_PRAGMA(unroll n)
 // The block's dynamic shared memory.
 #define ITHACA_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 
@@ -100,5 +102,6 @@ __device__ inline float other_lane(float x, int bits) { return __shfl_xor_sync(0
 
 #else
 #define ITHACA_UNROLL
+#define ITHACA_UNROLL_BY(n)
 #include <thread_block.h>
 #endif

@@ -15,7 +15,7 @@ __host__ __device__ constexpr int pitch(int width) { return width + 8; }
 template <typename T, int kWidth, int kRows, int kThreads, typename At>
 __device__ inline void fetch(T* to, const T* any, int64_t n, int width, const At& at) {
     constexpr int kPieces = kWidth / 8;
-    ITHACA_UNROLL
+    ITHACA_UNROLL_BY(1)  // addresses of many rows at once would take registers that sums need
     for (int i = threadIdx.x; i < kRows * kPieces; i += kThreads) {
         const int row = i / kPieces, column = i % kPieces * 8;
         const bool is_there = row < n && column < width;

@@ -78,7 +78,7 @@ struct Block {
     void* argument = nullptr;
     Thread outside;
 
-    static constexpr size_t kStack = size_t{1} << 18;
+    static constexpr size_t kStack = size_t{1} << 17;
 
     static void start() {
         Block& b = *the_block;
@@ -184,7 +184,7 @@ struct Block {
 
 // Runs `body` as each thread of each block.
 template <typename Body>
-void launch(unsigned blocks, unsigned threads, size_t shared_bytes, Body&& body) {
+void launch(unsigned blocks, unsigned threads, size_t shared_bytes, Body body) {
     static thread_local Block block;
     if (threads == 0 || threads % 32 != 0 || threads > 1024) wrong("a block is not a number of warps");
     block.n = threads;
@@ -192,7 +192,7 @@ void launch(unsigned blocks, unsigned threads, size_t shared_bytes, Body&& body)
     block.threads.resize(threads);
     block.shared = static_cast<unsigned char*>(std::aligned_alloc(256, (shared_bytes + 255) / 256 * 256));
     block.shared_bytes = shared_bytes;
-    block.body = [](void* of) { (*static_cast<std::remove_reference_t<Body>*>(of))(); };
+    block.body = [](void* of) { (*static_cast<Body*>(of))(); };
     block.argument = &body;
     the_block = &block;
     gridDim.x = blocks;

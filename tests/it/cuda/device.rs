@@ -25,7 +25,7 @@ use super::{found, root};
 /// The compiler that the callers have found.
 const COMPILER: &str = "g++";
 
-fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
+pub(super) fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
     let headers = root().join("tests/cuda/host");
     Arc::new(HostKernels::compile(COMPILER, &headers, kernels).unwrap_or_else(|e| panic!("{e}")))
 }
@@ -81,7 +81,7 @@ pub(super) fn assert_same(name: &str, schedule: &Schedule, found: &Outputs<f32>,
 }
 
 /// The distance relative to the norm; what is no number, or infinite, has to be that on both sides.
-fn distance(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
+pub(super) fn distance(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
     let (mut difference, mut norm) = (0.0, 0.0);
     for (&a, &b) in found.data.iter().zip(&expected.data) {
         if !a.is_finite() || !b.is_finite() {
