@@ -113,7 +113,9 @@ fn programs_of_the_gpu_suite_agree_with_the_oracle() {
     if !can_run() {
         return;
     }
-    for name in ["training", "attention", "attention_wide"] {
+    for (name, tolerance) in
+        [("training", 1e-4), ("attention", 1e-4), ("attention_wide", 1e-4), ("tensor_cores", 2e-2)]
+    {
         let text = std::fs::read_to_string(root().join(format!("tests/gpu/{name}.ith"))).unwrap();
         let whole = module(&text);
         let sources = RandomTensors::of_module(&whole, 5);
@@ -122,7 +124,7 @@ fn programs_of_the_gpu_suite_agree_with_the_oracle() {
         assert!(traffic.is_empty());
         for (output, expected) in oracle::run::<f64>(&whole, &sources, &sources).unwrap() {
             let distance = distance(&found[&output].map(f64::from), &expected);
-            assert!(distance < 1e-4, "{name}: {output} is {distance:.1e} off");
+            assert!(distance < tolerance, "{name}: {output} is {distance:.1e} off");
         }
     }
 }

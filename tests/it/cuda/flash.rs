@@ -15,7 +15,7 @@ use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::lower::lower;
 
 use super::device;
-use super::distributed::{can_run, module};
+use super::distributed::{can_run, check_strategy, module};
 
 /// What a program's attention is like.
 struct Case {
@@ -146,4 +146,16 @@ fn tensor_cores_agree_with_the_oracle() {
             assert!(distance < tolerance, "{widths:?} {mask}{order}: {output} is {distance:.1e} off");
         }
     }
+}
+
+/// Emitted programs choose the same kernels as the runtime, and give the same numbers.
+#[test]
+fn tensor_cores_on_several_ranks() {
+    if !can_run() {
+        return;
+    }
+    let case = Case { widths: [16, 24], tokens: 64, heads: [6, 3], ..CAUSAL };
+    let (whole, tensors) = program(DType::BF16, &case);
+    check_strategy(&whole, &tensors, "ring", &[("ring", "4"), ("order", "zigzag")]);
+    check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "2"), ("heads", "uneven")]);
 }
