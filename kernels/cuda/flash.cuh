@@ -161,19 +161,21 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         __syncthreads();  // the block before has been read
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
-        tile::fetch<T, kWidth, kRows, kThreads>(shared.q, q, n_rows, width, [&](int i) {
-            return q + s.query_row(front, first + i, head) * s.width;
+        tile::fetch<T, kWidth, kRows, kThreads>(shared.q, q, width, [&](int i) -> const T* {
+            return i < n_rows ? q + s.query_row(front, first + i, head) * s.width : nullptr;
         });
         warp::commit_copies();
-        const auto fetch_keys = [&](int64_t t) {
-            tile::fetch<T, kWidth, kKeys, kThreads>(shared.k, k, s.keys - t * kKeys, width, [&](int i) {
-                return k + s.key_row(front, t * kKeys + i, kv_head) * s.width;
+        const auto fetch_keys = [&](int64_t t, bool is_padded) {
+            tile::fetch<T, kWidth, kKeys, kThreads>(shared.k, k, width, [&](int i) -> const T* {
+                const int64_t key = t * kKeys + i;
+                return is_key(s, key, is_padded) ? k + s.key_row(front, key, kv_head) * s.width : nullptr;
             });
             warp::commit_copies();
         };
-        const auto fetch_values = [&](int64_t t) {
-            tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.v, v, s.keys - t * kKeys, value_width, [&](int i) {
-                return v + s.key_row(front, t * kKeys + i, kv_head) * s.value_width;
+        const auto fetch_values = [&](int64_t t, bool is_padded) {
+            tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.v, v, value_width, [&](int i) -> const T* {
+                const int64_t key = t * kKeys + i;
+                return is_key(s, key, is_padded) ? v + s.key_row(front, key, kv_head) * s.value_width : nullptr;
             });
             warp::commit_copies();
         };
@@ -199,16 +201,16 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
             }
             __syncthreads();
             int t = next_seen(shared.tiles, -1, n_tiles);
-            if (t < n_tiles) fetch_keys(from + t);
+            if (t < n_tiles) fetch_keys(from + t, shared.tiles[t] == Seen::Padded);
             while (t < n_tiles) {
-                const bool is_partial = shared.tiles[t] == Seen::Partial, asks = is_partial || drops.any;
-                if (asks && threadIdx.x < kKeys) {
+                const bool is_partial = asks(shared.tiles[t]);
+                if ((is_partial || drops.any) && threadIdx.x < kKeys) {
                     const int64_t key = (from + t) * kKeys + threadIdx.x;
                     shared.keys[threadIdx.x] = key < s.keys ? position_of(s.key_positions, key) : -1;
                 }
                 warp::wait_for_copies<0>();
                 __syncthreads();  // keys are there, and the values before have been read
-                fetch_values(from + t);
+                fetch_values(from + t, shared.tiles[t] == Seen::Padded);
 
                 float score[kM][kKeys / 8][4];
                 tile::multiply_rows<T, kWidth>(score, shared.q + first_row * tile::pitch(kWidth), shared.k);
@@ -269,7 +271,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
                 warp::wait_for_copies<0>();
                 __syncthreads();  // values are there, and the keys have been read
                 t = next_seen(shared.tiles, t, n_tiles);
-                if (t < n_tiles) fetch_keys(from + t);
+                if (t < n_tiles) fetch_keys(from + t, shared.tiles[t] == Seen::Padded);
                 tile::add_weighed<T, kValueWidth>(sum, score, shared.v);
             }
         }

@@ -86,9 +86,11 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
         __syncthreads();  // the block before has been read
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
-        tile::fetch<T, kWidth, kRows, kThreads>(shared.wide, q, n_rows, width, [&](int i) { return q + row_of(i) * s.width; });
-        tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, d_o, n_rows, value_width,
-                                                     [&](int i) { return d_o + row_of(i) * s.value_width; });
+        tile::fetch<T, kWidth, kRows, kThreads>(
+            shared.wide, q, width, [&](int i) -> const T* { return i < n_rows ? q + row_of(i) * s.width : nullptr; });
+        tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, d_o, value_width, [&](int i) -> const T* {
+            return i < n_rows ? d_o + row_of(i) * s.value_width : nullptr;
+        });
         float lse[2], delta[2];
         ITHACA_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -97,17 +99,19 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             delta[half] = i < n_rows ? static_cast<float>(g.delta[row_of(i)]) : 0.0f;
         }
         // Begins to bring tile t, and what is asked of it, to one of the buffers.
-        const auto bring = [&](int64_t t, bool asks, int buffer) {
-            const int64_t key = t * kKeys;
-            tile::fetch<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, s.keys - key, width, [&](int i) {
-                return k + s.key_row(front, key + i, kv_head) * s.width;
+        const auto bring = [&](int64_t t, Seen seen, int buffer) {
+            const bool is_padded = seen == Seen::Padded;
+            const auto row = [&](int i) { return s.key_row(front, t * kKeys + i, kv_head); };
+            const auto is_there = [&](int i) { return is_key(s, t * kKeys + i, is_padded); };
+            tile::fetch<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, width, [&](int i) -> const T* {
+                return is_there(i) ? k + row(i) * s.width : nullptr;
             });
-            tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, s.keys - key, value_width, [&](int i) {
-                return v + s.key_row(front, key + i, kv_head) * s.value_width;
+            tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, value_width, [&](int i) -> const T* {
+                return is_there(i) ? v + row(i) * s.value_width : nullptr;
             });
-            if (asks && threadIdx.x < kKeys)
-                shared.other_keys[buffer][threadIdx.x] =
-                    key + threadIdx.x < s.keys ? position_of(s.key_positions, key + threadIdx.x) : -1;
+            const int64_t key = t * kKeys + threadIdx.x;
+            if ((asks(seen) || drops.any) && threadIdx.x < kKeys)
+                shared.other_keys[buffer][threadIdx.x] = key < s.keys ? position_of(s.key_positions, key) : -1;
         };
 
         float sum[1][kWidth / 8][4];
@@ -121,13 +125,12 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
                 shared.tiles[threadIdx.x] = seen == Seen::All && n < kKeys ? Seen::Partial : seen;
             }
             __syncthreads();
-            const auto asks = [&](int t) { return drops.any || shared.tiles[t] == Seen::Partial; };
             int t = next_seen(shared.tiles, -1, n_tiles), buffer = 0;
-            if (t < n_tiles) bring(from + t, asks(t), buffer);
+            if (t < n_tiles) bring(from + t, shared.tiles[t], buffer);
             warp::commit_copies();
             while (t < n_tiles) {
                 const int then = next_seen(shared.tiles, t, n_tiles);
-                if (then < n_tiles) bring(from + then, asks(then), 1 - buffer);
+                if (then < n_tiles) bring(from + then, shared.tiles[then], 1 - buffer);
                 warp::commit_copies();
                 warp::wait_for_copies<1>();
                 __syncthreads();
@@ -138,7 +141,7 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
                                                     shared.others_narrow[buffer]);
                 const auto key = [&](int c, int i) { return shared.other_keys[buffer][c * 8 + lane % 4 * 2 + i % 2]; };
                 uint32_t hidden = 0;
-                if (shared.tiles[t] == Seen::Partial) {
+                if (asks(shared.tiles[t])) {
                     ITHACA_UNROLL
                     for (int half = 0; half < 2; ++half) {
                         const Asked& query = shared.queries[first_row + half * 8 + lane / 4];
@@ -195,9 +198,13 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
     __syncthreads();  // the block before has been read
     for (int i = threadIdx.x; i < kRows; i += kThreads)
         shared.keys[i] = i < n_rows ? position_of(s.key_positions, first + i) : -1;
-    tile::fetch<T, kWidth, kRows, kThreads>(shared.wide, k, n_rows, width, [&](int i) { return k + row_of(i) * s.width; });
-    tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, v, n_rows, value_width,
-                                                 [&](int i) { return v + row_of(i) * s.value_width; });
+    const bool is_padded = positions.last > s.valid_keys;
+    tile::fetch<T, kWidth, kRows, kThreads>(shared.wide, k, width, [&](int i) -> const T* {
+        return i < n_rows && is_key(s, first + i, is_padded) ? k + row_of(i) * s.width : nullptr;
+    });
+    tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, v, value_width, [&](int i) -> const T* {
+        return i < n_rows && is_key(s, first + i, is_padded) ? v + row_of(i) * s.value_width : nullptr;
+    });
     const auto next_head = [&](int64_t head) {
         do ++head;
         while (head < s.heads && s.served_by(head) != kv_head);
@@ -225,15 +232,17 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         const auto bring = [&](int64_t head, int t, int buffer) {
             const int64_t query = (from + t) * kQueries;
             const auto row = [&](int i) { return s.query_row(front, query + i, head); };
-            tile::fetch<T, kWidth, kQueries, kThreads>(shared.others_wide[buffer], q, s.queries - query, width,
-                                                       [&](int i) { return q + row(i) * s.width; });
-            tile::fetch<T, kValueWidth, kQueries, kThreads>(shared.others_narrow[buffer], d_o, s.queries - query, value_width,
-                                                            [&](int i) { return d_o + row(i) * s.value_width; });
+            tile::fetch<T, kWidth, kQueries, kThreads>(shared.others_wide[buffer], q, width, [&](int i) -> const T* {
+                return query + i < s.queries ? q + row(i) * s.width : nullptr;
+            });
+            tile::fetch<T, kValueWidth, kQueries, kThreads>(shared.others_narrow[buffer], d_o, value_width, [&](int i) -> const T* {
+                return query + i < s.queries ? d_o + row(i) * s.value_width : nullptr;
+            });
             if (threadIdx.x >= kQueries) return;
             const bool is_there = query + threadIdx.x < s.queries;
             lse = is_there ? static_cast<float>(g.lse[row(threadIdx.x)]) : nothing<float>();
             delta = is_there ? static_cast<float>(g.delta[row(threadIdx.x)]) : 0.0f;
-            if (drops || shared.tiles[t] == Seen::Partial)
+            if (drops || asks(shared.tiles[t]))
                 asked = is_there ? asked_of(s.mask, position_of(s.query_positions, query + threadIdx.x)) : Asked{0, 0, 0};
         };
         const auto leave = [&](int buffer) {
@@ -279,7 +288,7 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
                     const int column = c * 8 + lane % 4 * 2 + i;
                     of_lse[c][i] = of_lse[c][i + 2] = shared.lse[buffer][column];
                     of_delta[c][i] = of_delta[c][i + 2] = shared.delta[buffer][column];
-                    if (shared.tiles[t] != Seen::Partial) continue;
+                    if (!asks(shared.tiles[t])) continue;
                     const Asked& query = shared.other_queries[buffer][column];
                     const uint32_t seen = seen_keys<2>(s.mask, s.valid_keys, query, [&](int half) { return keys[half]; });
                     hidden |= (~seen & 1) << (4 * c + i) | (~seen >> 1 & 1) << (4 * c + i + 2);

@@ -32,7 +32,11 @@ __device__ inline Span span_of(const Sequence& sequence, int64_t token, int64_t 
     return span;
 }
 
-enum class Seen : uint8_t { Nothing, Partial, All };
+// `Padded` is `Partial` where some of the keys are padding.
+enum class Seen : uint8_t { Nothing, Partial, Padded, All };
+
+// Whether pairs of a tile have to be asked.
+__device__ inline bool asks(Seen seen) { return seen == Seen::Partial || seen == Seen::Padded; }
 
 // What the queries at `queries` see of the keys at `keys` through one run: the run moves with the query, so its ends are
 // at the first or the last of them.
@@ -84,7 +88,13 @@ __device__ inline Seen seen_of(const Mask& mask, int64_t valid, Span queries, Sp
         all &= asked >= queries.last;
         seen = all ? Seen::All : any ? Seen::Partial : Seen::Nothing;
     }
-    return seen == Seen::All && has_padding ? Seen::Partial : seen;
+    return seen != Seen::Nothing && has_padding ? Seen::Padded : seen;
+}
+
+// Whether a key is one: the rank has as many, and it is no padding, of which only a tile that is `Padded` has any. What lies
+// in padding may be no number, and zero times that is none either.
+__device__ inline bool is_key(const AttentionShape& s, int64_t key, bool has_padding) {
+    return key < s.keys && (!has_padding || position_of(s.key_positions, key) < s.valid_keys);
 }
 
 // A query as partial tiles ask it: its position, and which runs are its own.

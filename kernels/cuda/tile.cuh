@@ -10,16 +10,17 @@ namespace ithaca::tile {
 // Elements between rows: 16 bytes more than the row, so that eight rows lie in different banks.
 __host__ __device__ constexpr int pitch(int width) { return width + 8; }
 
-// Begins to copy `kRows` rows to shared memory; `at(i)` is where row i is. Rows from `n` on and columns from `width` on
-// are zero.
+// Begins to copy `kRows` rows to shared memory; `at(i)` is where row i is, or none. Rows that are none are zero, and so are
+// columns from `width` on. `any` is memory that is not read.
 template <typename T, int kWidth, int kRows, int kThreads, typename At>
-__device__ inline void fetch(T* to, const T* any, int64_t n, int width, const At& at) {
+__device__ inline void fetch(T* to, const T* any, int width, const At& at) {
     constexpr int kPieces = kWidth / 8;
     ITHACA_UNROLL_BY(1)  // addresses of many rows at once would take registers that sums need
     for (int i = threadIdx.x; i < kRows * kPieces; i += kThreads) {
         const int row = i / kPieces, column = i % kPieces * 8;
-        const bool is_there = row < n && column < width;
-        warp::copy_async(to + row * pitch(kWidth) + column, is_there ? at(row) + column : any, is_there);
+        const T* const from = at(row);
+        const bool is_there = from != nullptr && column < width;
+        warp::copy_async(to + row * pitch(kWidth) + column, is_there ? from + column : any, is_there);
     }
 }
 
