@@ -65,6 +65,23 @@ for program in training attention attention_wide; do
     done
 done
 
+echo
+echo "== attention on tensor cores against the oracle, by width of keys and of values"
+# of_widths PROGRAM WIDTH VALUE_WIDTH TYPE HEADS: a program of attention with rows of these widths.
+of_widths() {
+    local out=$scratch/$1-$2-$3-$4.ith
+    sed -E "s/^dim d = .*/dim d = $2/; s/^dim e = .*/dim e = $3/; s/bf16/$4/g; s/^dim h = 32$/dim h = ${5:-32}/" \
+        "$here/gpu/$1.ith" >"$out"
+    echo "$out"
+}
+widths="64,64 96,96 128,128 192,128 192,192 256,256 40,56"
+for pair in $widths; do
+    for dtype in bf16 f16; do
+        check "widths $pair in $dtype" "$ithaca" run "$(of_widths tensor_cores "${pair%,*}" "${pair#*,}" "$dtype")" \
+            --device cuda --seed "$seed" --tolerance 0.02
+    done
+done
+
 # strategy RANKS COLLECTIVES NAME OPTIONS…: a golden's logits under a strategy.
 strategy() {
     local ranks=$1 collectives=$2 golden=$3
@@ -112,7 +129,7 @@ echo
 if command -v compute-sanitizer >/dev/null; then
     echo "== compute-sanitizer"
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in training attention; do
+        for program in training attention tensor_cores; do
             check "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
         done
@@ -160,18 +177,32 @@ else
     failed=$((failed + 1))
     cat "$scratch/times"
 fi
+
+echo
+echo "== times of causal attention, 8192 tokens, 2048 columns of heads, bf16, by width"
+# The FLOPs of a matrix are counted where the mask shows it: half of all; backward has five products where forward has two,
+# though ours computes seven, to give each sum one order.
+printf "%-10s %14s %14s %14s %14s\n" "widths" "forward, ms" "TFLOP/s" "backward, ms" "TFLOP/s"
+for pair in $widths; do
+    d=${pair%,*} e=${pair#*,}
+    h=$((2048 / d))
+    if "$ithaca" run "$(of_widths times_attention "$d" "$e" bf16 "$h")" --device cuda --timings --unchecked >"$scratch/times" 2>&1; then
+        awk -v pair="$pair" -v d="$d" -v e="$e" -v h="$h" '
+            $NF == "attention" { forward = 1e3 * $1 }
+            $NF == "attention_backward" { backward = 1e3 * $1 }
+            END {
+                half = 8192 * 8192 * h / 1e9
+                printf "%-10s %14.3f %14.1f %14.3f %14.1f\n", pair, forward, half * (d + e) / forward, backward, half * (3 * d + 2 * e) / backward
+            }' "$scratch/times"
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        cat "$scratch/times"
+    fi
+done
 if command -v python3 >/dev/null && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     python3 - <<'PY'
 import torch
-
-s, h, k, d = 4096, 32, 8, 128
-q, k_, v = (torch.randn(1, n, s, d, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (h, k, k))
-
-
-def forward():
-    wide = [x.repeat_interleave(h // k, dim=1) for x in (k_, v)]
-    return torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
-
 
 def time(run, n=20):
     for _ in range(3):
@@ -185,12 +216,25 @@ def time(run, n=20):
     return start.elapsed_time(end) / n
 
 
-def both():
-    forward().sum().backward()
+def measure(s, h, k, d, e):
+    q, k_, v = (
+        torch.randn(1, n, s, w, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n, w in ((h, d), (k, d), (k, e))
+    )
+
+    def forward():
+        wide = [x.repeat_interleave(h // k, dim=1) for x in (k_, v)]
+        return torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
+
+    def both():
+        forward().sum().backward()
+
+    print(f"{s} tokens, {h} heads on {k}, {d},{e}: attention {time(forward):.3f} ms, forward and backward {time(both):.3f} ms")
 
 
-one, two = time(forward), time(both)
-print(f"PyTorch {torch.__version__}: attention {one:.3f} ms, forward and backward {two:.3f} ms")
+print(f"PyTorch {torch.__version__}")
+measure(4096, 32, 8, 128, 128)
+for d, e in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
+    measure(8192, 2048 // d, 2048 // d, d, e)
 PY
 else
     echo "python3 with torch and a GPU is not there: no comparison with PyTorch"

@@ -39,13 +39,16 @@ struct Dropout {
     uint64_t seed = 0;
     const int32_t* key = nullptr;  // or none: the seed alone
 
+    // From which the weights of a head of a sequence are drawn.
+    __device__ uint64_t state_of(int64_t sequence, int64_t head) const {
+        const uint64_t first = key != nullptr ? drawn_from(*key, seed) : seed;
+        return mix(mix(first, static_cast<uint64_t>(sequence)), static_cast<uint64_t>(head));
+    }
     // Zero, or one over the share that is kept.
     __device__ double factor(int64_t sequence, int64_t head, int64_t query, int64_t at_key) const {
         if (!(rate > 0)) return 1;
-        uint64_t x = key != nullptr ? drawn_from(*key, seed) : seed;
-        const int64_t words[4] = {sequence, head, query, at_key};
-        for (int64_t word : words) x = mix(x, static_cast<uint64_t>(word));
-        return is_below(x, rate) ? 0.0 : 1.0 / (1.0 - rate);
+        const uint64_t of_query = mix(state_of(sequence, head), static_cast<uint64_t>(query));
+        return is_below(mix(of_query, static_cast<uint64_t>(at_key)), rate) ? 0.0 : 1.0 / (1.0 - rate);
     }
 };
 

@@ -7,6 +7,7 @@ mod device;
 mod distributed;
 mod everything;
 mod experts;
+mod flash;
 mod pipeline;
 mod profile;
 mod steps;

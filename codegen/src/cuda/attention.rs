@@ -60,6 +60,12 @@ pub(super) fn describe(
     Ok(format!("{{{}}}", fields.join(", ")))
 }
 
+/// The elements of a query and of a value, for which kernels on tensor cores are chosen where the program is compiled.
+pub(super) fn widths(cx: &Context<'_>, queries: &TensorType, values: &TensorType) -> String {
+    let width = |ty: &TensorType| ty.dims.last().map_or(0, |&dim| cx.schedule.space.size(dim));
+    format!("{}, {}", width(queries), width(values))
+}
+
 /// The positions of a dimension of a tensor, as this rank holds it.
 pub(super) fn sequence(cx: &mut Context<'_>, ty: &TensorType, dim: DimId) -> Result<String, Diagnostic> {
     let Some(place) = ty.position(dim) else {

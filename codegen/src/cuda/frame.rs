@@ -332,8 +332,9 @@ impl<'s> Emitter<'_, 's> {
             }
             Op::Attention(a) | Op::AttentionBackward(a) => {
                 let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[1])?);
+                let widths = attention::widths(self.cx, rows, self.tensor(self.operand(&task.reads, 2)?)?);
                 let described = attention::describe(self.cx, a, rows, columns)?;
-                format!("{}(device, {queue}, {described}{lists})", op.name())
+                format!("{}<{widths}>(device, {queue}, {described}{lists})", op.name())
             }
             Op::Scores { attention: a, .. } => {
                 let (rows, columns) = (self.tensor(task.reads[0])?, self.tensor(task.reads[1])?);

@@ -107,6 +107,14 @@ pub struct Reals {
     pub(super) storage: i32,
 }
 
+/// `ithaca::kernel::Written`: results whose storage a kernel is told, numbered as for [`Reals`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Written {
+    pub(super) data: Address,
+    pub(super) storage: i32,
+}
+
 /// `ithaca::kernel::Sequence`: positions of tokens, three numbers for each run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -306,6 +314,7 @@ structs! {
     Walk<2>: "ithaca::Walk<2>";
     Walk<3>: "ithaca::Walk<3>";
     Reals: "ithaca::Reals";
+    Written: "ithaca::kernel::Written";
     Sequence: "ithaca::kernel::Sequence";
     Mask: "ithaca::kernel::Mask";
     Bias: "ithaca::kernel::Bias";

@@ -10,6 +10,7 @@ use ithaca_ir::DType;
 
 use super::SOURCES;
 use super::arguments::layout_checks;
+use super::flash;
 
 /// The C++ type of an element.
 pub(super) fn c_type(dtype: DType) -> &'static str {
@@ -108,6 +109,9 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         all.extend(OF_FLOAT.iter().map(|name| format!("{name}<{t}>")));
         all.insert(format!("embed_backward<{t}, 32>"));
         all.extend([t, accumulator(dtype)].map(|z| format!("rms_scale_backward<{t}, {z}>")));
+        if dtype.bytes() == 2 {
+            all.extend(flash::ALL.iter().flat_map(|flash| flash.kernels(t)));
+        }
         for o in [t, "float"] {
             all.extend([64, 128].map(|tile| format!("attention<{t}, {o}, {tile}>")));
             all.insert(format!("attention_backward_queries<{t}, {o}, 64>"));
@@ -119,7 +123,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
     all
 }
 
-/// C++ that includes every kernel and asserts that structs are as large as here.
+/// C++ that includes every kernel and asserts that structs are as large as here, and kernels as they are launched.
 pub(super) fn translation_unit() -> String {
     let mut text = String::new();
     for (name, _) in SOURCES {
@@ -127,7 +131,7 @@ pub(super) fn translation_unit() -> String {
         let _ = writeln!(text, "#include \"{name}\"");
     }
     text.push_str("using namespace ithaca;\n");
-    text + &layout_checks()
+    text + &layout_checks() + &flash::checks()
 }
 
 #[cfg(test)]

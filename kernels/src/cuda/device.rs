@@ -63,6 +63,23 @@ pub struct Product {
     pub c: Matrix,
 }
 
+/// The threads that a kernel is launched on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// At least one thread for each of so many elements, in blocks as the device likes them; the kernel takes any grid.
+    Threads(u64),
+    /// Blocks of threads that work together. The kernel takes any number of blocks, as it is told how many there are to
+    /// do, but its threads and its shared memory have to be these.
+    Blocks {
+        /// Blocks to do.
+        blocks: u64,
+        /// Threads of each, a multiple of 32.
+        threads: u32,
+        /// Bytes of shared memory of each.
+        shared_bytes: u32,
+    },
+}
+
 /// A device, used by one thread.
 ///
 /// Work goes to streams, in order of issue within each; [`upload`](Self::upload) and [`download`](Self::download) are
@@ -131,7 +148,7 @@ pub trait Device {
     /// There are as many bytes of this device's memory at both, until the stream has come past the copy.
     unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError>;
 
-    /// Launches a kernel, by its [name](super::catalogue), on enough threads: a kernel takes any grid.
+    /// Launches a kernel, by its [name](super::catalogue).
     ///
     /// # Errors
     /// The device's; a name that was not compiled.
@@ -143,7 +160,7 @@ pub trait Device {
         &self,
         stream: Stream,
         kernel: &str,
-        threads: u64,
+        grid: Grid,
         arguments: Arguments,
     ) -> Result<(), CudaError>;
 

@@ -1,5 +1,5 @@
 //! This machine as a device: the very same kernels, compiled by a C++ compiler, each launch run at once as a grid of one
-//! thread.
+//! thread, or block after block where threads work together.
 //!
 //! It shows, without a GPU, that the runtime launches what it should: every launch is compared with the kernel's
 //! parameters by number and size, a wait for an event that nothing recorded is an error, and memory that was never
@@ -8,7 +8,7 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -21,14 +21,18 @@ use ithaca_ir::DType;
 use super::SOURCES;
 use super::arguments::{Address, Arguments};
 use super::catalogue::translation_unit;
-use super::device::{Device, Event, Form, Graph, Matrix, Product, Stream};
+use super::device::{Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
 use super::error::CudaError;
 
 /// Bytes at whose multiples memory starts, as on a GPU.
 const ALIGNMENT: usize = 256;
 
-/// Takes the addresses of the arguments, their sizes and their number; gives 0, or what is wrong with them.
-type Entry = unsafe extern "C" fn(*const *mut c_void, *const usize, usize) -> c_int;
+/// Takes the addresses of the arguments, their sizes and their number, then the blocks, the threads of each and their
+/// bytes of shared memory, zero for a grid of one thread; gives 0, or what is wrong with the arguments.
+type Entry = unsafe extern "C" fn(*const *mut c_void, *const usize, usize, c_uint, c_uint, c_uint) -> c_int;
+
+/// Blocks of a grid at most: fewer than there are to do, as on a GPU there may be.
+const MOST_BLOCKS: u64 = 4;
 
 /// Kernels compiled for this machine, for any number of devices.
 pub struct HostKernels {
@@ -109,17 +113,20 @@ fn text_of(kernels: &BTreeSet<String>) -> String {
          static void run(void (*kernel)(P...), void* const* a, std::index_sequence<I...>) {\n    \
          kernel(*static_cast<std::remove_const_t<P>*>(a[I])...);\n}\n\
          template <typename... P>\n\
-         static int call(void (*kernel)(P...), void* const* a, const size_t* sizes, size_t n) {\n    \
+         static int call(void (*kernel)(P...), void* const* a, const size_t* sizes, size_t n, unsigned blocks, \
+         unsigned threads, unsigned shared) {\n    \
          if (n != sizeof...(P)) return -static_cast<int>(sizeof...(P)) - 1;\n    \
          const size_t own[] = {sizeof(P)...};\n    \
          for (size_t i = 0; i < n; ++i)\n        if (own[i] != sizes[i]) return static_cast<int>(i) + 1;\n    \
-         run(kernel, a, std::index_sequence_for<P...>{});\n    return 0;\n}\n",
+         const auto all = [&] { run(kernel, a, std::index_sequence_for<P...>{}); };\n    \
+         if (shared == 0) all();\n    else on_host::launch(blocks, threads, shared, all);\n    return 0;\n}\n",
     );
     for (i, kernel) in kernels.iter().enumerate() {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "extern \"C\" int entry_{i}(void* const* a, const size_t* s, size_t n) {{ return call(&kernel::{kernel}, a, s, n); }}"
+            "extern \"C\" int entry_{i}(void* const* a, const size_t* s, size_t n, unsigned b, unsigned t, unsigned m) {{ \
+             return call(&kernel::{kernel}, a, s, n, b, t, m); }}"
         );
     }
     text
@@ -197,7 +204,7 @@ impl Device for Host {
         &self,
         _: Stream,
         kernel: &str,
-        _: u64,
+        grid: Grid,
         mut arguments: Arguments,
     ) -> Result<(), CudaError> {
         let wrong = |why: String| Err(CudaError::Kernel { kernel: kernel.to_owned(), why });
@@ -205,8 +212,15 @@ impl Device for Host {
             return wrong("it was not compiled".to_owned());
         };
         let (pointers, sizes) = (arguments.pointers(), arguments.sizes());
+        let (blocks, threads, shared_bytes) = match grid {
+            Grid::Threads(_) => (1, 1, 0),
+            Grid::Blocks { blocks, threads, shared_bytes } => {
+                (c_uint::try_from(blocks.min(MOST_BLOCKS)).unwrap_or(1), threads, shared_bytes)
+            }
+        };
+        let (values, n) = (pointers.as_ptr(), sizes.len());
         // SAFETY: the entry compares number and sizes with the kernel's own; the caller vouches for what they say.
-        match unsafe { entry(pointers.as_ptr(), sizes.as_ptr(), sizes.len()) } {
+        match unsafe { entry(values, sizes.as_ptr(), n, blocks, threads, shared_bytes) } {
             0 => Ok(()),
             n if n < 0 => wrong(format!("it takes {} arguments and was given {}", -n - 1, sizes.len())),
             i => wrong(format!("argument {} has another size than it was given", i - 1)),

@@ -27,6 +27,8 @@ pub mod error;
 
 pub mod execute;
 
+mod flash;
+
 pub mod gpu;
 
 pub mod host;
@@ -64,6 +66,11 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("score.cuh", include_str!("../../cuda/score.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
     ("attention_backward.cuh", include_str!("../../cuda/attention_backward.cuh")),
+    ("tensor_core.cuh", include_str!("../../cuda/tensor_core.cuh")),
+    ("tile.cuh", include_str!("../../cuda/tile.cuh")),
+    ("mask_tile.cuh", include_str!("../../cuda/mask_tile.cuh")),
+    ("flash.cuh", include_str!("../../cuda/flash.cuh")),
+    ("flash_backward.cuh", include_str!("../../cuda/flash_backward.cuh")),
     ("partial.cuh", include_str!("../../cuda/partial.cuh")),
     ("experts.cuh", include_str!("../../cuda/experts.cuh")),
     ("einsum.cuh", include_str!("../../cuda/einsum.cuh")),

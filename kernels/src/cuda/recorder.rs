@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use super::arguments::{Address, Arguments};
-use super::device::{Device, Event, Graph, Product, Stream};
+use super::device::{Device, Event, Graph, Grid, Product, Stream};
 use super::error::CudaError;
 
 /// The names of the kernels that were launched.
@@ -64,7 +64,7 @@ impl Device for Recorder {
         Ok(())
     }
 
-    unsafe fn launch(&self, _: Stream, kernel: &str, _: u64, _: Arguments) -> Result<(), CudaError> {
+    unsafe fn launch(&self, _: Stream, kernel: &str, _: Grid, _: Arguments) -> Result<(), CudaError> {
         if !self.kernels.borrow().contains(kernel) {
             self.kernels.borrow_mut().insert(kernel.to_owned());
         }

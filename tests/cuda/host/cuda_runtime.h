@@ -1,5 +1,6 @@
 // The part of the CUDA runtime that emitted programs use, on the host: memory is memory, streams are synchronous, and a
-// launch runs the kernel once as a grid of one thread, which a grid-stride loop makes a loop over everything.
+// launch runs the kernel once as a grid of one thread, which a grid-stride loop makes a loop over everything. A launch with
+// shared memory is run block by block, as `thread_block.h` says.
 #pragma once
 
 #include <chrono>
@@ -7,10 +8,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #define __host__
 #define __device__
 #define __global__
+#define __launch_bounds__(...)
 
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
@@ -18,14 +21,9 @@ struct dim3 {
     explicit dim3(unsigned x_) : x(x_) {}
 };
 
-inline constexpr struct {
-    unsigned x = 0, y = 0, z = 0;
-} blockIdx, threadIdx;
-inline constexpr struct {
-    unsigned x = 1, y = 1, z = 1;
-} blockDim, gridDim;
+inline thread_local dim3 blockIdx(0), threadIdx(0), blockDim(1), gridDim(1);
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
@@ -40,7 +38,9 @@ struct CUevent_st {
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
-inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
+inline const char* cudaGetErrorString(cudaError_t e) {
+    return e == cudaSuccess ? "no error" : e == cudaErrorInvalidValue ? "invalid argument" : "out of memory";
+}
 inline cudaError_t cudaGetDeviceCount(int* n) {
     *n = 1024;
     return cudaSuccess;
@@ -106,9 +106,33 @@ struct cudaLaunchConfig_t {
     cudaStream_t stream = nullptr;
 };
 
+#include "thread_block.h"
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+// What a kernel may have of shared memory: 48 KiB, or what was asked for, which no device has more of than 227.
+inline std::map<const void*, size_t>& most_shared_bytes() {
+    static std::map<const void*, size_t> most;
+    return most;
+}
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int bytes) {
+    if (bytes > 227 * 1024) return cudaErrorInvalidValue;
+    most_shared_bytes()[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(bytes);
+    return cudaSuccess;
+}
+
 template <typename... Parameters, typename... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t*, void (*kernel)(Parameters...), Arguments&&... arguments) {
-    kernel(static_cast<Parameters>(arguments)...);
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+    const size_t bytes = config->dynamicSmemBytes;
+    if (bytes == 0) {
+        kernel(static_cast<Parameters>(arguments)...);
+        return cudaSuccess;
+    }
+    const auto& known = most_shared_bytes();
+    const auto most = known.find(reinterpret_cast<const void*>(kernel));
+    if (bytes > (most == known.end() ? 48 * 1024 : most->second)) return cudaErrorInvalidValue;
+    on_host::launch(config->gridDim.x, config->blockDim.x, bytes, [&] { kernel(static_cast<Parameters>(arguments)...); });
     return cudaSuccess;
 }
 

@@ -215,7 +215,7 @@ pub(super) fn assert_close(
 }
 
 /// Compiles the program under a strategy and checks it.
-fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&str, &str)]) {
+pub(super) fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&str, &str)]) {
     let name = format!("{strategy} {axes:?}");
     let compiled = compile(whole, &options(strategy, axes), &Volume)
         .unwrap_or_else(|e| panic!("{name}: {}", e[0].render(None)));

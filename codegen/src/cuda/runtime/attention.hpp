@@ -3,6 +3,8 @@
 
 #include "kernels/attention.cuh"
 #include "kernels/attention_backward.cuh"
+#include "kernels/flash.cuh"
+#include "kernels/flash_backward.cuh"
 #include "kernels/partial.cuh"
 #include "ops.hpp"
 
@@ -42,6 +44,39 @@ inline Reals reals(View x) {
         case DType::F32: case DType::I32: case DType::Bool: return {x.data, Storage::F32};
     }
     return {x.data, Storage::F32};
+}
+
+inline kernel::Written written(View z) { return {z.data, reals(z).storage}; }
+
+// Whether the kernels on tensor cores, which are for these widths, compute an attention of operands `x`, the first
+// `n_rows` of which have rows, to the first results `z`. The runtime that is told a schedule decides the same.
+inline bool takes(const kernel::AttentionShape& s, int width, int value_width, const Views& x, size_t n_rows, const Views& z,
+                  size_t n_results) {
+    const auto is_aligned = [](const View& view) { return reinterpret_cast<uintptr_t>(view.data) % 16 == 0; };
+    for (size_t i = 0; i < n_rows; ++i)
+        if (x[i].type.dtype != x[0].type.dtype || !is_aligned(x[i])) return false;
+    for (size_t i = 0; i < n_results; ++i)
+        if (!is_aligned(z[i])) return false;
+    return s.width == width && s.value_width == value_width && s.bias.bounds == nullptr;
+}
+
+// Blocks that are for so many rows.
+inline int64_t blocks_of(int64_t rows, int64_t in_block) { return (rows + in_block - 1) / in_block; }
+
+// Calls `body` with a value of the element type if tensor cores multiply it and there are kernels for the widths.
+template <int kWidth, int kValueWidth, typename Body>
+bool with_half(DType dtype, const Body& body) {
+    if constexpr (kernel::flash_widths(kWidth, kValueWidth).width != 0) {
+#if ITHACA_HAS_F16
+        if (dtype == DType::F16) return body(__half{}), true;
+#endif
+#if ITHACA_HAS_BF16
+        if (dtype == DType::BF16) return body(__nv_bfloat16{}), true;
+#endif
+    }
+    static_cast<void>(dtype);
+    static_cast<void>(body);
+    return false;
 }
 
 // The operands behind the first `n`: a bias where there are buckets, then a key where one is left.
@@ -104,10 +139,21 @@ void with_result(DType from, DType to, const Body& body) {
     });
 }
 
-// From q, k, v and maybe a bias and a key to o and maybe lse.
-inline void attention(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
+// From q, k, v and maybe a bias and a key to o and maybe lse. The widths are those of keys and of values.
+template <int kWidth, int kValueWidth>
+void attention(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
     const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 3));
     float* const lse = z.size() > 1 ? as<float>(z[1].data) : nullptr;
+    const auto on_tensor_cores = [&](auto t) {
+        using T = decltype(t);
+        constexpr kernel::FlashWidths kFor = kernel::flash_widths(kWidth, kValueWidth);
+        using Tile = kernel::FlashTile<kFor.width, kFor.value_width>;
+        const int64_t n = s.front * s.heads * blocks_of(s.queries, Tile::kRows);
+        launch_blocks(kernel::flash<T, kFor.width, kFor.value_width>, n, Tile::kThreads,
+                      sizeof(kernel::FlashShared<T, kFor.width, kFor.value_width>), device.stream(queue), as<T>(x[0].data),
+                      as<T>(x[1].data), as<T>(x[2].data), written(z[0]), lse, s, n);
+    };
+    if (takes(s, kWidth, kValueWidth, x, 3, z, 1) && with_half<kWidth, kValueWidth>(x[0].type.dtype, on_tensor_cores)) return;
     auto tiled = [&](auto t, auto u, auto tiled_kernel, int64_t tile) {
         using T = decltype(t);
         using O = decltype(u);
@@ -130,9 +176,24 @@ inline void attention(const Device& device, Queue queue, const Attention& a, con
 }
 
 // From q, k, v, d_o, lse, delta and maybe a bias and a key to dq, dk, dv and maybe the gradient of the bias.
-inline void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
+template <int kWidth, int kValueWidth>
+void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
     const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 6));
     const kernel::Gradient g{reals(x[3]), reals(x[4]), reals(x[5])};
+    const auto on_tensor_cores = [&](auto t) {
+        using T = decltype(t);
+        constexpr kernel::FlashWidths kFor = kernel::flash_widths(kWidth, kValueWidth);
+        using Tile = kernel::FlashBackwardTile<kFor.width, kFor.value_width>;
+        constexpr size_t kShared = sizeof(kernel::FlashBackwardShared<T, kFor.width, kFor.value_width>);
+        const T *q = as<T>(x[0].data), *k = as<T>(x[1].data), *v = as<T>(x[2].data);
+        int64_t n = s.front * s.heads * blocks_of(s.queries, Tile::kRows);
+        launch_blocks(kernel::flash_backward_queries<T, kFor.width, kFor.value_width>, n, Tile::kThreads, kShared,
+                      device.stream(queue), q, k, v, g, written(z[0]), s, n);
+        n = s.front * s.kv_heads * blocks_of(s.keys, Tile::kRows) * Tile::kParts;
+        launch_blocks(kernel::flash_backward_keys<T, kFor.width, kFor.value_width>, n, Tile::kThreads, kShared,
+                      device.stream(queue), q, k, v, g, written(z[1]), written(z[2]), s, n);
+    };
+    if (takes(s, kWidth, kValueWidth, x, 4, z, 3) && with_half<kWidth, kValueWidth>(x[0].type.dtype, on_tensor_cores)) return;
     constexpr int64_t kTile = 64;
     with_result(x[0].type.dtype, z[0].type.dtype, [&](auto t, auto u) {
         using T = decltype(t);

@@ -50,6 +50,21 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
     ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+// A kernel whose threads work together: it takes any number of blocks, but these threads and this shared memory.
+template <typename... Parameters, typename... Arguments>
+void launch_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes, cudaStream_t stream,
+                   Arguments... arguments) {
+    if (blocks <= 0) return;
+    constexpr int64_t kMostBlocks = int64_t{1} << 20;
+    ITHACA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, kMostBlocks)));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
 // Calls `body` with a value of the element type; config.hpp says which types the program has, the rest is not compiled.
 template <typename Body>
 void with_float(DType dtype, const Body& body) {

@@ -11,7 +11,7 @@ use ithaca_ir::{DType, Rank};
 use super::{Collectives, End, Exchange, Kind};
 use crate::cuda::arguments::{Address, MOST_MEMBERS, Members, arguments};
 use crate::cuda::catalogue::c_type;
-use crate::cuda::device::{Device, Event};
+use crate::cuda::device::{Device, Event, Grid};
 use crate::cuda::error::CudaError;
 
 /// Collectives between ranks of one device.
@@ -86,7 +86,7 @@ impl<'d> InProcess<'d> {
         let count = i64::try_from(n).unwrap_or(i64::MAX);
         let kernel = format!("sum_members<{}>", c_type(dtype));
         // SAFETY: the caller vouches for the memory, and these are the kernel's arguments.
-        unsafe { self.device.launch(end.stream, &kernel, n, arguments![members, to, count]) }
+        unsafe { self.device.launch(end.stream, &kernel, Grid::Threads(n), arguments![members, to, count]) }
     }
 
     /// # Safety

@@ -16,13 +16,16 @@ use cudarc::driver::{result, sys};
 use super::arguments::{Address, Arguments};
 use super::available;
 use super::compile::{Architecture, compile};
-use super::device::{Device, Event, Graph, Product, Stream};
+use super::device::{Device, Event, Graph, Grid, Product, Stream};
 use super::error::{CudaError, Part, Unavailable};
 
 use product::Products;
 
-/// Threads of a block.
-const BLOCK: u64 = 256;
+/// Threads of a block where the kernel does not say.
+const BLOCK: c_uint = 256;
+
+/// Bytes of shared memory that a kernel may have without asking for more (CUDA C++ Programming Guide, 21.7.3).
+const SHARED_UNASKED: u32 = 48 * 1024;
 
 /// Blocks of a grid at most; kernels take any grid.
 const MOST_BLOCKS: u64 = 1 << 20;
@@ -235,7 +238,7 @@ impl Device for Gpu {
         &self,
         stream: Stream,
         kernel: &str,
-        threads: u64,
+        grid: Grid,
         mut arguments: Arguments,
     ) -> Result<(), CudaError> {
         self.make_current()?;
@@ -245,13 +248,27 @@ impl Device for Gpu {
                 why: "it was not compiled".to_owned(),
             });
         };
-        let blocks = threads.div_ceil(BLOCK).clamp(1, MOST_BLOCKS);
-        let grid = (c_uint::try_from(blocks).expect("at most 2^20 blocks"), 1, 1);
-        let block = (c_uint::try_from(BLOCK).expect("256 threads"), 1, 1);
+        let (blocks, threads, shared_bytes) = match grid {
+            Grid::Threads(threads) => (threads.div_ceil(u64::from(BLOCK)), BLOCK, 0),
+            Grid::Blocks { blocks, threads, shared_bytes } => (blocks, threads, shared_bytes),
+        };
+        let blocks = c_uint::try_from(blocks.clamp(1, MOST_BLOCKS)).expect("at most 2^20 blocks");
+        let failed =
+            |error: DriverError| CudaError::Kernel { kernel: kernel.to_owned(), why: error.to_string() };
+        if shared_bytes > SHARED_UNASKED {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = c_int::try_from(shared_bytes).unwrap_or(c_int::MAX);
+            // SAFETY: the function is of a loaded module.
+            unsafe { result::function::set_function_attribute(function, attribute, bytes) }
+                .map_err(failed)?;
+        }
         let mut pointers = arguments.pointers();
+        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
         // SAFETY: the function is of a loaded module; the caller vouches for the arguments, which the driver copies.
-        unsafe { result::launch_kernel(function, grid, block, 0, raw_stream(stream), &mut pointers) }
-            .map_err(|error| CudaError::Kernel { kernel: kernel.to_owned(), why: error.to_string() })
+        unsafe {
+            result::launch_kernel(function, grid, block, shared_bytes, raw_stream(stream), &mut pointers)
+        }
+        .map_err(failed)
     }
 
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError> {

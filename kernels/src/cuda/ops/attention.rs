@@ -3,10 +3,11 @@
 use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
-use super::view::{Cx, Local, View, float, reals, row_major, signed, step, stride_of};
+use super::view::{Cx, Local, View, float, reals, row_major, signed, step, stride_of, written};
 use crate::cuda::arguments::{Address, AttentionShape, Bias, Dropout, Gradient, Mask, Walk, arguments};
 use crate::cuda::catalogue::c_type;
 use crate::cuda::error::CudaError;
+use crate::cuda::flash::{self, Block, Flash, Operands};
 
 /// The operands behind the first ones of an attention.
 #[derive(Clone, Copy, Default)]
@@ -36,6 +37,25 @@ fn with_result(x: &TensorType, z: &TensorType) -> Result<[&'static str; 2], Cuda
             Err(CudaError::Unsupported(format!("attention from {} to {}", x.dtype.name(), z.dtype.name())))
         }
     }
+}
+
+/// The kernels on tensor cores that compute an attention from these rows to these, if there are any.
+fn on_tensor_cores(s: &AttentionShape, rows: &[View<'_>], results: &[View<'_>]) -> Option<&'static Flash> {
+    let dtypes: Vec<DType> = rows.iter().map(|x| x.ty.dtype).collect();
+    let addresses: Vec<Address> = rows.iter().chain(results).map(|x| x.at).collect();
+    let bias = if s.bias.bounds == Address::NONE { flash::Bias::None } else { flash::Bias::Learned };
+    flash::kernels_for(&Operands {
+        width: s.width,
+        value_width: s.value_width,
+        dtypes: &dtypes,
+        addresses: &addresses,
+        bias,
+    })
+}
+
+/// Blocks that are for so many rows.
+fn blocks(rows: i64, block: Block) -> i64 {
+    (rows + block.rows - 1) / block.rows
 }
 
 impl Cx<'_> {
@@ -136,13 +156,15 @@ impl Cx<'_> {
         let s = self.shape_of(a, [x[0], x[1], x[2]], Behind::of(a, x, 3))?;
         let lse = z.get(1).map_or(Address::NONE, |lse| lse.at);
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
+        let [q, k, v] = [x[0].at, x[1].at, x[2].at];
+        if let Some(flash) = on_tensor_cores(&s, &x[..3], &z[..1]) {
+            let n = s.front * s.heads * blocks(s.queries, flash.forward);
+            let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
+            return self.launch_blocks(&flash.kernel("flash", t), n, flash.forward, arguments);
+        }
         let tile = if s.value_width <= 64 { 64 } else { 128 };
         let n = s.front * s.queries * s.heads * ((s.value_width + tile - 1) / tile);
-        self.launch(
-            &format!("attention<{t}, {o}, {tile}>"),
-            n,
-            arguments![x[0].at, x[1].at, x[2].at, z[0].at, lse, s, n],
-        )
+        self.launch(&format!("attention<{t}, {o}, {tile}>"), n, arguments![q, k, v, z[0].at, lse, s, n])
     }
 
     /// From q, k, v, d_o, lse, delta and maybe a bias and a key to dq, dk, dv and maybe the gradient of the bias.
@@ -157,6 +179,15 @@ impl Cx<'_> {
         let g = Gradient { d_o: reals(x[3]), lse: reals(x[4]), delta: reals(x[5]) };
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
+        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3]) {
+            let [dq, dk, dv] = [z[0], z[1], z[2]].map(written);
+            let n = s.front * s.heads * blocks(s.queries, flash.backward);
+            let kernel = flash.kernel("flash_backward_queries", t);
+            self.launch_blocks(&kernel, n, flash.backward, arguments![q, k, v, g, dq, s, n])?;
+            let n = s.front * s.kv_heads * blocks(s.keys, flash.backward) * flash.parts;
+            let kernel = flash.kernel("flash_backward_keys", t);
+            return self.launch_blocks(&kernel, n, flash.backward, arguments![q, k, v, g, dk, dv, s, n]);
+        }
         let rows = s.front * s.queries * s.heads * ((s.width + TILE - 1) / TILE);
         let kernel = format!("attention_backward_queries<{t}, {o}, {TILE}>");
         self.launch(&kernel, rows, arguments![q, k, v, g, z[0].at, s, rows])?;

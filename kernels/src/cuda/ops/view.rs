@@ -3,10 +3,11 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType};
 
-use crate::cuda::arguments::{Address, Arguments, MOST_DIMS, Reals, Sequence, Walk};
+use crate::cuda::arguments::{Address, Arguments, MOST_DIMS, Reals, Sequence, Walk, Written};
 use crate::cuda::catalogue::{bits_type, c_type};
-use crate::cuda::device::{Device, Stream};
+use crate::cuda::device::{Device, Grid, Stream};
 use crate::cuda::error::CudaError;
+use crate::cuda::flash::Block;
 use crate::cuda::tables::Tables;
 
 /// A buffer with the type of what lies in it.
@@ -89,13 +90,22 @@ pub(in crate::cuda) fn bits(ty: &TensorType) -> &'static str {
 
 /// Numbers whose storage a kernel is told.
 pub(in crate::cuda) fn reals(x: View<'_>) -> Reals {
-    let storage = match x.ty.dtype {
+    Reals { data: x.at, storage: storage(x.ty.dtype) }
+}
+
+/// Results whose storage a kernel is told.
+pub(in crate::cuda) fn written(z: View<'_>) -> Written {
+    Written { data: z.at, storage: storage(z.ty.dtype) }
+}
+
+/// The number of `ithaca::Storage`.
+fn storage(dtype: DType) -> i32 {
+    match dtype {
         DType::F64 => 0,
         DType::F32 | DType::I32 | DType::Bool => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
-    };
-    Reals { data: x.at, storage }
+    }
 }
 
 /// Adds a dimension to a walk.
@@ -132,7 +142,29 @@ impl Cx<'_> {
             Ok(0) | Err(_) => Ok(()),
             // SAFETY: operations here give a kernel what its parameters say, and the addresses are those of buffers as
             // large as the types of their tensors, which the schedule keeps from others until events allow it.
-            Ok(threads) => unsafe { self.device.launch(self.stream, kernel, threads, arguments) },
+            Ok(threads) => unsafe {
+                self.device.launch(self.stream, kernel, Grid::Threads(threads), arguments)
+            },
+        }
+    }
+
+    /// Launches a kernel whose threads work together; nothing where there are no blocks.
+    pub(in crate::cuda) fn launch_blocks(
+        &self,
+        kernel: &str,
+        blocks: i64,
+        of: Block,
+        arguments: Arguments,
+    ) -> Result<(), CudaError> {
+        let Block { threads, shared_bytes, .. } = of;
+        match u64::try_from(blocks) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(blocks) => {
+                let grid = Grid::Blocks { blocks, threads, shared_bytes };
+                // SAFETY: as for any launch; threads and shared memory are those that the kernel is compiled for, which
+                // its compilation asserts.
+                unsafe { self.device.launch(self.stream, kernel, grid, arguments) }
+            }
         }
     }
 

@@ -1,0 +1,182 @@
+//! The kernels of attention on tensor cores: which there are, which attention they take, and the blocks that each is
+//! launched on.
+//!
+//! `kernels/cuda/flash*.cuh` decide all of it. What the host needs of it before anything is compiled is here again, and
+//! [`checks`] states it as assertions in C++, which every compilation of the kernels makes.
+
+use std::fmt::Write as _;
+
+use ithaca_ir::DType;
+
+use super::arguments::Address;
+
+/// Bytes at whose multiples rows and results start.
+const ALIGNMENT: u64 = 16;
+
+/// A block of threads that work together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// Queries or keys that it is for.
+    pub(super) rows: i64,
+    /// Its threads.
+    pub(super) threads: u32,
+    /// Bytes of its shared memory.
+    pub(super) shared_bytes: u32,
+}
+
+/// Kernels for rows of at most these widths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flash {
+    /// Elements of a query and of a key.
+    width: i64,
+    /// Elements of a value.
+    value_width: i64,
+    /// The forward kernel's block of queries.
+    pub(super) forward: Block,
+    /// The block of queries, or of keys, of both backward kernels.
+    pub(super) backward: Block,
+    /// Blocks for each block of keys: two where one gives dk and another dv.
+    pub(super) parts: i64,
+}
+
+const fn flash(
+    [width, value_width]: [i64; 2],
+    [rows, threads, shared_bytes]: [u32; 3],
+    [back_rows, back_threads, back_shared_bytes, parts]: [u32; 4],
+) -> Flash {
+    Flash {
+        width,
+        value_width,
+        forward: Block { rows: rows as i64, threads, shared_bytes },
+        backward: Block { rows: back_rows as i64, threads: back_threads, shared_bytes: back_shared_bytes },
+        parts: parts as i64,
+    }
+}
+
+/// All, the narrowest first.
+pub(super) const ALL: [Flash; 6] = [
+    flash([64, 64], [128, 128, 39_552], [64, 128, 40_576, 1]),
+    flash([96, 96], [128, 128, 55_936], [64, 128, 56_960, 1]),
+    flash([128, 128], [128, 128, 72_320], [64, 128, 73_344, 1]),
+    flash([192, 128], [64, 128, 70_272], [64, 128, 67_200, 1]),
+    flash([192, 192], [64, 128, 78_464], [64, 128, 79_488, 2]),
+    flash([256, 256], [64, 128, 68_992], [48, 96, 86_752, 2]),
+];
+
+/// What an attention has that decides whether tensor cores take it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operands<'a> {
+    /// Elements of a query and of a key, as this rank holds them.
+    pub(super) width: i64,
+    /// Elements of a value.
+    pub(super) value_width: i64,
+    /// The element types of all operands that have rows.
+    pub(super) dtypes: &'a [DType],
+    /// Where these and the results start.
+    pub(super) addresses: &'a [Address],
+    /// Whether something is added to the scores.
+    pub(super) bias: Bias,
+}
+
+/// Whether something is added to scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bias {
+    /// Nothing.
+    None,
+    /// A table by relative position.
+    Learned,
+}
+
+/// The kernels for an attention, the narrowest that have room for it; none where the simple ones compute it. An emitted
+/// program decides the same (`takes` in its `runtime/attention.hpp`).
+pub(super) fn kernels_for(operands: &Operands<'_>) -> Option<&'static Flash> {
+    let &Operands { width, value_width, dtypes, addresses, bias } = operands;
+    let is_half = dtypes.iter().all(|&d| d == dtypes[0]) && matches!(dtypes[0], DType::F16 | DType::BF16);
+    let is_aligned = addresses.iter().all(|at| at.number().is_multiple_of(ALIGNMENT));
+    if !is_half || !is_aligned || bias == Bias::Learned {
+        return None;
+    }
+    for_widths(width, value_width)
+}
+
+fn for_widths(width: i64, value_width: i64) -> Option<&'static Flash> {
+    if [width, value_width].iter().any(|&w| w <= 0 || w % 8 != 0) {
+        return None;
+    }
+    ALL.iter().find(|flash| width <= flash.width && value_width <= flash.value_width)
+}
+
+impl Flash {
+    /// The name of one of its kernels, for operands of a C++ type.
+    pub(super) fn kernel(&self, name: &str, t: &str) -> String {
+        format!("{name}<{t}, {}, {}>", self.width, self.value_width)
+    }
+
+    /// The names of all its kernels.
+    pub(super) fn kernels(&self, t: &str) -> [String; 3] {
+        ["flash", "flash_backward_queries", "flash_backward_keys"].map(|name| self.kernel(name, t))
+    }
+}
+
+/// Assertions in C++ that the kernels are what is said here of them.
+pub(super) fn checks() -> String {
+    let mut text = String::new();
+    let mut check = |is: String| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "static_assert({is});");
+    };
+    for flash in &ALL {
+        let widths = format!("{}, {}", flash.width, flash.value_width);
+        for (kind, block) in [("", flash.forward), ("Backward", flash.backward)] {
+            let Block { rows, threads, shared_bytes } = block;
+            let tile = format!("ithaca::kernel::Flash{kind}Tile<{widths}>");
+            check(format!("{tile}::kRows == {rows} && {tile}::kThreads == {threads}"));
+            for t in ["__half", "__nv_bfloat16"] {
+                check(format!("sizeof(ithaca::kernel::Flash{kind}Shared<{t}, {widths}>) == {shared_bytes}"));
+            }
+        }
+        check(format!("ithaca::kernel::FlashBackwardTile<{widths}>::kParts == {}", flash.parts));
+    }
+    // Widths around each bound.
+    let some = [0, 4, 8, 40, 64, 72, 96, 100, 128, 136, 192, 200, 256, 264];
+    for width in some {
+        for value_width in some {
+            let found = for_widths(width, value_width).map_or((0, 0), |f| (f.width, f.value_width));
+            let widths = format!("ithaca::kernel::flash_widths({width}, {value_width})");
+            check(format!("{widths}.width == {} && {widths}.value_width == {}", found.0, found.1));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operands<'a>(width: i64, dtypes: &'a [DType], addresses: &'a [Address]) -> Operands<'a> {
+        Operands { width, value_width: width, dtypes, addresses, bias: Bias::None }
+    }
+
+    #[test]
+    fn tensor_cores_take_halves_in_aligned_rows() {
+        let at = [Address(256), Address(4096 + 16)];
+        let half = [DType::BF16; 3];
+        let widths = |o: &Operands<'_>| kernels_for(o).map(|f| (f.width, f.value_width));
+        assert_eq!(widths(&operands(64, &half, &at)), Some((64, 64)));
+        assert_eq!(widths(&operands(80, &[DType::F16; 4], &at)), Some((96, 96)));
+        let latent = Operands { value_width: 128, ..operands(192, &half, &at) };
+        assert_eq!(widths(&latent), Some((192, 128)));
+
+        let declined = [
+            operands(64, &[DType::F32; 3], &at),
+            operands(64, &[DType::BF16, DType::BF16, DType::BF16, DType::F32], &at),
+            operands(60, &half, &at),
+            operands(264, &half, &at),
+            operands(64, &half, &[Address(256), Address(264)]),
+            Operands { bias: Bias::Learned, ..operands(64, &half, &at) },
+        ];
+        for operands in declined {
+            assert_eq!(kernels_for(&operands), None, "{operands:?}");
+        }
+    }
+}
