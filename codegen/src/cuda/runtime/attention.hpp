@@ -56,6 +56,20 @@ inline Behind behind(const Attention& a, const Views& x, size_t n) {
     return out;
 }
 
+// Where the rows of a tensor [... tokens heads width] begin.
+inline kernel::Rows rows_of(const Device& device, View x) {
+    const std::vector<int64_t> strides = local_of(device, x).strides;
+    const size_t token = strides.size() - 3;
+    kernel::Rows rows{token > 0 ? strides[token - 1] : 0, strides[token], strides[token + 1], 0, 0, 0, 0};
+    if (!x.is_cut()) return rows;
+    const Strided& s = *x.strided;
+    const size_t cut = static_cast<size_t>(s.cut);
+    if (cut == token) rows.token_run = s.run, rows.token_block = s.block;
+    else if (cut == token + 1) rows.head_run = s.run, rows.head_block = s.block;
+    else fail(__FILE__, __LINE__, "rows_of", "an attention whose sequences are cut into blocks");
+    return rows;
+}
+
 // q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e], and what stands behind.
 inline kernel::AttentionShape shape_of(const Device& device, const Attention& a, View q, View k, View v, Behind more) {
     const Local lq(device, q.type), lk(device, k.type), lv(device, v.type);
@@ -92,6 +106,9 @@ inline kernel::AttentionShape shape_of(const Device& device, const Attention& a,
     if (more.bias != nullptr) s.bias = {a.buckets.bounds, a.buckets.per_side, a.buckets.both_sides, reals(*more.bias)};
     s.dropout = a.dropout;
     if (more.key != nullptr) s.dropout.key = as<int32_t>(more.key->data);
+    s.q = rows_of(device, q);
+    s.k = rows_of(device, k);
+    s.v = rows_of(device, v);
     return s;
 }
 
@@ -106,7 +123,8 @@ void with_result(DType from, DType to, const Body& body) {
 
 // From q, k, v and maybe a bias and a key to o and maybe lse.
 inline void attention(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
-    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 3));
+    kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 3));
+    s.o = rows_of(device, z[0]);
     float* const lse = z.size() > 1 ? as<float>(z[1].data) : nullptr;
     auto tiled = [&](auto t, auto u, auto tiled_kernel, int64_t tile) {
         using T = decltype(t);
@@ -131,7 +149,11 @@ inline void attention(const Device& device, Queue queue, const Attention& a, con
 
 // From q, k, v, d_o, lse, delta and maybe a bias and a key to dq, dk, dv and maybe the gradient of the bias.
 inline void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
-    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 6));
+    kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 6));
+    s.d_o = rows_of(device, x[3]);
+    s.dq = rows_of(device, z[0]);
+    s.dk = rows_of(device, z[1]);
+    s.dv = rows_of(device, z[2]);
     const kernel::Gradient g{reals(x[3]), reals(x[4]), reals(x[5])};
     constexpr int64_t kTile = 64;
     with_result(x[0].type.dtype, z[0].type.dtype, [&](auto t, auto u) {

@@ -147,7 +147,16 @@ struct Pairs {
 };
 inline void rotary_pairs(const Device& device, Queue queue, int over, int64_t width, Pairs pairs, double amplitude,
                          const double* frequencies, View x, View positions, View z) {
-    const Walk<2> rows = rows_of<2>(device, x, over, {&positions});
+    const Local local(device, x.type);
+    Walk<3> rows;
+    for (size_t d = 0; d < x.type.dims.size(); ++d) {
+        if (x.type.dims[d] == over) continue;
+        for (const Leg<3>& leg : legs<3>(device, x.type.dims[d], local.extents[d], {&x, &positions, &z})) {
+            rows.extent[rows.n] = leg.steps;
+            for (int k = 0; k < 3; ++k) rows.stride[k][rows.n] = leg.strides[k];
+            ++rows.n;
+        }
+    }
     const int64_t n = rows.size(), extent = extent_along(device, x.type, over);
     with_float(x.type.dtype, [&](auto t) {
         using T = decltype(t);

@@ -4,7 +4,7 @@ use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
 use super::view::{Cx, Local, View, float, reals, row_major, signed, step, stride_of};
-use crate::cuda::arguments::{Address, AttentionShape, Bias, Dropout, Gradient, Mask, Walk, arguments};
+use crate::cuda::arguments::{Address, AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk, arguments};
 use crate::cuda::catalogue::c_type;
 use crate::cuda::error::CudaError;
 
@@ -128,12 +128,38 @@ impl Cx<'_> {
             softcap: a.softcap.unwrap_or(0.0),
             bias: self.bias(a, behind.bias)?,
             dropout: self.dropout_of(a, q.ty, behind.key)?,
+            q: self.rows_of(q)?,
+            k: self.rows_of(k)?,
+            v: self.rows_of(v)?,
+            ..AttentionShape::default()
+        })
+    }
+
+    /// Where the rows of a tensor `[... tokens heads width]` begin.
+    fn rows_of(&self, view: View<'_>) -> Result<Rows, CudaError> {
+        let strides = self.local_of(view).strides;
+        let n = strides.len();
+        let Some(token) = n.checked_sub(3) else {
+            return unsupported("an attention of fewer than three dimensions");
+        };
+        let front = token.checked_sub(1).map_or(0, |d| strides[d]);
+        let rows = Rows { front, token: strides[token], head: strides[token + 1], ..Rows::default() };
+        Ok(match view.cut() {
+            None => rows,
+            Some((place, run, block)) if place == token => {
+                Rows { token_run: run, token_block: block, ..rows }
+            }
+            Some((place, run, block)) if place == token + 1 => {
+                Rows { head_run: run, head_block: block, ..rows }
+            }
+            Some(_) => return unsupported("an attention whose sequences are cut into blocks"),
         })
     }
 
     /// From q, k, v and maybe a bias and a key to o and maybe lse.
     pub(super) fn attention(&self, a: &Attention, x: &[View<'_>], z: &[View<'_>]) -> Result<(), CudaError> {
         let s = self.shape_of(a, [x[0], x[1], x[2]], Behind::of(a, x, 3))?;
+        let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
         let lse = z.get(1).map_or(Address::NONE, |lse| lse.at);
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let tile = if s.value_width <= 64 { 64 } else { 128 };
@@ -154,6 +180,13 @@ impl Cx<'_> {
     ) -> Result<(), CudaError> {
         const TILE: i64 = 64;
         let s = self.shape_of(a, [x[0], x[1], x[2]], Behind::of(a, x, 6))?;
+        let s = AttentionShape {
+            d_o: self.rows_of(x[3])?,
+            dq: self.rows_of(z[0])?,
+            dk: self.rows_of(z[1])?,
+            dv: self.rows_of(z[2])?,
+            ..s
+        };
         let g = Gradient { d_o: reals(x[3]), lse: reals(x[4]), delta: reals(x[5]) };
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
