@@ -7,6 +7,7 @@ mod device;
 mod distributed;
 mod everything;
 mod experts;
+mod folded;
 mod pipeline;
 mod profile;
 mod steps;

@@ -148,7 +148,7 @@ impl<'s> Emitter<'_, 's> {
         let _ = writeln!(
             out,
             "    const Strided {name}_strides = strided(device, {{{}}}, {part}, Direction::{direction});\n    \
-             char* const {name} = {wire} + {name}_strides.start * bytes_of(T{number}.dtype);  // {}",
+             [[maybe_unused]] char* const {name} = {wire} + {name}_strides.start * bytes_of(T{number}.dtype);  // {}",
             numbers.join(", "),
             names::comment(&described)
         );

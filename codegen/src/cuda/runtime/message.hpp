@@ -46,13 +46,13 @@ inline Strided strided(const Device& device, const Parcels& parcels, size_t part
     const Exchange& own = device.exchange(parcels[part]);
     const Region& box = sent ? own.mine : own.wanted;
     // A rank without a part of the tensor has nothing to address.
-    const auto block_of = [&](const Exchange& e) -> Region {
+    const auto block_in = [&](const Exchange& e) -> Region {
         const Block& block = (sent ? e.send : e.recv).front();
         const Region& whole = sent ? e.mine : e.wanted;
         return shared || block.empty() ? whole : block.front();
     };
     Strided out;
-    const Region block = block_of(own);
+    const Region block = block_in(own);
     std::vector<int64_t> extents;
     for (size_t d = 0; d < box.size(); ++d) {
         extents.push_back(block[d].size());
@@ -61,7 +61,7 @@ inline Strided strided(const Device& device, const Parcels& parcels, size_t part
     out.strides = row_major(extents);
     if (out.cut >= 0) out.run = extents[static_cast<size_t>(out.cut)];
     for (size_t k = 0; k < parcels.size(); ++k) {
-        const int64_t n = elements(block_of(device.exchange(parcels[k])));
+        const int64_t n = elements(block_in(device.exchange(parcels[k])));
         if (k < part) out.start += n;
         out.block += n;
     }
@@ -79,8 +79,6 @@ inline void move_parcels(const Device& device, Queue queue, const Parcels& parce
     std::vector<int64_t> ends(shared ? 1 : load.group.size(), 0);
     for (size_t i = 1; i < ends.size(); ++i) ends[i] = ends[i - 1] + (sent ? load.send : load.recv)[i - 1];
     for (size_t k = 0; k < parcels.size(); ++k) {
-        // What lies in the wire is there.
-        if (tensors[k] == nullptr) continue;
         const Exchange& e = device.exchange(parcels[k]);
         const Region& box = sent ? e.mine : e.wanted;
         std::vector<Region> blocks;
@@ -97,6 +95,8 @@ inline void move_parcels(const Device& device, Queue queue, const Parcels& parce
             for (size_t i = 0; i < of.size(); ++i)
                 for (const Region& region : of[i]) place(region, ends[i]);
         }
+        // What lies in the wire is there.
+        if (tensors[k] == nullptr) continue;
         move_placed(device, queue, first.from.dtype, box, blocks, places, direction, tensors[k], wire);
     }
 }

@@ -52,7 +52,16 @@ impl Cx<'_> {
             return Err(CudaError::Unsupported(what));
         }
         let is_cut = x.iter().chain(z).any(|view| view.cut().is_some());
-        if is_cut && !matches!(op, Op::Attention(_) | Op::AttentionBackward(_) | Op::Rotary(_) | Op::Einsum) {
+        let knows = matches!(
+            op,
+            Op::Attention(_)
+                | Op::AttentionBackward(_)
+                | Op::Rotary(_)
+                | Op::Einsum
+                | Op::Take { .. }
+                | Op::Join { .. }
+        );
+        if is_cut && !knows {
             return Err(unsupported(&format!("`{}` of a tensor that is cut into blocks", op.name())));
         }
         let count =
