@@ -29,7 +29,7 @@ template <typename T>
 __device__ inline Pair<Acc<T>> pair_of(const AttentionShape& s, const T* q, const T* k, const T* v, const Gradient& g,
                                        const Place& at, int64_t at_query, int64_t at_key) {
     using A = Acc<T>;
-    const int64_t front = at.front, head = at.head, row = s.query_row(front, at.query, head);
+    const int64_t front = at.front, head = at.head, row = s.row(front, at.query, head);
     const A lse = static_cast<A>(g.lse[row]);
     if (lse == nothing<A>()) return {A(0), A(0), A(0)};
     const T* key = k + s.k.at(front, at.key, at.kv_head);

@@ -88,15 +88,12 @@ struct AttentionShape {
     // Where rows of operands and results begin; the backward pass has the last four.
     Rows q, k, v, o, d_o, dq, dk, dv;
 
-    // The number of a row of queries, and of lse, whose rows are one element.
-    __device__ int64_t query_row(int64_t front_, int64_t query, int64_t head) const {
+    // Where lse and delta have a query, and explicit scores its row.
+    __device__ int64_t row(int64_t front_, int64_t query, int64_t head) const {
         return (front_ * queries + query) * heads + head;
     }
     // The local key/value head that serves a local head.
     __device__ int64_t served_by(int64_t head) const { return (first_head + head) / group - first_kv_head; }
-    __device__ int64_t key_row(int64_t front_, int64_t key, int64_t kv_head) const {
-        return (front_ * keys + key) * kv_heads + kv_head;
-    }
     __device__ double kept(int64_t front_, int64_t head, int64_t query, int64_t key) const {
         if (!(dropout.rate > 0)) return 1;
         int64_t sequence[1];
