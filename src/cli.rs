@@ -173,8 +173,9 @@ pub struct LayoutArgs {
     pub zero: Option<u64>,
     /// What is fused: `pack` joins independent collectives into one message; `overlap` or `overlap(chunks=N)` cuts
     /// collectives and the kernels beside them into chunks as well, so that one travels while another computes; `none`.
-    /// `pack` when left out. `two-level+` before them puts mesh axes that span nodes in two levels, one collective for each;
-    /// `two-level(choose=cheaper)+` does where that costs less on the cluster.
+    /// `fold+pack` when left out: `fold+` before them lets kernels write and read tensors where they lie on the wire, so
+    /// that nothing packs or unpacks these. `two-level+` before all puts mesh axes that span nodes in two levels, one collective
+    /// for each; `two-level(choose=cheaper)+` does where that costs less on the cluster.
     #[arg(long, value_name = "PASSES")]
     pub fuse: Option<String>,
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.

@@ -142,6 +142,13 @@ pub struct BufferDoc {
 pub enum PlaceDoc {
     /// Bytes from the start of the frame.
     Frame(u64),
+    /// In a wire, as one of the tensors of its message.
+    Wire {
+        /// The wire.
+        buffer: String,
+        /// Which tensor of the message.
+        part: usize,
+    },
     /// The caller's argument.
     Argument(usize),
     /// The caller's result.
@@ -281,12 +288,13 @@ fn frame(schedule: &Schedule, frame: &Frame) -> FrameDoc {
         arguments: frame.n_arguments,
         events: frame.n_events,
         outputs: outputs.collect(),
-        buffers: frame.buffers.values().map(|b| buffer(&schedule.space, b)).collect(),
+        buffers: frame.buffers.values().map(|b| buffer(schedule, frame, b)).collect(),
         tasks: frame.tasks.iter().map(|t| task(schedule, frame, t)).collect(),
     }
 }
 
-fn buffer(space: &Space, buffer: &Buffer) -> BufferDoc {
+fn buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> BufferDoc {
+    let space = &schedule.space;
     BufferDoc {
         name: buffer.name.clone(),
         ty: match &buffer.content {
@@ -297,6 +305,9 @@ fn buffer(space: &Space, buffer: &Buffer) -> BufferDoc {
         bytes: buffer.bytes(space),
         place: match &buffer.place {
             Place::Frame(offset) => PlaceDoc::Frame(*offset),
+            Place::Wire { wire, part } => {
+                PlaceDoc::Wire { buffer: frame.buffers[*wire].name.clone(), part: *part }
+            }
             Place::Argument(i) => PlaceDoc::Argument(*i),
             Place::Result(i) => PlaceDoc::Result(*i),
             Place::Weight(binding) => PlaceDoc::Weight(binding.name.clone()),

@@ -118,7 +118,7 @@ pub const SCHEDULE: &[Code] = &[
     code("S13", "weights and states that are written are bound alike everywhere, as V30 and V31 say"),
     code(
         "S14",
-        "blocks are packed, exchanged and unpacked for one collective, in wires that hold those of every rank; what is not packed is its blocks in a row",
+        "blocks are packed, exchanged and unpacked for one collective, in wires that hold those of every rank; what is not packed is its blocks in a row, or lies in the wire, as one of its parts, where those who use it address it",
     ),
     code(
         "S15",

@@ -25,6 +25,7 @@ pub mod order;
 pub mod rule;
 pub mod schedule;
 pub mod space;
+pub mod strided;
 pub mod text;
 pub mod timeline;
 pub mod traffic;

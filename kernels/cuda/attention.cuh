@@ -19,15 +19,16 @@ __global__ void attention(const T* q, const T* k, const T* v, O* o, float* lse, 
         const int64_t head = i % s.heads, tile = i / s.heads % tiles;
         const int64_t query = i / s.heads / tiles % s.queries, front = i / s.heads / tiles / s.queries;
         const int64_t position = position_of(s.query_positions, query);
-        const int64_t row = s.query_row(front, query, head), kv_head = s.served_by(head), column = tile * kTile;
+        const int64_t row = s.row(front, query, head), kv_head = s.served_by(head), column = tile * kTile;
+        const int64_t at_row = s.q.at(front, query, head);
         const int columns = static_cast<int>(s.value_width - column < kTile ? s.value_width - column : kTile);
         A sum[kTile];
         for (int c = 0; c < kTile; ++c) sum[c] = 0;
         A highest = 0, weights = 0;
         bool none_yet = true;
         for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
-            const int64_t kv = s.key_row(front, t, kv_head);
-            const A x = score(s, q + row * s.width, k + kv * s.width, head, position, at_key).value;
+            const T* key = k + s.k.at(front, t, kv_head);
+            const A x = score(s, q + at_row, key, head, position, at_key).value;
             if (none_yet || x > highest) {
                 const A shrink = none_yet ? A(0) : exponential(highest - x);
                 for (int c = 0; c < columns; ++c) sum[c] *= shrink;
@@ -38,11 +39,11 @@ __global__ void attention(const T* q, const T* k, const T* v, O* o, float* lse, 
             const A weight = exponential(x - highest);
             weights += weight;
             const A kept = weight * static_cast<A>(s.kept(front, head, position, at_key));
-            const T* value = v + kv * s.value_width + column;
+            const T* value = v + s.v.at(front, t, kv_head) + column;
             for (int c = 0; c < columns; ++c) sum[c] += kept * widen(value[c]);
         });
         const A inverse = weights > A(0) ? A(1) / weights : A(0);
-        O* out = o + row * s.value_width + column;
+        O* out = o + s.o.at(front, query, head) + column;
         for (int c = 0; c < columns; ++c) out[c] = narrow<O>(sum[c] * inverse);
         if (lse != nullptr && tile == 0)
             lse[row] = static_cast<float>(weights > A(0) ? highest + logarithm(weights) : nothing<A>());
@@ -54,11 +55,12 @@ template <typename T>
 __global__ void scores(const T* q, const T* k, float* z, AttentionShape s, int64_t columns, int64_t n) {
     ITHACA_FOR(i, n) {
         const int64_t head = i % s.heads, query = i / s.heads % s.queries, front = i / s.heads / s.queries;
-        const int64_t position = position_of(s.query_positions, query), row = s.query_row(front, query, head);
+        const int64_t position = position_of(s.query_positions, query), row = s.row(front, query, head);
         for (int64_t c = 0; c < columns; ++c) z[row * columns + c] = nothing<float>();
         for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
-            const T* key = k + s.key_row(front, t, s.served_by(head)) * s.width;
-            z[row * columns + t] = static_cast<float>(score(s, q + row * s.width, key, head, position, at_key).value);
+            const T* key = k + s.k.at(front, t, s.served_by(head));
+            const T* at_row = q + s.q.at(front, query, head);
+            z[row * columns + t] = static_cast<float>(score(s, at_row, key, head, position, at_key).value);
         });
     }
 }
@@ -74,7 +76,7 @@ __global__ void weigh(Reals scores, Reals lse, const T* v, float* z, AttentionSh
         A sum = 0;
         for (int64_t t = 0; t < s.keys && all != nothing<A>(); ++t) {
             const A weight = share(static_cast<A>(scores[row * columns + t]), all);
-            sum += weight * widen(v[s.key_row(front, t, s.served_by(head)) * s.value_width + column]);
+            sum += weight * widen(v[s.v.at(front, t, s.served_by(head)) + column]);
         }
         z[i] = static_cast<float>(sum);
     }

@@ -9,7 +9,7 @@
 
 namespace ithaca::kernel {
 
-// What the backward pass gets beside q, k and v, row by row as queries are.
+// What the backward pass gets beside q, k and v: d_o where `Rows` says, the others one for each row of queries.
 struct Gradient {
     Reals d_o, lse, delta;
 };
@@ -20,17 +20,25 @@ struct Pair {
     A weight, gradient, score;
 };
 
+// Where a query and a key lie.
+struct Place {
+    int64_t front, query, head, key, kv_head;
+};
+
 template <typename T>
 __device__ inline Pair<Acc<T>> pair_of(const AttentionShape& s, const T* q, const T* k, const T* v, const Gradient& g,
-                                       int64_t front, int64_t head, int64_t row, int64_t kv, int64_t at_query, int64_t at_key) {
+                                       const Place& at, int64_t at_query, int64_t at_key) {
     using A = Acc<T>;
+    const int64_t front = at.front, head = at.head, row = s.row(front, at.query, head);
     const A lse = static_cast<A>(g.lse[row]);
     if (lse == nothing<A>()) return {A(0), A(0), A(0)};
-    const Score<A> x = score(s, q + row * s.width, k + kv * s.width, head, at_query, at_key);
+    const T* key = k + s.k.at(front, at.key, at.kv_head);
+    const Score<A> x = score(s, q + s.q.at(front, at.query, head), key, head, at_query, at_key);
+    const int64_t d_o = s.d_o.at(front, at.query, head), value = s.v.at(front, at.key, at.kv_head);
     const A p = exponential(x.value - lse), kept = static_cast<A>(s.kept(front, head, at_query, at_key));
     A product = 0;
     for (int64_t c = 0; c < s.value_width; ++c)
-        product += static_cast<A>(g.d_o[row * s.value_width + c]) * widen(v[kv * s.value_width + c]);
+        product += static_cast<A>(g.d_o[d_o + c]) * widen(v[value + c]);
     const A of_score = p * (kept * product - static_cast<A>(g.delta[row]));
     return {p * kept, static_cast<A>(s.scale) * x.slope * of_score, of_score};
 }
@@ -43,17 +51,17 @@ __global__ void attention_backward_queries(const T* q, const T* k, const T* v, G
         const int64_t head = i % s.heads, column = i / s.heads % tiles * kTile;
         const int64_t query = i / s.heads / tiles % s.queries, front = i / s.heads / tiles / s.queries;
         const int64_t position = position_of(s.query_positions, query);
-        const int64_t row = s.query_row(front, query, head), kv_head = s.served_by(head);
+        const int64_t kv_head = s.served_by(head);
         const int columns = static_cast<int>(s.width - column < kTile ? s.width - column : kTile);
         A sum[kTile];
         for (int c = 0; c < kTile; ++c) sum[c] = 0;
         for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
-            const int64_t kv = s.key_row(front, t, kv_head);
-            const A gradient = pair_of(s, q, k, v, g, front, head, row, kv, position, at_key).gradient;
-            const T* key = k + kv * s.width + column;
+            const A gradient = pair_of(s, q, k, v, g, {front, query, head, t, kv_head}, position, at_key).gradient;
+            const T* key = k + s.k.at(front, t, kv_head) + column;
             for (int c = 0; c < columns; ++c) sum[c] += gradient * widen(key[c]);
         });
-        for (int c = 0; c < columns; ++c) dq[row * s.width + column + c] = narrow<O>(sum[c]);
+        O* out = dq + s.dq.at(front, query, head) + column;
+        for (int c = 0; c < columns; ++c) out[c] = narrow<O>(sum[c]);
     }
 }
 
@@ -66,7 +74,7 @@ __global__ void attention_backward_keys(const T* q, const T* k, const T* v, Grad
     ITHACA_FOR(i, n) {
         const int64_t kv_head = i % s.kv_heads, column = i / s.kv_heads % tiles * kTile;
         const int64_t t = i / s.kv_heads / tiles % s.keys, front = i / s.kv_heads / tiles / s.keys;
-        const int64_t at_key = position_of(s.key_positions, t), kv = s.key_row(front, t, kv_head);
+        const int64_t at_key = position_of(s.key_positions, t);
         A sum_k[kTile], sum_v[kTile];
         for (int c = 0; c < kTile; ++c) sum_k[c] = sum_v[c] = 0;
         for (int64_t query = 0; query < s.queries && at_key < s.valid_keys; ++query) {
@@ -74,17 +82,17 @@ __global__ void attention_backward_keys(const T* q, const T* k, const T* v, Grad
             if (!sees(s.mask, position, at_key)) continue;
             for (int64_t head = 0; head < s.heads; ++head) {
                 if (s.served_by(head) != kv_head) continue;
-                const int64_t row = s.query_row(front, query, head);
-                const Pair<A> x = pair_of(s, q, k, v, g, front, head, row, kv, position, at_key);
-                for (int c = 0; c < kTile && column + c < s.width; ++c)
-                    sum_k[c] += x.gradient * widen(q[row * s.width + column + c]);
+                const Pair<A> x = pair_of(s, q, k, v, g, {front, query, head, t, kv_head}, position, at_key);
+                const int64_t row = s.q.at(front, query, head) + column, d_o = s.d_o.at(front, query, head) + column;
+                for (int c = 0; c < kTile && column + c < s.width; ++c) sum_k[c] += x.gradient * widen(q[row + c]);
                 for (int c = 0; c < kTile && column + c < s.value_width; ++c)
-                    sum_v[c] += x.weight * static_cast<A>(g.d_o[row * s.value_width + column + c]);
+                    sum_v[c] += x.weight * static_cast<A>(g.d_o[d_o + c]);
             }
         }
-        for (int c = 0; c < kTile && column + c < s.width; ++c) dk[kv * s.width + column + c] = narrow<O>(sum_k[c]);
-        for (int c = 0; c < kTile && column + c < s.value_width; ++c)
-            dv[kv * s.value_width + column + c] = narrow<O>(sum_v[c]);
+        O* const out_k = dk + s.dk.at(front, t, kv_head) + column;
+        O* const out_v = dv + s.dv.at(front, t, kv_head) + column;
+        for (int c = 0; c < kTile && column + c < s.width; ++c) out_k[c] = narrow<O>(sum_k[c]);
+        for (int c = 0; c < kTile && column + c < s.value_width; ++c) out_v[c] = narrow<O>(sum_v[c]);
     }
 }
 
@@ -97,10 +105,10 @@ __global__ void attention_backward_bias(const T* q, const T* k, const T* v, Grad
         A sum = 0;
         for (int64_t r = 0; r < s.front * s.queries; ++r) {
             const int64_t front = r / s.queries, query = r % s.queries;
-            const int64_t position = position_of(s.query_positions, query), row = s.query_row(front, query, head);
+            const int64_t position = position_of(s.query_positions, query);
             for_keys(s.mask, s.key_positions, s.valid_keys, position, [&](int64_t t, int64_t at_key) {
                 if (s.bias.bucket(position, at_key) != bucket) return;
-                sum += pair_of(s, q, k, v, g, front, head, row, s.key_row(front, t, kv_head), position, at_key).score;
+                sum += pair_of(s, q, k, v, g, {front, query, head, t, kv_head}, position, at_key).score;
             });
         }
         d_bias[i] = static_cast<float>(sum);

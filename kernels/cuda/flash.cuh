@@ -162,20 +162,20 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
         tile::fetch<T, kWidth, kRows, kThreads>(shared.q, q, width, [&](int i) -> const T* {
-            return i < n_rows ? q + s.query_row(front, first + i, head) * s.width : nullptr;
+            return i < n_rows ? q + s.q.at(front, first + i, head) : nullptr;
         });
         warp::commit_copies();
         const auto fetch_keys = [&](int64_t t, bool is_padded) {
             tile::fetch<T, kWidth, kKeys, kThreads>(shared.k, k, width, [&](int i) -> const T* {
                 const int64_t key = t * kKeys + i;
-                return is_key(s, key, is_padded) ? k + s.key_row(front, key, kv_head) * s.width : nullptr;
+                return is_key(s, key, is_padded) ? k + s.k.at(front, key, kv_head) : nullptr;
             });
             warp::commit_copies();
         };
         const auto fetch_values = [&](int64_t t, bool is_padded) {
             tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.v, v, value_width, [&](int i) -> const T* {
                 const int64_t key = t * kKeys + i;
-                return is_key(s, key, is_padded) ? v + s.key_row(front, key, kv_head) * s.value_width : nullptr;
+                return is_key(s, key, is_padded) ? v + s.v.at(front, key, kv_head) : nullptr;
             });
             warp::commit_copies();
         };
@@ -281,8 +281,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         for (int m = 0; m < kM; ++m)
             ITHACA_UNROLL
             for (int half = 0; half < 2; ++half) weights[m][half] = tile::sum_of_row(weights[m][half]);
-        const auto row_of = [&](int i) { return s.query_row(front, first + i, head); };
-        put_rows(o, sum, n_rows, s.value_width, [&](int i) { return row_of(i) * s.value_width; },
+        put_rows(o, sum, n_rows, s.value_width, [&](int i) { return s.o.at(front, first + i, head); },
                  [&](int m, int half) { return weights[m][half] > 0 ? 1.0f / weights[m][half] : 0.0f; });
         if (lse == nullptr || lane % 4 != 0) continue;
         ITHACA_UNROLL
@@ -291,7 +290,8 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
             for (int half = 0; half < 2; ++half) {
                 const int i = first_row + m * 16 + half * 8 + lane / 4;
                 const float w = weights[m][half];
-                if (i < n_rows) lse[row_of(i)] = w > 0 ? highest[m][half] * kLn2 + logarithm(w) : nothing<float>();
+                if (i < n_rows)
+                    lse[s.row(front, first + i, head)] = w > 0 ? highest[m][half] * kLn2 + logarithm(w) : nothing<float>();
             }
     }
 }

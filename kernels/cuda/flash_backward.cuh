@@ -81,15 +81,15 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
         const int64_t n_rows = s.queries - first < kRows ? s.queries - first : kRows;
         const Span positions = span_of(s.query_positions, first, n_rows);
         const Drops drops(s, front, head);
-        const auto row_of = [&](int i) { return s.query_row(front, first + i, head); };
+        const auto row_of = [&](int i) { return s.row(front, first + i, head); };
 
         __syncthreads();  // the block before has been read
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
         tile::fetch<T, kWidth, kRows, kThreads>(
-            shared.wide, q, width, [&](int i) -> const T* { return i < n_rows ? q + row_of(i) * s.width : nullptr; });
+            shared.wide, q, width, [&](int i) -> const T* { return i < n_rows ? q + s.q.at(front, first + i, head) : nullptr; });
         tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, d_o, value_width, [&](int i) -> const T* {
-            return i < n_rows ? d_o + row_of(i) * s.value_width : nullptr;
+            return i < n_rows ? d_o + s.d_o.at(front, first + i, head) : nullptr;
         });
         float lse[2], delta[2];
         ITHACA_UNROLL
@@ -101,13 +101,12 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
         // Begins to bring tile t, and what is asked of it, to one of the buffers.
         const auto bring = [&](int64_t t, Seen seen, int buffer) {
             const bool is_padded = seen == Seen::Padded;
-            const auto row = [&](int i) { return s.key_row(front, t * kKeys + i, kv_head); };
             const auto is_there = [&](int i) { return is_key(s, t * kKeys + i, is_padded); };
             tile::fetch<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, width, [&](int i) -> const T* {
-                return is_there(i) ? k + row(i) * s.width : nullptr;
+                return is_there(i) ? k + s.k.at(front, t * kKeys + i, kv_head) : nullptr;
             });
             tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, value_width, [&](int i) -> const T* {
-                return is_there(i) ? v + row(i) * s.value_width : nullptr;
+                return is_there(i) ? v + s.v.at(front, t * kKeys + i, kv_head) : nullptr;
             });
             const int64_t key = t * kKeys + threadIdx.x;
             if ((asks(seen) || drops.any) && threadIdx.x < kKeys)
@@ -170,7 +169,7 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             }
         }
         warp::wait_for_copies<0>();
-        put_rows(dq, sum, n_rows, s.width, [&](int i) { return row_of(i) * s.width; },
+        put_rows(dq, sum, n_rows, s.width, [&](int i) { return s.dq.at(front, first + i, head); },
                  [&](int, int) { return static_cast<float>(s.scale); });
     }
 }
@@ -193,17 +192,16 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
     const int64_t front = block / row_blocks / s.kv_heads;
     const int64_t n_rows = s.keys - first < kRows ? s.keys - first : kRows;
     const Span positions = span_of(s.key_positions, first, n_rows);
-    const auto row_of = [&](int i) { return s.key_row(front, first + i, kv_head); };
 
     __syncthreads();  // the block before has been read
     for (int i = threadIdx.x; i < kRows; i += kThreads)
         shared.keys[i] = i < n_rows ? position_of(s.key_positions, first + i) : -1;
     const bool is_padded = positions.last > s.valid_keys;
     tile::fetch<T, kWidth, kRows, kThreads>(shared.wide, k, width, [&](int i) -> const T* {
-        return i < n_rows && is_key(s, first + i, is_padded) ? k + row_of(i) * s.width : nullptr;
+        return i < n_rows && is_key(s, first + i, is_padded) ? k + s.k.at(front, first + i, kv_head) : nullptr;
     });
     tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, v, value_width, [&](int i) -> const T* {
-        return i < n_rows && is_key(s, first + i, is_padded) ? v + row_of(i) * s.value_width : nullptr;
+        return i < n_rows && is_key(s, first + i, is_padded) ? v + s.v.at(front, first + i, kv_head) : nullptr;
     });
     const auto next_head = [&](int64_t head) {
         do ++head;
@@ -231,12 +229,12 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         // Begins to bring a tile of queries to one of the buffers; what each has beside its rows waits in registers.
         const auto bring = [&](int64_t head, int t, int buffer) {
             const int64_t query = (from + t) * kQueries;
-            const auto row = [&](int i) { return s.query_row(front, query + i, head); };
+            const auto row = [&](int i) { return s.row(front, query + i, head); };
             tile::fetch<T, kWidth, kQueries, kThreads>(shared.others_wide[buffer], q, width, [&](int i) -> const T* {
-                return query + i < s.queries ? q + row(i) * s.width : nullptr;
+                return query + i < s.queries ? q + s.q.at(front, query + i, head) : nullptr;
             });
             tile::fetch<T, kValueWidth, kQueries, kThreads>(shared.others_narrow[buffer], d_o, value_width, [&](int i) -> const T* {
-                return query + i < s.queries ? d_o + row(i) * s.value_width : nullptr;
+                return query + i < s.queries ? d_o + s.d_o.at(front, query + i, head) : nullptr;
             });
             if (threadIdx.x >= kQueries) return;
             const bool is_there = query + threadIdx.x < s.queries;
@@ -309,10 +307,10 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
     }
     warp::wait_for_copies<0>();
     if constexpr (kSums != Sums::Values)
-        put_rows(dk, sum_k, n_rows, s.width, [&](int i) { return row_of(i) * s.width; },
+        put_rows(dk, sum_k, n_rows, s.width, [&](int i) { return s.dk.at(front, first + i, kv_head); },
                  [&](int, int) { return static_cast<float>(s.scale); });
     if constexpr (kSums != Sums::Keys)
-        put_rows(dv, sum_v, n_rows, s.value_width, [&](int i) { return row_of(i) * s.value_width; },
+        put_rows(dv, sum_v, n_rows, s.value_width, [&](int i) { return s.dv.at(front, first + i, kv_head); },
                  [&](int, int) { return 1.0f; });
 }
 

@@ -52,6 +52,27 @@ struct Dropout {
     }
 };
 
+// Where the rows of a tensor [front, tokens, heads, width] begin, in elements; a row lies together. Dense, or in a wire,
+// where tokens or heads are cut into blocks: as many neighbours as `run` says, then the next block.
+struct Rows {
+    int64_t front, token, head;      // distances
+    int64_t token_run, token_block;  // a run of zero: not cut
+    int64_t head_run, head_block;
+
+    __device__ int64_t at(int64_t front_, int64_t token_, int64_t head_) const {
+        int64_t place = front_ * front;
+        if (token_run > 0) {
+            place += token_ / token_run * token_block;
+            token_ %= token_run;
+        }
+        if (head_run > 0) {
+            place += head_ / head_run * head_block;
+            head_ %= head_run;
+        }
+        return place + token_ * token + head_ * head;
+    }
+};
+
 // What a rank holds of q [front, queries, heads, width], k [front, keys, kv_heads, width], v [front, keys, kv_heads,
 // value_width], and how they score.
 struct AttentionShape {
@@ -67,15 +88,15 @@ struct AttentionShape {
     double softcap;  // bound of the scaled scores; zero: none
     Bias bias;
     Dropout dropout;
+    // Where rows of operands and results begin; the backward pass has the last four.
+    Rows q, k, v, o, d_o, dq, dk, dv;
 
-    __device__ int64_t query_row(int64_t front_, int64_t query, int64_t head) const {
+    // Where lse and delta have a query, and explicit scores its row.
+    __device__ int64_t row(int64_t front_, int64_t query, int64_t head) const {
         return (front_ * queries + query) * heads + head;
     }
     // The local key/value head that serves a local head.
     __device__ int64_t served_by(int64_t head) const { return (first_head + head) / group - first_kv_head; }
-    __device__ int64_t key_row(int64_t front_, int64_t key, int64_t kv_head) const {
-        return (front_ * keys + key) * kv_heads + kv_head;
-    }
     __device__ double kept(int64_t front_, int64_t head, int64_t query, int64_t key) const {
         if (!(dropout.rate > 0)) return 1;
         int64_t sequence[1];

@@ -72,7 +72,11 @@ pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
             let (target, binding) = match &buffer.place {
                 Place::Weight(binding) => (Target::Param, binding),
                 Place::State(binding) => (Target::State, binding),
-                Place::Input(_) | Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+                Place::Input(_)
+                | Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Argument(_)
+                | Place::Result(_) => continue,
             };
             let Content::Tensor(ty) = &buffer.content else {
                 return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));

@@ -144,7 +144,7 @@ fn sources(schedule: &Schedule, at: Option<At>) -> Vec<(Source, TensorType, Vec<
                 Place::Weight(binding) => Source::Weight(binding.clone()),
                 Place::Input(binding) => Source::Input(binding.clone()),
                 Place::State(binding) => Source::State(binding.clone()),
-                Place::Frame(_) | Place::Argument(_) | Place::Result(_) => continue,
+                Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
             };
             let Content::Tensor(ty) = &buffer.content else { continue };
             if ty.layout.at.is_some_and(|there| at.is_some_and(|at| there != at)) {
@@ -212,7 +212,7 @@ fn callee_bytes(schedule: &Schedule, task: &Task) -> u64 {
 fn lives(frame: &Frame) -> Vec<(BufferId, Range<usize>)> {
     let mut used: Vec<Option<Range<usize>>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
-        for buffer in task.reads.iter().chain(&task.writes) {
+        for buffer in task.reads.iter().chain(&task.writes).map(|&b| frame.holder(b)) {
             used[buffer.index()].get_or_insert(i..i).end = i + 1;
         }
     }

@@ -75,6 +75,11 @@ pub const PASSES: &[PassInfo] = &[
         options: fuse::OPTIONS,
     },
     PassInfo {
+        name: fuse::fold::NAME,
+        summary: "lets kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks them",
+        options: "none",
+    },
+    PassInfo {
         name: "rules",
         summary: "applies the rewrite rules of the file of `--rules`, which are tried before they are used",
         options: "none",
@@ -168,6 +173,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
         "pack" => Ok(Box::new(Pack::from_options(&stage.options)?)),
+        fuse::fold::NAME => without_options(&stage).map(|()| Box::new(fuse::fold::Fold) as _),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))

@@ -8,6 +8,7 @@ mod distributed;
 mod everything;
 mod experts;
 mod flash;
+mod folded;
 mod pipeline;
 mod profile;
 mod steps;

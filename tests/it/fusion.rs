@@ -2,7 +2,7 @@
 //! themselves do, in forward passes and training steps, per-rank programs in double precision and schedules on the runtime;
 //! and what travels is as many bytes as before.
 
-use ithaca_ir::schedule::Stream;
+use ithaca_ir::schedule::{self, BufferId, Frame, Place, Stream, Task, Work};
 use ithaca_ir::timeline::Span;
 use ithaca_ir::{Module, Op, Rank, diagnostic, traffic};
 use ithaca_kernels::store::RandomTensors;
@@ -44,6 +44,21 @@ fn joins(module: &Module) -> usize {
     module.functions.values().flat_map(|f| &f.nodes).filter(|n| matches!(n.op, Op::Join { .. })).count()
 }
 
+/// Tensors that are packed or unpacked.
+fn moved(compiled: &Compiled) -> usize {
+    let of = |frame: &Frame, task: &Task| {
+        let tensors = match task.work {
+            Work::Pack(_) => &task.reads,
+            Work::Unpack(_) => &task.writes,
+            Work::Compute(_) | Work::Exchange(_) | Work::Copy | Work::Call { .. } => return 0,
+        };
+        let lies = |b: &BufferId| matches!(frame.buffers[*b].place, Place::Wire { .. });
+        tensors.iter().filter(|b| !lies(b)).count()
+    };
+    let frames = compiled.schedule.frames.values();
+    frames.map(|frame| frame.tasks.iter().map(|task| of(frame, task)).sum::<usize>()).sum()
+}
+
 /// Bytes that a rank sends.
 fn sum(module: &Module) -> u64 {
     traffic::of_module(module).iter().map(|t| t.bytes_sent_per_rank).sum()
@@ -73,11 +88,19 @@ fn check(module: &Module, heads: &str) {
         let zero = if strategy.starts_with("data-parallel+") { Zero::Parameters } else { Zero::Off };
         let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
         let plain = compiled(module, &options, Fusion::None);
-        for fusion in [Fusion::Pack, Fusion::Overlap(2)] {
+        let unfolded = |fusion| match fusion {
+            Fusion::Fold(_, Messages::Packed) => compiled(module, &options, Fusion::Pack),
+            Fusion::Fold(_, Messages::Chunked(n)) => compiled(module, &options, Fusion::Overlap(n)),
+            _ => plain.clone(),
+        };
+        let folded = [Messages::Alone, Messages::Packed, Messages::Chunked(2)];
+        let folded = folded.map(|messages| Fusion::Fold(None, messages));
+        for fusion in [Fusion::Pack, Fusion::Overlap(2)].into_iter().chain(folded) {
             let fused = compiled(module, &options, fusion);
             let mut fail = |what: String| wrong.push(format!("{heads} {strategy} {mesh} {fusion}: {what}"));
             let is_cut = joins(&fused.per_rank) > joins(&plain.per_rank);
-            if is_cut != (can && fusion == Fusion::Overlap(2)) {
+            let cuts = matches!(fusion, Fusion::Overlap(_) | Fusion::Fold(_, Messages::Chunked(_)));
+            if is_cut != (can && cuts) {
                 fail(format!("{} joins", joins(&fused.per_rank)));
             }
             let found = oracle::step::<f64>(&fused.per_rank, &random, &random, Storage::Wide).unwrap();
@@ -90,6 +113,13 @@ fn check(module: &Module, heads: &str) {
             let outputs = compare::outputs(&run.outputs, &whole.outputs);
             for c in outputs.iter().filter(|c| !c.verdict.within(CLOSE)) {
                 fail(format!("schedule: {c:?}"));
+            }
+            // Where heads travel there is something to pack.
+            if folded.contains(&fusion)
+                && mesh.contains("ulysses")
+                && moved(&fused) >= moved(&unfolded(fusion))
+            {
+                fail(format!("{} tensors are packed and unpacked", moved(&fused)));
             }
             if run.traffic != traffic::of_module(&fused.per_rank) {
                 fail("the runtime sent something else".to_owned());
@@ -188,6 +218,21 @@ fn ulysses_across_nodes_has_an_all_to_all_for_each_level() {
     // By the prices of the profile one collective uses both levels at the same time, so it is not cut.
     let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Alone);
     assert_eq!(all_to_alls(priced), [of("ulysses", 4 * 32)]);
+}
+
+/// Queries, keys and values travel as one message across nodes, and as one inside.
+#[test]
+fn a_layer_in_two_levels_has_two_all_to_alls_for_each() {
+    let options = ShardOptions {
+        fusion: Fusion::TwoLevel(Choose::Always, Messages::Packed),
+        ..ShardOptions::new("ulysses", parse_mesh("ulysses=16").unwrap())
+    };
+    let rows = traffic::of_module(
+        &compile(&llama_3_8b(8192), &options, &Cluster::named("dgx-h100").unwrap()).unwrap().per_rank,
+    );
+    let found: Vec<(&str, u64)> =
+        rows.iter().filter(|t| t.kind == "all_to_all").map(|t| (t.axis.as_str(), t.count)).collect();
+    assert_eq!(found, [("ulysses_across", 2 * 32), ("ulysses_inside", 2 * 32)]);
 }
 
 /// On a node of H100s only the first and the last chunk of the all-to-alls around attention are exposed.
@@ -294,4 +339,25 @@ fn a_layer_of_ulysses_has_two_all_to_alls() {
         sent.iter().filter(|t| t.kind == "all_to_all").map(|t| t.count).sum::<u64>()
     };
     assert_eq!((count(Fusion::None), count(Fusion::Pack)), (4 * 32, 2 * 32));
+}
+
+/// Rotary embeddings and the projection write queries, keys and values where they are sent from, and attention reads them
+/// where they were received: nothing is packed or unpacked in front of it. With several sequences it writes its output
+/// where that is sent from.
+#[test]
+fn nothing_is_packed_around_attention() {
+    let options = ShardOptions::new("ulysses", parse_mesh("ulysses=8").unwrap());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/llama-3-8b/config.json");
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let module = program(&config, "llama-3-8b", &Workload::prefill(2, 8192)).unwrap();
+    let folded = compiled(&module, &options, Fusion::Fold(None, Messages::Packed)).schedule;
+    let text = schedule::print(&folded);
+    assert_eq!(schedule::parse(&text).unwrap(), folded);
+    let block = text.split("\n\n").find(|frame| frame.starts_with("frame @block(")).unwrap();
+    insta::assert_snapshot!("folded_block", block);
+    let packed = compiled(&module, &options, Fusion::Pack).schedule;
+    assert!(folded.arena_bytes() <= packed.arena_bytes());
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let seconds = [&folded, &packed].map(|schedule| simulate(&cluster, schedule).seconds);
+    assert!(seconds[0] < seconds[1], "{seconds:?}");
 }

@@ -81,7 +81,7 @@ fn passes_decline_with_the_rule() {
         "lower-reshards{fast=yes}",
         "shard",
         "shard{strategy=ulysses",
-        "fold",
+        "crease",
     ] {
         let refusal = after(pipeline).expect_err(pipeline);
         refusals += &format!("{pipeline}\n{refusal}\n");

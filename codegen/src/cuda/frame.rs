@@ -1,7 +1,9 @@
 //! A frame as a C++ function: its buffers as pointers, its tasks as calls, in order of issue.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
@@ -38,11 +40,16 @@ pub(super) fn emit(cx: &mut Context<'_>, id: FrameId, runs: &[Run]) -> Result<St
         frame.bytes,
         emitter.cx.functions[id.index()],
     );
-    for (buffer, item) in frame.buffers.iter() {
-        let used = frame.tasks.iter().any(|t| t.reads.contains(&buffer) || t.writes.contains(&buffer));
-        if used {
-            emitter.buffer(&mut out, buffer, item, runs)?;
-        }
+    let used: BTreeSet<BufferId> =
+        frame.tasks.iter().flat_map(|t| t.reads.iter().chain(&t.writes)).copied().collect();
+    // What lies in wires is found from them.
+    let (inside, alone): (Vec<BufferId>, Vec<BufferId>) =
+        used.into_iter().partition(|&b| matches!(frame.buffers[b].place, Place::Wire { .. }));
+    for buffer in alone {
+        emitter.buffer(&mut out, buffer, &frame.buffers[buffer], runs)?;
+    }
+    for buffer in inside {
+        emitter.inside(&mut out, buffer)?;
     }
     // Frames that only compute leave their callers' communication alone.
     let meets = meets(schedule, id);
@@ -103,6 +110,7 @@ impl<'s> Emitter<'_, 's> {
         runs: &[Run],
     ) -> Result<(), Diagnostic> {
         let place = match &buffer.place {
+            Place::Wire { .. } => return self.inside(out, id),
             Place::Frame(offset) => format!("frame + {offset}"),
             Place::Argument(i) => format!("arguments[{i}]"),
             Place::Result(i) => format!("results[{i}]"),
@@ -116,6 +124,34 @@ impl<'s> Emitter<'_, 's> {
         };
         let name = &self.buffers[id.index()];
         let _ = writeln!(out, "    char* const {name} = {place};  // {}", names::comment(&content));
+        Ok(())
+    }
+
+    /// A tensor that lies in a wire: how, and where it begins.
+    fn inside(&mut self, out: &mut String, id: BufferId) -> Result<(), Diagnostic> {
+        let ty = self.tensor(id)?;
+        let Place::Wire { wire, part } = self.frame.buffers[id].place else {
+            return Err(unsupported("a tensor that lies in no wire as one that does"));
+        };
+        let Some((transfer, side)) = self.frame.carried(wire) else {
+            return Err(unsupported("a tensor that lies in a wire that nobody exchanges"));
+        };
+        let tables = &mut self.cx.tables;
+        let numbers: Vec<String> =
+            transfer.parcels().iter().map(|parcel| tables.parcel(parcel).to_string()).collect();
+        let direction = match side {
+            Side::Sent => "ToWire",
+            Side::Received => "FromWire",
+        };
+        let (described, number) = (self.cx.describe(ty), self.cx.tables.ty(ty));
+        let (name, wire) = (&self.buffers[id.index()], &self.buffers[wire.index()]);
+        let _ = writeln!(
+            out,
+            "    const Strided {name}_strides = strided(device, {{{}}}, {part}, Direction::{direction});\n    \
+             [[maybe_unused]] char* const {name} = {wire} + {name}_strides.start * bytes_of(T{number}.dtype);  // {}",
+            numbers.join(", "),
+            names::comment(&described)
+        );
         Ok(())
     }
 
@@ -264,9 +300,20 @@ impl<'s> Emitter<'_, 's> {
             transfer.parcels().iter().map(|parcel| tables.parcel(parcel).to_string()).collect();
         if transfer.only().is_none() {
             let numbers = numbers.join(", ");
-            let ends = [&task.reads, &task.writes].map(|buffers| match self.pointers(buffers).as_slice() {
-                [one] => one.clone(),
-                several => format!("{{{}}}", several.join(", ")),
+            let wire = match task.work {
+                Work::Pack(_) => task.writes.first(),
+                _ => task.reads.first(),
+            };
+            let pointer = |b: &BufferId| match Some(b) != wire && Some(&self.frame.holder(*b)) == wire {
+                true => "nullptr".to_owned(),
+                false => self.buffers[b.index()].clone(),
+            };
+            let ends = [&task.reads, &task.writes].map(|buffers| {
+                let pointers: Vec<String> = buffers.iter().map(pointer).collect();
+                match pointers.as_slice() {
+                    [one] => one.clone(),
+                    several => format!("{{{}}}", several.join(", ")),
+                }
             });
             let [from, to] = ends;
             return Ok(format!("{function}(device, {queue}, {{{numbers}}}, {from}, {to})"));
@@ -492,7 +539,12 @@ impl<'s> Emitter<'_, 's> {
         for &buffer in buffers {
             let ty = self.tensor(buffer)?;
             let ty = self.cx.tables.ty(ty);
-            views.push(format!("{{T{ty}, {}}}", self.buffers[buffer.index()]));
+            let name = &self.buffers[buffer.index()];
+            let strides = match self.frame.buffers[buffer].place {
+                Place::Wire { .. } => format!(", &{name}_strides"),
+                _ => String::new(),
+            };
+            views.push(format!("{{T{ty}, {name}{strides}}}"));
         }
         Ok(views)
     }

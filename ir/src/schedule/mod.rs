@@ -8,15 +8,18 @@
 //! end of a frame that communicates both streams have met. A frame that does not is one task of the compute stream to its
 //! caller, whose communication goes on meanwhile.
 
+mod reach;
 mod text;
 mod verify;
 
+pub use reach::{Operand, reaches};
 pub use text::{parse, print};
 pub use verify::{Party, verify, verify_meaning, verify_together};
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::boxes::Side;
 use crate::dtype::DType;
 use crate::entity;
 use crate::entity::Arena;
@@ -27,6 +30,7 @@ use crate::message::Parcel;
 use crate::module::Layers;
 use crate::ops::{Binding, Op, Scan, Stage};
 use crate::space::Space;
+use crate::strided::Strided;
 use crate::types::TensorType;
 
 entity!(
@@ -139,7 +143,7 @@ impl Schedule {
     fn frame_bytes_at(&self, frame: &Frame, at: At) -> u64 {
         let mut bytes = 0;
         for task in frame.tasks.iter().filter(|task| frame.runs_at(task, at)) {
-            for &buffer in task.reads.iter().chain(&task.writes) {
+            for buffer in task.reads.iter().chain(&task.writes).map(|&b| frame.holder(b)) {
                 let here = frame.at(buffer).is_none_or(|there| there == at);
                 if let (Place::Frame(offset), true) = (&frame.buffers[buffer].place, here) {
                     bytes = bytes.max(offset + aligned(frame.buffers[buffer].bytes(&self.space)));
@@ -193,6 +197,44 @@ impl Frame {
             Work::Compute(_) | Work::Copy => {
                 [task.reads.iter().chain(&task.writes).find_map(|&b| self.at(b)); 2]
             }
+        }
+    }
+
+    /// What is exchanged from or to a wire, and on which side of the exchange it is: of the first one that has it.
+    pub fn carried(&self, wire: BufferId) -> Option<(&Transfer, Side)> {
+        self.tasks.iter().find_map(|task| match &task.work {
+            Work::Exchange(transfer) if task.reads.contains(&wire) => Some((transfer, Side::Sent)),
+            Work::Exchange(transfer) if task.writes.contains(&wire) => Some((transfer, Side::Received)),
+            Work::Compute(_)
+            | Work::Pack(_)
+            | Work::Exchange(_)
+            | Work::Unpack(_)
+            | Work::Copy
+            | Work::Call { .. } => None,
+        })
+    }
+
+    /// Where the elements of a buffer that lies in a wire are; none where it lies in no wire, or where no kernel could
+    /// address it.
+    pub fn strided(&self, space: &Space, buffer: BufferId) -> Option<Strided> {
+        let Place::Wire { wire, part } = self.buffers.get(buffer)?.place else { return None };
+        let (transfer, side) = self.carried(wire)?;
+        Strided::of(space, transfer.parcels(), side, part)
+    }
+
+    /// The buffer whose bytes a buffer has: the wire where it lies in one, itself otherwise.
+    pub fn holder(&self, buffer: BufferId) -> BufferId {
+        match self.buffers.get(buffer).map(|b| &b.place) {
+            Some(Place::Wire { wire, .. }) => *wire,
+            Some(
+                Place::Frame(_)
+                | Place::Argument(_)
+                | Place::Result(_)
+                | Place::Weight(_)
+                | Place::Input(_)
+                | Place::State(_),
+            )
+            | None => buffer,
         }
     }
 
@@ -259,7 +301,7 @@ pub struct Buffer {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "nearly all buffers hold tensors")]
 pub enum Content {
-    /// A rank's part of a tensor, dense, row-major.
+    /// A rank's part of a tensor, dense, row-major, unless it lies in a wire.
     Tensor(TensorType),
     /// Blocks as they travel, one after another in order of peers.
     Wire {
@@ -298,6 +340,14 @@ pub enum Place {
     /// Where the caller wants the result. It may be where the caller has the argument of the same number: a frame
     /// writes it only when that argument has been read for the last time.
     Result(usize),
+    /// In a wire, where the transfer wants or brought it ([`Frame::strided`]): a kernel writes it there, so it need not be
+    /// packed, or reads it there, so it need not be unpacked.
+    Wire {
+        /// The wire.
+        wire: BufferId,
+        /// Which tensor of the message it is.
+        part: usize,
+    },
     /// Loaded from the file of parameters before the run, for each layer where the name says so; outside the arena.
     Weight(Binding),
     /// Loaded from the file of inputs before the run; outside the arena.
@@ -356,12 +406,13 @@ pub struct Task {
 pub enum Work {
     /// Runs an operation on local tensors: anything but sources, calls and communication.
     Compute(Op),
-    /// Gathers the blocks that the collective sends into a wire buffer, in order of peers.
+    /// Gathers the blocks that the collective sends into a wire buffer, in order of peers; tensors that lie in the wire are
+    /// there.
     Pack(Transfer),
     /// Communicates: reads the tensor or the packed blocks, writes the blocks received or the tensor itself. The
     /// content of its buffers says which.
     Exchange(Transfer),
-    /// Puts received blocks, in order of peers, where they belong in the tensor.
+    /// Puts received blocks, in order of peers, where they belong in the tensor; tensors that lie in the wire stay there.
     Unpack(Transfer),
     /// Copies a buffer to another of the same content.
     Copy,

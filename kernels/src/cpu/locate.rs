@@ -1,10 +1,13 @@
 //! Where buffers lie for one rank: in its arena, in what it has of weights and states, or in what all ranks share.
 
+use std::ops::Range;
+
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Scan, structure};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, FrameId, Place, Task};
 use ithaca_ir::{DType, Rank, TensorType};
 
+use super::inside;
 use super::memory::Found;
 use super::rank::World;
 use super::shared::{self, Extent};
@@ -41,6 +44,9 @@ pub(super) enum Area<'a> {
     /// The rank's own.
     Own(Extent),
 }
+
+/// Elements of a dense tensor, and where in a wire they lie.
+pub(super) type Rows = Vec<(Range<usize>, Range<usize>)>;
 
 /// For each argument and each result of a call the elements of a layer's slice; `None` for those that all layers have
 /// alike.
@@ -94,6 +100,7 @@ impl<'a> Buffers<'a> {
         let buffer = self.buffer(scope, id)?;
         let found = match &buffer.place {
             Place::Frame(offset) => Some(Location::Arena(scope.base + self.world.shape.slot(*offset)?)),
+            Place::Wire { wire, .. } => Some(self.wire(scope, *wire)?),
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => {
@@ -108,6 +115,29 @@ impl<'a> Buffers<'a> {
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
     }
 
+    /// Where a wire begins in which a tensor lies.
+    fn wire(&self, scope: &Scope<'_>, wire: BufferId) -> Result<Location, RunError> {
+        match self.buffer(scope, wire)?.place {
+            Place::Frame(offset) => Ok(Location::Arena(scope.base + self.world.shape.slot(offset)?)),
+            _ => Err(RunError::invalid("a tensor lies in what is no wire")),
+        }
+    }
+
+    /// Where the elements of a tensor are in its wire, as rows: those of the dense tensor and those of the wire. None for a
+    /// tensor that lies in no wire.
+    pub(super) fn rows(&self, scope: &Scope<'_>, id: BufferId) -> Result<Option<Rows>, RunError> {
+        let schedule = self.world.schedule;
+        let (Place::Wire { .. }, Content::Tensor(ty)) =
+            (&self.buffer(scope, id)?.place, &self.buffer(scope, id)?.content)
+        else {
+            return Ok(None);
+        };
+        let strided = schedule.frames[scope.frame].strided(&schedule.space, id);
+        let strided =
+            strided.ok_or_else(|| RunError::invalid("a tensor lies in a wire that has no such part"))?;
+        Ok(Some(inside::rows(&strided, &extents(&schedule.space.local_box(ty, self.rank)))))
+    }
+
     /// Elements that the rank has of a buffer.
     pub(super) fn length(&self, scope: &Scope<'_>, id: BufferId) -> Result<usize, RunError> {
         Ok(match &self.buffer(scope, id)?.content {
@@ -118,9 +148,12 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// Where those elements are.
+    /// Where those elements are: of what lies in a wire, all of the wire.
     pub(super) fn area(&self, scope: &Scope<'_>, id: BufferId) -> Result<Area<'a>, RunError> {
-        let n = self.length(scope, id)?;
+        let n = match self.buffer(scope, id)?.place {
+            Place::Wire { wire, .. } => self.length(scope, wire)?,
+            _ => self.length(scope, id)?,
+        };
         Ok(match self.locate(scope, id)? {
             Location::Arena(start) => Area::Own(Extent { part: shared::ARENA, range: start..start + n }),
             Location::Lasting(number, start) => {

@@ -18,7 +18,7 @@ pub(super) struct Message<'a> {
 
 impl Message<'_> {
     /// The wire, of the tensors that the rank holds.
-    pub(super) fn pack(&self, tensors: &[&[f32]]) -> Result<Vec<f32>, RunError> {
+    pub(super) fn pack<T: AsRef<[f32]>>(&self, tensors: &[T]) -> Result<Vec<f32>, RunError> {
         if tensors.len() != self.parcels.len() {
             let (n, m) = (self.parcels.len(), tensors.len());
             return Err(RunError::invalid(format!("a message of {n} tensors is packed from {m}")));
@@ -26,7 +26,7 @@ impl Message<'_> {
         let mut wire = Vec::new();
         for piece in self.wire(Side::Sent).blocks.iter().flatten() {
             let held = self.space.local_box(&self.parcels[piece.parcel].from, self.rank);
-            wire.extend(read_part(&held, tensors[piece.parcel], &piece.region));
+            wire.extend(read_part(&held, tensors[piece.parcel].as_ref(), &piece.region));
         }
         Ok(wire)
     }

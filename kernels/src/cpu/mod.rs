@@ -54,7 +54,8 @@
 
 pub mod communicator;
 
-pub mod job;
+pub mod inside;
+mod job;
 
 pub mod dense;
 

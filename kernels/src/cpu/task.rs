@@ -1,10 +1,12 @@
 //! One run of one task: what it reads, what it computes or exchanges, and where it writes that.
 
+use std::borrow::Cow;
+
 use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
 use ithaca_ir::{Op, TensorType, traffic};
 
-use super::locate::{Area, Buffers, Scope};
+use super::locate::{Area, Buffers, Rows, Scope};
 use super::memory::{from_int, to_int};
 use super::message::Message;
 use super::rank;
@@ -96,7 +98,7 @@ impl<'a> Running<'a> {
             Work::Compute(op) => self.compute(op)?,
             Work::Copy => {
                 let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
-                let data = self.read(from)?.to_vec();
+                let data = self.read(from)?.into_owned();
                 self.write(to, &data)?;
             }
             Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => match t.only() {
@@ -126,12 +128,12 @@ impl<'a> Running<'a> {
             writes: &self.buffers.buffer(self.scope, to)?.content,
         };
         let holds = |ty: &TensorType| space.holds(ty, rank);
-        let data = if holds(&parcel.from) { self.read(from)? } else { &[] };
+        let data = if holds(&parcel.from) { self.read(from)? } else { Cow::default() };
         let written = match &task.work {
-            Work::Pack(_) => parties.pack(data)?,
-            Work::Unpack(_) => parties.unpack(data)?,
+            Work::Pack(_) => parties.pack(&data)?,
+            Work::Unpack(_) => parties.unpack(&data)?,
             Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => {
-                let (written, sent) = parties.exchange(data, world.communicator)?;
+                let (written, sent) = parties.exchange(&data, world.communicator)?;
                 self.count(transfer, sent * parcel.from.dtype.bytes());
                 written
             }
@@ -148,21 +150,23 @@ impl<'a> Running<'a> {
         let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
         match &task.work {
             Work::Unpack(_) if to => {
-                let tensors = message.unpack(self.read(only(&task.reads, "reads")?)?)?;
+                let wire = only(&task.reads, "reads")?;
+                let tensors = message.unpack(&self.read(wire)?)?;
                 if tensors.len() != task.writes.len() {
                     return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
                 }
-                task.writes.iter().zip(tensors).try_for_each(|(&b, data)| self.write(b, &data))
+                let out = task.writes.iter().zip(tensors).filter(|(b, _)| self.frame.holder(**b) != wire);
+                out.into_iter().try_for_each(|(&b, data)| self.write(b, &data))
             }
             Work::Pack(_) if from => {
-                let tensors: Vec<&[f32]> =
+                let tensors: Vec<Cow<'_, [f32]>> =
                     task.reads.iter().map(|&b| self.read(b)).collect::<Result<_, _>>()?;
                 let wire = message.pack(&tensors)?;
                 self.write(only(&task.writes, "writes")?, &wire)
             }
             Work::Exchange(_) => {
-                let data = if from { self.read(only(&task.reads, "reads")?)? } else { &[] };
-                let (wire, sent) = message.exchange(data, world.communicator)?;
+                let data = if from { self.read(only(&task.reads, "reads")?)? } else { Cow::default() };
+                let (wire, sent) = message.exchange(&data, world.communicator)?;
                 self.count(transfer, sent * transfer.first().from.dtype.bytes());
                 if to { self.write(only(&task.writes, "writes")?, &wire) } else { Ok(()) }
             }
@@ -188,11 +192,13 @@ impl<'a> Running<'a> {
             };
             ints.push(data);
         }
+        let reals: Vec<Cow<'_, [f32]>> =
+            task.reads.iter().map(|&b| self.read(b)).collect::<Result<_, _>>()?;
         let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
-        for (&b, ints) in task.reads.iter().zip(&ints) {
+        for (&b, (ints, reals)) in task.reads.iter().zip(ints.iter().zip(&reals)) {
             let ty = self.buffers.tensor_type(scope, b)?;
             let elements = match ty.dtype.is_float() {
-                true => Elements::Real(self.read(b)?),
+                true => Elements::Real(reals),
                 false => Elements::Int(ints),
             };
             operands.push(Operand { ty, region: space.local_box(ty, rank), elements });
@@ -250,15 +256,28 @@ impl<'a> Running<'a> {
         }
     }
 
-    fn read(&self, id: BufferId) -> Result<&[f32], RunError> {
-        match self.buffers.area(self.scope, id)? {
-            Area::Loaded(data) => Ok(data),
-            Area::Own(extent) => self.claim.read(&extent).ok_or_else(|| self.buffers.outside(self.scope, id)),
+    /// The elements of a buffer: where they lie, unless they lie in a wire in pieces.
+    fn read(&self, id: BufferId) -> Result<Cow<'_, [f32]>, RunError> {
+        let outside = || self.buffers.outside(self.scope, id);
+        let data = match self.buffers.area(self.scope, id)? {
+            Area::Loaded(data) => data,
+            Area::Own(extent) => self.claim.read(&extent).ok_or_else(outside)?,
+        };
+        match self.buffers.rows(self.scope, id)?.as_deref() {
+            None => Ok(Cow::Borrowed(data)),
+            Some([(_, on_wire)]) => data.get(on_wire.clone()).map(Cow::Borrowed).ok_or_else(outside),
+            Some(rows) => {
+                let rows = rows.iter().map(|(_, on_wire)| data.get(on_wire.clone()).ok_or_else(outside));
+                Ok(Cow::Owned(rows.collect::<Result<Vec<_>, _>>()?.concat()))
+            }
         }
     }
 
     /// Writes the first elements of a buffer: all of a tensor, what there is of a wire; numbers as they are stored.
     fn write(&mut self, id: BufferId, data: &[f32]) -> Result<(), RunError> {
+        if let Some(rows) = self.buffers.rows(self.scope, id)? {
+            return self.write_rows(id, data, &rows);
+        }
         let buffer = self.buffers.buffer(self.scope, id)?;
         let Area::Own(Extent { part, range }) = self.buffers.area(self.scope, id)? else {
             return Err(RunError::invalid("it writes an input, or what other ranks share"));
@@ -287,6 +306,33 @@ impl<'a> Running<'a> {
             }
             LookForNan::InWhatIsWritten | LookForNan::Nowhere => Ok(()),
         }
+    }
+
+    /// Writes a tensor where it lies in a wire.
+    fn write_rows(&mut self, id: BufferId, data: &[f32], rows: &Rows) -> Result<(), RunError> {
+        let buffer = self.buffers.buffer(self.scope, id)?;
+        let Area::Own(wire) = self.buffers.area(self.scope, id)? else {
+            return Err(RunError::invalid("it writes to a wire that is no rank's own"));
+        };
+        let world = self.buffers.world;
+        for (dense, on_wire) in rows {
+            let range = wire.range.start + on_wire.start..wire.range.start + on_wire.end;
+            let end = world.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
+            self.reached = self.reached.max(aligned(end));
+            let extent = Extent { part: wire.part, range };
+            let (Some(from), Some(to)) = (data.get(dense.clone()), self.claim.write(&extent)) else {
+                return Err(self.buffers.outside(self.scope, id));
+            };
+            to.copy_from_slice(from);
+            world.options.storage.keep(buffer.dtype(), to);
+            if world.options.look_for_nan == LookForNan::InWhatIsWritten
+                && buffer.dtype().is_float()
+                && let Some(i) = from.iter().position(|x| x.is_nan())
+            {
+                return Err(self.not_a_number(id, dense.start + i));
+            }
+        }
+        Ok(())
     }
 
     /// The error of element `i` of what the rank has of a buffer.

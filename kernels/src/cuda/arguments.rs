@@ -151,6 +151,27 @@ pub struct Dropout {
     pub(super) key: Address,
 }
 
+/// `ithaca::kernel::Rows`: where the rows of a tensor `[front, tokens, heads, width]` begin.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    pub(super) front: i64,
+    pub(super) token: i64,
+    pub(super) head: i64,
+    pub(super) token_run: i64,
+    pub(super) token_block: i64,
+    pub(super) head_run: i64,
+    pub(super) head_block: i64,
+}
+
+impl Rows {
+    /// How far rows may be apart, in elements.
+    pub(super) fn distances(&self) -> [i64; 5] {
+        let Self { front, token, head, token_run: _, token_block, head_run: _, head_block } = *self;
+        [front, token, head, token_block, head_block]
+    }
+}
+
 /// `ithaca::kernel::AttentionShape`: what a rank holds of q, k and v, and how they score.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -176,6 +197,14 @@ pub struct AttentionShape {
     pub(super) softcap: f64,
     pub(super) bias: Bias,
     pub(super) dropout: Dropout,
+    pub(super) q: Rows,
+    pub(super) k: Rows,
+    pub(super) v: Rows,
+    pub(super) o: Rows,
+    pub(super) d_o: Rows,
+    pub(super) dq: Rows,
+    pub(super) dk: Rows,
+    pub(super) dv: Rows,
 }
 
 /// `ithaca::kernel::Gradient`: what the backward pass of an attention gets beside q, k and v.
@@ -319,6 +348,7 @@ structs! {
     Mask: "ithaca::kernel::Mask";
     Bias: "ithaca::kernel::Bias";
     Dropout: "ithaca::kernel::Dropout";
+    Rows: "ithaca::kernel::Rows";
     AttentionShape: "ithaca::kernel::AttentionShape";
     Gradient: "ithaca::kernel::Gradient";
     Places: "ithaca::kernel::Places";

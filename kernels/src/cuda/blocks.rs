@@ -132,7 +132,9 @@ impl Cx<'_> {
             placed[parcel].push((region, end));
             end += n;
         }
-        for ((parcel, blocks), &tensor) in parcels.iter().zip(&placed).zip(tensors) {
+        // What lies in the wire is there.
+        let moved = parcels.iter().zip(&placed).zip(tensors).filter(|(_, at)| **at != Address::NONE);
+        for ((parcel, blocks), &tensor) in moved {
             let (ty, direction) = match side {
                 Side::Sent => (&parcel.from, Direction::ToWire),
                 Side::Received => (&parcel.to, Direction::FromWire),

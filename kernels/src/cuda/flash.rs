@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use ithaca_ir::DType;
 
-use super::arguments::Address;
+use super::arguments::{Address, Rows};
 
 /// Bytes at whose multiples rows and results start.
 const ALIGNMENT: u64 = 16;
@@ -74,6 +74,8 @@ pub(super) struct Operands<'a> {
     pub(super) dtypes: &'a [DType],
     /// Where these and the results start.
     pub(super) addresses: &'a [Address],
+    /// Where their rows begin.
+    pub(super) rows: &'a [Rows],
     /// Whether something is added to the scores.
     pub(super) bias: Bias,
 }
@@ -90,9 +92,10 @@ pub(super) enum Bias {
 /// The kernels for an attention, the narrowest that have room for it; none where the simple ones compute it. An emitted
 /// program decides the same (`takes` in its `runtime/attention.hpp`).
 pub(super) fn kernels_for(operands: &Operands<'_>) -> Option<&'static Flash> {
-    let &Operands { width, value_width, dtypes, addresses, bias } = operands;
+    let &Operands { width, value_width, dtypes, addresses, rows, bias } = operands;
     let is_half = dtypes.iter().all(|&d| d == dtypes[0]) && matches!(dtypes[0], DType::F16 | DType::BF16);
-    let is_aligned = addresses.iter().all(|at| at.number().is_multiple_of(ALIGNMENT));
+    let is_aligned = addresses.iter().all(|at| at.number().is_multiple_of(ALIGNMENT))
+        && rows.iter().all(|rows| rows.distances().iter().all(|n| n % (ALIGNMENT as i64 / 2) == 0));
     if !is_half || !is_aligned || bias == Bias::Learned {
         return None;
     }
@@ -154,7 +157,7 @@ mod tests {
     use super::*;
 
     fn operands<'a>(width: i64, dtypes: &'a [DType], addresses: &'a [Address]) -> Operands<'a> {
-        Operands { width, value_width: width, dtypes, addresses, bias: Bias::None }
+        Operands { width, value_width: width, dtypes, addresses, rows: &[], bias: Bias::None }
     }
 
     #[test]

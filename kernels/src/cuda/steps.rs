@@ -17,6 +17,7 @@ use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
 use ithaca_ir::schedule::{
     BufferId, Content, FrameId, Place, Schedule, Stream as Queue, Task, Transfer, Work, communicates,
 };
+use ithaca_ir::strided::Strided;
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Rank, Space, TensorType};
 
@@ -69,6 +70,8 @@ pub(super) struct Steps<'a> {
     first_event: Vec<usize>,
     /// The ends of each collective, memory and streams aside.
     known: BTreeMap<(FrameId, usize), Exchange>,
+    /// How tensors lie that lie in wires.
+    inside: BTreeMap<(FrameId, BufferId), Strided>,
 }
 
 impl<'a> Steps<'a> {
@@ -79,6 +82,11 @@ impl<'a> Steps<'a> {
         seats: Vec<Seat<'a>>,
         clock: Clock,
     ) -> Self {
+        let inside = schedule.frames.iter().flat_map(|(id, frame)| {
+            let strided = move |b| Some(((id, b), frame.strided(&schedule.space, b)?));
+            frame.buffers.ids().filter_map(strided)
+        });
+        let inside = inside.collect();
         let mut first_event = Vec::new();
         let mut n = 0;
         for frame in schedule.frames.values() {
@@ -95,6 +103,7 @@ impl<'a> Steps<'a> {
             timings: Timings::default(),
             first_event,
             known: BTreeMap::new(),
+            inside,
         }
     }
 
@@ -293,14 +302,14 @@ impl<'a> Steps<'a> {
                 Ok(cx.copy(bytes, self.locate(scope, seat, from)?, self.locate(scope, seat, to)?)?)
             }
             Work::Pack(transfer) if holds(&transfer.first().from) => {
-                let tensors = self.addresses(scope, seat, &task.reads)?;
+                let tensors = self.packed(scope, seat, only(&task.writes)?, &task.reads)?;
                 let wire = self.locate(scope, seat, only(&task.writes)?)?;
                 whole(transfer, &tensors)?;
                 Ok(cx.pack(transfer.parcels(), &tensors, wire)?)
             }
             Work::Unpack(transfer) if holds(&transfer.first().to) => {
                 let wire = self.locate(scope, seat, only(&task.reads)?)?;
-                let tensors = self.addresses(scope, seat, &task.writes)?;
+                let tensors = self.packed(scope, seat, only(&task.reads)?, &task.writes)?;
                 whole(transfer, &tensors)?;
                 Ok(cx.unpack(transfer.parcels(), wire, &tensors)?)
             }
@@ -449,8 +458,11 @@ impl<'a> Steps<'a> {
         }
     }
 
-    fn views(&self, scope: &Scope, seat: usize, buffers: &[BufferId]) -> Result<Vec<View<'a>>, RunError> {
-        let view = |&b: &BufferId| Ok(View { ty: self.tensor(scope, b)?, at: self.locate(scope, seat, b)? });
+    fn views(&self, scope: &Scope, seat: usize, buffers: &[BufferId]) -> Result<Vec<View<'_>>, RunError> {
+        let view = |&b: &BufferId| {
+            let strided = self.inside.get(&(scope.frame, b)).filter(|strided| strided.cut.is_some());
+            Ok(View { ty: self.tensor(scope, b)?, at: self.locate(scope, seat, b)?, strided })
+        };
         buffers.iter().map(view).collect()
     }
 
@@ -465,6 +477,24 @@ impl<'a> Steps<'a> {
             false => Ok(Address::NONE),
         };
         buffers.iter().map(address).collect()
+    }
+
+    /// The tensors of a message; none in the place of those that lie in the wire, which stay there.
+    fn packed(
+        &self,
+        scope: &Scope,
+        seat: usize,
+        wire: BufferId,
+        buffers: &[BufferId],
+    ) -> Result<Vec<Address>, RunError> {
+        let mut tensors = self.addresses(scope, seat, buffers)?;
+        let frame = &self.schedule.frames[scope.frame];
+        for (tensor, &buffer) in tensors.iter_mut().zip(buffers) {
+            if buffer != wire && frame.holder(buffer) == wire {
+                *tensor = Address::NONE;
+            }
+        }
+        Ok(tensors)
     }
 
     fn tensor(&self, scope: &Scope, id: BufferId) -> Result<&'a TensorType, RunError> {
@@ -503,6 +533,13 @@ impl<'a> Steps<'a> {
                     end <= own.arena || matches!(buffer.content, Content::Wire { .. }) && start <= own.arena;
                 fits.then(|| own.memory.offset(start))
             }
+            Place::Wire { wire, .. } => match self.inside.get(&(scope.frame, id)) {
+                Some(strided) => {
+                    let first = strided.start * buffer.dtype().bytes();
+                    Some(self.locate(scope, seat, *wire)?.offset(first))
+                }
+                None => None,
+            },
             Place::Argument(i) => scope.arguments[seat].get(*i).copied(),
             Place::Result(i) => scope.results[seat].get(*i).copied(),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => {

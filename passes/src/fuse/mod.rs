@@ -5,6 +5,7 @@
 //! `RULES.md`.
 
 mod choice;
+pub mod fold;
 mod graph;
 pub mod levels;
 pub mod overlap;

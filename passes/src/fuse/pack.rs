@@ -251,14 +251,19 @@ impl<'a> Grouping<'a> {
         matches!(self.function.nodes[i].op, Op::AllToAll { .. }) || total <= self.pack.bytes
     }
 
-    /// Whether the group would hold up work: what needs its results before node `i`, beyond what only adds them up or
-    /// converts them, waits unless the operand of `i` is there from the start.
+    /// Whether the group would hold up work: what needs its results before node `i`, beyond what only adds them up,
+    /// converts them or sends them on by another all-to-all, waits unless the operand of `i` is there from the start.
     fn delays(&self, group: &[usize], i: usize) -> bool {
         if self.is_sourced(i) && group.iter().all(|&member| self.is_sourced(member)) {
             return false;
         }
+        // Of all-to-alls in two levels those of the second wait for their like anyway.
+        let waits = |op: &Op| {
+            let both = matches!((op, &self.function.nodes[i].op), (Op::AllToAll { .. }, Op::AllToAll { .. }));
+            !is_light(op) && !both
+        };
         let waiting = self.graph.descendants(group, i);
-        waiting.iter().any(|&n| !is_light(&self.function.nodes[n].op))
+        waiting.iter().any(|&n| waits(&self.function.nodes[n].op))
     }
 
     /// Whether the operand of a node comes from sources by changes that need no other rank.

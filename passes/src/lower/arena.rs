@@ -89,10 +89,10 @@ fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
         match task.stream {
             Stream::Comm => {
                 open.push(i);
-                task.writes.iter().for_each(|b| brought[b.index()] = Some(i));
+                task.writes.iter().for_each(|b| brought[frame.holder(*b).index()] = Some(i));
             }
             Stream::Compute => {
-                let read = task.reads.iter().filter_map(|b| brought[b.index()]).max();
+                let read = task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]).max();
                 let past = if meets { Some(i) } else { read };
                 let Some(past) = past else { continue };
                 for done in open.extract_if(.., |&mut o| o <= past) {
@@ -110,7 +110,7 @@ fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
 fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<Block> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
-        for id in task.reads.iter().chain(&task.writes) {
+        for id in task.reads.iter().chain(&task.writes).map(|&id| frame.holder(id)) {
             let (_, last) = lives[id.index()].get_or_insert((i, i));
             *last = i;
         }

@@ -25,14 +25,14 @@ enum Memory<'a> {
 
 impl<'a> Memory<'a> {
     fn of(frame: &'a Frame, space: &Space, id: BufferId) -> Option<Memory<'a>> {
-        let buffer = &frame.buffers[id];
+        let buffer = &frame.buffers[frame.holder(id)];
         match &buffer.place {
             Place::Frame(offset) => Some(Memory::Frame(*offset..offset + buffer.bytes(space))),
             Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
             Place::Weight(binding) => Some(Memory::Lasting(Target::Param, binding)),
             Place::State(binding) => Some(Memory::Lasting(Target::State, binding)),
-            // Nobody writes these.
-            Place::Input(_) => None,
+            // Nobody writes these, and a wire lies in the frame.
+            Place::Input(_) | Place::Wire { .. } => None,
         }
     }
 
@@ -68,7 +68,11 @@ impl<'a> Effects<'a> {
             let memory = match &buffer.place {
                 Place::Weight(binding) => Memory::Lasting(Target::Param, binding),
                 Place::State(binding) => Memory::Lasting(Target::State, binding),
-                Place::Frame(_) | Place::Argument(_) | Place::Result(_) | Place::Input(_) => continue,
+                Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Argument(_)
+                | Place::Result(_)
+                | Place::Input(_) => continue,
             };
             let is_written = frames[frame].tasks.iter().any(|task| task.writes.contains(&id));
             if is_written { self.writes.push(memory) } else { self.reads.push(memory) }

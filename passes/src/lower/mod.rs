@@ -1,12 +1,14 @@
 //! Lowering: a per-rank program becomes a schedule.
 //!
 //! Each function becomes a frame: nodes become tasks in the same order, values become buffers. A collective becomes
-//! pack, exchange and unpack; packing is left out where the blocks lie in a row already. Then buffers get offsets from
+//! pack, exchange and unpack; packing is left out where the blocks lie in a row already, and, where that is asked for, where
+//! kernels can write or read what is on the wire (`fold`). Then buffers get offsets from
 //! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`). Weights and states that
 //! are assigned are written where they lie, if nobody needs what is there (`lasting`).
 
 mod arena;
 mod events;
+mod fold;
 mod lasting;
 
 use std::collections::BTreeSet;
@@ -24,6 +26,8 @@ use ithaca_ir::verify::Verified;
 use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
 
 use lasting::{Effects, Home, Homes};
+
+use crate::fuse::fold::is_asked;
 
 /// The schedule of a per-rank program.
 ///
@@ -56,6 +60,7 @@ struct Lowering<'a> {
     function: &'a Function,
     frames: &'a Arena<FrameId, Frame>,
     is_main: bool,
+    folding: Folding,
     frame: Frame,
     /// Names of buffers.
     names: BTreeSet<String>,
@@ -71,6 +76,15 @@ struct Lowering<'a> {
     lasting: Vec<(Home, BufferId)>,
     /// Messages that are on their way.
     arrivals: Vec<Arrival>,
+}
+
+/// Where tensors of a message lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Folding {
+    /// In buffers of their own: all are packed and unpacked.
+    Packed,
+    /// In the wire, where kernels can reach them there.
+    InWires,
 }
 
 /// A message that will be unpacked.
@@ -106,6 +120,7 @@ impl<'a> Lowering<'a> {
             function,
             frames,
             is_main: module.main() == Some(id),
+            folding: if is_asked(module) { Folding::InWires } else { Folding::Packed },
             frame,
             names: BTreeSet::new(),
             buffers,
@@ -127,6 +142,9 @@ impl<'a> Lowering<'a> {
         }
         std::mem::take(&mut self.arrivals).into_iter().for_each(|arrival| self.unpack(arrival));
         self.outputs();
+        if self.folding == Folding::InWires {
+            fold::fold(&mut self.frame, self.space);
+        }
         arena::place(&mut self.frame, self.space, self.frames);
         events::insert(&mut self.frame, self.space, self.frames);
         self.frame

@@ -1,7 +1,7 @@
 //! What each task of a frame takes on each rank that is simulated, and for whom the rank waits.
 
 use ithaca_ir::message::Parcel;
-use ithaca_ir::schedule::{Buffer, Content, Frame, Schedule, Task, Transfer, Work};
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Schedule, Task, Transfer, Work};
 use ithaca_ir::{Rank, Space, TensorType, boxes, traffic};
 
 use super::classes::Classes;
@@ -135,11 +135,18 @@ pub(super) fn kernel_seconds(
             let (reads, writes) = reads.zip(writes).expect("the schedule verifier gives kernels tensors");
             on_rank.op_seconds(op, &reads, &writes, ranks)
         }
-        // Blocks are gathered and dealt out as wires have them.
-        Work::Pack(_) | Work::Copy => copied(bytes(&task.writes)),
-        Work::Unpack(_) => copied(bytes(&task.reads)),
+        // Blocks are gathered and dealt out as wires have them, but for what lies there.
+        Work::Pack(_) => copied(bytes(&task.writes) - lying(frame, space, &task.writes, &task.reads)),
+        Work::Unpack(_) => copied(bytes(&task.reads) - lying(frame, space, &task.reads, &task.writes)),
+        Work::Copy => copied(bytes(&task.writes)),
         Work::Exchange(_) | Work::Call { .. } => vec![0.0],
     }
+}
+
+/// Bytes of those tensors of a message that lie in its wire.
+fn lying(frame: &Frame, space: &Space, wire: &[BufferId], tensors: &[BufferId]) -> u64 {
+    let lies = |b: &&BufferId| !wire.contains(b) && wire.contains(&frame.holder(**b));
+    tensors.iter().filter(lies).map(|&b| frame.buffers[b].bytes(space)).sum()
 }
 
 pub(super) fn key(space: &Space, task: &Task) -> (&'static str, String) {

@@ -4,7 +4,7 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{Diagnostics, Mesh, Module, diagnostic, text};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
-use ithaca_passes::fuse::Fusion;
+use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::registry::Registry;
@@ -133,7 +133,8 @@ pub(super) fn corpus() -> Vec<Case> {
     // Messages of several tensors, chunks, groups of layers, parts of the loss, dropout.
     let fused =
         |strategy: &str, mesh: &str, fusion, zero| ShardOptions { fusion, zero, ..options(strategy, mesh) };
-    for fusion in [Fusion::Pack, Fusion::Overlap(2)] {
+    let folded = |messages| Fusion::Fold(None, messages);
+    for fusion in [Fusion::Pack, Fusion::Overlap(2), folded(Messages::Packed), folded(Messages::Chunked(2))] {
         for (strategy, mesh, zero) in [
             ("ulysses", "ulysses=2", Zero::Off),
             ("ring", "ring=4", Zero::Off),
@@ -146,6 +147,22 @@ pub(super) fn corpus() -> Vec<Case> {
             add(&llama(), training, fused(strategy, mesh, fusion, zero));
         }
     }
+    // A forward pass keeps nothing, so queries, keys and values stay where they were received.
+    for (strategy, mesh) in
+        [("ulysses", "ulysses=4"), ("usp", "ring=2,ulysses=2"), ("megatron-cp-allgather", "cp=2")]
+    {
+        for messages in [Messages::Alone, Messages::Packed] {
+            let workload = Workload::prefill(4, 16);
+            cases.push(
+                case(&llama(), &workload, &fused(strategy, mesh, folded(messages), Zero::Off)).unwrap(),
+            );
+        }
+    }
+    let mut add = |config: &Value, training: Training, options: ShardOptions| {
+        let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(8, 16) };
+        let made = case(config, &workload, &options);
+        cases.push(made.unwrap_or_else(|d| panic!("{} {}: {d}", options.strategy, options.mesh)));
+    };
     let stages = Training { stages: 2, micro_batches: 4, ..Training::default() };
     add(&llama(), stages, fused("pipeline+ulysses", "pp=2,ulysses=2", Fusion::Overlap(2), Zero::Off));
     add(

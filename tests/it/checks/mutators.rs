@@ -53,6 +53,9 @@ pub(super) const MUTATORS: &[(&str, Mutator)] = &[
     ("swap two tensors of a message", swap_parcels),
     ("pack or unpack another tensor", swap_tensors),
     ("forget a tensor of a message", drop_parcel),
+    ("put a tensor in another part of its wire", change_part),
+    ("swap two tensors in a wire", swap_parts),
+    ("put a tensor in another wire", change_wire),
     ("retarget an assignment", retarget),
     ("move the frame of a callee", change_base),
 ];
@@ -365,6 +368,56 @@ fn swap_parcels(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
             let mut parcels = all;
             parcels.swap(a, b);
             *t = Transfer::of(parcels).expect("there are as many as before");
+        }
+    })
+}
+
+/// Where a buffer lies in a wire.
+fn inside(frame: &Frame, buffer: BufferId) -> Option<(BufferId, usize)> {
+    match frame.buffers[buffer].place {
+        Place::Wire { wire, part } => Some((wire, part)),
+        _ => None,
+    }
+}
+
+fn change_part(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
+    let (frame, b) = buffer(schedule, choices, |f, b| inside(f, b).is_some())?;
+    let other = choices.below(4);
+    Mutant::of(schedule, frame, |f| {
+        if let Place::Wire { part, .. } = &mut f.buffers[b].place {
+            *part = other;
+        }
+    })
+}
+
+/// Two tensors of one type change places in their wire.
+fn swap_parts(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
+    let twin = |f: &Frame, b: BufferId| {
+        let (wire, _) = inside(f, b)?;
+        let alike = |other: &BufferId| {
+            *other != b
+                && inside(f, *other).is_some_and(|(w, _)| w == wire)
+                && f.buffers[*other].content == f.buffers[b].content
+        };
+        f.buffers.ids().find(alike)
+    };
+    let (frame, b) = buffer(schedule, choices, |f, b| twin(f, b).is_some())?;
+    let other = twin(&schedule.frames[frame], b)?;
+    Mutant::of(schedule, frame, |f| {
+        let place = f.buffers[b].place.clone();
+        f.buffers[b].place = std::mem::replace(&mut f.buffers[other].place, place);
+    })
+}
+
+fn change_wire(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant> {
+    let (frame, b) = buffer(schedule, choices, |f, b| inside(f, b).is_some())?;
+    let f = &schedule.frames[frame];
+    let is_wire = |b: &BufferId| matches!(f.buffers[*b].content, Content::Wire { .. });
+    let wires: Vec<BufferId> = f.buffers.ids().filter(is_wire).collect();
+    let other = choices.one_of(&wires);
+    Mutant::of(schedule, frame, |f| {
+        if let Place::Wire { wire, .. } = &mut f.buffers[b].place {
+            *wire = other;
         }
     })
 }

@@ -16,15 +16,23 @@ use ithaca_ir::schedule::{self, BufferId, Content, Frame, FrameId, Place, Schedu
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Region {
     Bytes(Range<u64>),
+    /// A part of a wire that has these bytes; [`REST`] is what is packed beside parts that lie there.
+    Part(Range<u64>, BufferId, usize),
     Port(usize),
     Home(String),
     Outside(String),
 }
 
+/// The parts of a wire that no tensor lies in.
+const REST: usize = usize::MAX;
+
 impl Region {
     fn meets(&self, other: &Region) -> bool {
         match (self, other) {
-            (Region::Bytes(a), Region::Bytes(b)) => a.start.max(b.start) < a.end.min(b.end),
+            (Region::Part(_, wire, a), Region::Part(_, other, b)) if wire == other => a == b,
+            (Region::Bytes(a) | Region::Part(a, ..), Region::Bytes(b) | Region::Part(b, ..)) => {
+                a.start.max(b.start) < a.end.min(b.end)
+            }
             (Region::Port(a), Region::Port(b)) => a == b,
             (Region::Home(a), Region::Home(b)) => a == b,
             _ => false,
@@ -186,6 +194,10 @@ impl<'s> Reader<'s> {
             Place::Frame(offset) => {
                 Region::Bytes(*offset..offset.saturating_add(buffer.bytes(&self.schedule.space)))
             }
+            Place::Wire { wire, part } => match self.region(*wire) {
+                Region::Bytes(bytes) => Region::Part(bytes, *wire, *part),
+                other => other,
+            },
             Place::Argument(i) | Place::Result(i) => Region::Port(*i),
             Place::Input(b) => Region::Outside(format!("{b:?}")),
             place => Region::Home(home(place).unwrap()),
@@ -197,16 +209,60 @@ impl<'s> Reader<'s> {
         buffers.iter().copied().filter(here).map(|b| (b, self.region(b))).collect()
     }
 
+    /// The tensors that lie in a wire to be sent, in order of parts.
+    fn sent_from(&self, wire: BufferId) -> Vec<BufferId> {
+        if !matches!(self.frame.carried(wire), Some((_, Side::Sent))) {
+            return Vec::new();
+        }
+        let part = |b: &BufferId| match self.frame.buffers[*b].place {
+            Place::Wire { wire: own, part } if own == wire => Some(part),
+            _ => None,
+        };
+        let mut inside: Vec<BufferId> = self.frame.buffers.ids().filter(|b| part(b).is_some()).collect();
+        inside.sort_by_key(|b| part(b));
+        inside
+    }
+
+    /// What a task reads: of a wire in which tensors lie these, and what is packed beside them.
+    fn read(&self, i: usize) -> Vec<(BufferId, Region)> {
+        let of = |(b, region): (BufferId, Region)| -> Vec<(BufferId, Region)> {
+            let inside = self.sent_from(b);
+            let Region::Bytes(bytes) = &region else { return vec![(b, region)] };
+            if inside.is_empty() {
+                return vec![(b, region)];
+            }
+            let rest = self.frame.tasks.iter().any(|t| t.writes.contains(&b));
+            let rest = rest.then(|| (b, Region::Part(bytes.clone(), b, REST)));
+            self.held(&inside).into_iter().chain(rest).collect()
+        };
+        self.held(&self.frame.tasks[i].reads).into_iter().flat_map(of).collect()
+    }
+
+    /// What a task writes: of a wire in which tensors lie the others; what stays in a wire is not written.
+    fn written(&self, i: usize) -> Vec<(BufferId, Region)> {
+        let task = &self.frame.tasks[i];
+        let stays = |b: BufferId| {
+            matches!(task.work, Work::Unpack(_)) && Some(&self.frame.holder(b)) == task.reads.first()
+        };
+        let of = |(b, region): (BufferId, Region)| match &region {
+            Region::Bytes(bytes) if !self.sent_from(b).is_empty() => {
+                (b, Region::Part(bytes.clone(), b, REST))
+            }
+            _ => (b, region),
+        };
+        self.held(&task.writes).into_iter().filter(|(b, _)| !stays(*b)).map(of).collect()
+    }
+
     /// Whether a task that writes where it reads writes each element from that element alone, or is the collective that
     /// may: a sum of a whole tensor in its place.
     fn goes_by_element(&self, i: usize, (k, read): (usize, &Region), (l, write): (usize, &Region)) -> bool {
         let task = &self.frame.tasks[i];
-        let held = |buffers: &[BufferId], n: usize| self.held(buffers).get(n).map(|(b, _)| *b);
+        let nth = |held: Vec<(BufferId, Region)>, n: usize| held.get(n).map(|(b, _)| *b);
         let ty = |b: Option<BufferId>| match &self.frame.buffers[b?].content {
             Content::Tensor(ty) => Some((&ty.dims, &ty.layout.split, ty.dtype.bytes())),
             Content::Wire { .. } => None,
         };
-        let (from, to) = (ty(held(&task.reads, k)), ty(held(&task.writes, l)));
+        let (from, to) = (ty(nth(self.read(i), k)), ty(nth(self.written(i), l)));
         let alike = read == write && from.is_some() && from == to;
         let by_element = match &task.work {
             Work::Compute(op) => matches!(
@@ -269,17 +325,11 @@ impl<'s> Reader<'s> {
         let earlier = self.earlier()?;
         let mut facts = Facts::default();
         type Touched = (Vec<(BufferId, Region)>, Vec<(BufferId, Region)>, [Vec<Region>; 2]);
-        let touched: BTreeMap<usize, Touched> = self
-            .tasks
-            .iter()
-            .map(|&i| {
-                let task = &self.frame.tasks[i];
-                (i, (self.held(&task.reads), self.held(&task.writes), self.called(i)))
-            })
-            .collect();
+        let touched: BTreeMap<usize, Touched> =
+            self.tasks.iter().map(|&i| (i, (self.read(i), self.written(i), self.called(i)))).collect();
         let size = self.frame.bytes;
         let inside = |r: &Region| match r {
-            Region::Bytes(r) => r.start % 256 == 0 && r.end <= size && r.start <= r.end,
+            Region::Bytes(r) | Region::Part(r, ..) => r.start % 256 == 0 && r.end <= size && r.start <= r.end,
             _ => true,
         };
         for (&i, (reads, writes, called)) in &touched {
@@ -295,6 +345,11 @@ impl<'s> Reader<'s> {
             for b in task.reads.iter().chain(&task.writes) {
                 if let Content::Tensor(ty) = &self.frame.buffers[*b].content {
                     work.push_str(&format!(" {ty:?}"));
+                }
+                if let (Place::Wire { part, .. }, Work::Pack(_) | Work::Unpack(_)) =
+                    (&self.frame.buffers[*b].place, &task.work)
+                {
+                    work.push_str(&format!(" in part {part}"));
                 }
             }
             facts.work.insert(before[i], work);
@@ -361,6 +416,11 @@ impl<'s> Reader<'s> {
                     if *written == b {
                         return Ok(Source::Task(before[i], format!("result {l}")));
                     }
+                    if let (Region::Part(_, wire, part), Region::Bytes(_)) = (region, r)
+                        && wire == written
+                    {
+                        return Ok(Source::Task(before[i], format!("result {l} part {part}")));
+                    }
                     if r.meets(region) {
                         return Err(format!("task {i} writes over {b:?}"));
                     }
@@ -370,7 +430,9 @@ impl<'s> Reader<'s> {
                 }
             }
             match (region, &self.frame.buffers[b].place) {
-                (Region::Bytes(r), _) if !r.is_empty() => Err(format!("nobody writes {b:?}")),
+                (Region::Bytes(r) | Region::Part(r, ..), _) if !r.is_empty() => {
+                    Err(format!("nobody writes {b:?}"))
+                }
                 (_, Place::Result(_)) => Err(format!("nobody writes {b:?}")),
                 (region, _) => Ok(Source::Given(format!("{region:?}"))),
             }
@@ -380,7 +442,7 @@ impl<'s> Reader<'s> {
             let operands = reads.iter().map(|(b, region)| source(*b, region, n));
             let found = called.iter().flatten().filter_map(|region| match region {
                 Region::Home(home) => Some(Ok(home_before(home, n))),
-                Region::Bytes(_) | Region::Port(_) | Region::Outside(_) => None,
+                Region::Bytes(_) | Region::Part(..) | Region::Port(_) | Region::Outside(_) => None,
             });
             facts.reads.insert(before[i], operands.chain(found).collect::<Result<_, _>>()?);
         }

@@ -15,6 +15,7 @@ use ithaca_ir::text;
 use ithaca_ir::verify::verify;
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
+use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
@@ -46,9 +47,9 @@ fn configs() -> Vec<Value> {
 }
 
 /// The schedules of a strategy, of the first model that it suits: forward, unless only a step has stages, and in training.
-fn of_strategy(strategy: &dyn Strategy) -> Vec<(String, Schedule)> {
+fn of_strategy(strategy: &dyn Strategy, fusion: Fusion) -> Vec<(String, Schedule)> {
     let mesh = Mesh::new(strategy.axes().iter().map(|&axis| (axis, 2)));
-    let options = ShardOptions::new(strategy.name(), mesh);
+    let options = ShardOptions { fusion, ..ShardOptions::new(strategy.name(), mesh) };
     let is_staged = strategy.name() == "pipeline";
     let training = Training {
         stages: if is_staged { 2 } else { 1 },
@@ -124,7 +125,7 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     let mut schedules = Vec::new();
     let of_files = of_files();
     for strategy in STRATEGIES {
-        let found = of_strategy(*strategy);
+        let found = of_strategy(*strategy, Fusion::None);
         let by_itself = of_files.iter().any(|(name, _)| name == strategy.name());
         assert!(by_itself || !found.is_empty(), "nothing has the strategy {}", strategy.name());
         schedules.extend(found);
@@ -132,6 +133,14 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     let trained = schedules.iter().filter(|(name, _)| name.ends_with("training")).count();
     assert!(trained + 3 > STRATEGIES.len(), "only {trained} strategies in training");
     schedules.extend(of_files);
+    // Tensors that lie in wires.
+    for strategy in
+        STRATEGIES.iter().filter(|s| ["ulysses", "usp", "megatron-cp-allgather"].contains(&s.name()))
+    {
+        for messages in [Messages::Packed, Messages::Chunked(2)] {
+            schedules.extend(of_strategy(*strategy, Fusion::Fold(None, messages)));
+        }
+    }
     let out = tempfile::tempdir().unwrap();
     write_together(&schedules, out.path());
     let Some((cuda, nccl)) = homes() else {

@@ -57,6 +57,9 @@ inline bool takes(const kernel::AttentionShape& s, int width, int value_width, c
         if (x[i].type.dtype != x[0].type.dtype || !is_aligned(x[i])) return false;
     for (size_t i = 0; i < n_results; ++i)
         if (!is_aligned(z[i])) return false;
+    for (const kernel::Rows& rows : {s.q, s.k, s.v, s.o, s.d_o, s.dq, s.dk, s.dv})
+        for (int64_t distance : {rows.front, rows.token, rows.head, rows.token_block, rows.head_block})
+            if (distance % 8 != 0) return false;
     return s.width == width && s.value_width == value_width && s.bias.bounds == nullptr;
 }
 
@@ -89,6 +92,20 @@ inline Behind behind(const Attention& a, const Views& x, size_t n) {
     if (a.buckets.bounds != nullptr && n < x.size()) out.bias = &x[n++];
     if (n < x.size()) out.key = &x[n];
     return out;
+}
+
+// Where the rows of a tensor [... tokens heads width] begin.
+inline kernel::Rows rows_of(const Device& device, View x) {
+    const std::vector<int64_t> strides = local_of(device, x).strides;
+    const size_t token = strides.size() - 3;
+    kernel::Rows rows{token > 0 ? strides[token - 1] : 0, strides[token], strides[token + 1], 0, 0, 0, 0};
+    if (!x.is_cut()) return rows;
+    const Strided& s = *x.strided;
+    const size_t cut = static_cast<size_t>(s.cut);
+    if (cut == token) rows.token_run = s.run, rows.token_block = s.block;
+    else if (cut == token + 1) rows.head_run = s.run, rows.head_block = s.block;
+    else fail(__FILE__, __LINE__, "rows_of", "an attention whose sequences are cut into blocks");
+    return rows;
 }
 
 // q [... queries heads width], k [... keys kv_heads width], v [... keys kv_heads e], and what stands behind.
@@ -127,6 +144,9 @@ inline kernel::AttentionShape shape_of(const Device& device, const Attention& a,
     if (more.bias != nullptr) s.bias = {a.buckets.bounds, a.buckets.per_side, a.buckets.both_sides, reals(*more.bias)};
     s.dropout = a.dropout;
     if (more.key != nullptr) s.dropout.key = as<int32_t>(more.key->data);
+    s.q = rows_of(device, q);
+    s.k = rows_of(device, k);
+    s.v = rows_of(device, v);
     return s;
 }
 
@@ -142,7 +162,8 @@ void with_result(DType from, DType to, const Body& body) {
 // From q, k, v and maybe a bias and a key to o and maybe lse. The widths are those of keys and of values.
 template <int kWidth, int kValueWidth>
 void attention(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
-    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 3));
+    kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 3));
+    s.o = rows_of(device, z[0]);
     float* const lse = z.size() > 1 ? as<float>(z[1].data) : nullptr;
     const auto on_tensor_cores = [&](auto t) {
         using T = decltype(t);
@@ -178,7 +199,11 @@ void attention(const Device& device, Queue queue, const Attention& a, const View
 // From q, k, v, d_o, lse, delta and maybe a bias and a key to dq, dk, dv and maybe the gradient of the bias.
 template <int kWidth, int kValueWidth>
 void attention_backward(const Device& device, Queue queue, const Attention& a, const Views& x, const Views& z) {
-    const kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 6));
+    kernel::AttentionShape s = shape_of(device, a, x[0], x[1], x[2], behind(a, x, 6));
+    s.d_o = rows_of(device, x[3]);
+    s.dq = rows_of(device, z[0]);
+    s.dk = rows_of(device, z[1]);
+    s.dv = rows_of(device, z[2]);
     const kernel::Gradient g{reals(x[3]), reals(x[4]), reals(x[5])};
     const auto on_tensor_cores = [&](auto t) {
         using T = decltype(t);

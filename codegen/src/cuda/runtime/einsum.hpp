@@ -130,28 +130,34 @@ void add_loop(Walk<K>& walk, const Loop& l) {
 
 inline void einsum(const Device& device, Queue queue, View x, View y, View z) {
     const Local lx(device, x.type), ly(device, y.type), lz(device, z.type);
-    auto loop = [&](int dim, int64_t extent) {
-        return Loop{extent, stride_of(x.type, lx, dim), stride_of(y.type, ly, dim), stride_of(z.type, lz, dim)};
+    auto loops = [&](int dim, int64_t extent) {
+        std::vector<Loop> out;
+        for (const Leg<3>& leg : legs<3>(device, dim, extent, {&x, &y, &z}))
+            out.push_back({leg.steps, leg.strides[0], leg.strides[1], leg.strides[2]});
+        return out;
     };
+    auto add = [](std::vector<Loop>& to, const std::vector<Loop>& more) { to.insert(to.end(), more.begin(), more.end()); };
     std::vector<Loop> batch, m, n, k, kept, summed;
     bool product = true;
     for (size_t d = 0; d < z.type.dims.size(); ++d) {
         const int dim = z.type.dims[d];
         const bool in_x = position(x.type, dim) >= 0, in_y = position(y.type, dim) >= 0;
-        kept.push_back(loop(dim, lz.extents[d]));
-        (in_x && in_y ? batch : in_x ? m : n).push_back(kept.back());
+        const std::vector<Loop> found = loops(dim, lz.extents[d]);
+        add(kept, found);
+        add(in_x && in_y ? batch : in_x ? m : n, found);
     }
     for (size_t d = 0; d < x.type.dims.size(); ++d) {
         const int dim = x.type.dims[d];
         if (position(z.type, dim) >= 0) continue;
-        summed.push_back(loop(dim, lx.extents[d]));
+        const std::vector<Loop> found = loops(dim, lx.extents[d]);
+        add(summed, found);
         product = product && position(y.type, dim) >= 0;
-        k.push_back(summed.back());
+        add(k, found);
     }
     for (size_t d = 0; d < y.type.dims.size(); ++d) {
         const int dim = y.type.dims[d];
         if (position(z.type, dim) >= 0 || position(x.type, dim) >= 0) continue;
-        summed.push_back(loop(dim, ly.extents[d]));
+        add(summed, loops(dim, ly.extents[d]));
         product = false;
     }
     if (lz.size == 0) return;

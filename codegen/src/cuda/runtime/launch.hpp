@@ -7,10 +7,22 @@
 
 namespace ithaca {
 
-// A buffer with the type of what lies in it.
+// How a tensor lies in a wire: its first element, the distances between neighbours, and the dimension that is cut into
+// blocks, of `run` indices each and so far apart; none where `cut` is -1.
+struct Strided {
+    int64_t start = 0;
+    std::vector<int64_t> strides = {};
+    int cut = -1;
+    int64_t run = 0, block = 0;
+};
+
+// A buffer with the type of what lies in it, and how it lies where that is in a wire.
 struct View {
     const Type& type;
     char* data;
+    const Strided* strided = nullptr;
+
+    bool is_cut() const { return strided != nullptr && strided->cut >= 0; }
 };
 
 // The part of a tensor that a rank holds.
@@ -26,6 +38,13 @@ struct Local {
     }
 };
 
+// The same, with the strides that the tensor has where it lies: along a dimension that is cut those inside a block.
+inline Local local_of(const Device& device, View x) {
+    Local local(device, x.type);
+    if (x.is_cut()) local.strides = x.strided->strides;
+    return local;
+}
+
 inline int position(const Type& type, int dim) {
     for (size_t d = 0; d < type.dims.size(); ++d)
         if (type.dims[d] == dim) return static_cast<int>(d);
@@ -36,6 +55,30 @@ inline int position(const Type& type, int dim) {
 inline int64_t stride_of(const Type& type, const Local& local, int dim) {
     const int d = position(type, dim);
     return d < 0 ? 0 : local.strides[d];
+}
+
+// A part of a walk along a dimension: how many steps, and how far apart they are in each of K tensors.
+template <int K>
+struct Leg {
+    int64_t steps;
+    int64_t strides[K];
+};
+
+// The walk along a dimension of `extent` indices, outer legs first: two where one tensor is cut there.
+template <int K>
+std::vector<Leg<K>> legs(const Device& device, int dim, int64_t extent, const View* const (&views)[K]) {
+    Leg<K> inner{extent, {}}, outer{1, {}};
+    int cut = -1;
+    for (int k = 0; k < K; ++k) {
+        inner.strides[k] = stride_of(views[k]->type, local_of(device, *views[k]), dim);
+        if (views[k]->is_cut() && views[k]->type.dims[static_cast<size_t>(views[k]->strided->cut)] == dim) cut = k;
+    }
+    if (cut < 0) return {inner};
+    const Strided& s = *views[cut]->strided;
+    for (int k = 0; k < K; ++k) outer.strides[k] = k == cut ? s.block : inner.strides[k] * s.run;
+    outer.steps = extent / s.run;
+    inner.steps = s.run;
+    return {outer, inner};
 }
 
 // Kernels take any grid; one large enough to fill the device, and no larger than needed.

@@ -39,6 +39,35 @@ inline bool is_shared(Collective kind, Direction direction) {
     return false;
 }
 
+// How one tensor of a message lies in its wire.
+inline Strided strided(const Device& device, const Parcels& parcels, size_t part, Direction direction) {
+    const bool sent = direction == Direction::ToWire;
+    const bool shared = is_shared(device.transfer(parcels.front()).kind, direction);
+    const Exchange& own = device.exchange(parcels[part]);
+    const Region& box = sent ? own.mine : own.wanted;
+    // A rank without a part of the tensor has nothing to address.
+    const auto block_in = [&](const Exchange& e) -> Region {
+        const Block& block = (sent ? e.send : e.recv).front();
+        const Region& whole = sent ? e.mine : e.wanted;
+        return shared || block.empty() ? whole : block.front();
+    };
+    Strided out;
+    const Region block = block_in(own);
+    std::vector<int64_t> extents;
+    for (size_t d = 0; d < box.size(); ++d) {
+        extents.push_back(block[d].size());
+        if (out.cut < 0 && block[d].size() != box[d].size()) out.cut = static_cast<int>(d);
+    }
+    out.strides = row_major(extents);
+    if (out.cut >= 0) out.run = extents[static_cast<size_t>(out.cut)];
+    for (size_t k = 0; k < parcels.size(); ++k) {
+        const int64_t n = elements(block_in(device.exchange(parcels[k])));
+        if (k < part) out.start += n;
+        out.block += n;
+    }
+    return out;
+}
+
 // Copies all tensors to the wire, or from it.
 inline void move_parcels(const Device& device, Queue queue, const Parcels& parcels, const Pointers& tensors,
                          Direction direction, char* wire) {
@@ -66,6 +95,8 @@ inline void move_parcels(const Device& device, Queue queue, const Parcels& parce
             for (size_t i = 0; i < of.size(); ++i)
                 for (const Region& region : of[i]) place(region, ends[i]);
         }
+        // What lies in the wire is there.
+        if (tensors[k] == nullptr) continue;
         move_placed(device, queue, first.from.dtype, box, blocks, places, direction, tensors[k], wire);
     }
 }

@@ -147,7 +147,16 @@ struct Pairs {
 };
 inline void rotary_pairs(const Device& device, Queue queue, int over, int64_t width, Pairs pairs, double amplitude,
                          const double* frequencies, View x, View positions, View z) {
-    const Walk<2> rows = rows_of<2>(device, x, over, {&positions});
+    const Local local(device, x.type);
+    Walk<3> rows;
+    for (size_t d = 0; d < x.type.dims.size(); ++d) {
+        if (x.type.dims[d] == over) continue;
+        for (const Leg<3>& leg : legs<3>(device, x.type.dims[d], local.extents[d], {&x, &positions, &z})) {
+            rows.extent[rows.n] = leg.steps;
+            for (int k = 0; k < 3; ++k) rows.stride[k][rows.n] = leg.strides[k];
+            ++rows.n;
+        }
+    }
     const int64_t n = rows.size(), extent = extent_along(device, x.type, over);
     with_float(x.type.dtype, [&](auto t) {
         using T = decltype(t);
@@ -220,15 +229,36 @@ inline void copy_part(const Device& device, Queue queue, PartCopy direction, int
     if (lp.size == 0) return;
     const int at = position(part.type, dim);
     const int64_t run = device.space().dims[cut.of].size / cut.runs, each = run / cut.count;
-    const int64_t inner = lw.strides[at], runs = lw.size / (run * inner);
+    const int64_t inner = lw.strides[at];
     const int out = direction == PartCopy::Out ? 0 : 1;
     Walk<2> walk;
-    walk.n = 2;
-    walk.extent[0] = runs;
-    walk.stride[out][0] = each * inner;
-    walk.stride[1 - out][0] = run * inner;
-    walk.extent[1] = each * inner;
-    walk.stride[out][1] = walk.stride[1 - out][1] = 1;
+    const auto step = [&](int64_t steps, int64_t of_part, int64_t of_whole) {
+        walk.extent[walk.n] = steps;
+        walk.stride[out][walk.n] = of_part;
+        walk.stride[1 - out][walk.n++] = of_whole;
+    };
+    if (!part.is_cut()) {
+        step(lw.size / (run * inner), each * inner, run * inner);
+        step(each * inner, 1, 1);
+    } else {
+        // Blocks of the part are whole runs of the other tensor, or runs whole blocks.
+        const Local own = local_of(device, part);
+        for (size_t d = 0; d < own.extents.size(); ++d) {
+            const int64_t extent = own.extents[d], here = own.strides[d], there = lw.strides[d];
+            const bool is_part = static_cast<int>(d) == at, is_cut = static_cast<int>(d) == part.strided->cut;
+            const int64_t few = is_part ? each : extent, many = is_part ? run : extent;
+            const int64_t len = is_cut ? part.strided->run : few, block = is_cut ? part.strided->block : few * here;
+            if (few % len == 0) {
+                step(extent / few, few / len * block, many * there);
+                step(few / len, block, len * there);
+                step(len, here, there);
+            } else {
+                step(extent / len, block, len / few * many * there);
+                step(len / few, few * here, many * there);
+                step(few, here, there);
+            }
+        }
+    }
     with_bits(part.type.dtype, [&](auto t) {
         using T = decltype(t);
         T* const there = as<T>(whole.data) + cut.index * each * inner;

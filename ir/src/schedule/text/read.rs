@@ -43,8 +43,14 @@ fn parse_schedule(text: &str) -> Parsed<Schedule> {
             return Err(twice("frame", name, span));
         }
         let frame = Frame { name: name.to_owned(), ..Frame::default() };
-        let reader =
-            FrameReader { cx: &mut cx, schedule: &schedule, frames: &frames, frame, buffers: HashMap::new() };
+        let reader = FrameReader {
+            cx: &mut cx,
+            schedule: &schedule,
+            frames: &frames,
+            frame,
+            buffers: HashMap::new(),
+            inside: Vec::new(),
+        };
         let frame = reader.read()?;
         frames.insert(name, schedule.frames.push(frame));
     }
@@ -58,6 +64,8 @@ struct FrameReader<'r, 'a> {
     frame: Frame,
     /// For look-up only, as the frames are.
     buffers: HashMap<&'a str, BufferId>,
+    /// Buffers that lie in wires: the buffer, the wire with where it is named, and which part.
+    inside: Vec<(BufferId, &'a str, Span, usize)>,
 }
 
 impl FrameReader<'_, '_> {
@@ -72,6 +80,10 @@ impl FrameReader<'_, '_> {
         self.cx.expect('{')?;
         while self.cx.eat(Token::Word("buffer")) {
             self.buffer()?;
+        }
+        for (buffer, name, span, part) in std::mem::take(&mut self.inside) {
+            let wire = self.find(name, span)?;
+            self.frame.buffers[buffer].place = Place::Wire { wire, part };
         }
         while !self.cx.eat(Token::Word("return")) {
             self.task()?;
@@ -89,16 +101,25 @@ impl FrameReader<'_, '_> {
             true => Content::Wire { dtype: read_dtype(self.cx)?, elements: self.cx.int()? },
             false => Content::Tensor(read_type(self.cx, &self.schedule.space)?),
         };
-        let (word, place_span) = self.cx.word("`at`, `argument`, `result`, `weight` or `input`")?;
+        let (word, place_span) = self.cx.word("`at`, `in`, `argument`, `result`, `weight` or `input`")?;
         let place = match word {
             "at" => Place::Frame(self.cx.int()?),
+            "in" => {
+                let (wire, span) = self.cx.sigil('$', "the wire, `$name`")?;
+                self.cx.keyword("part")?;
+                let part = self.cx.count()?;
+                // The wire may be declared later.
+                let own = self.frame.buffers.next();
+                self.inside.push((own, wire, span, part));
+                Place::Wire { wire: own, part }
+            }
             "argument" => Place::Argument(self.cx.count()?),
             "result" => Place::Result(self.cx.count()?),
             "weight" => Place::Weight(self.binding("param", place_span)?),
             "input" => Place::Input(self.binding("input", place_span)?),
             "state" => Place::State(self.binding("state", place_span)?),
             _ => {
-                let places = ["at", "argument", "result", "weight", "input", "state"];
+                let places = ["at", "in", "argument", "result", "weight", "input", "state"];
                 return Err(unknown("place", word, place_span, places));
             }
         };
@@ -231,6 +252,10 @@ impl FrameReader<'_, '_> {
 
     fn buffer_name(&mut self) -> Parsed<BufferId> {
         let (name, span) = self.cx.sigil('$', "a buffer, `$name`")?;
+        self.find(name, span)
+    }
+
+    fn find(&self, name: &str, span: Span) -> Parsed<BufferId> {
         self.buffers.get(name).copied().ok_or_else(|| {
             unknown("buffer", name, span, self.frame.buffers.values().map(|b| b.name.as_str()))
         })

@@ -27,7 +27,7 @@ fn write_schedule(out: &mut String, schedule: &Schedule) -> fmt::Result {
         let Frame { name, n_arguments, n_events, bytes, buffers, tasks, outputs } = frame;
         writeln!(out, "\nframe @{name}({n_arguments}) bytes {bytes} events {n_events} {{")?;
         for buffer in buffers.values() {
-            write_buffer(out, space, buffer)?;
+            write_buffer(out, space, frame, buffer)?;
         }
         for task in tasks {
             write_task(out, schedule, frame, task)?;
@@ -45,7 +45,7 @@ fn write_schedule(out: &mut String, schedule: &Schedule) -> fmt::Result {
     Ok(())
 }
 
-fn write_buffer(out: &mut String, space: &Space, buffer: &Buffer) -> fmt::Result {
+fn write_buffer(out: &mut String, space: &Space, frame: &Frame, buffer: &Buffer) -> fmt::Result {
     let Buffer { name, content, place } = buffer;
     write!(out, "  buffer ${name} : ")?;
     match content {
@@ -54,6 +54,7 @@ fn write_buffer(out: &mut String, space: &Space, buffer: &Buffer) -> fmt::Result
     }
     match place {
         Place::Frame(offset) => write!(out, " at {offset}")?,
+        Place::Wire { wire, part } => write!(out, " in ${} part {part}", frame.buffers[*wire].name)?,
         Place::Argument(i) => write!(out, " argument {i}")?,
         Place::Result(i) => write!(out, " result {i}")?,
         Place::Weight(binding) => {

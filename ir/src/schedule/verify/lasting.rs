@@ -74,7 +74,9 @@ fn home(frame: &Frame, buffer: BufferId) -> Option<(Target, &Binding)> {
     match &frame.buffers.get(buffer)?.place {
         Place::Weight(binding) => Some((Target::Param, binding)),
         Place::State(binding) => Some((Target::State, binding)),
-        Place::Frame(_) | Place::Argument(_) | Place::Result(_) | Place::Input(_) => None,
+        Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) | Place::Input(_) => {
+            None
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::{Frame, MAX_DIAGNOSTICS, Schedule, Work, describe, in_frame, in_task, name};
+use crate::boxes::Side;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
 use crate::layout::At;
@@ -372,8 +373,8 @@ impl<'a> Values<'a> {
 struct Reader<'a> {
     frame: &'a Frame,
     held: Vec<Option<Symbol>>,
-    /// The tensors that are on each wire, by buffer; none where nothing was packed.
-    wires: Vec<Vec<Symbol>>,
+    /// The tensors that are on each wire, by buffer, as far as they are there; none where nothing was packed.
+    wires: Vec<Vec<Option<Symbol>>>,
     lasting: Lasting<'a>,
 }
 
@@ -381,7 +382,9 @@ fn home(frame: &Frame, buffer: BufferId) -> Option<Home<'_>> {
     match &frame.buffers[buffer].place {
         Place::Weight(binding) => Some((Target::Param, binding)),
         Place::State(binding) => Some((Target::State, binding)),
-        Place::Frame(_) | Place::Argument(_) | Place::Result(_) | Place::Input(_) => None,
+        Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) | Place::Input(_) => {
+            None
+        }
     }
 }
 
@@ -399,6 +402,19 @@ impl<'a> Reader<'a> {
             Place::Frame(_) | Place::Result(_) => {
                 self.held[buffer.index()].ok_or_else(|| format!("`${}` holds nothing", name(frame, buffer)))
             }
+            Place::Wire { wire, part } => {
+                let on_wire = self.wires[wire.index()].get(*part).copied().flatten();
+                let on_wire = on_wire.ok_or_else(|| format!("`${}` holds nothing", name(frame, buffer)))?;
+                match frame.carried(*wire) {
+                    Some((transfer, Side::Received)) => {
+                        let parcel = transfer.parcels().get(*part);
+                        let parcel = parcel.map(|parcel| (&parcel.op, parcel.to.clone())).into_iter();
+                        let arrived = values.each(parcel, &[on_wire]);
+                        arrived.first().copied().ok_or_else(|| "it is no part of a message".to_owned())
+                    }
+                    Some((_, Side::Sent)) | None => Ok(on_wire),
+                }
+            }
         }
     }
 
@@ -408,7 +424,10 @@ impl<'a> Reader<'a> {
             Content::Tensor(_) => Ok(vec![self.read(values, buffer)?]),
             Content::Wire { .. } => match &self.wires[buffer.index()] {
                 wire if wire.is_empty() => Err(format!("`${}` holds nothing", name(self.frame, buffer))),
-                wire => Ok(wire.clone()),
+                wire => {
+                    let missing = || format!("part of `${}` holds nothing", name(self.frame, buffer));
+                    wire.iter().map(|symbol| symbol.ok_or_else(missing)).collect()
+                }
             },
         }
     }
@@ -418,6 +437,13 @@ impl<'a> Reader<'a> {
     }
 
     fn write(&mut self, values: &Values<'a>, buffer: BufferId, symbol: Symbol) {
+        if let Place::Wire { wire, part } = self.frame.buffers[buffer].place {
+            let n = self.frame.carried(wire).map_or(0, |(transfer, _)| transfer.parcels().len());
+            let parts = &mut self.wires[wire.index()];
+            parts.resize(n.max(part + 1), None);
+            parts[part] = Some(symbol);
+            return;
+        }
         match home(self.frame, buffer) {
             Some(home) => values.assign(&mut self.lasting, home, symbol),
             None => self.held[buffer.index()] = Some(symbol),
@@ -469,11 +495,16 @@ impl<'a> Reader<'a> {
             }
         };
         if let Some(wire) = wire {
-            self.wires[wire.index()] = results;
+            self.wires[wire.index()] = results.into_iter().map(Some).collect();
             return Ok(());
         }
         for (&buffer, symbol) in task.writes.iter().zip(results) {
-            self.write(values, buffer, symbol);
+            // What is received in a wire is there as it arrived.
+            let arrived = matches!(task.work, Work::Unpack(_))
+                && matches!(frame.buffers[buffer].place, Place::Wire { .. });
+            if !arrived {
+                self.write(values, buffer, symbol);
+            }
         }
         Ok(())
     }

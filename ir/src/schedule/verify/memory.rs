@@ -24,6 +24,15 @@ use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
 enum Region {
     /// Bytes of the frame.
     Bytes(Range<u64>),
+    /// A part of a wire, which has these bytes of the frame; of several parts each has some of its own.
+    Part {
+        /// The wire.
+        wire: BufferId,
+        /// The number of the part.
+        part: usize,
+        /// The bytes of the wire.
+        of: Range<u64>,
+    },
     /// Argument and result of this number, which may lie in one place.
     Port(usize),
     /// A weight or a state that some task of the schedule writes, by number.
@@ -35,9 +44,22 @@ enum Region {
 impl Region {
     fn overlaps(&self, other: &Region) -> bool {
         match (self, other) {
-            (Region::Bytes(a), Region::Bytes(b)) => a.start.max(b.start) < a.end.min(b.end),
+            (Region::Part { wire, part, .. }, Region::Part { wire: other, part: n, .. }) if wire == other => {
+                part == n
+            }
+            (
+                Region::Bytes(a) | Region::Part { of: a, .. },
+                Region::Bytes(b) | Region::Part { of: b, .. },
+            ) => a.start.max(b.start) < a.end.min(b.end),
             (Region::Port(a), Region::Port(b)) | (Region::Lasting(a), Region::Lasting(b)) => a == b,
-            (Region::Bytes(_) | Region::Port(_) | Region::Lasting(_) | Region::Outside, _) => false,
+            (
+                Region::Bytes(_)
+                | Region::Part { .. }
+                | Region::Port(_)
+                | Region::Lasting(_)
+                | Region::Outside,
+                _,
+            ) => false,
         }
     }
 }
@@ -50,6 +72,37 @@ struct Touched {
     callee: Vec<Region>,
     /// What the callee reads of what lasts.
     callee_reads: Vec<Region>,
+}
+
+impl Touched {
+    /// What a pack finds in its wire stays there, so it writes the other parts; what an unpack leaves there it does not
+    /// write.
+    fn leave_in_wires(&mut self, work: &Work) {
+        let in_wire = |wire: BufferId, (_, region): &(BufferId, Region)| match region {
+            Region::Part { wire: own, part, .. } if *own == wire => Some(*part),
+            Region::Bytes(_)
+            | Region::Part { .. }
+            | Region::Port(_)
+            | Region::Lasting(_)
+            | Region::Outside => None,
+        };
+        match (work, self.reads.first(), self.writes.first()) {
+            (Work::Pack(transfer), _, Some((wire, Region::Bytes(of)))) => {
+                let (wire, of) = (*wire, of.clone());
+                let there: Vec<usize> = self.reads.iter().filter_map(|read| in_wire(wire, read)).collect();
+                if !there.is_empty() {
+                    let parts = (0..transfer.parcels().len()).filter(|part| !there.contains(part));
+                    self.writes =
+                        parts.map(|part| (wire, Region::Part { wire, part, of: of.clone() })).collect();
+                }
+            }
+            (Work::Unpack(_), Some((wire, _)), _) => {
+                let wire = *wire;
+                self.writes.retain(|write| in_wire(wire, write).is_none());
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Adds what is wrong with the use of memory by the ranks that run a line of a frame.
@@ -71,6 +124,7 @@ pub(super) fn check(
         line,
         order,
         bytes: Bytes::default(),
+        parts: BTreeMap::new(),
         results: BTreeMap::new(),
         ports: BTreeMap::new(),
         lasting: BTreeMap::new(),
@@ -89,6 +143,7 @@ pub(super) fn check(
             callee: vec![],
             callee_reads: vec![],
         };
+        touched.leave_in_wires(&task.work);
         if let Work::Call { callee: called, base, .. } = task.work {
             let effects = lasting.effects(called);
             touched.callee.push(Region::Bytes(base..base + schedule.frames[called].bytes));
@@ -131,6 +186,11 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
     let buffer = &frame.buffers[id];
     match buffer.place {
         Place::Frame(offset) => Region::Bytes(offset..offset + buffer.bytes(&schedule.space)),
+        Place::Wire { wire, part } => match region(schedule, frame, lasting, wire) {
+            Region::Bytes(of) => Region::Part { wire, part, of },
+            // A wire lies in the frame.
+            other => other,
+        },
         Place::Argument(i) | Place::Result(i) => Region::Port(i),
         Place::Weight(_) | Place::State(_) => {
             lasting.number(frame, id).map_or(Region::Outside, Region::Lasting)
@@ -188,7 +248,7 @@ fn check_in_place(
         };
         return refuse(match callee {
             Region::Lasting(_) => format!("the callee writes `${}`, an argument", name(frame, *operand)),
-            Region::Bytes(_) | Region::Port(_) | Region::Outside => {
+            Region::Bytes(_) | Region::Part { .. } | Region::Port(_) | Region::Outside => {
                 "the callee's frame lies where an argument lies".to_owned()
             }
         });
@@ -215,7 +275,10 @@ fn same_place(a: &Region, b: &Region) -> bool {
     match (a, b) {
         (Region::Bytes(a), Region::Bytes(b)) => a.start == b.start && a.end == b.end,
         (Region::Port(a), Region::Port(b)) | (Region::Lasting(a), Region::Lasting(b)) => a == b,
-        (Region::Bytes(_) | Region::Port(_) | Region::Lasting(_) | Region::Outside, _) => false,
+        (
+            Region::Bytes(_) | Region::Part { .. } | Region::Port(_) | Region::Lasting(_) | Region::Outside,
+            _,
+        ) => false,
     }
 }
 
@@ -234,6 +297,8 @@ struct Memory<'l> {
     line: &'l Line<'l>,
     order: &'l Order,
     bytes: Bytes,
+    /// Who wrote which parts of a wire that is filled part by part; none for one that was written whole.
+    parts: BTreeMap<BufferId, BTreeMap<usize, Access>>,
     /// Results that are written, by number, and by which task.
     results: BTreeMap<usize, usize>,
     /// Arguments and results, by number.
@@ -251,6 +316,11 @@ impl Memory<'_> {
         for region in touched.reads.iter().map(|(_, region)| region).chain(&touched.callee_reads) {
             match region {
                 Region::Bytes(range) => self.bytes.read(range, order, (task, stream), &mut running),
+                Region::Part { wire, part, of } => {
+                    self.bytes.read(of, order, (task, stream), &mut running);
+                    let access = self.parts.get_mut(wire).and_then(|parts| parts.get_mut(part));
+                    running.extend(access.and_then(|access| access.read(order, task, stream)));
+                }
                 Region::Port(n) => {
                     running.extend(self.ports.entry(*n).or_default().read(order, task, stream))
                 }
@@ -260,11 +330,34 @@ impl Memory<'_> {
                 Region::Outside => {}
             }
         }
+        // Whoever reads a wire reads all its parts.
+        for (wire, _) in &touched.reads {
+            for access in self.parts.get_mut(wire).into_iter().flat_map(BTreeMap::values_mut) {
+                running.extend(access.read(order, task, stream));
+            }
+        }
         let callee = touched.callee.iter().map(|region| (None, region));
         let writes = touched.writes.iter().map(|(buffer, region)| (Some(*buffer), region));
         for (owner, region) in callee.chain(writes) {
             match region {
-                Region::Bytes(range) => self.bytes.write(range, owner, order, task, &mut running),
+                Region::Bytes(range) => {
+                    self.bytes.write(range, owner, order, task, &mut running);
+                    owner.map(|wire| self.parts.remove(&wire));
+                }
+                Region::Part { wire, part, of } => match self.bytes.find(of, *wire) {
+                    // Another part is there: the wire keeps it, and is touched by both.
+                    Found::Whole => {
+                        self.bytes.read(of, order, (task, stream), &mut running);
+                        let access = self.parts.entry(*wire).or_default().entry(*part).or_default();
+                        running.extend(access.write(order, task));
+                    }
+                    Found::Other(_) | Found::Nothing => {
+                        self.bytes.write(of, Some(*wire), order, task, &mut running);
+                        let mut access = Access::default();
+                        access.write(order, task);
+                        self.parts.insert(*wire, BTreeMap::from([(*part, access)]));
+                    }
+                },
                 Region::Port(n) => {
                     self.results.insert(*n, task);
                     running.extend(self.ports.entry(*n).or_default().write(order, task));
@@ -283,15 +376,28 @@ impl Memory<'_> {
         let frame = self.line.frame;
         let shown = name(frame, buffer);
         let refuse = |what: &str| Err(OpError::new("S06", format!("`${shown}` {what}")));
+        let whole = match region {
+            Region::Part { wire, part, .. } => {
+                self.parts.get(wire).is_none_or(|parts| parts.contains_key(part))
+            }
+            Region::Bytes(_) => self.parts.get(&buffer).is_none_or(|parts| {
+                let n = frame.carried(buffer).map_or(0, |(transfer, _)| transfer.parcels().len());
+                (0..n).all(|part| parts.contains_key(&part))
+            }),
+            Region::Port(_) | Region::Lasting(_) | Region::Outside => true,
+        };
         match (region, &frame.buffers[buffer].place) {
-            (Region::Bytes(range), _) if !range.is_empty() => match self.bytes.find(range, buffer) {
-                Found::Whole => Ok(()),
-                Found::Other(task) => refuse(&format!(
-                    "is read after something else was written in its place, by {}",
-                    describe(frame, task)
-                )),
-                Found::Nothing => refuse("is read before it is written"),
-            },
+            (Region::Bytes(range) | Region::Part { of: range, .. }, _) if !range.is_empty() => {
+                match self.bytes.find(range, frame.holder(buffer)) {
+                    Found::Whole if whole => Ok(()),
+                    Found::Whole => refuse("is read before all of it is written"),
+                    Found::Other(task) => refuse(&format!(
+                        "is read after something else was written in its place, by {}",
+                        describe(frame, task)
+                    )),
+                    Found::Nothing => refuse("is read before it is written"),
+                }
+            }
             (Region::Port(n), Place::Argument(_)) => match self.results.get(n) {
                 Some(&task) => refuse(&format!(
                     "is read after {} wrote the result that may lie in its place",
@@ -303,7 +409,14 @@ impl Memory<'_> {
                 true => Ok(()),
                 false => refuse("is read before it is written"),
             },
-            (Region::Bytes(_) | Region::Port(_) | Region::Lasting(_) | Region::Outside, _) => Ok(()),
+            (
+                Region::Bytes(_)
+                | Region::Part { .. }
+                | Region::Port(_)
+                | Region::Lasting(_)
+                | Region::Outside,
+                _,
+            ) => Ok(()),
         }
     }
 }

@@ -7,6 +7,7 @@
 mod blocks;
 mod bytes;
 mod classes;
+mod inside;
 mod lasting;
 mod meaning;
 mod memory;
@@ -92,6 +93,9 @@ fn check_alone(schedule: &Schedule) -> Diagnostics {
         for frame in schedule.frames.values() {
             let before = found.len();
             work::check(schedule, frame, &mut found);
+            if found.len() == before {
+                inside::check(schedule, frame, &mut found);
+            }
             order::check_events(frame, &mut found);
             if found.len() == before {
                 wires::check(&schedule.space, frame, &mut collectives, &mut found);

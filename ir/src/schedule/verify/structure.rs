@@ -49,7 +49,9 @@ pub(super) fn check_frame(schedule: &Schedule, id: FrameId, found: &mut Diagnost
         let fresh = match buffer.place {
             Place::Argument(i) => arguments.insert(i) && i < frame.n_arguments,
             Place::Result(i) => results.insert(i) && i < frame.outputs.len() && frame.name != "main",
-            Place::Frame(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => true,
+            Place::Frame(_) | Place::Wire { .. } | Place::Weight(_) | Place::Input(_) | Place::State(_) => {
+                true
+            }
         };
         if !fresh {
             let message =
@@ -99,6 +101,11 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
             }
         }
         (Place::Argument(_) | Place::Result(_), Content::Tensor(_)) => Ok(()),
+        (Place::Wire { wire, .. }, Content::Tensor(_)) => match frame.buffers.get(*wire) {
+            Some(Buffer { content: Content::Wire { .. }, place: Place::Frame(_), .. }) => Ok(()),
+            Some(_) => Err(OpError::new("S03", "what it lies in is no wire")),
+            None => Err(OpError::new("S01", "the wire that it lies in is not there")),
+        },
         (Place::Weight(binding) | Place::Input(binding) | Place::State(binding), Content::Tensor(ty)) => {
             let cx = Context { space: &schedule.space, functions: &Arena::new() };
             let op = match place {
@@ -123,10 +130,15 @@ fn check_outputs(frame: &Frame) -> Result<(), OpError> {
                 frame.name == "main" && is_identifier(name) && names.insert(name.as_str())
             }
             (None, Place::Result(n)) => *n == i,
-            (Some(_), Place::Argument(_) | Place::Result(_))
+            (Some(_), Place::Argument(_) | Place::Result(_) | Place::Wire { .. })
             | (
                 None,
-                Place::Frame(_) | Place::Argument(_) | Place::Weight(_) | Place::Input(_) | Place::State(_),
+                Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Argument(_)
+                | Place::Weight(_)
+                | Place::Input(_)
+                | Place::State(_),
             ) => false,
         };
         if !fits || !is_tensor {

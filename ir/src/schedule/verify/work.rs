@@ -33,7 +33,11 @@ impl<'s> Checker<'s> {
     fn writes_its_own(&self) -> Result<(), OpError> {
         for &written in &self.task.writes {
             match self.frame.buffers[written].place {
-                Place::Frame(_) | Place::Result(_) | Place::Weight(_) | Place::State(_) => {}
+                Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Result(_)
+                | Place::Weight(_)
+                | Place::State(_) => {}
                 Place::Argument(_) | Place::Input(_) => {
                     let message =
                         format!("it writes `${}`, which is not the frame's", name(self.frame, written));
@@ -277,7 +281,11 @@ impl<'s> Checker<'s> {
                     };
                     (here, format!("result {i}"))
                 }
-                Place::Frame(_) | Place::Weight(_) | Place::Input(_) | Place::State(_) => continue,
+                Place::Frame(_)
+                | Place::Wire { .. }
+                | Place::Weight(_)
+                | Place::Input(_)
+                | Place::State(_) => continue,
             };
             if !fits {
                 let message = format!("{what} of `@{}` has another content than its buffer here", frame.name);

@@ -4,7 +4,7 @@ use ithaca_ir::ops::{Attention, Binary, Keyed, Sides};
 use ithaca_ir::{DType, Dim, DimId, TensorType};
 
 use super::view::{Cx, Local, View, float, reals, row_major, signed, step, stride_of, written};
-use crate::cuda::arguments::{Address, AttentionShape, Bias, Dropout, Gradient, Mask, Walk, arguments};
+use crate::cuda::arguments::{Address, AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk, arguments};
 use crate::cuda::catalogue::c_type;
 use crate::cuda::error::CudaError;
 use crate::cuda::flash::{self, Block, Flash, Operands};
@@ -39,16 +39,23 @@ fn with_result(x: &TensorType, z: &TensorType) -> Result<[&'static str; 2], Cuda
     }
 }
 
-/// The kernels on tensor cores that compute an attention from these rows to these, if there are any.
-fn on_tensor_cores(s: &AttentionShape, rows: &[View<'_>], results: &[View<'_>]) -> Option<&'static Flash> {
-    let dtypes: Vec<DType> = rows.iter().map(|x| x.ty.dtype).collect();
-    let addresses: Vec<Address> = rows.iter().chain(results).map(|x| x.at).collect();
+/// The kernels on tensor cores that compute an attention from these operands to these results, whose rows begin as `rows`
+/// says, if there are any.
+fn on_tensor_cores(
+    s: &AttentionShape,
+    operands: &[View<'_>],
+    results: &[View<'_>],
+    rows: &[Rows],
+) -> Option<&'static Flash> {
+    let dtypes: Vec<DType> = operands.iter().map(|x| x.ty.dtype).collect();
+    let addresses: Vec<Address> = operands.iter().chain(results).map(|x| x.at).collect();
     let bias = if s.bias.bounds == Address::NONE { flash::Bias::None } else { flash::Bias::Learned };
     flash::kernels_for(&Operands {
         width: s.width,
         value_width: s.value_width,
         dtypes: &dtypes,
         addresses: &addresses,
+        rows,
         bias,
     })
 }
@@ -148,16 +155,42 @@ impl Cx<'_> {
             softcap: a.softcap.unwrap_or(0.0),
             bias: self.bias(a, behind.bias)?,
             dropout: self.dropout_of(a, q.ty, behind.key)?,
+            q: self.rows_of(q)?,
+            k: self.rows_of(k)?,
+            v: self.rows_of(v)?,
+            ..AttentionShape::default()
+        })
+    }
+
+    /// Where the rows of a tensor `[... tokens heads width]` begin.
+    fn rows_of(&self, view: View<'_>) -> Result<Rows, CudaError> {
+        let strides = self.local_of(view).strides;
+        let n = strides.len();
+        let Some(token) = n.checked_sub(3) else {
+            return unsupported("an attention of fewer than three dimensions");
+        };
+        let front = token.checked_sub(1).map_or(0, |d| strides[d]);
+        let rows = Rows { front, token: strides[token], head: strides[token + 1], ..Rows::default() };
+        Ok(match view.cut() {
+            None => rows,
+            Some((place, run, block)) if place == token => {
+                Rows { token_run: run, token_block: block, ..rows }
+            }
+            Some((place, run, block)) if place == token + 1 => {
+                Rows { head_run: run, head_block: block, ..rows }
+            }
+            Some(_) => return unsupported("an attention whose sequences are cut into blocks"),
         })
     }
 
     /// From q, k, v and maybe a bias and a key to o and maybe lse.
     pub(super) fn attention(&self, a: &Attention, x: &[View<'_>], z: &[View<'_>]) -> Result<(), CudaError> {
         let s = self.shape_of(a, [x[0], x[1], x[2]], Behind::of(a, x, 3))?;
+        let s = AttentionShape { o: self.rows_of(z[0])?, ..s };
         let lse = z.get(1).map_or(Address::NONE, |lse| lse.at);
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
-        if let Some(flash) = on_tensor_cores(&s, &x[..3], &z[..1]) {
+        if let Some(flash) = on_tensor_cores(&s, &x[..3], &z[..1], &[s.q, s.k, s.v, s.o]) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
             return self.launch_blocks(&flash.kernel("flash", t), n, flash.forward, arguments);
@@ -176,10 +209,17 @@ impl Cx<'_> {
     ) -> Result<(), CudaError> {
         const TILE: i64 = 64;
         let s = self.shape_of(a, [x[0], x[1], x[2]], Behind::of(a, x, 6))?;
+        let s = AttentionShape {
+            d_o: self.rows_of(x[3])?,
+            dq: self.rows_of(z[0])?,
+            dk: self.rows_of(z[1])?,
+            dv: self.rows_of(z[2])?,
+            ..s
+        };
         let g = Gradient { d_o: reals(x[3]), lse: reals(x[4]), delta: reals(x[5]) };
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
-        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3]) {
+        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3], &[s.q, s.k, s.v, s.d_o, s.dq, s.dk, s.dv]) {
             let [dq, dk, dv] = [z[0], z[1], z[2]].map(written);
             let n = s.front * s.heads * blocks(s.queries, flash.backward);
             let kernel = flash.kernel("flash_backward_queries", t);

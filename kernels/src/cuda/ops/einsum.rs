@@ -2,7 +2,7 @@
 
 use ithaca_ir::{DimId, TensorType};
 
-use super::view::{Cx, View, float, step, stride_of};
+use super::view::{Cx, View, float, step};
 use crate::cuda::arguments::{Address, Walk, arguments};
 use crate::cuda::device::{Form, Matrix, Product};
 use crate::cuda::error::CudaError;
@@ -126,34 +126,32 @@ impl Cx<'_> {
         if lz.size == 0 {
             return Ok(());
         }
-        let make = |dim: DimId, extent: i64| Loop {
-            extent,
-            x: stride_of(x.ty, &lx, dim),
-            y: stride_of(y.ty, &ly, dim),
-            z: stride_of(z.ty, &lz, dim),
+        let make = |dim: DimId, extent: i64| -> Result<Vec<Loop>, CudaError> {
+            let legs = self.legs(dim, extent, [x, y, z])?;
+            Ok(legs.into_iter().map(|(extent, [x, y, z])| Loop { extent, x, y, z }).collect())
         };
         let has = |ty: &TensorType, dim: DimId| ty.position(dim).is_some();
         let (mut batch, mut m, mut n, mut k) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut kept, mut summed) = (Vec::new(), Vec::new());
         let mut is_product = true;
         for (&dim, &extent) in z.ty.dims.iter().zip(&lz.extents) {
-            let l = make(dim, extent);
-            kept.push(l);
+            let loops = make(dim, extent)?;
+            kept.extend(&loops);
             match (has(x.ty, dim), has(y.ty, dim)) {
-                (true, true) => batch.push(l),
-                (true, false) => m.push(l),
-                (false, _) => n.push(l),
+                (true, true) => batch.extend(loops),
+                (true, false) => m.extend(loops),
+                (false, _) => n.extend(loops),
             }
         }
         for (&dim, &extent) in x.ty.dims.iter().zip(&lx.extents).filter(|(dim, _)| !has(z.ty, **dim)) {
-            let l = make(dim, extent);
-            summed.push(l);
-            k.push(l);
+            let loops = make(dim, extent)?;
+            summed.extend(&loops);
+            k.extend(loops);
             is_product &= has(y.ty, dim);
         }
         for (&dim, &extent) in y.ty.dims.iter().zip(&ly.extents) {
             if !has(z.ty, dim) && !has(x.ty, dim) {
-                summed.push(make(dim, extent));
+                summed.extend(make(dim, extent)?);
                 is_product = false;
             }
         }

@@ -51,6 +51,19 @@ impl Cx<'_> {
             let what = format!("`{}` that reads {} tensors and writes {}", op.name(), x.len(), z.len());
             return Err(CudaError::Unsupported(what));
         }
+        let is_cut = x.iter().chain(z).any(|view| view.cut().is_some());
+        let knows = matches!(
+            op,
+            Op::Attention(_)
+                | Op::AttentionBackward(_)
+                | Op::Rotary(_)
+                | Op::Einsum
+                | Op::Take { .. }
+                | Op::Join { .. }
+        );
+        if is_cut && !knows {
+            return Err(unsupported(&format!("`{}` of a tensor that is cut into blocks", op.name())));
+        }
         let count =
             |over: &[ithaca_ir::DimId]| -> f64 { over.iter().map(|&d| self.space.size(d) as f64).product() };
         match op {

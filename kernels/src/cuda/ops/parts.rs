@@ -15,6 +15,34 @@ enum Direction {
     Into,
 }
 
+/// The walk along a dimension of a part and of the tensor that has it, outer legs first: steps, and how far apart they are
+/// in the two. `block` is how many indices of the part a block has and how far blocks are apart, `runs` how many indices of
+/// the part are neighbours in the other and how many that one has before the next of them.
+fn legs(
+    extent: i64,
+    (part, whole): (i64, i64),
+    block: Option<(i64, i64)>,
+    runs: Option<(i64, i64)>,
+) -> Result<Vec<(i64, i64, i64)>, CudaError> {
+    let (each, run) = runs.unwrap_or((extent, extent));
+    Ok(match block {
+        None => vec![(extent / each.max(1), each * part, run * whole), (each, part, whole)],
+        Some((len, block)) if len > 0 && each % len == 0 => vec![
+            (extent / each.max(1), each / len * block, run * whole),
+            (each / len, block, len * whole),
+            (len, part, whole),
+        ],
+        Some((len, block)) if each > 0 && len % each == 0 => vec![
+            (extent / len, block, len / each * run * whole),
+            (len / each, each * part, run * whole),
+            (each, part, whole),
+        ],
+        Some(_) => {
+            return Err(CudaError::Unsupported("a part in runs that blocks cut in pieces".to_owned()));
+        }
+    })
+}
+
 impl Cx<'_> {
     /// Copies the part at an index of each run of a dimension.
     fn copy_part(
@@ -33,15 +61,28 @@ impl Cx<'_> {
         }
         let run = signed(self.space.size(cut.of) / cut.runs.max(1)).max(1);
         let each = run / signed(cut.count).max(1);
-        let inner = lw.strides[place(part.ty, dim)?];
-        let runs = lw.size / (run * inner);
+        let at = place(part.ty, dim)?;
+        let inner = lw.strides[at];
         let mut walk = Walk::<2>::default();
         let order = |part: i64, whole: i64| match direction {
             Direction::Out => [part, whole],
             Direction::Into => [whole, part],
         };
-        step(&mut walk, runs, order(each * inner, run * inner))?;
-        step(&mut walk, each * inner, [1, 1])?;
+        if part.cut().is_some() {
+            let own = self.local_of(part);
+            for (d, &extent) in own.extents.iter().enumerate() {
+                let sides = (own.strides[d], lw.strides[d]);
+                let block = part.cut().filter(|(place, ..)| *place == d).map(|(_, len, block)| (len, block));
+                let runs = (d == at).then_some((each, run));
+                for (steps, part, whole) in legs(extent, sides, block, runs)? {
+                    step(&mut walk, steps, order(part, whole))?;
+                }
+            }
+        } else {
+            let runs = lw.size / (run * inner);
+            step(&mut walk, runs, order(each * inner, run * inner))?;
+            step(&mut walk, each * inner, [1, 1])?;
+        }
         let first = cut.index * u64::try_from(each * inner).unwrap_or(0);
         let there = whole.at.offset(first * part.ty.dtype.bytes());
         let [from, to] = match direction {

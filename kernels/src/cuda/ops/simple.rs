@@ -162,7 +162,13 @@ impl Cx<'_> {
         let frequencies: Vec<f64> =
             rotary.frequencies().into_iter().map(|f| rotary.turn.sign() * f).collect();
         let frequencies = self.tables.reals(&frequencies)?;
-        let rows = self.rows(x.ty, rotary.over, [x.ty, positions.ty])?;
+        let mut rows = Walk::<3>::default();
+        let local = self.local(x.ty);
+        for (d, &dim) in x.ty.dims.iter().enumerate().filter(|(_, dim)| **dim != rotary.over) {
+            for (steps, strides) in self.legs(dim, local.extents[d], [x, positions, z])? {
+                step(&mut rows, steps, strides)?;
+            }
+        }
         let (n, extent) = (rows.size(), self.extent_along(x.ty, rotary.over)?);
         let width = signed(rotary.width);
         let (spread, apart): (i64, i64) = match rotary.pairs {

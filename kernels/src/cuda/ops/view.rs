@@ -1,6 +1,7 @@
 //! Tensors of a rank as kernels see them, and the launch of a kernel.
 
 use ithaca_ir::boxes::Region;
+use ithaca_ir::strided::Strided;
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType};
 
 use crate::cuda::arguments::{Address, Arguments, MOST_DIMS, Reals, Sequence, Walk, Written};
@@ -14,7 +15,18 @@ use crate::cuda::tables::Tables;
 #[derive(Clone, Copy)]
 pub(in crate::cuda) struct View<'a> {
     pub(in crate::cuda) ty: &'a TensorType,
+    /// Its first element.
     pub(in crate::cuda) at: Address,
+    /// How it lies in a wire, where a dimension is cut into blocks; it is dense where there is none.
+    pub(in crate::cuda) strided: Option<&'a Strided>,
+}
+
+impl View<'_> {
+    /// The dimension that is cut, by place, the indices of a block, and the distance between blocks.
+    pub(in crate::cuda) fn cut(&self) -> Option<(usize, i64, i64)> {
+        let cut = self.strided?.cut?;
+        Some((cut.place, signed(cut.len), signed(cut.stride)))
+    }
 }
 
 /// A rank, and the stream that its kernels go to.
@@ -46,6 +58,9 @@ impl Local {
         Self { region, extents, strides, size }
     }
 }
+
+/// A part of a walk along a dimension: how many steps, and how far apart they are in each of `K` tensors.
+pub(in crate::cuda) type Leg<const K: usize> = (i64, [i64; K]);
 
 /// Distances between neighbours along each dimension of a dense tensor.
 pub(in crate::cuda) fn row_major(extents: &[i64]) -> Vec<i64> {
@@ -129,6 +144,40 @@ pub(in crate::cuda) fn step<const K: usize>(
 impl Cx<'_> {
     pub(in crate::cuda) fn local(&self, ty: &TensorType) -> Local {
         Local::new(self.space.local_box(ty, self.rank))
+    }
+
+    /// The part of a tensor that the rank holds, with the strides that it has where it lies: along a dimension that is cut
+    /// those inside a block.
+    pub(in crate::cuda) fn local_of(&self, view: View<'_>) -> Local {
+        let mut local = self.local(view.ty);
+        if let Some(strided) = view.strided {
+            local.strides = strided.strides.iter().map(|&stride| signed(stride)).collect();
+        }
+        local
+    }
+
+    /// The walk along a dimension of `extent` indices over some tensors, outer legs first: two where one of them is cut
+    /// there, as at most one may be.
+    pub(in crate::cuda) fn legs<const K: usize>(
+        &self,
+        dim: DimId,
+        extent: i64,
+        views: [View<'_>; K],
+    ) -> Result<Vec<Leg<K>>, CudaError> {
+        let strides = views.map(|view| stride_of(view.ty, &self.local_of(view), dim));
+        let mut cuts = views.iter().enumerate().filter_map(|(k, view)| {
+            let (place, run, block) = view.cut()?;
+            (view.ty.dims.get(place) == Some(&dim)).then_some((k, run, block))
+        });
+        match (cuts.next(), cuts.next()) {
+            (None, _) => Ok(vec![(extent, strides)]),
+            (Some((k, run, block)), None) if run > 0 => {
+                let mut outer = strides.map(|stride| stride * run);
+                outer[k] = block;
+                Ok(vec![(extent / run, outer), (run, strides)])
+            }
+            _ => Err(unsupported("a walk over tensors that are cut alike")),
+        }
     }
 
     /// Launches a kernel; nothing where there is nothing to do.

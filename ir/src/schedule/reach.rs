@@ -1,0 +1,93 @@
+//! What tasks can do with a tensor that lies in a wire.
+//!
+//! A tensor that is dense there is one like any other. Where a dimension is cut into blocks, a kernel must be told two
+//! strides along it: those of attention, rotary embeddings, products and
+//! parts of dimensions are, as far as stands here. Lowering asks before it
+//! puts a tensor in a wire, the verifier asks again, and the runtimes rely on it.
+
+use super::{BufferId, Content, Frame, Place, Task, Work};
+use crate::dim::DimId;
+use crate::ops::Op;
+use crate::space::Space;
+use crate::strided::{Cut, Strided};
+use crate::types::TensorType;
+
+/// An operand or a result of a task, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// Something read.
+    Read(usize),
+    /// Something written.
+    Write(usize),
+}
+
+/// Whether a task can use an operand of this type where it lies so.
+pub fn reaches(
+    frame: &Frame,
+    space: &Space,
+    task: &Task,
+    operand: Operand,
+    (ty, strided): (&TensorType, &Strided),
+) -> bool {
+    match (&task.work, strided.cut) {
+        (Work::Compute(_) | Work::Copy, None) => true,
+        (Work::Compute(op), Some(cut)) => {
+            let behind = ty.dims.len().saturating_sub(cut.place);
+            match (op, operand) {
+                // Tokens or heads, which stand before the width.
+                (Op::Attention(_), Operand::Read(0..=2) | Operand::Write(0))
+                | (Op::AttentionBackward(_), Operand::Read(0..=3) | Operand::Write(0..=2)) => {
+                    behind == 2 || behind == 3
+                }
+                (Op::Rotary(rotary), Operand::Read(0) | Operand::Write(0)) => {
+                    let other = match operand {
+                        Operand::Read(_) => task.writes.first(),
+                        Operand::Write(_) => task.reads.first(),
+                    };
+                    // Behind the cut all lies as in a dense tensor.
+                    let is_behind = ty.position(rotary.over).is_some_and(|over| cut.place < over);
+                    is_behind && other.is_some_and(|&b| !is_cut(frame, space, b))
+                }
+                (Op::Einsum, Operand::Write(0)) => task.reads.iter().all(|&b| !is_cut(frame, space, b)),
+                // A part of a dimension goes in runs: these and the blocks are cut alike.
+                (Op::Take { to }, Operand::Write(0)) | (Op::Join { to }, Operand::Read(_)) => {
+                    let other = match operand {
+                        Operand::Read(_) => task.writes.first(),
+                        Operand::Write(_) => task.reads.first(),
+                    };
+                    let place = match op {
+                        Op::Join { .. } => other.and_then(|&b| position(frame, b, *to)),
+                        _ => ty.position(*to),
+                    };
+                    other.is_some_and(|&b| !is_cut(frame, space, b))
+                        && place.is_some_and(|place| place != cut.place || runs_fit(space, ty, &cut))
+                }
+                _ => false,
+            }
+        }
+        (Work::Copy | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Call { .. }, _) => false,
+    }
+}
+
+/// The place of a dimension in the tensor of a buffer.
+fn position(frame: &Frame, buffer: BufferId, dim: DimId) -> Option<usize> {
+    match &frame.buffers.get(buffer)?.content {
+        Content::Tensor(ty) => ty.position(dim),
+        Content::Wire { .. } => None,
+    }
+}
+
+/// Whether the blocks of a dimension that is part of another are whole runs of it, or its runs whole blocks.
+fn runs_fit(space: &Space, ty: &TensorType, cut: &Cut) -> bool {
+    let dim = ty.dims[cut.place];
+    let Some(part) = space.dims[dim].part else { return false };
+    let run = space.size(dim) / part.runs.max(1);
+    run > 0 && (cut.len.is_multiple_of(run) || run.is_multiple_of(cut.len.max(1)))
+}
+
+/// Whether a buffer lies in a wire, a dimension of it cut into blocks.
+fn is_cut(frame: &Frame, space: &Space, buffer: BufferId) -> bool {
+    let Some(found) = frame.buffers.get(buffer) else { return false };
+    let in_wire = matches!((&found.content, &found.place), (Content::Tensor(_), Place::Wire { .. }));
+    in_wire && frame.strided(space, buffer).is_none_or(|strided| strided.cut.is_some())
+}
