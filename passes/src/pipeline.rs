@@ -5,6 +5,7 @@ use ithaca_ir::Diagnostic;
 use crate::differentiate::{self, Differentiate, Training};
 use crate::fuse::levels::{self, TwoLevel};
 use crate::fuse::overlap::{self, Overlap};
+use crate::fuse::prefetch::{self, Prefetch};
 use crate::fuse::saturate::{self, Saturate};
 use crate::fuse::{self, Pack};
 use crate::movement::LowerMovements;
@@ -73,6 +74,11 @@ pub const PASSES: &[PassInfo] = &[
         name: "pack",
         summary: "joins independent collectives of one kind, between the same ranks, into one message",
         options: fuse::OPTIONS,
+    },
+    PassInfo {
+        name: "prefetch",
+        summary: "gathers weights before they are needed and reduces gradients after they are there, while kernels compute, across layers too",
+        options: prefetch::OPTIONS,
     },
     PassInfo {
         name: "rules",
@@ -167,6 +173,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
+        "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
         "pack" => Ok(Box::new(Pack::from_options(&stage.options)?)),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";

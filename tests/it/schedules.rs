@@ -101,7 +101,13 @@ fn draw(seed: u64) -> Drawn {
         heads: choices.one_of(&[HeadSplit::Even, HeadSplit::Even, HeadSplit::Uneven]),
         sequence: choices.one_of(&[SequenceFit::Exact, SequenceFit::Pad]),
         zero: if trains { choices.one_of(&Zero::ALL) } else { Zero::Off },
-        fusion: choices.one_of(&[Fusion::None, Fusion::Pack, Fusion::Overlap(2), Fusion::Overlap(3)]),
+        fusion: choices.one_of(&[
+            Fusion::None,
+            Fusion::Pack,
+            Fusion::Overlap(2),
+            Fusion::Overlap(3),
+            Fusion::parse("prefetch+pack").unwrap(),
+        ]),
         ..ShardOptions::new(names.join("+"), parse_mesh(&mesh.join(",")).unwrap())
     };
     Drawn { config: config(choices, (kv_heads * group, kv_heads), layers, windows), workload, options }

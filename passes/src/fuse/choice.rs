@@ -7,6 +7,7 @@ use ithaca_ir::Diagnostic;
 use super::levels::{Choose, TwoLevel};
 use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
+use super::prefetch::{MAX_LAYERS, Prefetch};
 use crate::pass::Pass;
 
 /// The passes of fusion that a program goes through, around the choice of collectives.
@@ -22,6 +23,15 @@ pub enum Fusion {
     Overlap(u64),
     /// Axes that span nodes become two before collectives are chosen; then messages as they say.
     TwoLevel(Choose, Messages),
+    /// Messages, of which those of weights travel before they are needed.
+    Prefetch {
+        /// How far ahead.
+        prefetch: Prefetch,
+        /// Whether axes that span nodes become two before.
+        levels: Option<Choose>,
+        /// What the messages are.
+        messages: Messages,
+    },
 }
 
 /// What is done with collectives once they are chosen.
@@ -40,25 +50,38 @@ const LEVELS: [(&str, Choose); 2] =
     [("two-level", Choose::Always), ("two-level(choose=cheaper)", Choose::Cheaper)];
 
 impl Fusion {
-    /// The choice spelled `text`: `none`, `pack`, `overlap` or `overlap(chunks=N)`, alone or behind `two-level+` or
-    /// `two-level(choose=cheaper)+`.
+    /// The choice spelled `text`: `none`, `pack`, `overlap` or `overlap(chunks=N)`, alone or behind `prefetch+` or
+    /// `prefetch(layers=N)+`, and these behind `two-level+` or `two-level(choose=cheaper)+`.
     ///
     /// # Errors
-    /// `P02` for another word, or a number of chunks that is none from 2 to [`MAX_CHUNKS`].
+    /// `P02` for another word, a number of chunks that is none from 2 to [`MAX_CHUNKS`], or of layers above
+    /// [`MAX_LAYERS`].
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
-        for (levels, choose) in LEVELS {
-            if text == levels {
-                return Ok(Fusion::TwoLevel(choose, Messages::Packed));
-            }
-            if let Some(rest) = text.strip_prefix(levels).and_then(|rest| rest.strip_prefix('+')) {
-                return Messages::parse(rest).map(|messages| Fusion::TwoLevel(choose, messages));
-            }
-        }
-        Messages::parse(text).map(|messages| match messages {
-            Messages::Alone => Fusion::None,
-            Messages::Packed => Fusion::Pack,
-            Messages::Chunked(chunks) => Fusion::Overlap(chunks),
+        let found = LEVELS.iter().find_map(|&(known, choose)| Some((choose, behind(text, known)?)));
+        let (levels, rest) = found.map_or((None, Some(text)), |(choose, rest)| (Some(choose), rest));
+        let (prefetch, rest) = match rest.map(|rest| (rest, Self::parse_prefetch(rest))) {
+            Some((_, Some((prefetch, rest)))) => (Some(prefetch), rest),
+            Some((rest, None)) => (None, Some(rest)),
+            None => (None, None),
+        };
+        // Nothing behind a `two-level` or `prefetch` means what is done unless asked otherwise.
+        let messages = rest.map_or(Ok(Messages::Packed), Messages::parse)?;
+        Ok(match (prefetch, levels) {
+            (Some(prefetch), levels) => Fusion::Prefetch { prefetch, levels, messages },
+            (None, Some(choose)) => Fusion::TwoLevel(choose, messages),
+            (None, None) => match messages {
+                Messages::Alone => Fusion::None,
+                Messages::Packed => Fusion::Pack,
+                Messages::Chunked(chunks) => Fusion::Overlap(chunks),
+            },
         })
+    }
+
+    /// A `prefetch` in front of `text`, and what stands behind its `+`.
+    fn parse_prefetch(text: &str) -> Option<(Prefetch, Option<&str>)> {
+        let each = (0..=MAX_LAYERS).map(|layers| (Prefetch { layers }, format!("prefetch(layers={layers})")));
+        let mut spelled = each.chain([(Prefetch::default(), "prefetch".to_owned())]);
+        spelled.find_map(|(prefetch, known)| Some((prefetch, behind(text, &known)?)))
     }
 
     fn messages(self) -> Messages {
@@ -66,25 +89,52 @@ impl Fusion {
             Fusion::None => Messages::Alone,
             Fusion::Pack => Messages::Packed,
             Fusion::Overlap(chunks) => Messages::Chunked(chunks),
-            Fusion::TwoLevel(_, messages) => messages,
+            Fusion::TwoLevel(_, messages) | Fusion::Prefetch { messages, .. } => messages,
+        }
+    }
+
+    fn levels(self) -> Option<Choose> {
+        match self {
+            Fusion::None | Fusion::Pack | Fusion::Overlap(_) => None,
+            Fusion::TwoLevel(choose, _) => Some(choose),
+            Fusion::Prefetch { levels, .. } => levels,
+        }
+    }
+
+    fn prefetch(self) -> Option<Prefetch> {
+        match self {
+            Fusion::None | Fusion::Pack | Fusion::Overlap(_) | Fusion::TwoLevel(..) => None,
+            Fusion::Prefetch { prefetch, .. } => Some(prefetch),
         }
     }
 
     /// Its passes before collectives are chosen.
     pub fn before(self) -> Vec<Box<dyn Pass>> {
-        match self {
-            Fusion::None | Fusion::Pack | Fusion::Overlap(_) => Vec::new(),
-            Fusion::TwoLevel(choose, _) => vec![Box::new(TwoLevel { choose, ..TwoLevel::default() })],
-        }
+        self.levels()
+            .map(|choose| Box::new(TwoLevel { choose, ..TwoLevel::default() }) as _)
+            .into_iter()
+            .collect()
     }
 
     /// Its passes behind the choice of collectives.
     pub fn passes(self) -> Vec<Box<dyn Pass>> {
-        match self.messages() {
+        let mut passes: Vec<Box<dyn Pass>> = match self.messages() {
             Messages::Alone => Vec::new(),
             Messages::Packed => vec![Box::new(Pack::default())],
             Messages::Chunked(chunks) => vec![Box::new(Overlap { chunks }), Box::new(Pack::default())],
-        }
+        };
+        // Whole messages travel ahead.
+        passes.extend(self.prefetch().map(|prefetch| Box::new(prefetch) as _));
+        passes
+    }
+}
+
+/// What stands behind `known` and a `+` in `text`, or nothing where nothing does; none where `text` begins otherwise.
+fn behind<'a>(text: &'a str, known: &str) -> Option<Option<&'a str>> {
+    let rest = text.strip_prefix(known)?;
+    match rest {
+        "" => Some(None),
+        _ => rest.strip_prefix('+').map(Some),
     }
 }
 
@@ -98,8 +148,8 @@ impl Messages {
             ("overlap", _) => Ok(Messages::Chunked(Overlap::default().chunks)),
             (_, Some(chunks)) => Ok(Messages::Chunked(chunks)),
             _ => Err(Diagnostic::new("P02", format!("`{text}` is no choice of fusion")).help(format!(
-                "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; `two-level+` before \
-                 them puts axes that span nodes in two levels"
+                "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; `prefetch+` before them \
+                 gathers weights ahead, `two-level+` before all puts axes that span nodes in two levels"
             ))),
         }
     }
@@ -107,9 +157,14 @@ impl Messages {
 
 impl fmt::Display for Fusion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Fusion::TwoLevel(choose, _) = self {
-            let found = LEVELS.iter().find(|(_, known)| known == choose);
+        if let Some(choose) = self.levels() {
+            let found = LEVELS.iter().find(|(_, known)| *known == choose);
             write!(f, "{}+", found.map_or("", |(text, _)| text))?;
+        }
+        match self.prefetch() {
+            Some(prefetch) if prefetch == Prefetch::default() => f.write_str("prefetch+")?,
+            Some(prefetch) => write!(f, "prefetch(layers={})+", prefetch.layers)?,
+            None => {}
         }
         match self.messages() {
             Messages::Alone => f.write_str("none"),
@@ -127,12 +182,25 @@ mod tests {
     fn choices_read_as_they_print() {
         let forced = Fusion::TwoLevel(Choose::Always, Messages::Packed);
         let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Chunked(2));
-        for choice in [Fusion::None, Fusion::Pack, Fusion::Overlap(2), Fusion::Overlap(64), forced, priced] {
+        let ahead =
+            |layers, levels, messages| Fusion::Prefetch { prefetch: Prefetch { layers }, levels, messages };
+        let plain = ahead(1, None, Messages::Packed);
+        let within = ahead(0, None, Messages::Chunked(4));
+        let both = ahead(1, Some(Choose::Cheaper), Messages::Alone);
+        let known = [Fusion::None, Fusion::Pack, Fusion::Overlap(2), Fusion::Overlap(64), forced, priced];
+        for choice in known.into_iter().chain([plain, within, both]) {
             assert_eq!(Fusion::parse(&choice.to_string()).unwrap(), choice);
         }
         assert_eq!(Fusion::parse("overlap").unwrap(), Fusion::Overlap(4));
         assert_eq!(Fusion::parse("two-level").unwrap(), forced);
+        assert_eq!(Fusion::parse("prefetch").unwrap(), plain);
+        assert_eq!(plain.to_string(), "prefetch+pack");
+        assert_eq!(Fusion::parse("prefetch(layers=1)").unwrap(), plain);
         for wrong in [
+            "prefetch+",
+            "prefetch(layers=2)",
+            "prefetch+two-level",
+            "prefetch+prefetch",
             "",
             "packed",
             "two-level+",

@@ -9,6 +9,7 @@ mod graph;
 pub mod levels;
 pub mod overlap;
 mod pack;
+pub mod prefetch;
 pub mod saturate;
 
 #[cfg(test)]

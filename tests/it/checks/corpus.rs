@@ -158,6 +158,12 @@ pub(super) fn corpus() -> Vec<Case> {
     deep["attention_dropout"] = json!(0.1);
     let groups = Training { recompute: Recompute::Full { every: 2 }, loss_chunks: 2, ..Training::default() };
     add(&deep, groups.clone(), options("ulysses", "ulysses=2"));
-    add(&deep, groups, fused("data-parallel+megatron-tp-sp", "dp=2,tp=2", Fusion::Pack, Zero::Parameters));
+    let layout = |fusion| fused("data-parallel+megatron-tp-sp", "dp=2,tp=2", fusion, Zero::Parameters);
+    add(&deep, groups.clone(), layout(Fusion::Pack));
+    // Layers that work for the next and for the one before.
+    let ahead = Fusion::parse("prefetch+pack").unwrap();
+    add(&deep, groups, layout(ahead));
+    let again = Training { recompute: Recompute::FULL, ..Training::default() };
+    add(&deep, again, fused("data-parallel+ulysses", "dp=2,ulysses=2", ahead, Zero::Parameters));
     cases
 }
