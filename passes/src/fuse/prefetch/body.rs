@@ -86,19 +86,15 @@ impl Body {
     pub(super) fn of(space: &Space, function: &Function, of: Loop, prices: &dyn Prices) -> Body {
         let parts = Parts::of(function);
         let seconds = timeline::seconds(space, function, prices);
-        let plain = Timeline::of(function, &parts, &seconds, &BTreeSet::new(), 0.0);
-        // A layer upwards cannot name the one below it.
-        let deferred: Vec<usize> = match of.order {
-            ScanOrder::Ascending => Vec::new(),
-            ScanOrder::Descending => (0..parts.tails.len())
-                .filter(|&t| parts.tails[t].reduction.iter().any(|&n| plain.finish[n] > plain.end))
-                .collect(),
-        };
-        let left_out: BTreeSet<usize> =
-            deferred.iter().flat_map(|&t| parts.tails[t].nodes().collect::<Vec<_>>()).collect();
-        let lead: f64 = deferred.iter().flat_map(|&t| &parts.tails[t].reduction).map(|&n| seconds[n]).sum();
-        let timeline = Timeline::of(function, &parts, &seconds, &left_out, lead);
-        let starts = timeline.gathers(&parts, &seconds);
+        let fitted = STRETCHES.iter().find_map(|&stretch| {
+            let layer = Layer::of(function, &parts, &seconds, of.order, stretch);
+            layer.timeline.gathers(&parts, &seconds).map(|starts| (layer, starts))
+        });
+        let (Layer { timeline, deferred, left_out, lead }, starts) = fitted.unwrap_or_else(|| {
+            let layer = Layer::of(function, &parts, &seconds, of.order, 1.0);
+            let starts = layer.timeline.crowded(&parts, &seconds);
+            (layer, starts)
+        });
         let place = |at: f64| timeline.position(function, &parts, &left_out, at);
         let issue = |(gather, &at): (usize, &f64)| match at < 0.0 {
             true => (at + timeline.end, Issue { gather, position: place(at + timeline.end), is_ahead: true }),
@@ -119,6 +115,7 @@ impl Body {
         let seconds = timeline::seconds(space, function, prices);
         let timeline = Timeline::of(function, &parts, &seconds, &BTreeSet::new(), 0.0);
         let starts = timeline.gathers(&parts, &seconds);
+        let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, &seconds));
         let issue = |(gather, &at): (usize, &f64)| {
             let position = timeline.position(function, &parts, &BTreeSet::new(), at.max(0.0));
             let position = position.min(parts.gathers[gather].used);
@@ -203,6 +200,42 @@ impl Body {
             });
         }
         Ok(Functions { gather, turns: [turns[0], turns[1], turns[2]] })
+    }
+}
+
+/// How much longer kernels are taken to be, one after another, until what travels finds its time: kernels wait where there is
+/// more to send than to compute.
+const STRETCHES: [f64; 8] = [1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0];
+
+/// A layer between two others.
+struct Layer {
+    timeline: Timeline,
+    /// Tails that the next layer runs.
+    deferred: Vec<usize>,
+    /// Their nodes.
+    left_out: BTreeSet<usize>,
+    /// Seconds of the reductions that the layer before left.
+    lead: f64,
+}
+
+impl Layer {
+    fn of(function: &Function, parts: &Parts, seconds: &[f64], order: ScanOrder, stretch: f64) -> Layer {
+        let seconds = timeline::stretched(function, seconds, stretch);
+        let plain = Timeline::of(function, parts, &seconds, &BTreeSet::new(), 0.0);
+        // A layer upwards cannot name the one below it.
+        let deferred: Vec<usize> = match order {
+            ScanOrder::Ascending => Vec::new(),
+            ScanOrder::Descending => (0..parts.tails.len())
+                .filter(|&t| parts.tails[t].reduction.iter().any(|&n| plain.finish[n] > plain.end))
+                .collect(),
+        };
+        let tails = || deferred.iter().map(|&t| &parts.tails[t]);
+        let left_out: BTreeSet<usize> = tails().flat_map(Tail::nodes).collect();
+        let reductions = tails().flat_map(|tail| &tail.reduction);
+        let lead: f64 =
+            reductions.filter(|&&n| function.nodes[n].op.is_communication()).map(|&n| seconds[n]).sum();
+        let timeline = Timeline::of(function, parts, &seconds, &left_out, lead);
+        Layer { timeline, deferred, left_out, lead }
     }
 }
 

@@ -17,6 +17,13 @@ pub(super) fn seconds(space: &Space, function: &Function, prices: &dyn Prices) -
     each.collect()
 }
 
+/// The same where kernels take `stretch` times as long, as they do when they wait for what travels.
+pub(super) fn stretched(function: &Function, seconds: &[f64], stretch: f64) -> Vec<f64> {
+    let each = function.nodes.iter().zip(seconds);
+    each.map(|(node, &seconds)| if node.op.is_communication() { seconds } else { stretch * seconds })
+        .collect()
+}
+
 /// When kernels and collectives run, but for gathers, which take no time here.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
@@ -85,20 +92,19 @@ impl Timeline {
         at: f64,
     ) -> usize {
         let gathers = parts.of_gathers();
-        let mut position = 0;
+        let mut kernel = 0;
+        let mut collective = function.nodes.len();
         for (i, node) in function.nodes.iter().enumerate() {
             if gathers.contains(&i) || left_out.contains(&i) {
                 continue;
             }
-            if node.op.is_communication() {
-                if self.start[i] >= at {
-                    return position.max(i);
-                }
-            } else if self.start[i] <= at {
-                position = i;
+            match (node.op.is_communication(), self.start[i]) {
+                (true, start) if start >= at => collective = collective.min(i),
+                (false, start) if start <= at => kernel = i,
+                (true | false, _) => {}
             }
         }
-        position
+        kernel.min(collective)
     }
 
     /// Before which node something is issued that waits for what ends at a time: the first kernel behind it.
@@ -118,10 +124,9 @@ impl Timeline {
     }
 
     /// When each gather starts: as late as it may without being waited for, on a stream that does nothing else then, in
-    /// order of first use. What starts before this layer does is negative, and no earlier than one layer before.
-    ///
-    /// Where the stream has no such time left, a gather starts as much ahead of the next one as it takes.
-    pub(super) fn gathers(&self, parts: &Parts, seconds: &[f64]) -> Vec<f64> {
+    /// order of first use. What starts before this layer does is negative, and no earlier than one layer before. None
+    /// where the stream has no such time left.
+    pub(super) fn gathers(&self, parts: &Parts, seconds: &[f64]) -> Option<Vec<f64>> {
         let mut busy: Vec<(f64, f64)> = self.busy.clone();
         busy.extend(self.busy.iter().map(|&(a, b)| (a - self.end, b - self.end)));
         // Streams meet between two layers, so nothing travels from one into the other.
@@ -131,13 +136,24 @@ impl Timeline {
         for (n, gather) in parts.gathers.iter().enumerate().rev() {
             let takes = seconds[gather.node];
             let due = before.min(self.start[gather.used]);
-            let free = latest(&busy, due, takes).filter(|&at| at >= -self.end);
-            let at = free.unwrap_or((due - takes).max(-self.end));
+            let at = latest(&busy, due, takes).filter(|&at| at >= -self.end)?;
             let image = if at < 0.0 { at + self.end } else { at - self.end };
             busy.push((at, at + takes));
             busy.push((image, image + takes));
             starts[n] = at;
             before = at;
+        }
+        Some(starts)
+    }
+
+    /// When each gather starts where the stream has no time for all: as much ahead of the next one as it takes.
+    pub(super) fn crowded(&self, parts: &Parts, seconds: &[f64]) -> Vec<f64> {
+        let mut starts = vec![0.0; parts.gathers.len()];
+        let mut before = self.end;
+        for (n, gather) in parts.gathers.iter().enumerate().rev() {
+            let due = before.min(self.start[gather.used]);
+            starts[n] = (due - seconds[gather.node]).max(-self.end);
+            before = starts[n];
         }
         starts
     }
