@@ -173,7 +173,9 @@ pub struct LayoutArgs {
     pub zero: Option<u64>,
     /// What is fused: `pack` joins independent collectives into one message; `overlap` or `overlap(chunks=N)` cuts
     /// collectives and the kernels beside them into chunks as well, so that one travels while another computes; `none`.
-    /// `pack` when left out. `two-level+` before them puts mesh axes that span nodes in two levels, one collective for each;
+    /// `prefetch+` before them gathers weights that are split before they are needed, across layers too, and reduces gradients
+    /// after they are there; `prefetch(layers=0)+` within each layer only. `pack` when left out, `prefetch+pack` with
+    /// `--zero 3`. `two-level+` before all puts mesh axes that span nodes in two levels, one collective for each;
     /// `two-level(choose=cheaper)+` does where that costs less on the cluster.
     #[arg(long, value_name = "PASSES")]
     pub fuse: Option<String>,

@@ -564,10 +564,10 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.prune {
         options.prune = Prune::Required;
     }
-    options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::Pack), Fusion::parse)?;
     if let Some(stage) = args.zero {
         options.zero = Zero::of_stage(stage)?;
     }
+    options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::usual(options.zero)), Fusion::parse)?;
     for item in &args.layer_strategies {
         let Some((layer, strategy)) = item.split_once('=') else {
             return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));

@@ -9,6 +9,7 @@ use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
 use super::prefetch::{MAX_LAYERS, Prefetch};
 use crate::pass::Pass;
+use crate::shard::Zero;
 
 /// The passes of fusion that a program goes through, around the choice of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +51,16 @@ const LEVELS: [(&str, Choose); 2] =
     [("two-level", Choose::Always), ("two-level(choose=cheaper)", Choose::Cheaper)];
 
 impl Fusion {
+    /// What is done unless asked otherwise: messages, and weights that ZeRO splits ahead of their use.
+    pub fn usual(zero: Zero) -> Self {
+        match zero {
+            Zero::Off | Zero::Optimizer | Zero::Gradients => Fusion::Pack,
+            Zero::Parameters => {
+                Fusion::Prefetch { prefetch: Prefetch::default(), levels: None, messages: Messages::Packed }
+            }
+        }
+    }
+
     /// The choice spelled `text`: `none`, `pack`, `overlap` or `overlap(chunks=N)`, alone or behind `prefetch+` or
     /// `prefetch(layers=N)+`, and these behind `two-level+` or `two-level(choose=cheaper)+`.
     ///

@@ -14,12 +14,13 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::text;
 use ithaca_ir::verify::verify;
 use ithaca_passes::compile::compile;
-use ithaca_passes::differentiate::Training;
+use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
 use ithaca_passes::pipeline;
-use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy};
+use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy, Zero, parse_mesh};
 use serde_json::{Value, json};
 
 use super::{homes, make_without_warnings};
@@ -68,6 +69,20 @@ fn of_strategy(strategy: &dyn Strategy) -> Vec<(String, Schedule)> {
             Some((format!("{} {mode}", strategy.name()), first(&workload)?.schedule))
         })
         .collect()
+}
+
+/// A step whose layers gather weights for the next and reduce gradients of the one before.
+fn prefetched() -> Schedule {
+    let training = Training { recompute: Recompute::FULL, ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(2, 64) };
+    let mut config = configs().swap_remove(0);
+    config["num_hidden_layers"] = json!(5);
+    let options = ShardOptions {
+        zero: Zero::Parameters,
+        fusion: Fusion::parse("prefetch+pack").unwrap(),
+        ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
+    };
+    compile(&program(&config, "model", &workload).unwrap(), &options, &Volume).unwrap().schedule
 }
 
 /// The schedules of the ways to distribute attention.
@@ -132,6 +147,7 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     let trained = schedules.iter().filter(|(name, _)| name.ends_with("training")).count();
     assert!(trained + 3 > STRATEGIES.len(), "only {trained} strategies in training");
     schedules.extend(of_files);
+    schedules.push(("layers for their neighbours".to_owned(), prefetched()));
     let out = tempfile::tempdir().unwrap();
     write_together(&schedules, out.path());
     let Some((cuda, nccl)) = homes() else {

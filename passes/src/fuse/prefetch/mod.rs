@@ -20,6 +20,9 @@ mod callers;
 mod parts;
 mod timeline;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
@@ -130,7 +133,10 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
                 let function = renumbered(function, &called);
                 let body = Body::alone(&module.space, &function, id, cx.prices);
                 n_gathers += body.counts().0;
-                body.arranged(&new, &function)?
+                match body.counts().0 {
+                    0 => function,
+                    1.. => body.arranged(&new, &function)?,
+                }
             }
         };
         called[id.index()] = Some(new.functions.push(function));

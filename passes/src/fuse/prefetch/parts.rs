@@ -4,7 +4,7 @@
 //! no other rank: it can travel as early as one likes. A *tail* is a reduction of gradients with all that follows from it, down
 //! to the assignments: nothing else waits for it, so it can travel as late as one likes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
@@ -22,8 +22,13 @@ pub(super) struct Gather {
     pub(super) sources: Vec<usize>,
     /// The first node that reads what it brought.
     pub(super) used: usize,
-    /// The last one.
-    pub(super) last: usize,
+}
+
+impl Gather {
+    /// All its nodes.
+    fn nodes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.sources.iter().copied().chain([self.node])
+    }
 }
 
 /// A reduction of gradients and what follows from it.
@@ -56,80 +61,105 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The gathers and tails of `function`.
+    /// The gathers and tails of `function`; none where it calls others, which may write weights.
     pub(super) fn of(function: &Function) -> Parts {
-        let mut gathers = gathers(function);
+        if function.nodes.iter().any(|node| matches!(node.op, Op::Call { .. })) {
+            return Parts::default();
+        }
+        let uses = Uses::of(function);
+        let mut gathers = gathers(function, &uses);
         gathers.sort_by_key(|gather| (gather.used, gather.node));
-        Parts { gathers, tails: tails(function) }
+        Parts { gathers, tails: tails(function, &uses) }
     }
 
-    /// Nodes that gathers or nothing else needs: the gathers and what makes their parts.
+    /// The nodes of all gathers.
     pub(super) fn of_gathers(&self) -> BTreeSet<usize> {
-        self.gathers.iter().flat_map(|g| g.sources.iter().copied().chain([g.node])).collect()
+        self.gathers.iter().flat_map(Gather::nodes).collect()
     }
 }
 
-fn gathers(function: &Function) -> Vec<Gather> {
+/// For each node those that read its results, ascending, and whether the function returns one.
+struct Uses {
+    by: Vec<Vec<usize>>,
+    returned: Vec<bool>,
+    /// For each node those whose results it reads.
+    of: Vec<Vec<usize>>,
+}
+
+impl Uses {
+    fn of(function: &Function) -> Uses {
+        let n = function.nodes.len();
+        let mut maker = vec![None; function.values.len()];
+        let mut uses = Uses { by: vec![Vec::new(); n], returned: vec![false; n], of: vec![Vec::new(); n] };
+        for (i, node) in function.nodes.iter().enumerate() {
+            for made in node.operands.iter().filter_map(|v| maker[v.index()]) {
+                if !uses.of[i].contains(&made) {
+                    uses.by[made].push(i);
+                    uses.of[i].push(made);
+                }
+            }
+            node.results.iter().for_each(|v| maker[v.index()] = Some(i));
+        }
+        for made in function.outputs.iter().filter_map(|o| maker[o.value.index()]) {
+            uses.returned[made] = true;
+        }
+        uses
+    }
+}
+
+fn gathers(function: &Function, uses: &Uses) -> Vec<Gather> {
+    let nodes = &function.nodes;
+    let is_gather = |i: &usize| nodes[*i].op.collective_name() == "all_gather";
+    if !(0..nodes.len()).any(|i| is_gather(&i)) {
+        return Vec::new();
+    }
     let graph = Graph::of(function);
     // A weight that is written here is another one before and after.
     let is_written = |binding: &Binding| {
         let assigns =
             |op: &Op| matches!(op, Op::Assign { target: Target::Param, binding: b } if b == binding);
-        function.nodes.iter().any(|node| assigns(&node.op))
+        nodes.iter().any(|node| assigns(&node.op))
     };
     let is_source = |n: usize| {
-        let op = &function.nodes[n].op;
+        let op = &nodes[n].op;
         let reads = matches!(op, Op::Param(binding) if !is_written(binding));
         reads || matches!(op, Op::Cast { .. } | Op::Slice { .. } | Op::Scale { .. })
     };
-    let given: BTreeSet<ValueId> = function.params.iter().copied().collect();
+    let is_given = |n: usize| nodes[n].operands.iter().any(|v| function.params.contains(v));
     let mut found = Vec::new();
-    for (i, node) in function.nodes.iter().enumerate() {
-        if node.op.collective_name() != "all_gather" {
-            continue;
-        }
+    for i in (0..nodes.len()).filter(is_gather) {
         let sources: Vec<usize> = graph.ancestors(i).into_iter().collect();
-        let sourced = sources.iter().all(|&n| is_source(n))
-            && sources
-                .iter()
-                .chain([&i])
-                .all(|&n| !function.nodes[n].operands.iter().any(|v| given.contains(v)));
-        let uses = || (i + 1..function.nodes.len()).filter(|&n| reads_any(function, n, &node.results));
-        let returned = function.outputs.iter().any(|o| node.results.contains(&o.value));
-        if let (true, false, Some(used), Some(last)) = (sourced, returned, uses().next(), uses().next_back())
-        {
-            found.push(Gather { node: i, sources, used, last });
+        let sourced = sources.iter().all(|&n| is_source(n) && !is_given(n)) && !is_given(i);
+        if let (true, false, &[used, ..]) = (sourced, uses.returned[i], &uses.by[i][..]) {
+            found.push(Gather { node: i, sources, used });
         }
     }
     // What else reads a part keeps it where it is.
-    let all: BTreeSet<usize> = found.iter().flat_map(|g| g.sources.iter().copied().chain([g.node])).collect();
-    found.retain(|g| {
-        g.sources.iter().all(|&s| {
-            let results = &function.nodes[s].results;
-            let elsewhere =
-                (0..function.nodes.len()).any(|n| !all.contains(&n) && reads_any(function, n, results));
-            !elsewhere && !function.outputs.iter().any(|o| results.contains(&o.value))
-        })
-    });
+    let all: BTreeSet<usize> = found.iter().flat_map(Gather::nodes).collect();
+    let alone = |&s: &usize| !uses.returned[s] && uses.by[s].iter().all(|n| all.contains(n));
+    found.retain(|gather| gather.sources.iter().all(alone));
     found
 }
 
-fn tails(function: &Function) -> Vec<Tail> {
+fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
     let nodes = &function.nodes;
+    let mut assigned: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in nodes {
+        if let Op::Assign { binding, .. } = &node.op {
+            *assigned.entry(&binding.name).or_default() += 1;
+        }
+    }
     // From the end: what leads to assignments of states only, by what is light.
     let mut late: BTreeSet<usize> = BTreeSet::new();
-    let users = |i: usize| (i + 1..nodes.len()).filter(move |&n| reads_any(function, n, &nodes[i].results));
-    let returned = |i: usize| function.outputs.iter().any(|o| nodes[i].results.contains(&o.value));
     for i in (0..nodes.len()).rev() {
-        let only_late = users(i).next().is_some() && users(i).all(|n| late.contains(&n));
+        let leads = !uses.by[i].is_empty() && uses.by[i].iter().all(|n| late.contains(n));
         let op = &nodes[i].op;
         let fits = if let Op::Assign { target: Target::State, binding } = op {
-            let assigns = |op: &Op| matches!(op, Op::Assign { binding: b, .. } if b == binding);
-            binding.is_per_layer() && nodes.iter().filter(|n| assigns(&n.op)).count() == 1
+            binding.is_per_layer() && assigned[binding.name.as_str()] == 1
         } else if let Op::State(binding) = op {
-            binding.is_per_layer() && only_late
+            binding.is_per_layer() && leads
         } else {
-            (is_reduction(op) || is_light(op)) && !returned(i) && only_late
+            (is_reduction(op) || is_light(op)) && !uses.returned[i] && leads
         };
         if fits {
             late.insert(i);
@@ -139,7 +169,7 @@ fn tails(function: &Function) -> Vec<Tail> {
     let mut tails = Vec::new();
     for i in 0..nodes.len() {
         if late.contains(&i) && is_reduction(&nodes[i].op) && !taken.contains(&i) {
-            let members = connected(function, &late, i);
+            let members = connected(uses, &late, i);
             taken.extend(&members);
             tails.extend(tail(function, &members));
         }
@@ -148,14 +178,11 @@ fn tails(function: &Function) -> Vec<Tail> {
 }
 
 /// All of `late` that values join with node `start`.
-fn connected(function: &Function, late: &BTreeSet<usize>, start: usize) -> BTreeSet<usize> {
-    let nodes = &function.nodes;
+fn connected(uses: &Uses, late: &BTreeSet<usize>, start: usize) -> BTreeSet<usize> {
     let (mut found, mut open) = (BTreeSet::from([start]), vec![start]);
     while let Some(i) = open.pop() {
-        for &n in late {
-            let joined =
-                reads_any(function, n, &nodes[i].results) || reads_any(function, i, &nodes[n].results);
-            if joined && found.insert(n) {
+        for &n in uses.by[i].iter().chain(&uses.of[i]) {
+            if late.contains(&n) && found.insert(n) {
                 open.push(n);
             }
         }
@@ -200,6 +227,6 @@ fn is_light(op: &Op) -> bool {
     matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Accumulate | Op::Binary(_) | Op::Slice { .. })
 }
 
-pub(super) fn reads_any(function: &Function, node: usize, values: &[ValueId]) -> bool {
+fn reads_any(function: &Function, node: usize, values: &[ValueId]) -> bool {
     function.nodes[node].operands.iter().any(|v| values.contains(v))
 }
