@@ -167,8 +167,8 @@ fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
     }
     let mut taken: BTreeSet<usize> = BTreeSet::new();
     let mut tails = Vec::new();
-    for i in 0..nodes.len() {
-        if late.contains(&i) && is_reduction(&nodes[i].op) && !taken.contains(&i) {
+    for &i in &late {
+        if is_reduction(&nodes[i].op) && !taken.contains(&i) {
             let members = connected(uses, &late, i);
             taken.extend(&members);
             tails.extend(tail(function, &members));
