@@ -154,6 +154,12 @@ impl Body {
         all.filter(|v| seen.insert(v.index())).collect()
     }
 
+    /// The most arguments that a layer takes.
+    pub(super) fn n_arguments(&self, function: &Function) -> usize {
+        let parts: usize = self.ahead().map(|gather| function.nodes[gather.node].operands.len()).sum();
+        function.params.len() + self.gathered(function).len() + self.pending().len() + parts
+    }
+
     /// The function itself, its gathers where they should be issued.
     pub(super) fn arranged(&self, module: &Module, function: &Function) -> Result<Function, OpError> {
         let at_home = |issue: &Issue| match issue.is_ahead {

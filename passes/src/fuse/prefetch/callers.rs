@@ -78,7 +78,12 @@ impl Plan {
                 if !plan.bodies[number].is_rotated() {
                     continue;
                 }
-                if let Some(why) = call.scan.and_then(|scan| whole(module, function, scan.over)) {
+                let (needs, most) = (plan.bodies[number].n_arguments(callee), *node.op.info().operands.end());
+                let why = match needs > most {
+                    true => Some(format!("a layer would take {needs} arguments, and {most} is the most")),
+                    false => call.scan.and_then(|scan| whole(module, function, scan.over)),
+                };
+                if let Some(why) = why {
                     cx.note(format!(
                         "`prefetch`: weights of `@{}` are gathered within a layer only, for {why}",
                         callee.name
