@@ -173,9 +173,11 @@ pub struct LayoutArgs {
     pub zero: Option<u64>,
     /// What is fused: `pack` joins independent collectives into one message; `overlap` or `overlap(chunks=N)` cuts
     /// collectives and the kernels beside them into chunks as well, so that one travels while another computes; `none`.
-    /// `fold+pack` when left out: `fold+` before them lets kernels write and read tensors where they lie on the wire, so
-    /// that nothing packs or unpacks these. `two-level+` before all puts mesh axes that span nodes in two levels, one collective
-    /// for each; `two-level(choose=cheaper)+` does where that costs less on the cluster.
+    /// With `fold+` before them kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks
+    /// these; with `prefetch+` weights that are split are gathered before they are needed, across layers too, and gradients
+    /// reduced after they are there; `prefetch(layers=0)+` within each layer only; with `two-level+` mesh axes that span nodes are
+    /// put in two levels, one collective for each; `two-level(choose=cheaper)+` does where that costs less on the cluster.
+    /// `fold+pack` when left out, `prefetch+fold+pack` with `--zero 3`.
     #[arg(long, value_name = "PASSES")]
     pub fuse: Option<String>,
     /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.

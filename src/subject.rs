@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{Recompute, Training};
-use ithaca_passes::fuse::{Fusion, Messages};
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
@@ -487,9 +487,6 @@ fn has_weights(folder: &Path) -> bool {
     ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).exists())
 }
 
-/// What is fused unless something else is asked for.
-const UNASKED: Fusion = Fusion::Fold(None, Messages::Packed);
-
 /// Tokens per sequence of a shrunken run, at least; more where the mesh needs them.
 const SHRUNK_TOKENS: u64 = 64;
 
@@ -567,10 +564,10 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if args.prune {
         options.prune = Prune::Required;
     }
-    options.fusion = args.fuse.as_deref().map_or(Ok(UNASKED), Fusion::parse)?;
     if let Some(stage) = args.zero {
         options.zero = Zero::of_stage(stage)?;
     }
+    options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::usual(options.zero)), Fusion::parse)?;
     for item in &args.layer_strategies {
         let Some((layer, strategy)) = item.split_once('=') else {
             return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));

@@ -5,6 +5,7 @@ use ithaca_ir::Diagnostic;
 use crate::differentiate::{self, Differentiate, Training};
 use crate::fuse::levels::{self, TwoLevel};
 use crate::fuse::overlap::{self, Overlap};
+use crate::fuse::prefetch::{self, Prefetch};
 use crate::fuse::saturate::{self, Saturate};
 use crate::fuse::{self, Pack};
 use crate::movement::LowerMovements;
@@ -78,6 +79,11 @@ pub const PASSES: &[PassInfo] = &[
         name: fuse::fold::NAME,
         summary: "lets kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks them",
         options: "none",
+    },
+    PassInfo {
+        name: "prefetch",
+        summary: "gathers weights before they are needed and reduces gradients after they are there, while kernels compute, across layers too",
+        options: prefetch::OPTIONS,
     },
     PassInfo {
         name: "rules",
@@ -172,6 +178,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
         "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
+        "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
         "pack" => Ok(Box::new(Pack::from_options(&stage.options)?)),
         fuse::fold::NAME => without_options(&stage).map(|()| Box::new(fuse::fold::Fold) as _),
         "rules" => {

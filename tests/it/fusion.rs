@@ -11,7 +11,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile, compile_by, passes};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::levels::{Choose, TwoLevel};
-use ithaca_passes::fuse::{Fusion, Messages};
+use ithaca_passes::fuse::{Fusion, Messages, Packing};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::{Unwatched, Volume};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
@@ -87,19 +87,18 @@ fn check(module: &Module, heads: &str) {
     for (strategy, mesh, can) in LAYOUTS {
         let zero = if strategy.starts_with("data-parallel+") { Zero::Parameters } else { Zero::Off };
         let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
-        let plain = compiled(module, &options, Fusion::None);
-        let unfolded = |fusion| match fusion {
-            Fusion::Fold(_, Messages::Packed) => compiled(module, &options, Fusion::Pack),
-            Fusion::Fold(_, Messages::Chunked(n)) => compiled(module, &options, Fusion::Overlap(n)),
-            _ => plain.clone(),
+        let plain = compiled(module, &options, Fusion::NONE);
+        let unfolded = |fusion: Fusion| match fusion.packing {
+            Packing::Folded => compiled(module, &options, Fusion { packing: Packing::Apart, ..fusion }),
+            Packing::Apart => plain.clone(),
         };
         let folded = [Messages::Alone, Messages::Packed, Messages::Chunked(2)];
-        let folded = folded.map(|messages| Fusion::Fold(None, messages));
-        for fusion in [Fusion::Pack, Fusion::Overlap(2)].into_iter().chain(folded) {
+        let folded = folded.map(|messages| Fusion { messages, ..Fusion::NONE }.folded());
+        for fusion in [Fusion::PACK, Fusion::overlap(2)].into_iter().chain(folded) {
             let fused = compiled(module, &options, fusion);
             let mut fail = |what: String| wrong.push(format!("{heads} {strategy} {mesh} {fusion}: {what}"));
             let is_cut = joins(&fused.per_rank) > joins(&plain.per_rank);
-            let cuts = matches!(fusion, Fusion::Overlap(_) | Fusion::Fold(_, Messages::Chunked(_)));
+            let cuts = matches!(fusion.messages, Messages::Chunked(_));
             if is_cut != (can && cuts) {
                 fail(format!("{} joins", joins(&fused.per_rank)));
             }
@@ -172,7 +171,7 @@ fn two_levels_are_the_whole() {
         for (strategy, mesh, zero) in layouts {
             let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
             let title = format!("{name} {strategy} {mesh}");
-            let one = compiled(&module, &options, Fusion::None);
+            let one = compiled(&module, &options, Fusion::NONE);
             let mut passes = passes(&options);
             passes.insert(2, Box::new(TwoLevel { inside: Some(2), ..TwoLevel::default() }));
             let two = compile_by(&passes, &module, &Volume, &mut Unwatched)
@@ -212,11 +211,11 @@ fn ulysses_across_nodes_has_an_all_to_all_for_each_level() {
         rows.map(|t| (t.axis, t.count)).collect::<Vec<_>>()
     };
     let of = |axis: &str, count: u64| (axis.to_owned(), count);
-    assert_eq!(all_to_alls(Fusion::None), [of("ulysses", 4 * 32)]);
-    let forced = Fusion::TwoLevel(Choose::Always, Messages::Alone);
+    assert_eq!(all_to_alls(Fusion::NONE), [of("ulysses", 4 * 32)]);
+    let forced = Fusion::NONE.in_levels(Choose::Always);
     assert_eq!(all_to_alls(forced), [of("ulysses_across", 4 * 32), of("ulysses_inside", 4 * 32)]);
     // By the prices of the profile one collective uses both levels at the same time, so it is not cut.
-    let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Alone);
+    let priced = Fusion::NONE.in_levels(Choose::Cheaper);
     assert_eq!(all_to_alls(priced), [of("ulysses", 4 * 32)]);
 }
 
@@ -224,7 +223,7 @@ fn ulysses_across_nodes_has_an_all_to_all_for_each_level() {
 #[test]
 fn a_layer_in_two_levels_has_two_all_to_alls_for_each() {
     let options = ShardOptions {
-        fusion: Fusion::TwoLevel(Choose::Always, Messages::Packed),
+        fusion: Fusion::PACK.in_levels(Choose::Always),
         ..ShardOptions::new("ulysses", parse_mesh("ulysses=16").unwrap())
     };
     let rows = traffic::of_module(
@@ -244,7 +243,7 @@ fn all_chunks_but_the_first_and_the_last_are_hidden() {
     let options = ShardOptions::new("ulysses", parse_mesh("ulysses=8").unwrap());
     let cluster = Cluster::named("dgx-h100").unwrap();
     let time = |fusion| simulate(&cluster, &compiled(&module, &options, fusion).schedule);
-    let (plain, chunked) = (time(Fusion::None), time(Fusion::Overlap(4)));
+    let (plain, chunked) = (time(Fusion::NONE), time(Fusion::overlap(4)));
     // Of the queries' and the output's collectives a quarter each stays, and at most those of keys and values, of which
     // a rank has one head.
     let ratio = chunked.exposed() / plain.exposed();
@@ -282,7 +281,7 @@ fn spans_of_all_chunks_but_the_first_and_the_last_are_covered() {
     let cluster = Cluster::named("dgx-h100").unwrap();
     let options = ShardOptions::new("ulysses", parse_mesh("ulysses=8").unwrap());
     for (tokens, chunks) in [(32_768, 2), (32_768, 4), (131_072, 4)] {
-        let chunked = compiled(&llama_3_8b(tokens), &options, Fusion::Overlap(chunks));
+        let chunked = compiled(&llama_3_8b(tokens), &options, Fusion::overlap(chunks));
         let spans = timeline(&cluster, &chunked.schedule);
         for layer in 0..32 {
             let [kernels, messages] =
@@ -308,7 +307,7 @@ fn spans_of_all_chunks_but_the_first_and_the_last_are_covered() {
 fn steps_of_a_ring_travel_under_attention() {
     let cluster = Cluster::named("dgx-h100").unwrap();
     let options = ShardOptions::new("ring", parse_mesh("ring=8").unwrap());
-    for fusion in [Fusion::None, Fusion::Pack] {
+    for fusion in [Fusion::NONE, Fusion::PACK] {
         let ring = compiled(&llama_3_8b(131_072), &options, fusion);
         let spans = timeline(&cluster, &ring.schedule);
         for layer in 0..32 {
@@ -338,7 +337,7 @@ fn a_layer_of_ulysses_has_two_all_to_alls() {
         let sent = traffic::of_module(&compiled(&module, &options, fusion).per_rank);
         sent.iter().filter(|t| t.kind == "all_to_all").map(|t| t.count).sum::<u64>()
     };
-    assert_eq!((count(Fusion::None), count(Fusion::Pack)), (4 * 32, 2 * 32));
+    assert_eq!((count(Fusion::NONE), count(Fusion::PACK)), (4 * 32, 2 * 32));
 }
 
 /// Rotary embeddings and the projection write queries, keys and values where they are sent from, and attention reads them
@@ -350,12 +349,12 @@ fn nothing_is_packed_around_attention() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/llama-3-8b/config.json");
     let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let module = program(&config, "llama-3-8b", &Workload::prefill(2, 8192)).unwrap();
-    let folded = compiled(&module, &options, Fusion::Fold(None, Messages::Packed)).schedule;
+    let folded = compiled(&module, &options, Fusion::PACK.folded()).schedule;
     let text = schedule::print(&folded);
     assert_eq!(schedule::parse(&text).unwrap(), folded);
     let block = text.split("\n\n").find(|frame| frame.starts_with("frame @block(")).unwrap();
     insta::assert_snapshot!("folded_block", block);
-    let packed = compiled(&module, &options, Fusion::Pack).schedule;
+    let packed = compiled(&module, &options, Fusion::PACK).schedule;
     assert!(folded.arena_bytes() <= packed.arena_bytes());
     let cluster = Cluster::named("dgx-h100").unwrap();
     let seconds = [&folded, &packed].map(|schedule| simulate(&cluster, schedule).seconds);

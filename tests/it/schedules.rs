@@ -101,7 +101,13 @@ fn draw(seed: u64) -> Drawn {
         heads: choices.one_of(&[HeadSplit::Even, HeadSplit::Even, HeadSplit::Uneven]),
         sequence: choices.one_of(&[SequenceFit::Exact, SequenceFit::Pad]),
         zero: if trains { choices.one_of(&Zero::ALL) } else { Zero::Off },
-        fusion: choices.one_of(&[Fusion::None, Fusion::Pack, Fusion::Overlap(2), Fusion::Overlap(3)]),
+        fusion: choices.one_of(&[
+            Fusion::NONE,
+            Fusion::PACK,
+            Fusion::overlap(2),
+            Fusion::overlap(3),
+            Fusion::parse("prefetch+pack").unwrap(),
+        ]),
         ..ShardOptions::new(names.join("+"), parse_mesh(&mesh.join(",")).unwrap())
     };
     Drawn { config: config(choices, (kv_heads * group, kv_heads), layers, windows), workload, options }
@@ -224,9 +230,9 @@ fn compiled(strategy: &str, mesh: &str, fusion: Fusion) -> (Module, Schedule) {
 fn every_wait_that_is_dropped_is_noticed() {
     let (mut dropped, mut noticed) = (0, 0);
     for (strategy, mesh, fusion) in [
-        ("ulysses", "ulysses=2", Fusion::Overlap(2)),
-        ("ring", "ring=2", Fusion::Pack),
-        ("data-parallel+megatron-tp-sp", "dp=2,tp=2", Fusion::Pack),
+        ("ulysses", "ulysses=2", Fusion::overlap(2)),
+        ("ring", "ring=2", Fusion::PACK),
+        ("data-parallel+megatron-tp-sp", "dp=2,tp=2", Fusion::PACK),
     ] {
         let (module, good) = compiled(strategy, mesh, fusion);
         let tensors = RandomTensors::of_module(&module, 7);

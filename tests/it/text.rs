@@ -64,7 +64,7 @@ fn training() -> Vec<Module> {
     let options = ShardOptions::new("megatron-tp", parse_mesh("tp=2").unwrap());
     modules.push(compile(&modules[0], &options, &Volume).unwrap().per_rank);
     let packed = ShardOptions {
-        fusion: Fusion::Pack,
+        fusion: Fusion::PACK,
         ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
     };
     modules.push(compile(&modules[0], &packed, &Volume).unwrap().per_rank);

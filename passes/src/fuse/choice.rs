@@ -8,143 +8,191 @@ use super::fold::Fold;
 use super::levels::{Choose, TwoLevel};
 use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
+use super::prefetch::{MAX_LAYERS, Prefetch};
 use crate::pass::Pass;
+use crate::shard::Zero;
 
 /// The passes of fusion that a program goes through, around the choice of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fusion {
-    /// None: every tensor travels by itself, whole.
-    #[default]
-    None,
-    /// Independent collectives become one message.
-    Pack,
-    /// Collectives and the kernels beside them are cut into at most so many chunks, and what is independent of a chunk
-    /// becomes one message.
-    Overlap(u64),
-    /// Axes that span nodes become two before collectives are chosen; then messages as they say.
-    TwoLevel(Choose, Messages),
-    /// As it says, perhaps in two levels, and kernels write and read what is on the wire where they can.
-    Fold(Option<Choose>, Messages),
+pub struct Fusion {
+    /// Whether axes that span nodes become two before collectives are chosen.
+    pub levels: Option<Choose>,
+    /// What travels together.
+    pub messages: Messages,
+    /// Whether weights travel before they are needed and gradients after they are there, and how far.
+    pub prefetch: Option<Prefetch>,
+    /// Who puts tensors on the wire, and takes them from it.
+    pub packing: Packing,
 }
 
 /// What is done with collectives once they are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Messages {
-    /// As [`Fusion::None`].
+    /// Every tensor travels by itself, whole.
+    #[default]
     Alone,
-    /// As [`Fusion::Pack`].
+    /// Independent collectives become one message.
     Packed,
-    /// As [`Fusion::Overlap`].
+    /// Collectives and the kernels beside them are cut into at most so many chunks, and what is independent of a chunk
+    /// becomes one message.
     Chunked(u64),
 }
 
-/// In front of what else is fused, the choice of levels.
+/// Who puts tensors on the wire, and takes them from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Kernels that do nothing else.
+    #[default]
+    Apart,
+    /// The kernels before and behind, where they can.
+    Folded,
+}
+
+/// How a word of `--fuse` says in which cases axes become two.
 const LEVELS: [(&str, Choose); 2] =
     [("two-level", Choose::Always), ("two-level(choose=cheaper)", Choose::Cheaper)];
 
 impl Fusion {
-    /// The choice spelled `text`: `none`, `pack`, `overlap` or `overlap(chunks=N)`, alone or behind `fold+`, all of it behind
-    /// `two-level+` or `two-level(choose=cheaper)+`.
+    /// Nothing.
+    pub const NONE: Fusion =
+        Fusion { levels: None, messages: Messages::Alone, prefetch: None, packing: Packing::Apart };
+
+    /// Independent collectives become one message.
+    pub const PACK: Fusion = Fusion { messages: Messages::Packed, ..Fusion::NONE };
+
+    /// Chunks, at most so many, and one message for what is independent of a chunk.
+    pub const fn overlap(chunks: u64) -> Fusion {
+        Fusion { messages: Messages::Chunked(chunks), ..Fusion::NONE }
+    }
+
+    /// The same, and kernels write and read what is on the wire where they can.
+    pub const fn folded(self) -> Fusion {
+        Fusion { packing: Packing::Folded, ..self }
+    }
+
+    /// The same, in two levels.
+    pub const fn in_levels(self, choose: Choose) -> Fusion {
+        Fusion { levels: Some(choose), ..self }
+    }
+
+    /// The same, with weights ahead of their use.
+    pub const fn ahead(self, prefetch: Prefetch) -> Fusion {
+        Fusion { prefetch: Some(prefetch), ..self }
+    }
+
+    /// What is done unless asked otherwise: messages that nothing packs where that can be, and weights that ZeRO splits ahead
+    /// of their use.
+    pub fn usual(zero: Zero) -> Self {
+        let usual = Fusion::PACK.folded();
+        match zero {
+            Zero::Off | Zero::Optimizer | Zero::Gradients => usual,
+            Zero::Parameters => usual.ahead(Prefetch::default()),
+        }
+    }
+
+    /// The choice spelled `text`, words joined by `+`: one of `none`, `pack`, `overlap` and `overlap(chunks=N)`, which is
+    /// `pack` where there is none; and `two-level` or `two-level(choose=cheaper)`, `prefetch` or `prefetch(layers=N)`, `fold`.
     ///
     /// # Errors
-    /// `P02` for another word, or a number of chunks that is none from 2 to [`MAX_CHUNKS`].
+    /// `P02` for another word or one that is there twice, a number of chunks that is none from 2 to [`MAX_CHUNKS`], or of
+    /// layers above [`MAX_LAYERS`].
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
-        let folded = |text: &str| {
-            let rest = text.strip_prefix("fold")?;
-            if rest.is_empty() {
-                Some(Ok(Messages::Packed))
+        let mut fusion = Fusion::PACK;
+        let mut seen = [false; 4];
+        for word in text.split('+') {
+            let place = if let Some(&(_, choose)) = LEVELS.iter().find(|(known, _)| *known == word) {
+                fusion.levels = Some(choose);
+                0
+            } else if let Some(prefetch) = prefetch_of(word) {
+                fusion.prefetch = Some(prefetch);
+                1
+            } else if word == "fold" {
+                fusion.packing = Packing::Folded;
+                2
+            } else if let Some(messages) = Messages::of(word) {
+                fusion.messages = messages;
+                3
             } else {
-                rest.strip_prefix('+').map(Messages::parse)
-            }
-        };
-        for (levels, choose) in LEVELS {
-            if text == levels {
-                return Ok(Fusion::TwoLevel(choose, Messages::Packed));
-            }
-            if let Some(rest) = text.strip_prefix(levels).and_then(|rest| rest.strip_prefix('+')) {
-                return match folded(rest) {
-                    Some(messages) => messages.map(|messages| Fusion::Fold(Some(choose), messages)),
-                    None => Messages::parse(rest).map(|messages| Fusion::TwoLevel(choose, messages)),
-                };
+                return Err(unknown(&format!("`{word}` is no choice of fusion")));
+            };
+            if std::mem::replace(&mut seen[place], true) {
+                return Err(unknown(&format!("`{text}` says twice what is done")));
             }
         }
-        if let Some(messages) = folded(text) {
-            return messages.map(|messages| Fusion::Fold(None, messages));
-        }
-        Messages::parse(text).map(|messages| match messages {
-            Messages::Alone => Fusion::None,
-            Messages::Packed => Fusion::Pack,
-            Messages::Chunked(chunks) => Fusion::Overlap(chunks),
-        })
-    }
-
-    fn messages(self) -> Messages {
-        match self {
-            Fusion::None => Messages::Alone,
-            Fusion::Pack => Messages::Packed,
-            Fusion::Overlap(chunks) => Messages::Chunked(chunks),
-            Fusion::TwoLevel(_, messages) | Fusion::Fold(_, messages) => messages,
-        }
-    }
-
-    fn levels(self) -> Option<Choose> {
-        match self {
-            Fusion::None | Fusion::Pack | Fusion::Overlap(_) => None,
-            Fusion::TwoLevel(choose, _) => Some(choose),
-            Fusion::Fold(levels, _) => levels,
-        }
+        Ok(fusion)
     }
 
     /// Its passes before collectives are chosen.
     pub fn before(self) -> Vec<Box<dyn Pass>> {
-        match self.levels() {
-            None => Vec::new(),
-            Some(choose) => vec![Box::new(TwoLevel { choose, ..TwoLevel::default() })],
-        }
+        let levels = self.levels.map(|choose| Box::new(TwoLevel { choose, ..TwoLevel::default() }) as _);
+        levels.into_iter().collect()
     }
 
     /// Its passes behind the choice of collectives.
     pub fn passes(self) -> Vec<Box<dyn Pass>> {
-        let mut passes: Vec<Box<dyn Pass>> = match self.messages() {
+        let mut passes: Vec<Box<dyn Pass>> = match self.messages {
             Messages::Alone => Vec::new(),
             Messages::Packed => vec![Box::new(Pack::default())],
             Messages::Chunked(chunks) => vec![Box::new(Overlap { chunks }), Box::new(Pack::default())],
         };
-        if matches!(self, Fusion::Fold(..)) {
-            passes.push(Box::new(Fold));
+        // Whole messages travel ahead.
+        passes.extend(self.prefetch.map(|prefetch| Box::new(prefetch) as _));
+        match self.packing {
+            Packing::Apart => {}
+            Packing::Folded => passes.push(Box::new(Fold)),
         }
         passes
     }
 }
 
+fn prefetch_of(word: &str) -> Option<Prefetch> {
+    if word == "prefetch" {
+        return Some(Prefetch::default());
+    }
+    let layers = word.strip_prefix("prefetch(layers=")?.strip_suffix(')')?.parse().ok()?;
+    (layers <= MAX_LAYERS).then_some(Prefetch { layers })
+}
+
+fn unknown(message: &str) -> Diagnostic {
+    Diagnostic::new("P02", message).help(format!(
+        "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; with `fold+` before them kernels \
+         write and read what is on the wire, with `prefetch+` weights are gathered ahead, with `two-level+` axes that \
+         span nodes are in two levels"
+    ))
+}
+
 impl Messages {
-    fn parse(text: &str) -> Result<Self, Diagnostic> {
-        let chunks = |n: &str| n.parse().ok().filter(|n| (2..=MAX_CHUNKS).contains(n));
-        let given = text.strip_prefix("overlap(chunks=").and_then(|rest| rest.strip_suffix(')'));
-        match (text, given.and_then(chunks)) {
-            ("none", _) => Ok(Messages::Alone),
-            ("pack", _) => Ok(Messages::Packed),
-            ("overlap", _) => Ok(Messages::Chunked(Overlap::default().chunks)),
-            (_, Some(chunks)) => Ok(Messages::Chunked(chunks)),
-            _ => Err(Diagnostic::new("P02", format!("`{text}` is no choice of fusion")).help(format!(
-                "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; `fold+` before them \
-                 lets kernels write and read what is on the wire, `two-level+` before all puts axes that span nodes in \
-                 two levels"
-            ))),
+    fn of(word: &str) -> Option<Self> {
+        match word {
+            "none" => Some(Messages::Alone),
+            "pack" => Some(Messages::Packed),
+            "overlap" => Some(Messages::Chunked(Overlap::default().chunks)),
+            _ => {
+                let chunks = word.strip_prefix("overlap(chunks=")?.strip_suffix(')')?.parse().ok()?;
+                (2..=MAX_CHUNKS).contains(&chunks).then_some(Messages::Chunked(chunks))
+            }
         }
     }
 }
 
 impl fmt::Display for Fusion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(choose) = self.levels() {
-            let found = LEVELS.iter().find(|(_, known)| *known == choose);
-            write!(f, "{}+", found.map_or("", |(text, _)| text))?;
+        let Fusion { levels, messages, prefetch, packing } = *self;
+        for (word, choose) in LEVELS {
+            if levels == Some(choose) {
+                write!(f, "{word}+")?;
+            }
         }
-        if matches!(self, Fusion::Fold(..)) {
-            f.write_str("fold+")?;
+        match prefetch {
+            Some(prefetch) if prefetch == Prefetch::default() => f.write_str("prefetch+")?,
+            Some(prefetch) => write!(f, "prefetch(layers={})+", prefetch.layers)?,
+            None => {}
         }
-        match self.messages() {
+        match packing {
+            Packing::Apart => {}
+            Packing::Folded => f.write_str("fold+")?,
+        }
+        match messages {
             Messages::Alone => f.write_str("none"),
             Messages::Packed => f.write_str("pack"),
             Messages::Chunked(chunks) => write!(f, "overlap(chunks={chunks})"),
@@ -158,32 +206,36 @@ mod tests {
 
     #[test]
     fn choices_read_as_they_print() {
-        let forced = Fusion::TwoLevel(Choose::Always, Messages::Packed);
-        let priced = Fusion::TwoLevel(Choose::Cheaper, Messages::Chunked(2));
-        let folded = Fusion::Fold(None, Messages::Chunked(2));
-        let both = Fusion::Fold(Some(Choose::Always), Messages::Packed);
-        for choice in [
-            Fusion::None,
-            Fusion::Pack,
-            Fusion::Overlap(2),
-            Fusion::Overlap(64),
-            forced,
-            priced,
-            folded,
-            both,
-        ] {
-            assert_eq!(Fusion::parse(&choice.to_string()).unwrap(), choice);
+        for messages in [Messages::Alone, Messages::Packed, Messages::Chunked(2), Messages::Chunked(64)] {
+            for levels in [None, Some(Choose::Always), Some(Choose::Cheaper)] {
+                for prefetch in [None, Some(Prefetch::default()), Some(Prefetch { layers: 0 })] {
+                    for packing in [Packing::Apart, Packing::Folded] {
+                        let choice = Fusion { levels, messages, prefetch, packing };
+                        assert_eq!(Fusion::parse(&choice.to_string()).unwrap(), choice);
+                    }
+                }
+            }
         }
-        assert_eq!(Fusion::parse("fold").unwrap(), Fusion::Fold(None, Messages::Packed));
-        assert_eq!(Fusion::parse("overlap").unwrap(), Fusion::Overlap(4));
-        assert_eq!(Fusion::parse("two-level").unwrap(), forced);
+    }
+
+    #[test]
+    fn words_stand_in_any_order_and_once() {
+        let all = Fusion::overlap(4).folded().ahead(Prefetch::default()).in_levels(Choose::Always);
+        assert_eq!(all.to_string(), "two-level+prefetch+fold+overlap(chunks=4)");
+        assert_eq!(Fusion::parse("fold+overlap+two-level+prefetch(layers=1)").unwrap(), all);
+        assert_eq!(Fusion::parse("two-level").unwrap(), Fusion::PACK.in_levels(Choose::Always));
+        assert_eq!(Fusion::parse("fold").unwrap(), Fusion::PACK.folded());
+        assert_eq!(Fusion::parse("none").unwrap(), Fusion::NONE);
         for wrong in [
             "",
             "packed",
-            "two-level+",
-            "two-level+two-level",
+            "fold+",
             "fold+fold",
-            "fold+two-level",
+            "pack+none",
+            "prefetch+",
+            "prefetch(layers=2)",
+            "prefetch+prefetch(layers=0)",
+            "two-level+two-level(choose=cheaper)",
             "overlap(chunks=1)",
             "overlap(chunks=65)",
             "overlap(4)",

@@ -10,10 +10,11 @@ mod graph;
 pub mod levels;
 pub mod overlap;
 mod pack;
+pub mod prefetch;
 pub mod saturate;
 
 #[cfg(test)]
 mod tests;
 
-pub use choice::{Fusion, Messages};
+pub use choice::{Fusion, Messages, Packing};
 pub use pack::{Kind, OPTIONS, Pack};

@@ -172,6 +172,6 @@ impl Finder<'_> {
 }
 
 /// Whether element i of one lies where element i of the other does.
-fn same_elements(a: &TensorType, b: &TensorType) -> bool {
+pub(super) fn same_elements(a: &TensorType, b: &TensorType) -> bool {
     a.dims == b.dims && a.layout.split == b.layout.split && a.dtype.bytes() == b.dtype.bytes()
 }

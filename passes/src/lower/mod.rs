@@ -11,12 +11,13 @@ mod events;
 mod fold;
 mod lasting;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
+use ithaca_ir::ops::state::works_in_place;
 use ithaca_ir::ops::{Scan, Stage, Target};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
@@ -76,6 +77,8 @@ struct Lowering<'a> {
     lasting: Vec<(Home, BufferId)>,
     /// Messages that are on their way.
     arrivals: Vec<Arrival>,
+    /// Results that are written from the start.
+    passed_on: BTreeMap<usize, BufferId>,
 }
 
 /// Where tensors of a message lie.
@@ -129,6 +132,7 @@ impl<'a> Lowering<'a> {
             effects: &effects[id.index()],
             lasting: Vec::new(),
             arrivals: Vec::new(),
+            passed_on: BTreeMap::new(),
         }
     }
 
@@ -136,6 +140,7 @@ impl<'a> Lowering<'a> {
         for (i, &param) in self.function.params.iter().enumerate() {
             self.value_buffer(param, Place::Argument(i));
         }
+        self.pass_on();
         for (i, node) in self.function.nodes.iter().enumerate() {
             self.receive(node);
             self.node(i, node);
@@ -308,6 +313,19 @@ impl<'a> Lowering<'a> {
         self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
     }
 
+    /// Arguments that are returned are copied at once, where nothing that is still read may lie there.
+    fn pass_on(&mut self) {
+        let n_params = self.function.params.len();
+        for (i, output) in self.function.outputs.iter().enumerate().skip(n_params) {
+            if self.function.params.contains(&output.value) {
+                let from = self.buffer(output.value);
+                let to = self.result(i, from);
+                self.task(Stream::Compute, Work::Copy, vec![from], vec![to]);
+                self.passed_on.insert(i, to);
+            }
+        }
+    }
+
     /// Outputs go where the caller wants them: directly if that is safe, else by a copy at the end.
     fn outputs(&mut self) {
         let values: Vec<ValueId> = self.function.outputs.iter().map(|o| o.value).collect();
@@ -316,57 +334,88 @@ impl<'a> Lowering<'a> {
             let buffer = self.buffer(output.value);
             let repeated = values[..i].contains(&output.value);
             let owned = matches!(self.frame.buffers[buffer].place, Place::Frame(_)) && !repeated;
-            let target = if self.is_main && owned {
+            let target = if let Some(&target) = self.passed_on.get(&i) {
+                target
+            } else if self.is_main && owned {
                 buffer
-            } else if !self.is_main && owned && self.may_write_early(i, output.value, buffer) {
+            } else if !self.is_main && owned && self.may_write_early(i, buffer) {
                 self.frame.buffers[buffer].place = Place::Result(i);
                 buffer
+            } else if self.is_main {
+                self.copy(i, buffer)
             } else {
-                let Buffer { name, content, .. } = self.frame.buffers[buffer].clone();
-                let place = if self.is_main { UNPLACED } else { Place::Result(i) };
-                // Through a temporary, for the argument that lies there may be another output.
-                let copied = self.unique(format!("{name}.copy{i}"));
-                let temporary = self.frame.buffers.push(Buffer {
-                    name: copied,
-                    content: content.clone(),
-                    place: UNPLACED,
-                });
-                self.task(Stream::Compute, Work::Copy, vec![buffer], vec![temporary]);
-                if self.is_main {
-                    temporary
-                } else {
-                    let name = self.unique(format!("{name}.out{i}"));
-                    let target = self.frame.buffers.push(Buffer { name, content, place });
-                    copies.push((temporary, target));
-                    target
-                }
+                let target = self.result(i, buffer);
+                copies.push((i, buffer, target));
+                target
             };
             self.frame.outputs.push(FrameOutput { name: output.name.clone(), buffer: target });
         }
-        for (from, to) in copies {
-            self.task(Stream::Compute, Work::Copy, vec![from], vec![to]);
+        while !copies.is_empty() {
+            // The argument that lies where a result belongs may be another result.
+            let free = |&(i, _, _): &(usize, BufferId, BufferId)| {
+                !copies.iter().any(|&(_, from, _)| self.frame.buffers[from].place == Place::Argument(i))
+            };
+            match copies.iter().position(free) {
+                Some(next) => {
+                    let (_, from, to) = copies.remove(next);
+                    self.task(Stream::Compute, Work::Copy, vec![from], vec![to]);
+                }
+                // Each waits for another, or for itself.
+                None => copies[0].1 = self.copy(copies[0].0, copies[0].1),
+            }
         }
     }
 
-    /// Whether result `i` may be written where it is defined: argument `i`, which may lie there, is read no later.
-    fn may_write_early(&self, i: usize, output: ValueId, buffer: BufferId) -> bool {
+    /// A buffer for result `i`, of the content of another.
+    fn result(&mut self, i: usize, like: BufferId) -> BufferId {
+        let Buffer { name, content, .. } = self.frame.buffers[like].clone();
+        let name = self.unique(format!("{name}.out{i}"));
+        self.frame.buffers.push(Buffer { name, content, place: Place::Result(i) })
+    }
+
+    /// A copy of a buffer in the frame.
+    fn copy(&mut self, i: usize, from: BufferId) -> BufferId {
+        let Buffer { name, content, .. } = self.frame.buffers[from].clone();
+        let name = self.unique(format!("{name}.copy{i}"));
+        let copy = self.frame.buffers.push(Buffer { name, content, place: UNPLACED });
+        self.task(Stream::Compute, Work::Copy, vec![from], vec![copy]);
+        copy
+    }
+
+    /// Whether result `i` may be written where it is made: argument `i`, which may lie there, is read no later.
+    fn may_write_early(&self, i: usize, buffer: BufferId) -> bool {
         let Some(&argument) = self.function.params.get(i) else { return true };
         // A loop works in the buffer of a value before its own.
         let read = self.buffer(argument);
-        let written = self.frame.tasks.iter().position(|task| task.writes.contains(&buffer));
-        let read_later =
-            written.is_some_and(|at| self.frame.tasks[at..].iter().any(|t| t.reads.contains(&read)));
-        if read_later {
+        let Some(made) = self.frame.tasks.iter().position(|task| task.writes.contains(&buffer)) else {
             return false;
-        }
-        let defined = self.function.nodes.iter().position(|n| n.results.contains(&output));
-        // Reading the argument in the very node that writes the result is not safe for every kernel.
-        defined.is_some_and(|at| self.last_use[argument.index()] < at || !self.is_read(argument))
+        };
+        let (maker, later) = (&self.frame.tasks[made], &self.frame.tasks[made + 1..]);
+        let mut outputs = self.function.outputs.iter().enumerate();
+        let returned = outputs.any(|(k, o)| o.value == argument && !self.passed_on.contains_key(&k));
+        let overwrites = maker.reads.contains(&read) && !self.may_overwrite(maker, i, (read, buffer));
+        !returned && !overwrites && !later.iter().any(|task| task.reads.contains(&read))
     }
 
-    fn is_read(&self, value: ValueId) -> bool {
-        let read = self.function.nodes.iter().any(|n| n.operands.contains(&value));
-        read || self.function.outputs.iter().any(|o| o.value == value)
+    /// Whether a task that reads argument `i` of the frame may write result `i`, which may lie in its place.
+    fn may_overwrite(&self, task: &Task, i: usize, (read, written): (BufferId, BufferId)) -> bool {
+        let ty = |b: BufferId| match &self.frame.buffers[b].content {
+            Content::Tensor(ty) => Some(ty),
+            Content::Wire { .. } => None,
+        };
+        match &task.work {
+            Work::Compute(op) => {
+                let alike = ty(read).zip(ty(written)).is_some_and(|(a, b)| lasting::same_elements(a, b));
+                works_in_place(op) && task.writes.len() == 1 && alike
+            }
+            // One layer reads an argument for the last time before it writes the result of the same number.
+            Work::Call { layers, .. } => {
+                let once = task.reads.iter().filter(|&&b| b == read).count() == 1;
+                let same = task.reads.get(i) == Some(&read) && task.writes.get(i) == Some(&written);
+                layers.end - layers.start == 1 && once && same
+            }
+            Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => false,
+        }
     }
 
     fn reads(&self, node: &Node) -> Vec<BufferId> {

@@ -653,7 +653,7 @@ impl LayoutOptions {
                 .iter()
                 .map(|(dimension, axes)| SequenceAxes { dimension: dimension.clone(), axes: axes.clone() })
                 .collect(),
-            fuse: (options.fusion != Fusion::None).then(|| options.fusion.to_string()),
+            fuse: (options.fusion != Fusion::NONE).then(|| options.fusion.to_string()),
         }
     }
 }

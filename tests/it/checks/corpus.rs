@@ -133,8 +133,8 @@ pub(super) fn corpus() -> Vec<Case> {
     // Messages of several tensors, chunks, groups of layers, parts of the loss, dropout.
     let fused =
         |strategy: &str, mesh: &str, fusion, zero| ShardOptions { fusion, zero, ..options(strategy, mesh) };
-    let folded = |messages| Fusion::Fold(None, messages);
-    for fusion in [Fusion::Pack, Fusion::Overlap(2), folded(Messages::Packed), folded(Messages::Chunked(2))] {
+    let folded = |messages| Fusion { messages, ..Fusion::NONE }.folded();
+    for fusion in [Fusion::PACK, Fusion::overlap(2), folded(Messages::Packed), folded(Messages::Chunked(2))] {
         for (strategy, mesh, zero) in [
             ("ulysses", "ulysses=2", Zero::Off),
             ("ring", "ring=4", Zero::Off),
@@ -164,17 +164,23 @@ pub(super) fn corpus() -> Vec<Case> {
         cases.push(made.unwrap_or_else(|d| panic!("{} {}: {d}", options.strategy, options.mesh)));
     };
     let stages = Training { stages: 2, micro_batches: 4, ..Training::default() };
-    add(&llama(), stages, fused("pipeline+ulysses", "pp=2,ulysses=2", Fusion::Overlap(2), Zero::Off));
+    add(&llama(), stages, fused("pipeline+ulysses", "pp=2,ulysses=2", Fusion::overlap(2), Zero::Off));
     add(
         &experts(),
         Training::default(),
-        fused("ulysses+ep", "ulysses=2,ep=2", Fusion::Overlap(2), Zero::Off),
+        fused("ulysses+ep", "ulysses=2,ep=2", Fusion::overlap(2), Zero::Off),
     );
     let mut deep = llama();
     deep["num_hidden_layers"] = json!(4);
     deep["attention_dropout"] = json!(0.1);
     let groups = Training { recompute: Recompute::Full { every: 2 }, loss_chunks: 2, ..Training::default() };
     add(&deep, groups.clone(), options("ulysses", "ulysses=2"));
-    add(&deep, groups, fused("data-parallel+megatron-tp-sp", "dp=2,tp=2", Fusion::Pack, Zero::Parameters));
+    let layout = |fusion| fused("data-parallel+megatron-tp-sp", "dp=2,tp=2", fusion, Zero::Parameters);
+    add(&deep, groups.clone(), layout(Fusion::PACK));
+    // Layers that work for the next and for the one before.
+    let ahead = Fusion::parse("prefetch+pack").unwrap();
+    add(&deep, groups, layout(ahead));
+    let again = Training { recompute: Recompute::FULL, ..Training::default() };
+    add(&deep, again, fused("data-parallel+ulysses", "dp=2,ulysses=2", ahead, Zero::Parameters));
     cases
 }

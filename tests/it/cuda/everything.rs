@@ -14,13 +14,13 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::text;
 use ithaca_ir::verify::verify;
 use ithaca_passes::compile::compile;
-use ithaca_passes::differentiate::Training;
+use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
 use ithaca_passes::pipeline;
-use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy};
+use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy, Zero, parse_mesh};
 use serde_json::{Value, json};
 
 use super::{homes, make_without_warnings};
@@ -69,6 +69,20 @@ fn of_strategy(strategy: &dyn Strategy, fusion: Fusion) -> Vec<(String, Schedule
             Some((format!("{} {mode}", strategy.name()), first(&workload)?.schedule))
         })
         .collect()
+}
+
+/// A step whose layers gather weights for the next and reduce gradients of the one before.
+fn prefetched() -> Schedule {
+    let training = Training { recompute: Recompute::FULL, ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(2, 64) };
+    let mut config = configs().swap_remove(0);
+    config["num_hidden_layers"] = json!(5);
+    let options = ShardOptions {
+        zero: Zero::Parameters,
+        fusion: Fusion::parse("prefetch+pack").unwrap(),
+        ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
+    };
+    compile(&program(&config, "model", &workload).unwrap(), &options, &Volume).unwrap().schedule
 }
 
 /// The schedules of the ways to distribute attention.
@@ -125,7 +139,7 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     let mut schedules = Vec::new();
     let of_files = of_files();
     for strategy in STRATEGIES {
-        let found = of_strategy(*strategy, Fusion::None);
+        let found = of_strategy(*strategy, Fusion::NONE);
         let by_itself = of_files.iter().any(|(name, _)| name == strategy.name());
         assert!(by_itself || !found.is_empty(), "nothing has the strategy {}", strategy.name());
         schedules.extend(found);
@@ -138,9 +152,10 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
         STRATEGIES.iter().filter(|s| ["ulysses", "usp", "megatron-cp-allgather"].contains(&s.name()))
     {
         for messages in [Messages::Packed, Messages::Chunked(2)] {
-            schedules.extend(of_strategy(*strategy, Fusion::Fold(None, messages)));
+            schedules.extend(of_strategy(*strategy, Fusion { messages, ..Fusion::NONE }.folded()));
         }
     }
+    schedules.push(("layers for their neighbours".to_owned(), prefetched()));
     let out = tempfile::tempdir().unwrap();
     write_together(&schedules, out.path());
     let Some((cuda, nccl)) = homes() else {

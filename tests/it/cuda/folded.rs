@@ -15,7 +15,7 @@ use super::distributed::can_run;
 use super::{compare, logits_on_host, module, options, pipeline, root};
 
 fn folded(options: ShardOptions, messages: Messages) -> ShardOptions {
-    ShardOptions { fusion: Fusion::Fold(None, messages), ..options }
+    ShardOptions { fusion: Fusion { messages, ..Fusion::NONE }.folded(), ..options }
 }
 
 /// Operations that write or read a tensor in a wire.

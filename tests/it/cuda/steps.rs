@@ -5,8 +5,9 @@ use ithaca_ir::verify::verify;
 use ithaca_kernels::store::{Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, Storage, oracle};
 use ithaca_passes::differentiate::{Recompute, Training};
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::lower::lower;
-use ithaca_passes::shard::{ShardOptions, parse_mesh};
+use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 
 use super::distributed::{can_run, steps_on_host};
 use crate::steps::cases;
@@ -35,6 +36,23 @@ fn groups_of_layers_and_parts_of_the_loss_over_steps() {
     let options = ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap());
     let ranks = per_rank(&whole, &options).unwrap();
     check("groups_and_parts", &whole, &ranks);
+}
+
+#[test]
+fn layers_that_work_for_their_neighbours_over_steps() {
+    if !can_run() {
+        return;
+    }
+    let training = Training { recompute: Recompute::FULL, micro_batches: 2, ..Training::default() };
+    let whole = step(&deep_llama(4), training);
+    let options = ShardOptions {
+        zero: Zero::Parameters,
+        fusion: Fusion::parse("prefetch+pack").unwrap(),
+        ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
+    };
+    let ranks = per_rank(&whole, &options).unwrap();
+    assert!(ranks.function("block.ahead.turn.backward").is_some(), "gradients are left to the next layer");
+    check("neighbours", &whole, &ranks);
 }
 
 /// Whether the emitted program of `ranks` makes the steps of `whole`.

@@ -219,7 +219,8 @@ impl Cx<'_> {
         let g = Gradient { d_o: reals(x[3]), lse: reals(x[4]), delta: reals(x[5]) };
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
-        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3], &[s.q, s.k, s.v, s.d_o, s.dq, s.dk, s.dv]) {
+        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3], &[s.q, s.k, s.v, s.d_o, s.dq, s.dk, s.dv])
+        {
             let [dq, dk, dv] = [z[0], z[1], z[2]].map(written);
             let n = s.front * s.heads * blocks(s.queries, flash.backward);
             let kernel = flash.kernel("flash_backward_queries", t);

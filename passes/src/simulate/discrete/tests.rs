@@ -270,7 +270,7 @@ fn schedules() -> Vec<(String, Schedule)> {
     let mut found = Vec::new();
     for (strategy, mesh) in layouts {
         for (name, module) in [("forward", &forward), ("training", &train)] {
-            for fusion in [Fusion::Pack, Fusion::Overlap(2)] {
+            for fusion in [Fusion::PACK, Fusion::overlap(2)] {
                 for order in [None, Some(OrderChoice::Contiguous)] {
                     let options = ShardOptions {
                         fusion,

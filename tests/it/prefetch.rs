@@ -1,0 +1,201 @@
+//! `prefetch` changes no number and no byte: layers that gather the weights of the next and reduce the gradients of the one
+//! before compute what they compute by themselves. On a cluster what they do for others lies under kernels.
+
+use ithaca_ir::schedule::Stream;
+use ithaca_ir::timeline::Span;
+use ithaca_ir::{Module, Rank, diagnostic, traffic};
+use ithaca_kernels::store::RandomTensors;
+use ithaca_kernels::{Storage, compare, cpu, oracle};
+use ithaca_passes::cluster::Cluster;
+use ithaca_passes::compile::{Compiled, compile};
+use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
+use ithaca_passes::fuse::Fusion;
+use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::memory;
+use ithaca_passes::pass::{Prices, Volume};
+use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
+use ithaca_passes::simulate::{simulate, timeline};
+use serde_json::{Value, json};
+
+/// What double precision leaves of the order of summation.
+const EXACT: f64 = 1e-9;
+
+/// What single precision leaves of a loss.
+const CLOSE: f64 = 1e-4;
+
+fn llama(layers: u64) -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4, "vocab_size": 32,
+        "tie_word_embeddings": false,
+    })
+}
+
+fn step(config: &Value, training: Training) -> Module {
+    let batch = 4 * training.micro_batches;
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(batch, 32) };
+    program(config, "m", &workload).unwrap()
+}
+
+fn options(strategy: &str, mesh: &str, fusion: &str) -> ShardOptions {
+    ShardOptions {
+        zero: Zero::Parameters,
+        fusion: Fusion::parse(fusion).unwrap(),
+        ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
+    }
+}
+
+fn compiled(module: &Module, options: &ShardOptions, prices: &dyn Prices) -> Compiled {
+    compile(module, options, prices)
+        .unwrap_or_else(|d| panic!("{} {}: {}", options.strategy, options.mesh, diagnostic::render(&d, None)))
+}
+
+/// What is different in the step of `module` from the same without prefetching, and from the whole one.
+fn differences(
+    module: &Module,
+    (strategy, mesh): (&str, &str),
+    fusion: &str,
+    prices: &dyn Prices,
+) -> Vec<String> {
+    let random = RandomTensors::of_module(module, 7);
+    let whole = oracle::step::<f64>(module, &random, &random, Storage::Wide).unwrap();
+    let behind = fusion.split_once('+').map_or("pack", |(_, rest)| rest);
+    let plain = compiled(module, &options(strategy, mesh, behind), prices);
+    let ahead = compiled(module, &options(strategy, mesh, fusion), prices);
+    let found = oracle::step::<f64>(&ahead.per_rank, &random, &random, Storage::Wide).unwrap();
+    let run = cpu::execute(&ahead.schedule, &random, &random, &cpu::Options::default()).unwrap();
+    let mut wrong = Vec::new();
+    let outputs = compare::outputs(&found.outputs, &whole.outputs);
+    let kept = compare::outputs(&found.kept, &whole.kept);
+    wrong.extend(outputs.iter().chain(&kept).filter(|c| !c.verdict.within(EXACT)).map(|c| format!("{c:?}")));
+    let losses = compare::outputs(&run.outputs, &whole.outputs);
+    wrong.extend(losses.iter().filter(|c| !c.verdict.within(CLOSE)).map(|c| format!("schedule: {c:?}")));
+    if run.traffic != traffic::of_module(&plain.per_rank) {
+        wrong.push("something else was sent".to_owned());
+    }
+    wrong.iter().map(|what| format!("{strategy} {mesh} {fusion}: {what}")).collect()
+}
+
+const LAYOUTS: [(&str, &str); 5] = [
+    ("data-parallel", "dp=4"),
+    ("ulysses", "ulysses=2"),
+    ("ring", "ring=4"),
+    ("data-parallel+ulysses", "dp=2,ulysses=2"),
+    ("data-parallel+megatron-tp-sp", "dp=2,tp=2"),
+];
+
+#[test]
+fn a_step_is_the_whole_step() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    let recomputes = [
+        Recompute::None,
+        Recompute::Selective,
+        Recompute::FULL,
+        Recompute::Full { every: 2 },
+        Recompute::KeepAttention,
+    ];
+    let mut wrong = Vec::new();
+    for (n, recompute) in recomputes.into_iter().enumerate() {
+        for micro_batches in [1, 2] {
+            let training = Training { recompute, micro_batches, clip: Some(0.1), ..Training::default() };
+            let layers = [2, 5, 3, 4, 7][(n + micro_batches as usize) % 5];
+            let module = step(&llama(layers), training);
+            for (i, layout) in LAYOUTS.into_iter().enumerate() {
+                let prices: &dyn Prices = if (i + n).is_multiple_of(2) { &cluster } else { &Volume };
+                let found = differences(&module, layout, "prefetch+pack", prices);
+                wrong.extend(
+                    found.iter().map(|f| format!("{recompute:?} × {micro_batches}, {layers} layers, {f}")),
+                );
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn other_messages_travel_ahead_alike() {
+    let module = step(&llama(3), Training { recompute: Recompute::FULL, ..Training::default() });
+    let mut wrong = Vec::new();
+    for fusion in ["prefetch+none", "prefetch+overlap(chunks=2)", "prefetch(layers=0)+pack"] {
+        wrong.extend(differences(&module, ("data-parallel+ulysses", "dp=2,ulysses=2"), fusion, &Volume));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn stages_of_a_pipeline_gather_ahead() {
+    let mut wrong = Vec::new();
+    for pipeline in PipelineOrder::ALL {
+        let training = Training {
+            stages: 2,
+            micro_batches: 4,
+            pipeline,
+            recompute: Recompute::FULL,
+            ..Training::default()
+        };
+        let module = step(&llama(6), training);
+        wrong.extend(differences(&module, ("pipeline+data-parallel", "pp=2,dp=2"), "prefetch+pack", &Volume));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A forward pass whose weights are split, over layers that stack nothing.
+#[test]
+fn a_forward_pass_is_the_whole() {
+    let module = program(&llama(5), "m", &Workload::prefill(4, 32)).unwrap();
+    assert_eq!(
+        differences(&module, ("data-parallel", "dp=4"), "prefetch+pack", &Volume),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
+fn without_split_weights_there_is_a_note() {
+    let module = step(&llama(3), Training::default());
+    let options = ShardOptions { zero: Zero::Off, ..options("data-parallel", "dp=2", "prefetch") };
+    let notes = compiled(&module, &options, &Volume).notes;
+    assert!(notes.iter().any(|n| n.contains("`prefetch` has no effect")), "{notes:?}");
+}
+
+/// A training step of Llama-3-8B on a node, ZeRO stage 3.
+fn llama_3_8b(recompute: Recompute) -> Module {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/llama-3-8b/config.json");
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let training = Training { recompute, ..Training::default() };
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(8, 8192) };
+    program(&config, "llama-3-8b", &workload).unwrap()
+}
+
+/// Seconds of a span in which none of `kernels`, which do not overlap, runs.
+fn uncovered(span: &Span, kernels: &[&Span]) -> f64 {
+    let covered = kernels.iter().map(|k| (k.end.min(span.end) - k.start.max(span.start)).max(0.0));
+    span.end - span.start - covered.sum::<f64>()
+}
+
+/// With a sequence for each of eight ranks no gather and no reduction of a layer is seen, from its start to its end, but
+/// those of the first layer of a pass, which nothing comes before.
+#[test]
+fn weights_and_gradients_of_layers_travel_under_kernels() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    for recompute in [Recompute::FULL, Recompute::Selective] {
+        let module = llama_3_8b(recompute);
+        let of = |fusion| compiled(&module, &options("data-parallel", "dp=8", fusion), &cluster).schedule;
+        let [plain, ahead] = ["pack", "prefetch+pack"].map(of);
+        let spans = timeline(&cluster, &ahead);
+        let on = |stream| spans.iter().filter(move |s| s.rank == Rank(0) && s.stream == stream);
+        let kernels: Vec<&Span> = on(Stream::Compute).collect();
+        let of_layers: Vec<&Span> = on(Stream::Comm)
+            .filter(|s| s.frame.starts_with("block") && !s.frame.contains("gather"))
+            .collect();
+        assert!(of_layers.len() > 32 * 16, "{} messages", of_layers.len());
+        let seen: f64 = of_layers.iter().map(|s| uncovered(s, &kernels)).sum();
+        let all: f64 = of_layers.iter().map(|s| s.end - s.start).sum();
+        assert!(seen < 0.02 * all, "{recompute:?}: {seen} of {all} s of layers are exposed");
+        let [before, after] = [&plain, &ahead].map(|schedule| simulate(&cluster, schedule));
+        assert!(after.exposed() < 0.5 * before.exposed(), "{} of {}", after.exposed(), before.exposed());
+        assert!(after.seconds < before.seconds);
+        // At most the weights of one more layer are held: 218 million elements of two bytes.
+        let [before, after] = [&plain, &ahead].map(|schedule| memory::of_schedule(schedule).total());
+        assert!(after <= before + (450 << 20), "{after} bytes instead of {before}");
+    }
+}
