@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::process::Command;
 use std::sync::Arc;
 
 use ithaca_ir::verify::verify;
@@ -16,6 +17,7 @@ use ithaca_passes::lower::lower;
 
 use super::device;
 use super::distributed::{can_run, check_strategy, module};
+use super::root;
 
 /// What a program's attention is like.
 struct Case {
@@ -158,4 +160,27 @@ fn tensor_cores_on_several_ranks() {
     let (whole, tensors) = program(DType::BF16, &case);
     check_strategy(&whole, &tensors, "ring", &[("ring", "4"), ("order", "zigzag")]);
     check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "2"), ("heads", "uneven")]);
+}
+
+/// What is said of tiles of a mask, against every pair of a query and a key.
+#[test]
+fn tiles_of_masks_are_what_their_pairs_are() {
+    if !can_run() {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let program = out.path().join("mask_tile");
+    let compile = Command::new("g++")
+        .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-isystem"])
+        .arg(root().join("tests/cuda/host"))
+        .arg("-I")
+        .arg(root().join("kernels/cuda"))
+        .arg("-o")
+        .arg(&program)
+        .arg(root().join("tests/cuda/mask_tile.cpp"))
+        .output()
+        .unwrap();
+    assert!(compile.status.success(), "{}", String::from_utf8_lossy(&compile.stderr));
+    let run = Command::new(&program).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
 }
