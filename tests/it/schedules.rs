@@ -16,7 +16,7 @@ use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, compare, oracle};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
-use ithaca_passes::fuse::Fusion;
+use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{
@@ -101,7 +101,14 @@ fn draw(seed: u64) -> Drawn {
         heads: choices.one_of(&[HeadSplit::Even, HeadSplit::Even, HeadSplit::Uneven]),
         sequence: choices.one_of(&[SequenceFit::Exact, SequenceFit::Pad]),
         zero: if trains { choices.one_of(&Zero::ALL) } else { Zero::Off },
-        fusion: choices.one_of(&[Fusion::None, Fusion::Pack, Fusion::Overlap(2), Fusion::Overlap(3)]),
+        fusion: choices.one_of(&[
+            Fusion::None,
+            Fusion::Pack,
+            Fusion::Overlap(2),
+            Fusion::Overlap(3),
+            Fusion::Fold(None, Messages::Packed),
+            Fusion::Fold(None, Messages::Chunked(2)),
+        ]),
         ..ShardOptions::new(names.join("+"), parse_mesh(&mesh.join(",")).unwrap())
     };
     Drawn { config: config(choices, (kv_heads * group, kv_heads), layers, windows), workload, options }
