@@ -107,6 +107,9 @@ fn draw(seed: u64) -> Drawn {
             Fusion::overlap(2),
             Fusion::overlap(3),
             Fusion::parse("prefetch+pack").unwrap(),
+            Fusion::PACK.folded(),
+            Fusion::overlap(2).folded(),
+            Fusion::parse("prefetch+fold+pack").unwrap(),
         ]),
         ..ShardOptions::new(names.join("+"), parse_mesh(&mesh.join(",")).unwrap())
     };
