@@ -76,14 +76,14 @@ pub const PASSES: &[PassInfo] = &[
         options: fuse::OPTIONS,
     },
     PassInfo {
-        name: fuse::fold::NAME,
-        summary: "lets kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks them",
-        options: "none",
-    },
-    PassInfo {
         name: "prefetch",
         summary: "gathers weights before they are needed and reduces gradients after they are there, while kernels compute, across layers too",
         options: prefetch::OPTIONS,
+    },
+    PassInfo {
+        name: fuse::fold::NAME,
+        summary: "lets kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks them",
+        options: "none",
     },
     PassInfo {
         name: "rules",

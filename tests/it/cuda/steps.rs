@@ -4,12 +4,14 @@ use ithaca_ir::Module;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::store::{Layered, RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::{Outputs, Storage, oracle};
+use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::lower::lower;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 
 use super::distributed::{can_run, steps_on_host};
+use crate::prefetch::SlowLinks;
 use crate::steps::cases;
 use crate::training::sharded::{deep_llama, per_rank, step};
 
@@ -50,8 +52,10 @@ fn layers_that_work_for_their_neighbours_over_steps() {
         fusion: Fusion::parse("prefetch+pack").unwrap(),
         ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
     };
-    let ranks = per_rank(&whole, &options).unwrap();
-    assert!(ranks.function("block.ahead.turn.backward").is_some(), "gradients are left to the next layer");
+    let ranks = compile(&whole, &options, &SlowLinks).unwrap().per_rank;
+    for name in ["block.ahead.turn.backward", "block.assign.backward", "block.shards"] {
+        assert!(ranks.function(name).is_some(), "there is no @{name}");
+    }
     check("neighbours", &whole, &ranks);
 }
 

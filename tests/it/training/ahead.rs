@@ -9,12 +9,13 @@ use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{Mode, Workload, program};
-use ithaca_passes::pass::{Prices, Volume};
+use ithaca_passes::pass::Prices;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::Value;
 
 use super::goldens;
 use crate::goldens::workload;
+use crate::prefetch::SlowLinks;
 
 /// Largest accepted difference of a loss in single precision.
 const CLOSE: f64 = 1e-4;
@@ -42,7 +43,7 @@ fn goldens_agree_where_layers_work_for_their_neighbours() {
             let Ok(module) = program(&config, &name, &workload) else { continue };
             for (i, (strategy, mesh)) in layouts.into_iter().enumerate() {
                 let what = format!("{name}, {strategy} {mesh}, {recompute}, {micro_batches} micro-batches");
-                let prices: &dyn Prices = if (i + n).is_multiple_of(2) { &cluster } else { &Volume };
+                let prices: &dyn Prices = if (i + n).is_multiple_of(2) { &cluster } else { &SlowLinks };
                 let of = |fusion: &str| {
                     let options = ShardOptions {
                         zero: Zero::Parameters,

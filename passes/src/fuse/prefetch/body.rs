@@ -226,8 +226,9 @@ struct Layer {
 
 impl Layer {
     fn of(function: &Function, parts: &Parts, seconds: &[f64], order: ScanOrder, stretch: f64) -> Layer {
+        // Nothing waits behind the last kernels.
+        let plain = Timeline::of(function, parts, seconds, &BTreeSet::new(), 0.0);
         let seconds = timeline::stretched(function, seconds, stretch);
-        let plain = Timeline::of(function, parts, &seconds, &BTreeSet::new(), 0.0);
         // A layer upwards cannot name the one below it.
         let deferred: Vec<usize> = match order {
             ScanOrder::Ascending => Vec::new(),
