@@ -62,7 +62,8 @@ fn goldens_that_are_not_packed_on_the_host() {
         let expected = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
         let module = module(&directory, &Workload::prefill(2, 64));
         let options = folded(options(strategy, axes), messages);
-        assert_eq!(at_wires(&schedule(&module, &options)), at, "{strategy} {messages:?}");
+        let found = at_wires(&schedule(&module, &options));
+        assert!(at.iter().all(|name| found.contains(name)), "{strategy} {messages:?}: {found:?}");
         let ranks = usize::try_from(options.mesh.ranks()).unwrap();
         let logits = logits_on_host(&directory, &module, &options, ranks);
         let error = compare(&logits, &expected.read("logits").unwrap());
