@@ -233,6 +233,7 @@ inline void copy_part(const Device& device, Queue queue, PartCopy direction, int
     const int out = direction == PartCopy::Out ? 0 : 1;
     Walk<2> walk;
     const auto step = [&](int64_t steps, int64_t of_part, int64_t of_whole) {
+        if (steps == 1) return;
         walk.extent[walk.n] = steps;
         walk.stride[out][walk.n] = of_part;
         walk.stride[1 - out][walk.n++] = of_whole;

@@ -74,7 +74,9 @@ impl Cx<'_> {
                 let sides = (own.strides[d], lw.strides[d]);
                 let block = part.cut().filter(|(place, ..)| *place == d).map(|(_, len, block)| (len, block));
                 let runs = (d == at).then_some((each, run));
-                for (steps, part, whole) in legs(extent, sides, block, runs)? {
+                for (steps, part, whole) in
+                    legs(extent, sides, block, runs)?.into_iter().filter(|leg| leg.0 != 1)
+                {
                     step(&mut walk, steps, order(part, whole))?;
                 }
             }
