@@ -153,7 +153,7 @@ fn other_messages_travel_ahead_alike() {
 }
 
 #[test]
-fn stages_of_a_pipeline_gather_ahead() {
+fn stages_of_a_pipeline_gather_within_a_layer() {
     let mut wrong = Vec::new();
     for pipeline in PipelineOrder::ALL {
         let training = Training {
@@ -170,6 +170,9 @@ fn stages_of_a_pipeline_gather_ahead() {
             "prefetch+pack",
             &SlowLinks,
         ));
+        let options = options("pipeline+data-parallel", "pp=2,dp=2", "prefetch+pack");
+        let notes = compiled(&module, &options, &SlowLinks).notes;
+        assert!(notes.iter().any(|n| n.ends_with("for a stage of a pipeline runs it")), "{notes:?}");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -79,9 +79,12 @@ impl Plan {
                     continue;
                 }
                 let (needs, most) = (plan.bodies[number].n_arguments(callee), *node.op.info().operands.end());
-                let why = match needs > most {
-                    true => Some(format!("a layer would take {needs} arguments, and {most} is the most")),
-                    false => call.scan.and_then(|scan| whole(module, function, scan.over)),
+                let why = if call.stage.is_some() {
+                    Some("a stage of a pipeline runs it".to_owned())
+                } else if needs > most {
+                    Some(format!("a layer would take {needs} arguments, and {most} is the most"))
+                } else {
+                    call.scan.and_then(|scan| whole(module, function, scan.over))
                 };
                 if let Some(why) = why {
                     cx.note(format!(
