@@ -110,6 +110,23 @@ __host__ __device__ constexpr FlashWidths flash_widths(int64_t width, int64_t va
     return {0, 0};
 }
 
+// Where the rows of one head lie, by token. It waits in shared memory, for registers are full of sums. A rank has fewer than
+// 2^32 tokens and heads, and numbers of 32 bits are divided without a call.
+struct Line {
+    int64_t first, token, block;
+    uint32_t run;  // zero: not cut
+
+    __device__ int64_t at(int64_t t) const {
+        if (run == 0) return first + t * token;
+        const uint32_t number = static_cast<uint32_t>(t);
+        return first + number / run * block + number % run * token;
+    }
+};
+__device__ inline Line line_of(const Rows& rows, int64_t front, int64_t head) {
+    const Line of_heads{front * rows.front, rows.head, rows.head_block, static_cast<uint32_t>(rows.head_run)};
+    return {of_heads.at(head), rows.token, rows.token_block, static_cast<uint32_t>(rows.token_run)};
+}
+
 // Sizes of the forward kernel for these widths: shared memory below the 99 KiB that every GPU from sm_80 on has, for the
 // same kernel is to run on all.
 template <int kWidth, int kValueWidth>
@@ -135,6 +152,7 @@ struct FlashShared {
     T v[Sizes::kKeys * tile::pitch(kValueWidth)];
     Asked queries[Sizes::kRows];
     int64_t keys[Sizes::kKeys];
+    Line at_key, at_value;
     Seen tiles[Sizes::kThreads];
 };
 
@@ -159,23 +177,28 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         const Drops drops(s, front, head);
 
         __syncthreads();  // the block before has been read
+        if (threadIdx.x == 0) {
+            shared.at_key = line_of(s.k, front, kv_head);
+            shared.at_value = line_of(s.v, front, kv_head);
+        }
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
+        const Line at_query = line_of(s.q, front, head);
         tile::fetch<T, kWidth, kRows, kThreads>(shared.q, q, width, [&](int i) -> const T* {
-            return i < n_rows ? q + s.q.at(front, first + i, head) : nullptr;
+            return i < n_rows ? q + at_query.at(first + i) : nullptr;
         });
         warp::commit_copies();
         const auto fetch_keys = [&](int64_t t, bool is_padded) {
             tile::fetch<T, kWidth, kKeys, kThreads>(shared.k, k, width, [&](int i) -> const T* {
                 const int64_t key = t * kKeys + i;
-                return is_key(s, key, is_padded) ? k + s.k.at(front, key, kv_head) : nullptr;
+                return is_key(s, key, is_padded) ? k + shared.at_key.at(key) : nullptr;
             });
             warp::commit_copies();
         };
         const auto fetch_values = [&](int64_t t, bool is_padded) {
             tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.v, v, value_width, [&](int i) -> const T* {
                 const int64_t key = t * kKeys + i;
-                return is_key(s, key, is_padded) ? v + s.v.at(front, key, kv_head) : nullptr;
+                return is_key(s, key, is_padded) ? v + shared.at_value.at(key) : nullptr;
             });
             warp::commit_copies();
         };
@@ -281,7 +304,8 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
         for (int m = 0; m < kM; ++m)
             ITHACA_UNROLL
             for (int half = 0; half < 2; ++half) weights[m][half] = tile::sum_of_row(weights[m][half]);
-        put_rows(o, sum, n_rows, s.value_width, [&](int i) { return s.o.at(front, first + i, head); },
+        const Line at_output = line_of(s.o, front, head);
+        put_rows(o, sum, n_rows, s.value_width, [&](int i) { return at_output.at(first + i); },
                  [&](int m, int half) { return weights[m][half] > 0 ? 1.0f / weights[m][half] : 0.0f; });
         if (lse == nullptr || lane % 4 != 0) continue;
         ITHACA_UNROLL
@@ -290,8 +314,7 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
             for (int half = 0; half < 2; ++half) {
                 const int i = first_row + m * 16 + half * 8 + lane / 4;
                 const float w = weights[m][half];
-                if (i < n_rows)
-                    lse[s.row(front, first + i, head)] = w > 0 ? highest[m][half] * kLn2 + logarithm(w) : nothing<float>();
+                if (i < n_rows) lse[s.row(front, first + i, head)] = w > 0 ? highest[m][half] * kLn2 + logarithm(w) : nothing<float>();
             }
     }
 }

@@ -31,6 +31,7 @@ struct FlashBackwardShared {
     Asked other_queries[2][Sizes::kOthers];
     int64_t keys[Sizes::kRows];
     int64_t other_keys[2][Sizes::kOthers];
+    Line at_wide, at_narrow;  // rows that are walked over, where they are keys
     float lse[2][Sizes::kOthers], delta[2][Sizes::kOthers];
     Seen tiles[Sizes::kThreads];
 };
@@ -81,15 +82,20 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
         const int64_t n_rows = s.queries - first < kRows ? s.queries - first : kRows;
         const Span positions = span_of(s.query_positions, first, n_rows);
         const Drops drops(s, front, head);
+        const Line at_query = line_of(s.q, front, head), at_gradient = line_of(s.d_o, front, head);
         const auto row_of = [&](int i) { return s.row(front, first + i, head); };
 
         __syncthreads();  // the block before has been read
+        if (threadIdx.x == 0) {
+            shared.at_wide = line_of(s.k, front, kv_head);
+            shared.at_narrow = line_of(s.v, front, kv_head);
+        }
         for (int i = threadIdx.x; i < kRows; i += kThreads)
             shared.queries[i] = i < n_rows ? asked_of(s.mask, position_of(s.query_positions, first + i)) : Asked{0, 0, 0};
         tile::fetch<T, kWidth, kRows, kThreads>(
-            shared.wide, q, width, [&](int i) -> const T* { return i < n_rows ? q + s.q.at(front, first + i, head) : nullptr; });
+            shared.wide, q, width, [&](int i) -> const T* { return i < n_rows ? q + at_query.at(first + i) : nullptr; });
         tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, d_o, value_width, [&](int i) -> const T* {
-            return i < n_rows ? d_o + s.d_o.at(front, first + i, head) : nullptr;
+            return i < n_rows ? d_o + at_gradient.at(first + i) : nullptr;
         });
         float lse[2], delta[2];
         ITHACA_UNROLL
@@ -103,10 +109,10 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             const bool is_padded = seen == Seen::Padded;
             const auto is_there = [&](int i) { return is_key(s, t * kKeys + i, is_padded); };
             tile::fetch<T, kWidth, kKeys, kThreads>(shared.others_wide[buffer], k, width, [&](int i) -> const T* {
-                return is_there(i) ? k + s.k.at(front, t * kKeys + i, kv_head) : nullptr;
+                return is_there(i) ? k + shared.at_wide.at(t * kKeys + i) : nullptr;
             });
             tile::fetch<T, kValueWidth, kKeys, kThreads>(shared.others_narrow[buffer], v, value_width, [&](int i) -> const T* {
-                return is_there(i) ? v + s.v.at(front, t * kKeys + i, kv_head) : nullptr;
+                return is_there(i) ? v + shared.at_narrow.at(t * kKeys + i) : nullptr;
             });
             const int64_t key = t * kKeys + threadIdx.x;
             if ((asks(seen) || drops.any) && threadIdx.x < kKeys)
@@ -169,7 +175,8 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
             }
         }
         warp::wait_for_copies<0>();
-        put_rows(dq, sum, n_rows, s.width, [&](int i) { return s.dq.at(front, first + i, head); },
+        const Line at_result = line_of(s.dq, front, head);
+        put_rows(dq, sum, n_rows, s.width, [&](int i) { return at_result.at(first + i); },
                  [&](int, int) { return static_cast<float>(s.scale); });
     }
 }
@@ -197,11 +204,12 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
     for (int i = threadIdx.x; i < kRows; i += kThreads)
         shared.keys[i] = i < n_rows ? position_of(s.key_positions, first + i) : -1;
     const bool is_padded = positions.last > s.valid_keys;
+    const Line at_key = line_of(s.k, front, kv_head), at_value = line_of(s.v, front, kv_head);
     tile::fetch<T, kWidth, kRows, kThreads>(shared.wide, k, width, [&](int i) -> const T* {
-        return i < n_rows && is_key(s, first + i, is_padded) ? k + s.k.at(front, first + i, kv_head) : nullptr;
+        return i < n_rows && is_key(s, first + i, is_padded) ? k + at_key.at(first + i) : nullptr;
     });
     tile::fetch<T, kValueWidth, kRows, kThreads>(shared.narrow, v, value_width, [&](int i) -> const T* {
-        return i < n_rows && is_key(s, first + i, is_padded) ? v + s.v.at(front, first + i, kv_head) : nullptr;
+        return i < n_rows && is_key(s, first + i, is_padded) ? v + at_value.at(first + i) : nullptr;
     });
     const auto next_head = [&](int64_t head) {
         do ++head;
@@ -229,17 +237,18 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         // Begins to bring a tile of queries to one of the buffers; what each has beside its rows waits in registers.
         const auto bring = [&](int64_t head, int t, int buffer) {
             const int64_t query = (from + t) * kQueries;
-            const auto row = [&](int i) { return s.row(front, query + i, head); };
+            const Line queries = line_of(s.q, front, head), gradients = line_of(s.d_o, front, head);
             tile::fetch<T, kWidth, kQueries, kThreads>(shared.others_wide[buffer], q, width, [&](int i) -> const T* {
-                return query + i < s.queries ? q + s.q.at(front, query + i, head) : nullptr;
+                return query + i < s.queries ? q + queries.at(query + i) : nullptr;
             });
             tile::fetch<T, kValueWidth, kQueries, kThreads>(shared.others_narrow[buffer], d_o, value_width, [&](int i) -> const T* {
-                return query + i < s.queries ? d_o + s.d_o.at(front, query + i, head) : nullptr;
+                return query + i < s.queries ? d_o + gradients.at(query + i) : nullptr;
             });
             if (threadIdx.x >= kQueries) return;
             const bool is_there = query + threadIdx.x < s.queries;
-            lse = is_there ? static_cast<float>(g.lse[row(threadIdx.x)]) : nothing<float>();
-            delta = is_there ? static_cast<float>(g.delta[row(threadIdx.x)]) : 0.0f;
+            const int64_t row = s.row(front, query + threadIdx.x, head);
+            lse = is_there ? static_cast<float>(g.lse[row]) : nothing<float>();
+            delta = is_there ? static_cast<float>(g.delta[row]) : 0.0f;
             if (drops || asks(shared.tiles[t]))
                 asked = is_there ? asked_of(s.mask, position_of(s.query_positions, query + threadIdx.x)) : Asked{0, 0, 0};
         };
@@ -306,11 +315,12 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
         }
     }
     warp::wait_for_copies<0>();
+    const Line at_dk = line_of(s.dk, front, kv_head), at_dv = line_of(s.dv, front, kv_head);
     if constexpr (kSums != Sums::Values)
-        put_rows(dk, sum_k, n_rows, s.width, [&](int i) { return s.dk.at(front, first + i, kv_head); },
+        put_rows(dk, sum_k, n_rows, s.width, [&](int i) { return at_dk.at(first + i); },
                  [&](int, int) { return static_cast<float>(s.scale); });
     if constexpr (kSums != Sums::Keys)
-        put_rows(dv, sum_v, n_rows, s.value_width, [&](int i) { return s.dv.at(front, first + i, kv_head); },
+        put_rows(dv, sum_v, n_rows, s.value_width, [&](int i) { return at_dv.at(first + i); },
                  [&](int, int) { return 1.0f; });
 }
 

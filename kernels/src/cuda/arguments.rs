@@ -164,14 +164,6 @@ pub struct Rows {
     pub(super) head_block: i64,
 }
 
-impl Rows {
-    /// How far rows may be apart, in elements.
-    pub(super) fn distances(&self) -> [i64; 5] {
-        let Self { front, token, head, token_run: _, token_block, head_run: _, head_block } = *self;
-        [front, token, head, token_block, head_block]
-    }
-}
-
 /// `ithaca::kernel::AttentionShape`: what a rank holds of q, k and v, and how they score.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

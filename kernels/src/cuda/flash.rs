@@ -13,6 +13,9 @@ use super::arguments::{Address, Rows};
 /// Bytes at whose multiples rows and results start.
 const ALIGNMENT: u64 = 16;
 
+/// The same in elements of two bytes.
+const APART: i64 = 8;
+
 /// A block of threads that work together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
@@ -55,12 +58,12 @@ const fn flash(
 
 /// All, the narrowest first.
 pub(super) const ALL: [Flash; 6] = [
-    flash([64, 64], [128, 128, 39_552], [64, 128, 40_576, 1]),
-    flash([96, 96], [128, 128, 55_936], [64, 128, 56_960, 1]),
-    flash([128, 128], [128, 128, 72_320], [64, 128, 73_344, 1]),
-    flash([192, 128], [64, 128, 70_272], [64, 128, 67_200, 1]),
-    flash([192, 192], [64, 128, 78_464], [64, 128, 79_488, 2]),
-    flash([256, 256], [64, 128, 68_992], [48, 96, 86_752, 2]),
+    flash([64, 64], [128, 128, 39_616], [64, 128, 40_640, 1]),
+    flash([96, 96], [128, 128, 56_000], [64, 128, 57_024, 1]),
+    flash([128, 128], [128, 128, 72_384], [64, 128, 73_408, 1]),
+    flash([192, 128], [64, 128, 70_336], [64, 128, 67_264, 1]),
+    flash([192, 192], [64, 128, 78_528], [64, 128, 79_552, 2]),
+    flash([256, 256], [64, 128, 69_056], [48, 96, 86_816, 2]),
 ];
 
 /// What an attention has that decides whether tensor cores take it.
@@ -74,7 +77,7 @@ pub(super) struct Operands<'a> {
     pub(super) dtypes: &'a [DType],
     /// Where these and the results start.
     pub(super) addresses: &'a [Address],
-    /// Where their rows begin.
+    /// How far their rows are apart.
     pub(super) rows: &'a [Rows],
     /// Whether something is added to the scores.
     pub(super) bias: Bias,
@@ -95,7 +98,7 @@ pub(super) fn kernels_for(operands: &Operands<'_>) -> Option<&'static Flash> {
     let &Operands { width, value_width, dtypes, addresses, rows, bias } = operands;
     let is_half = dtypes.iter().all(|&d| d == dtypes[0]) && matches!(dtypes[0], DType::F16 | DType::BF16);
     let is_aligned = addresses.iter().all(|at| at.number().is_multiple_of(ALIGNMENT))
-        && rows.iter().all(|rows| rows.distances().iter().all(|n| n % (ALIGNMENT as i64 / 2) == 0));
+        && rows.iter().all(|r| (r.front | r.token | r.head | r.token_block | r.head_block) % APART == 0);
     if !is_half || !is_aligned || bias == Bias::Learned {
         return None;
     }
@@ -170,7 +173,9 @@ mod tests {
         let latent = Operands { value_width: 128, ..operands(192, &half, &at) };
         assert_eq!(widths(&latent), Some((192, 128)));
 
+        let cut = [Rows { token: 64, token_run: 3, token_block: 3 * 64 + 4, ..Rows::default() }];
         let declined = [
+            Operands { rows: &cut, ..operands(64, &half, &at) },
             operands(64, &[DType::F32; 3], &at),
             operands(64, &[DType::BF16, DType::BF16, DType::BF16, DType::F32], &at),
             operands(60, &half, &at),

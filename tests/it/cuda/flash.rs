@@ -160,6 +160,8 @@ fn tensor_cores_on_several_ranks() {
     let (whole, tensors) = program(DType::BF16, &case);
     check_strategy(&whole, &tensors, "ring", &[("ring", "4"), ("order", "zigzag")]);
     check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "2"), ("heads", "uneven")]);
+    // Rows that lie in messages.
+    check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "3")]);
 }
 
 /// What is said of tiles of a mask, against every pair of a query and a key.

@@ -48,18 +48,23 @@ inline Reals reals(View x) {
 
 inline kernel::Written written(View z) { return {z.data, reals(z).storage}; }
 
+// Whether every row begins at a multiple of 16 bytes, of elements of two, where the first one does.
+inline bool is_aligned(const kernel::Rows& rows) {
+    const int64_t all = rows.front | rows.token | rows.head | rows.token_block | rows.head_block;
+    return all % 8 == 0;
+}
+
 // Whether the kernels on tensor cores, which are for these widths, compute an attention of operands `x`, the first
 // `n_rows` of which have rows, to the first results `z`. The runtime that is told a schedule decides the same.
 inline bool takes(const kernel::AttentionShape& s, int width, int value_width, const Views& x, size_t n_rows, const Views& z,
                   size_t n_results) {
-    const auto is_aligned = [](const View& view) { return reinterpret_cast<uintptr_t>(view.data) % 16 == 0; };
+    const auto starts_well = [](const View& view) { return reinterpret_cast<uintptr_t>(view.data) % 16 == 0; };
     for (size_t i = 0; i < n_rows; ++i)
-        if (x[i].type.dtype != x[0].type.dtype || !is_aligned(x[i])) return false;
+        if (x[i].type.dtype != x[0].type.dtype || !starts_well(x[i])) return false;
     for (size_t i = 0; i < n_results; ++i)
-        if (!is_aligned(z[i])) return false;
-    for (const kernel::Rows& rows : {s.q, s.k, s.v, s.o, s.d_o, s.dq, s.dk, s.dv})
-        for (int64_t distance : {rows.front, rows.token, rows.head, rows.token_block, rows.head_block})
-            if (distance % 8 != 0) return false;
+        if (!starts_well(z[i])) return false;
+    for (const kernel::Rows* rows : {&s.q, &s.k, &s.v, &s.o, &s.d_o, &s.dq, &s.dk, &s.dv})
+        if (!is_aligned(*rows)) return false;
     return s.width == width && s.value_width == value_width && s.bias.bounds == nullptr;
 }
 

@@ -39,23 +39,17 @@ fn with_result(x: &TensorType, z: &TensorType) -> Result<[&'static str; 2], Cuda
     }
 }
 
-/// The kernels on tensor cores that compute an attention from these operands to these results, whose rows begin as `rows`
-/// says, if there are any.
-fn on_tensor_cores(
-    s: &AttentionShape,
-    operands: &[View<'_>],
-    results: &[View<'_>],
-    rows: &[Rows],
-) -> Option<&'static Flash> {
-    let dtypes: Vec<DType> = operands.iter().map(|x| x.ty.dtype).collect();
-    let addresses: Vec<Address> = operands.iter().chain(results).map(|x| x.at).collect();
+/// The kernels on tensor cores that compute an attention from these rows to these, if there are any.
+fn on_tensor_cores(s: &AttentionShape, rows: &[View<'_>], results: &[View<'_>]) -> Option<&'static Flash> {
+    let dtypes: Vec<DType> = rows.iter().map(|x| x.ty.dtype).collect();
+    let addresses: Vec<Address> = rows.iter().chain(results).map(|x| x.at).collect();
     let bias = if s.bias.bounds == Address::NONE { flash::Bias::None } else { flash::Bias::Learned };
     flash::kernels_for(&Operands {
         width: s.width,
         value_width: s.value_width,
         dtypes: &dtypes,
         addresses: &addresses,
-        rows,
+        rows: &[s.q, s.k, s.v, s.o, s.d_o, s.dq, s.dk, s.dv],
         bias,
     })
 }
@@ -190,7 +184,7 @@ impl Cx<'_> {
         let lse = z.get(1).map_or(Address::NONE, |lse| lse.at);
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
-        if let Some(flash) = on_tensor_cores(&s, &x[..3], &z[..1], &[s.q, s.k, s.v, s.o]) {
+        if let Some(flash) = on_tensor_cores(&s, &x[..3], &z[..1]) {
             let n = s.front * s.heads * blocks(s.queries, flash.forward);
             let arguments = arguments![q, k, v, written(z[0]), lse, s, n];
             return self.launch_blocks(&flash.kernel("flash", t), n, flash.forward, arguments);
@@ -219,8 +213,7 @@ impl Cx<'_> {
         let g = Gradient { d_o: reals(x[3]), lse: reals(x[4]), delta: reals(x[5]) };
         let [t, o] = with_result(x[0].ty, z[0].ty)?;
         let [q, k, v] = [x[0].at, x[1].at, x[2].at];
-        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3], &[s.q, s.k, s.v, s.d_o, s.dq, s.dk, s.dv])
-        {
+        if let Some(flash) = on_tensor_cores(&s, &x[..4], &z[..3]) {
             let [dq, dk, dv] = [z[0], z[1], z[2]].map(written);
             let n = s.front * s.heads * blocks(s.queries, flash.backward);
             let kernel = flash.kernel("flash_backward_queries", t);
