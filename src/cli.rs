@@ -243,7 +243,8 @@ pub enum Target {
     Svg,
     /// A sequence diagram for Mermaid: ranks, phases, collectives.
     Mermaid,
-    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream.
+    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank (of more than 64, one for all that do
+    /// the same), a thread for each stream.
     Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
@@ -283,9 +284,10 @@ pub struct RunArgs {
     /// A safetensors file with expected outputs; the whole program's own when left out.
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// The largest error, absolute or relative, that passes.
-    #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
-    pub tolerance: f64,
+    /// The largest error, absolute or relative, that passes. 1e-4 when left out; where tensors are stored as they are typed,
+    /// 1e-2 for those of a program in f16 and 5e-2 in bf16.
+    #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
+    pub tolerance: Option<f64>,
     /// Steps of training, each on the weights and the optimizer's state that the one before left.
     #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
     pub steps: u64,

@@ -25,15 +25,17 @@ impl Device {
         match args.device {
             DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
             DeviceArg::Cpu => Ok(Device::Cpu),
-            DeviceArg::Cuda if args.graph && args.timings => {
-                Err(Failure::usage("tasks of a graph are not timed: leave `--graph` or `--timings` out"))
-            }
+            DeviceArg::Cuda if args.graph && (args.timings || args.trace.is_some()) => Err(Failure::usage(
+                "tasks of a graph are not timed: leave `--graph`, or `--timings` and `--trace`, out",
+            )),
+            DeviceArg::Cuda if args.timings && args.trace.is_some() => Err(Failure::usage(
+                "`--timings` runs one task at a time on a GPU, and `--trace` all as they come: ask for one of them",
+            )),
             DeviceArg::Cuda => {
                 let only_here = [
                     ("--launch", args.launch),
                     ("--fault", args.fault.is_some()),
                     ("--look-for-nan", args.look_for_nan),
-                    ("--trace", args.trace.is_some()),
                 ];
                 if let Some((flag, _)) = only_here.into_iter().find(|(_, given)| *given) {
                     return Err(Failure::usage(format!("`{flag}` goes with `--device cpu`")));
@@ -47,7 +49,11 @@ impl Device {
                     CollectivesArg::Nccl => By::Nccl,
                 };
                 let machine = Machine::open(schedule, collectives)?;
-                let clock = if args.timings { Clock::EachTask } else { Clock::Off };
+                let clock = match (args.timings, &args.trace) {
+                    (true, _) => Clock::EachTask,
+                    (false, Some(_)) => Clock::Streams,
+                    (false, None) => Clock::Off,
+                };
                 let issue = if args.graph { Issue::Graph } else { Issue::Tasks };
                 Ok(Device::Cuda(Box::new(machine), cuda::Options { clock, issue }))
             }

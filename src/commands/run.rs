@@ -5,9 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use ithaca_codegen::trace;
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
-use ithaca_ir::{Diagnostic, Module};
+use ithaca_ir::{DType, Diagnostic, Module};
 use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{LookForNan, Timings, Trace};
 use ithaca_kernels::launch::{Process, Step, Then};
@@ -130,9 +131,10 @@ pub(super) fn run_job(
         out.push_str(&timings_table(&timings));
     }
     let after = compare::Judge { reach: job.reach(args.steps), smallest: None };
+    let tolerance = args.tolerance.unwrap_or_else(|| usual_tolerance(&compiled.schedule, args));
     let judgement = match &args.expect {
         None if args.unchecked => Judgement { text: "compared with nothing\n".to_owned(), passed: true },
-        Some(path) => judge(&found, &Expected::<f32>::File(path), after, args.tolerance)?,
+        Some(path) => judge(&found, &Expected::<f32>::File(path), after, tolerance)?,
         None => {
             progress("running the whole program");
             let mut smallest = compare::Smallest::default();
@@ -142,7 +144,7 @@ pub(super) fn run_job(
                 Ok(whole)
             })?;
             let after = compare::Judge { smallest: Some(&smallest), ..after };
-            judge(&found, &Expected::Whole(&all(whole)), after, args.tolerance)?
+            judge(&found, &Expected::Whole(&all(whole)), after, tolerance)?
         }
     };
     out.push_str(&judgement.text);
@@ -292,6 +294,21 @@ pub(super) enum Expected<'a, T: Real> {
     File(&'a Path),
     /// The whole program's own.
     Whole(&'a Outputs<T>),
+}
+
+/// The largest error that passes where none is asked for, by the narrowest numbers that are stored.
+fn usual_tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
+    let is_typed = args.storage == StorageArg::Typed || args.device == DeviceArg::Cuda;
+    let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
+    let of = |dtype| match dtype {
+        DType::BF16 => 5e-2,
+        DType::F16 => 1e-2,
+        DType::F64 | DType::F32 | DType::I32 | DType::Bool => 1e-4,
+    };
+    match is_typed {
+        true => buffers.map(|buffer| of(buffer.dtype())).fold(1e-4, f64::max),
+        false => 1e-4,
+    }
 }
 
 /// A table, and whether every error is within the tolerance.

@@ -3,6 +3,8 @@
 //! [`Gpu`](super::gpu::Gpu) is a GPU, [`Host`](super::host::Host) is this machine with the kernels compiled by a C++
 //! compiler, [`Recorder`](super::recorder::Recorder) does nothing and keeps the names of what is launched.
 
+use std::time::Duration;
+
 use ithaca_ir::DType;
 
 use super::arguments::{Address, Arguments};
@@ -126,6 +128,18 @@ pub trait Device {
     /// # Errors
     /// The device's.
     fn event(&self) -> Result<Event, CudaError>;
+
+    /// A new event that keeps when it happens.
+    ///
+    /// # Errors
+    /// The device's.
+    fn timed_event(&self) -> Result<Event, CudaError>;
+
+    /// The time from one such event to another; none where the second happened first. Both have happened.
+    ///
+    /// # Errors
+    /// The device's.
+    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CudaError>;
 
     /// The event happens when everything issued to the stream is done.
     ///

@@ -179,7 +179,7 @@ fn run<'a>(
     // What the first step kept is put back, so that the second is the same again.
     match (options.issue, options.clock) {
         (Issue::Tasks, Clock::Off) => {}
-        (Issue::Tasks, Clock::EachTask) => {
+        (Issue::Tasks, Clock::EachTask | Clock::Streams) => {
             // Times are those of a step that finds everything ready.
             inputs::load(schedule, plan, &steps.seats, weights, sources)?;
             steps.timings = Timings::default();
@@ -216,7 +216,8 @@ fn run<'a>(
     }
     let memory_bytes = steps.seats.iter().map(|seat| seat.bytes).sum();
     let timings: Timings = std::mem::take(&mut steps.timings);
-    Ok(Execution { outputs, kept, traffic, peaks, timings, spans: Vec::new(), memory_bytes })
+    let spans = steps.moments.spans(schedule, &steps.seats)?;
+    Ok(Execution { outputs, kept, traffic, peaks, timings, spans, memory_bytes })
 }
 
 /// What ranks wrote, as files have it; `before` has what was there.

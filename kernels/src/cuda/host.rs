@@ -14,6 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use ithaca_ir::DType;
@@ -45,7 +46,7 @@ pub struct Host {
     kernels: Arc<HostKernels>,
     memory: RefCell<BTreeMap<Address, Layout>>,
     next: Cell<u64>,
-    recorded: RefCell<BTreeSet<Event>>,
+    recorded: RefCell<BTreeMap<Event, Instant>>,
 }
 
 impl HostKernels {
@@ -181,13 +182,25 @@ impl Device for Host {
         Ok(Event(self.fresh()))
     }
 
+    fn timed_event(&self) -> Result<Event, CudaError> {
+        self.event()
+    }
+
+    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CudaError> {
+        let recorded = self.recorded.borrow();
+        match (recorded.get(&from), recorded.get(&to)) {
+            (Some(from), Some(to)) => Ok(to.saturating_duration_since(*from)),
+            (Some(_) | None, _) => Err(CudaError::Unrecorded),
+        }
+    }
+
     fn record(&self, _: Stream, event: Event) -> Result<(), CudaError> {
-        self.recorded.borrow_mut().insert(event);
+        self.recorded.borrow_mut().insert(event, Instant::now());
         Ok(())
     }
 
     fn wait(&self, _: Stream, event: Event) -> Result<(), CudaError> {
-        match self.recorded.borrow().contains(&event) {
+        match self.recorded.borrow().contains_key(&event) {
             true => Ok(()),
             false => Err(CudaError::Unrecorded),
         }

@@ -37,6 +37,7 @@ mod inputs;
 
 mod ops;
 
+mod moments;
 mod rank;
 
 pub mod recorder;

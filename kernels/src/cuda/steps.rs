@@ -25,6 +25,7 @@ use super::arguments::Address;
 use super::collectives::{Collectives, End, Exchange, Kind};
 use super::device::{Event, Stream};
 use super::error::CudaError;
+use super::moments::{self, Moments};
 use super::ops::view::{Cx, View};
 use super::rank::Seat;
 use crate::cpu::Timings;
@@ -41,6 +42,8 @@ pub enum Clock {
     Off,
     /// Each is waited for before the next is issued, so that nothing runs beside it.
     EachTask,
+    /// As they run, by events of their streams.
+    Streams,
 }
 
 /// One run of a frame.
@@ -66,6 +69,8 @@ pub(super) struct Steps<'a> {
     pub(super) clock: Clock,
     pub(super) ledger: Ledger,
     pub(super) timings: Timings,
+    /// When tasks ran, where streams are timed.
+    pub(super) moments: Moments,
     /// For each frame the number of its first event.
     first_event: Vec<usize>,
     /// The ends of each collective, memory and streams aside.
@@ -101,6 +106,7 @@ impl<'a> Steps<'a> {
             clock,
             ledger: Ledger::default(),
             timings: Timings::default(),
+            moments: Moments::default(),
             first_event,
             known: BTreeMap::new(),
             inside,
@@ -110,6 +116,9 @@ impl<'a> Steps<'a> {
     /// Issues `main` once.
     pub(super) fn issue(&mut self) -> Result<(), RunError> {
         let scope = self.main()?;
+        if self.clock == Clock::Streams {
+            self.moments = Moments::begin(&self.seats)?;
+        }
         self.frame(&scope)
     }
 
@@ -124,7 +133,7 @@ impl<'a> Steps<'a> {
     pub(super) fn graph(&mut self) -> Result<(), RunError> {
         let Some(first) = self.seats.first() else { return Ok(()) };
         let (device, origin) = (first.device, first.stream(Queue::Compute));
-        if self.clock == Clock::EachTask {
+        if self.clock != Clock::Off {
             return Err(CudaError::Unsupported("a graph of tasks that are timed".to_owned()).into());
         }
         if self.seats.iter().any(|seat| !std::ptr::addr_eq(seat.device, device)) {
@@ -228,11 +237,16 @@ impl<'a> Steps<'a> {
             self.layers(scope, (task, seats), (*callee, base, at), &layers, scan.as_ref())?;
         } else {
             let since = self.begin(seats)?;
+            let starts = self.marks(seats, task.stream)?;
             match &task.work {
                 Work::Exchange(transfer) => self.exchange(scope, (number, task), seats, transfer)?,
                 _ => seats.iter().try_for_each(|&seat| self.local(scope, task, seat))?,
             }
             self.end(seats, &task.work, since)?;
+            let ends = self.marks(seats, task.stream)?;
+            for ((&seat, start), end) in seats.iter().zip(starts).zip(ends) {
+                self.moments.add((seat, scope.frame, scope.layer, number), [start, end]);
+            }
         }
         if let Some(event) = task.records {
             let number = self.first_event[scope.frame.index()] + event.index();
@@ -270,11 +284,19 @@ impl<'a> Steps<'a> {
     /// Waits until nothing runs, where tasks are timed.
     fn begin(&self, seats: &[usize]) -> Result<Option<Instant>, CudaError> {
         match self.clock {
-            Clock::Off => Ok(None),
+            Clock::Off | Clock::Streams => Ok(None),
             Clock::EachTask => {
                 seats.iter().try_for_each(|&seat| self.seats[seat].device.synchronize())?;
                 Ok(Some(Instant::now()))
             }
+        }
+    }
+
+    /// An event on a stream of each rank, where streams are timed.
+    fn marks(&self, seats: &[usize], queue: Queue) -> Result<Vec<Event>, CudaError> {
+        match self.clock {
+            Clock::Off | Clock::EachTask => Ok(Vec::new()),
+            Clock::Streams => seats.iter().map(|&seat| moments::now(&self.seats[seat], queue)).collect(),
         }
     }
 

@@ -252,21 +252,18 @@ impl<'a> Grouping<'a> {
     }
 
     /// Whether the group would hold up work: what needs its results before node `i`, beyond what only adds them up,
-    /// converts them or sends them on by another all-to-all, waits unless the operand of `i` is there from the start.
+    /// converts them or sends them on, waits unless the operand of `i` is there from the start.
     fn delays(&self, group: &[usize], i: usize) -> bool {
         if self.is_sourced(i) && group.iter().all(|&member| self.is_sourced(member)) {
             return false;
         }
-        // Of all-to-alls in two levels those of the second wait for their like anyway.
-        let waits = |op: &Op| {
-            let both = matches!((op, &self.function.nodes[i].op), (Op::AllToAll { .. }, Op::AllToAll { .. }));
-            !is_light(op) && !both
-        };
+        // What only travels on, as over a second axis, waits for its like anyway.
+        let waits = |op: &Op| !is_light(op) && !op.is_communication();
         let waiting = self.graph.descendants(group, i);
         waiting.iter().any(|&n| waits(&self.function.nodes[n].op))
     }
 
-    /// Whether the operand of a node comes from sources by changes that need no other rank.
+    /// Whether the operand of a node comes from sources by changes that need no other rank, or by a gather before.
     fn is_sourced(&self, i: usize) -> bool {
         let local = |&n: &usize| {
             matches!(
@@ -277,6 +274,7 @@ impl<'a> Grouping<'a> {
                     | Op::Cast { .. }
                     | Op::Slice { .. }
                     | Op::Scale { .. }
+                    | Op::AllGather { .. }
             )
         };
         self.graph.ancestors(i).iter().all(local)

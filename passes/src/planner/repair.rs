@@ -72,6 +72,12 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
     repairs
 }
 
+/// GPUs for which every strategy is tried to repair a request, at most: a ring of thousands takes seconds to price.
+const MOST_SEARCHED: u64 = 512;
+
+/// How often a number of GPUs is doubled to repair a request.
+const DOUBLINGS: usize = 4;
+
 /// From how many GPUs on fewer are tried, one by one.
 const MOST_TRIED: u64 = 1025;
 
@@ -129,7 +135,8 @@ pub(super) fn malformed(
     let free = Request { strategy: None, mesh: None, ..request.clone() };
     let with_gpus = |n: u64| Request { gpus: n, ..request.clone() };
     let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
-    let numbers = ranks.into_iter().chain([cluster.devices()]).filter(|&n| n != request.gpus);
+    let numbers = ranks.into_iter().chain([cluster.devices()]);
+    let numbers = numbers.filter(|&n| n != request.gpus && n <= MOST_SEARCHED);
     let number = numbers.filter(|&n| works(compiler, cluster, &with_gpus(n))).map(|n| format!("--gpus {n}"));
     let mut repairs: Vec<String> = number.take(1).chain(best(compiler, cluster, &free)).collect();
     if repairs.is_empty() {
@@ -147,10 +154,11 @@ fn elsewhere(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> O
     })
 }
 
-/// Powers of two above a number of GPUs, as far as the cluster goes.
+/// Powers of two above a number of GPUs, as far as the cluster goes and somebody who waits for the refusal would wait.
 fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
     let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
-    doubled.filter(|&n| n > gpus).take_while(|&n| n <= cluster.devices()).take(12).collect()
+    let most = cluster.devices().min(MOST_SEARCHED);
+    doubled.filter(|&n| n > gpus).take_while(|&n| n <= most).take(DOUBLINGS).collect()
 }
 
 /// How a layout is named in a message: the strategy, and the mesh where there is one.

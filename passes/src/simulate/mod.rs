@@ -124,11 +124,18 @@ fn communicating(schedule: &Schedule) -> Vec<bool> {
     frames.ids().map(|id| schedule::communicates(frames, id)).collect()
 }
 
-/// When each task runs on each rank that stands for others, every layer of every loop: by discrete events, or where more
-/// ranks differ than [`discrete::simulate`] takes, on a sample.
+/// Ranks of which each is written down.
+const WRITTEN: u64 = 64;
+
+/// When each task runs on each rank, every layer of every loop, by discrete events; of more than 64 ranks, on one of those
+/// that do the same at the same time. Where more ranks differ than [`discrete::simulate`] takes, on a sample.
 pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
-    if let Some(outcome) = discrete::simulate(cluster, schedule, Record::Spans) {
-        return outcome.spans;
+    let spans = match schedule.space.mesh.ranks() {
+        0..=WRITTEN => discrete::of_every_rank(cluster, schedule),
+        _ => discrete::simulate(cluster, schedule, Record::Spans).map(|outcome| outcome.spans),
+    };
+    if let Some(spans) = spans {
+        return spans;
     }
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };

@@ -6,18 +6,22 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use ithaca_ir::DType;
-use ithaca_ir::schedule::Schedule;
+use ithaca_ir::schedule::{Schedule, Stream};
 use ithaca_ir::text;
+use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::verify::verify;
+use ithaca_ir::{DType, Rank};
 use ithaca_kernels::cuda::catalogue::catalogue;
 use ithaca_kernels::cuda::collectives::InProcess;
-use ithaca_kernels::cuda::{self, Host, HostKernels, Options};
+use ithaca_kernels::cuda::{self, Clock, Host, HostKernels, Options};
 use ithaca_kernels::store::{Layered, RandomTensors, SafeTensorsFile, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, cpu, oracle};
+use ithaca_passes::compile;
+use ithaca_passes::import::Workload;
 use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
 
 use super::distributed::{can_run, module};
 use super::{found, root};
@@ -126,6 +130,39 @@ fn programs_of_the_gpu_suite_agree_with_the_oracle() {
             let distance = distance(&found[&output].map(f64::from), &expected);
             assert!(distance < tolerance, "{name}: {output} is {distance:.1e} off");
         }
+    }
+}
+
+/// What ran when on the streams of a device has the form of other timelines: each rank, its tasks one after another on each
+/// stream.
+#[test]
+fn tasks_are_timed_as_they_come() {
+    if !can_run() {
+        return;
+    }
+    let golden = root().join("tests/goldens/llama-gqa");
+    let whole = super::module(&golden, &Workload::prefill(1, 8));
+    let options = super::options("ulysses", &[("ulysses", "2")]);
+    let schedule = compile::compile(&whole, &options, &Volume).unwrap().schedule;
+    let sources = RandomTensors::of_module(&whole, 5);
+    let host = Host::new(kernels_for(&schedule));
+    let collectives = InProcess::new(&host, 2).unwrap();
+    let how = Options { clock: Clock::Streams, ..Options::default() };
+    let on_device = cuda::execute_on(&schedule, &host, &collectives, (&sources, &sources), &how).unwrap();
+    let traced = cpu::Options { trace: cpu::Trace::Spans, ..cpu::Options::default() };
+    let here = cpu::execute(&schedule, &sources, &sources, &traced).unwrap();
+    let names = |spans: &[Span]| {
+        let mut names: Vec<_> =
+            spans.iter().map(|s| (s.rank, s.frame.clone(), s.layer, s.task, s.name.clone())).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&on_device.spans), names(&here.spans));
+    for (rank, stream) in [0, 1].into_iter().flat_map(|rank| Stream::ALL.map(|stream| (Rank(rank), stream))) {
+        let own: Vec<&Span> =
+            on_device.spans.iter().filter(|s| s.rank == rank && s.stream == stream).collect();
+        assert!(!own.is_empty() && own.iter().all(|s| s.start <= s.end));
+        assert!(own.windows(2).all(|pair| pair[0].end <= pair[1].start), "{rank} {stream}");
     }
 }
 

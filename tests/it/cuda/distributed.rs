@@ -14,6 +14,7 @@ use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
+use ithaca_passes::shard::ShardOptions;
 
 use super::{compare, device, found, options, root, write_program};
 
@@ -216,14 +217,24 @@ pub(super) fn assert_close(
 
 /// Compiles the program under a strategy and checks it.
 pub(super) fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&str, &str)]) {
-    let name = format!("{strategy} {axes:?}");
-    let compiled = compile(whole, &options(strategy, axes), &Volume)
-        .unwrap_or_else(|e| panic!("{name}: {}", e[0].render(None)));
+    check_layout(&format!("{strategy} {axes:?}"), whole, tensors, &options(strategy, axes));
+}
+
+/// The same under a layout; gives its schedule.
+pub(super) fn check_layout(
+    name: &str,
+    whole: &Module,
+    tensors: &Tensors,
+    options: &ShardOptions,
+) -> Schedule {
+    let compiled =
+        compile(whole, options, &Volume).unwrap_or_else(|e| panic!("{name}: {}", e[0].render(None)));
     let halves = whole.functions.values().flat_map(|f| f.values.values()).any(|v| v.ty.dtype.bytes() < 4);
     let reference = lower(verify(whole).unwrap()).unwrap();
-    let (_out, outputs) = outputs_on_host(&name, &compiled.schedule, Some(&reference), tensors);
+    let (_out, outputs) = outputs_on_host(name, &compiled.schedule, Some(&reference), tensors);
     let expected = oracle::run::<f64>(whole, tensors, tensors).unwrap();
-    assert_close(&name, &outputs, &expected, if halves { 0.1 } else { 2e-5 });
+    assert_close(name, &outputs, &expected, if halves { 0.1 } else { 2e-5 });
+    compiled.schedule
 }
 
 #[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 use std::sync::Arc;
 
+use ithaca_ir::schedule::Place;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Module};
 use ithaca_kernels::cuda::collectives::InProcess;
@@ -13,11 +14,13 @@ use ithaca_kernels::cuda::{self, Host, Options};
 use ithaca_kernels::oracle;
 use ithaca_kernels::store::Tensors;
 use ithaca_kernels::tensor::Tensor;
+use ithaca_passes::fuse::Fusion;
 use ithaca_passes::lower::lower;
+use ithaca_passes::shard::ShardOptions;
 
 use super::device;
-use super::distributed::{can_run, check_strategy, module};
-use super::root;
+use super::distributed::{can_run, check_layout, check_strategy, module};
+use super::{options, root};
 
 /// What a program's attention is like.
 struct Case {
@@ -161,7 +164,11 @@ fn tensor_cores_on_several_ranks() {
     check_strategy(&whole, &tensors, "ring", &[("ring", "4"), ("order", "zigzag")]);
     check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "2"), ("heads", "uneven")]);
     // Rows that lie in messages.
-    check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "3")]);
+    let (whole, tensors) = program(DType::BF16, &Case { heads: [8, 4], ..case });
+    let folded = ShardOptions { fusion: Fusion::PACK.folded(), ..options("ulysses", &[("ulysses", "2")]) };
+    let schedule = check_layout("in messages", &whole, &tensors, &folded);
+    let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
+    assert!(buffers.filter(|buffer| matches!(buffer.place, Place::Wire { .. })).count() > 3);
 }
 
 /// What is said of tiles of a mask, against every pair of a query and a key.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::partner::with_users;
 use super::{MAX_DIAGNOSTICS, in_frame, in_task, name};
 use crate::boxes::Side;
 use crate::diagnostic::Diagnostics;
@@ -41,6 +42,7 @@ pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics)
             Ok(placed) => drop(inside.insert(id, placed)),
             Err(message) => {
                 let message = format!("buffer `${}`: {message}", buffer.name);
+                let message = with_users(frame, id, &message);
                 found.push(in_frame(frame, OpError::new("S14", message)));
             }
         }

@@ -17,24 +17,31 @@ pub(super) fn with_partner(frame: &Frame, index: usize, message: String) -> Stri
     }
 }
 
-/// The message about a buffer, with the first tasks that write and read it, and whether it is returned.
+/// The message about a buffer, with the first tasks that write and read it, or what it lies in, and whether it is returned.
 pub(super) fn with_users(frame: &Frame, buffer: BufferId, message: &str) -> String {
     let first = |does: &dyn Fn(&Task) -> bool| frame.tasks.iter().position(does);
-    let writes = first(&|task| task.writes.contains(&buffer)).map(|i| ("writes", i));
-    let reads = first(&|task| task.reads.contains(&buffer)).map(|i| ("reads", i));
+    let writes = first(&|task| touches(frame, &task.writes, buffer)).map(|i| ("writes", i));
+    let reads = first(&|task| touches(frame, &task.reads, buffer)).map(|i| ("reads", i));
     let said = writes.into_iter().chain(reads).map(|(does, i)| format!("{} {does} it", describe(frame, i)));
     let returned = frame.outputs.iter().any(|output| output.buffer == buffer);
-    let last = match returned {
-        true => Some("the frame returns it".to_owned()),
-        false => (writes.is_some() && reads.is_none()).then(|| "no task reads it".to_owned()),
+    let last = match (returned, writes, reads) {
+        (true, _, _) => Some("the frame returns it"),
+        (false, Some(_), None) => Some("no task reads it"),
+        (false, None, Some(_)) => Some("no task writes it"),
+        (false, _, _) => None,
     };
-    let said: Vec<String> = said.chain(last).collect();
+    let said: Vec<String> = said.chain(last.map(str::to_owned)).collect();
     if said.is_empty() { message.to_owned() } else { format!("{message}; {}", said.join(", ")) }
+}
+
+/// Whether one of `all` is `buffer`, or lies in one wire with it.
+fn touches(frame: &Frame, all: &[BufferId], buffer: BufferId) -> bool {
+    all.iter().any(|&other| frame.holder(other) == frame.holder(buffer))
 }
 
 /// Who writes `buffer`, last before task `index` or first behind it.
 pub(super) fn writer(frame: &Frame, buffer: BufferId, index: usize) -> Option<usize> {
-    let writes = |i: &usize| frame.tasks[*i].writes.contains(&buffer);
+    let writes = |i: &usize| touches(frame, &frame.tasks[*i].writes, buffer);
     let n = frame.tasks.len();
     (0..index.min(n)).rev().find(writes).or_else(|| (index + 1..n).find(writes))
 }
@@ -43,7 +50,7 @@ pub(super) fn writer(frame: &Frame, buffer: BufferId, index: usize) -> Option<us
 fn partner(frame: &Frame, index: usize, task: &Task) -> Option<String> {
     let n = frame.tasks.len();
     let written = task.reads.iter().map(|&b| (writer(frame, b, index), "writes", b));
-    let reader = |b: BufferId| (index + 1..n).find(|&i| frame.tasks[i].reads.contains(&b));
+    let reader = |b: BufferId| (index + 1..n).find(|&i| touches(frame, &frame.tasks[i].reads, b));
     let read = task.writes.iter().map(|&b| (reader(b), "reads", b));
     let all: Vec<_> = written.chain(read).filter_map(|(i, does, b)| Some((i?, does, b))).collect();
     let elsewhere = all.iter().find(|(i, _, _)| frame.tasks[*i].stream != task.stream);

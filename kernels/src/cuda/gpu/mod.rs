@@ -9,6 +9,7 @@ mod product;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint};
+use std::time::Duration;
 
 use cudarc::driver::DriverError;
 use cudarc::driver::{result, sys};
@@ -121,6 +122,13 @@ impl Gpu {
         Ok(())
     }
 
+    fn new_event(&self, flags: sys::CUevent_flags) -> Result<Event, CudaError> {
+        self.make_current()?;
+        let event = result::event::create(flags).map_err(failed("cuEventCreate"))?;
+        self.events.borrow_mut().push(event);
+        Ok(Event(event.expose_provenance() as u64))
+    }
+
     /// Makes its context that of this thread.
     ///
     /// # Errors
@@ -204,11 +212,19 @@ impl Device for Gpu {
     }
 
     fn event(&self) -> Result<Event, CudaError> {
+        self.new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn timed_event(&self) -> Result<Event, CudaError> {
+        self.new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CudaError> {
         self.make_current()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-            .map_err(failed("cuEventCreate"))?;
-        self.events.borrow_mut().push(event);
-        Ok(Event(event.expose_provenance() as u64))
+        // SAFETY: both were made here, keep their time, and live as long as this.
+        let milliseconds = unsafe { result::event::elapsed(raw_event(from), raw_event(to)) };
+        let seconds = f64::from(milliseconds.map_err(failed("cuEventElapsedTime"))?) / 1e3;
+        Ok(Duration::try_from_secs_f64(seconds).unwrap_or_default())
     }
 
     fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError> {

@@ -98,6 +98,17 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule, record: Record) -> Optio
     run(cluster, schedule, record, (&alike, &seconds))
 }
 
+/// When each task runs on every rank: what the first of a class does, all of it do.
+pub(super) fn of_every_rank(cluster: &Cluster, schedule: &Schedule) -> Option<Vec<Span>> {
+    let (alike, seconds) = Alike::of(cluster, schedule, COMBINATIONS, alike::by_peers)?;
+    let spans = run(cluster, schedule, Record::Spans, (&alike, &seconds))?.spans;
+    let on = |rank: Rank| {
+        let first = alike.ranks[alike.class(rank)];
+        spans.iter().filter(move |span| span.rank == first).map(move |span| Span { rank, ..span.clone() })
+    };
+    Some(schedule.space.mesh.iter_ranks().flat_map(on).collect())
+}
+
 /// Simulates one rank of each class.
 fn run(
     cluster: &Cluster,
