@@ -76,7 +76,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
 const MOST_SEARCHED: u64 = 512;
 
 /// How often a number of GPUs is doubled to repair a request.
-const DOUBLINGS: usize = 4;
+const DOUBLINGS: usize = 3;
 
 /// From how many GPUs on fewer are tried, one by one.
 const MOST_TRIED: u64 = 1025;
@@ -181,7 +181,8 @@ fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tri
         }
     }
     repairs.extend(other_gpus(compiler, cluster, request, tried));
-    if repairs.is_empty() && (request.strategy.is_some() || request.mesh.is_some()) {
+    // With a mesh, other strategies on more GPUs have been tried.
+    if repairs.is_empty() && request.strategy.is_some() && request.mesh.is_none() {
         repairs.extend(elsewhere(compiler, cluster, request));
     }
     repairs
