@@ -75,9 +75,6 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
 /// GPUs for which every strategy is tried to repair a request, at most: a ring of thousands takes seconds to price.
 const MOST_SEARCHED: u64 = 512;
 
-/// How often a number of GPUs is doubled to repair a request.
-const DOUBLINGS: usize = 3;
-
 /// From how many GPUs on fewer are tried, one by one.
 const MOST_TRIED: u64 = 1025;
 
@@ -158,7 +155,7 @@ fn elsewhere(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> O
 fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
     let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
     let most = cluster.devices().min(MOST_SEARCHED);
-    doubled.filter(|&n| n > gpus).take_while(|&n| n <= most).take(DOUBLINGS).collect()
+    doubled.filter(|&n| n > gpus).take_while(|&n| n <= most).collect()
 }
 
 /// How a layout is named in a message: the strategy, and the mesh where there is one.
