@@ -300,9 +300,9 @@ pub struct RunArgs {
     /// Where to write outputs, as safetensors.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// How values of 16-bit types are kept.
-    #[arg(long, value_enum, default_value_t = StorageArg::Wide)]
-    pub storage: StorageArg,
+    /// How values of 16-bit types are kept; wide when left out, but on a GPU always as they are typed.
+    #[arg(long, value_enum)]
+    pub storage: Option<StorageArg>,
     /// Run one rank in this process, which a launcher started beside those of the other ranks (torchrun, mpirun, srun):
     /// they are found by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     #[arg(long)]
@@ -317,19 +317,19 @@ pub struct RunArgs {
     /// What runs the schedule.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
-    /// Who does collectives, with `--device cuda`.
-    #[arg(long, value_enum, default_value_t = CollectivesArg::InProcess)]
-    pub collectives: CollectivesArg,
+    /// Who does collectives, with `--device cuda`; in-process when left out.
+    #[arg(long, value_enum)]
+    pub collectives: Option<CollectivesArg>,
     /// Make a CUDA graph of the step and run that, with `--device cuda`.
     #[arg(long)]
     pub graph: bool,
     /// Compare with nothing: for times of what takes too long to check.
     #[arg(long, conflicts_with = "expect")]
     pub unchecked: bool,
-    /// Seconds that a rank waits for another before the run is stopped.
+    /// Seconds that a rank waits for another before the run is stopped; on GPUs, that nothing goes on.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
     pub timeout: u64,
-    /// Stop at the first task that writes a number which is none (NaN), and name it.
+    /// Stop at the first task that writes a number which is none (NaN), and name it; on GPUs each task is waited for.
     #[arg(long)]
     pub look_for_nan: bool,
     /// Let a task of one rank go wrong, to see that the others stop: the task of a frame by its number, as errors and
@@ -337,6 +337,16 @@ pub struct RunArgs {
     /// --timeout.
     #[arg(long, value_name = "RANK:FRAME/TASK[:LAYER][=KIND]")]
     pub fault: Option<String>,
+}
+
+impl RunArgs {
+    /// How values of 16-bit types are kept: as was asked for, or as the device does.
+    pub fn kept(&self) -> StorageArg {
+        self.storage.unwrap_or(match self.device {
+            DeviceArg::Cpu => StorageArg::Wide,
+            DeviceArg::Cuda => StorageArg::Typed,
+        })
+    }
 }
 
 /// How values of 16-bit types are kept while a plan runs on this machine.

@@ -1,4 +1,4 @@
-// Element by element: functions of one and two elements, scaling, conversion. Memory bound; reads are coalesced.
+// Element by element: functions of one and two elements, scaling, conversion; what is no number. Memory bound; reads are coalesced.
 #pragma once
 
 #include "numeric.cuh"
@@ -68,6 +68,17 @@ __global__ void scale(double factor, const T* x, T* z, int64_t n) {
 template <typename From, typename To>
 __global__ void cast(const From* x, To* z, int64_t n) {
     ITHACA_FOR(i, n) { z[i] = narrow<To>(widen(x[i])); }
+}
+
+// Of the elements of a walk that are no numbers the first: `n - i` for the one that comes i-th. `found` is zero before, and
+// where all are numbers.
+__global__ void find_nan(Reals x, unsigned long long* found, Walk<1> walk, int64_t n) {
+    ITHACA_FOR(i, n) {
+        int64_t offset[1];
+        walk.at(i, offset);
+        const double value = x[offset[0]];
+        if (value != value) atomicMax(found, static_cast<unsigned long long>(n - i));
+    }
 }
 
 }  // namespace ithaca::kernel

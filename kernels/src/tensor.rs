@@ -169,6 +169,13 @@ pub fn index(n: u64) -> usize {
     usize::try_from(n).expect("what is in memory can be indexed")
 }
 
+/// The index in the whole tensor of element `i`, in row-major order, of a region.
+pub fn place_in(region: &Region, i: u64) -> Vec<u64> {
+    let shape = extents(region);
+    let along = region.iter().zip(shape.iter().zip(strides(&shape)));
+    along.map(|(part, (&n, stride))| part.start + i / stride as u64 % n as u64).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,12 @@
 //! What runs the schedule: this machine's processor, or its GPUs.
 
+use ithaca_ir::Diagnostic;
 use ithaca_ir::schedule::Schedule;
-use ithaca_kernels::cpu::{self, Execution};
+use ithaca_kernels::cpu::{self, Execution, LookForNan};
 use ithaca_kernels::cuda::{self, By, Clock, Issue, Machine};
 use ithaca_kernels::store::TensorSource;
 
-use crate::cli::{CollectivesArg, DeviceArg, RunArgs};
+use crate::cli::{CollectivesArg, DeviceArg, RunArgs, StorageArg};
 use crate::error::{Failure, Result, unavailable};
 
 /// A device that was asked for.
@@ -24,6 +25,9 @@ impl Device {
     pub(super) fn open(schedule: &Schedule, args: &RunArgs) -> Result<Self> {
         match args.device {
             DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
+            DeviceArg::Cpu if args.collectives.is_some() => {
+                Err(Failure::usage("`--collectives` goes with `--device cuda`"))
+            }
             DeviceArg::Cpu => Ok(Device::Cpu),
             DeviceArg::Cuda if args.graph && (args.timings || args.trace.is_some()) => Err(Failure::usage(
                 "tasks of a graph are not timed: leave `--graph`, or `--timings` and `--trace`, out",
@@ -32,35 +36,40 @@ impl Device {
                 "`--timings` runs one task at a time on a GPU, and `--trace` all as they come: ask for one of them",
             )),
             DeviceArg::Cuda => {
-                let only_here = [
-                    ("--launch", args.launch),
-                    ("--fault", args.fault.is_some()),
-                    ("--look-for-nan", args.look_for_nan),
-                ];
-                if let Some((flag, _)) = only_here.into_iter().find(|(_, given)| *given) {
-                    return Err(Failure::usage(format!("`{flag}` goes with `--device cpu`")));
+                if args.launch {
+                    return Err(Failure::usage("`--launch` goes with `--device cpu`"));
+                }
+                if args.storage == Some(StorageArg::Wide) {
+                    let message =
+                        "`--storage wide` goes with `--device cpu`: a GPU stores every tensor in its type";
+                    return Err(Diagnostic::new("C00", message)
+                        .help("leave it out, or ask for `--storage typed`")
+                        .into());
                 }
                 let missing = cuda::available::missing();
                 if !missing.is_empty() {
                     return Err(unavailable(&missing).into());
                 }
                 let collectives = match args.collectives {
-                    CollectivesArg::InProcess => By::InProcess,
-                    CollectivesArg::Nccl => By::Nccl,
+                    None | Some(CollectivesArg::InProcess) => By::InProcess,
+                    Some(CollectivesArg::Nccl) => By::Nccl,
                 };
-                let machine = Machine::open(schedule, collectives)?;
                 let clock = match (args.timings, &args.trace) {
                     (true, _) => Clock::EachTask,
                     (false, Some(_)) => Clock::Streams,
                     (false, None) => Clock::Off,
                 };
                 let issue = if args.graph { Issue::Graph } else { Issue::Tasks };
-                Ok(Device::Cuda(Box::new(machine), cuda::Options { clock, issue }))
+                let how =
+                    cuda::Options { clock, issue, look_for_nan: look_for_nan(args), ..Default::default() };
+                let machine = Machine::open(schedule, collectives, &how)?;
+                Ok(Device::Cuda(Box::new(machine), how))
             }
         }
     }
 
-    /// Runs a step; `options` are those of this machine's processor.
+    /// Runs a step; `options` are those of this machine's processor, of which GPUs take how long ranks wait for each other
+    /// and what is to go wrong.
     ///
     /// # Errors
     /// What the runtime refuses, or fails at.
@@ -73,7 +82,23 @@ impl Device {
     ) -> Result<Execution> {
         Ok(match self {
             Device::Cpu => cpu::execute(schedule, weights, inputs, options)?,
-            Device::Cuda(machine, how) => machine.execute(schedule, weights, inputs, how)?,
+            Device::Cuda(machine, how) => {
+                let cpu::Options { timeout, fault, .. } = options.clone();
+                machine.execute(
+                    schedule,
+                    weights,
+                    inputs,
+                    &cuda::Options { timeout, fault, ..how.clone() },
+                )?
+            }
         })
+    }
+}
+
+/// Where a run looks for what is not a number.
+pub(super) fn look_for_nan(args: &RunArgs) -> LookForNan {
+    match args.look_for_nan {
+        true => LookForNan::InWhatIsWritten,
+        false => LookForNan::Nowhere,
     }
 }

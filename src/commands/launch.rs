@@ -49,7 +49,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
 
 /// What processes must agree on beside the schedule.
 pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 5] {
-    let storage = match args.storage {
+    let storage = match args.kept() {
         StorageArg::Wide => "wide",
         StorageArg::Typed => "typed",
     };

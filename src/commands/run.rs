@@ -10,14 +10,14 @@ use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Module};
 use ithaca_kernels::compare::{self, Comparison, Verdict};
-use ithaca_kernels::cpu::{LookForNan, Timings, Trace};
+use ithaca_kernels::cpu::{Timings, Trace};
 use ithaca_kernels::launch::{Process, Step, Then};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 
-use super::device::Device;
+use super::device::{Device, look_for_nan};
 use super::{Done, Session, fault, launch};
 use crate::cli::{DeviceArg, RunArgs, StorageArg};
 use crate::error::{Failure, Result};
@@ -73,14 +73,11 @@ pub(super) fn run_job(
         None => &model,
     };
     progress("running the schedule");
-    let storage = match args.storage {
+    let storage = match args.kept() {
         StorageArg::Wide => Storage::Wide,
         StorageArg::Typed => Storage::AsTyped,
     };
-    let look_for_nan = match args.look_for_nan {
-        true => LookForNan::InWhatIsWritten,
-        false => LookForNan::Nowhere,
-    };
+    let look_for_nan = look_for_nan(args);
     let trace = match &args.trace {
         Some(_) => Trace::Spans,
         None => Trace::None,
@@ -298,16 +295,15 @@ pub(super) enum Expected<'a, T: Real> {
 
 /// The largest error that passes where none is asked for, by the narrowest numbers that are stored.
 fn usual_tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
-    let is_typed = args.storage == StorageArg::Typed || args.device == DeviceArg::Cuda;
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
         DType::F16 => 1e-2,
         DType::F64 | DType::F32 | DType::I32 | DType::Bool => 1e-4,
     };
-    match is_typed {
-        true => buffers.map(|buffer| of(buffer.dtype())).fold(1e-4, f64::max),
-        false => 1e-4,
+    match args.kept() {
+        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(1e-4, f64::max),
+        StorageArg::Wide => 1e-4,
     }
 }
 

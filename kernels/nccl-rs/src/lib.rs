@@ -18,5 +18,5 @@ pub mod safe;
 pub mod sys;
 
 pub use result::{Error, Status, Unavailable};
-pub use safe::{Communicator, Config, DevicePointer, Library, State, Stream, UniqueId, Waiting};
+pub use safe::{Communicator, Config, DevicePointer, Library, Split, State, Stream, UniqueId, Waiting};
 pub use sys::{DataType, Reduction};

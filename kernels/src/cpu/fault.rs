@@ -129,7 +129,7 @@ impl Fault {
     }
 
     /// Whether this is the place: a frame, a layer and a task of a rank.
-    pub(super) fn is_at(&self, rank: Rank, frame: &str, layer: u64, task: usize) -> bool {
+    pub(crate) fn is_at(&self, rank: Rank, frame: &str, layer: u64, task: usize) -> bool {
         self.rank == rank
             && self.task == task
             && self.frame == frame

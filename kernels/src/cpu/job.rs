@@ -3,7 +3,6 @@
 //! Ranks may run in one process or in several; a rank's result is plain data, so it can travel to where all are put
 //! together.
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -18,6 +17,7 @@ use ithaca_ir::traffic::{Ledger, Traffic};
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Own, SourcePlan, Sources, Written};
 use super::timings::Timings;
+use super::walk::panic_message;
 use super::{Execution, FaultKind, Options, rank};
 use crate::Outputs;
 use crate::error::RunError;
@@ -289,9 +289,4 @@ fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunErro
         }
     }
     failure.map_or(Ok(held), Err)
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }

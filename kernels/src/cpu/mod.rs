@@ -94,6 +94,7 @@ pub use job::{Job, Loaded, RanTask, RankPart};
 pub use memory::Peak;
 pub(crate) use memory::layers_of;
 pub use timings::{Timing, Timings};
+pub(crate) use walk::guarded;
 
 use crate::Outputs;
 use crate::error::RunError;

@@ -15,7 +15,7 @@ use super::threads::Threads;
 use super::{LookForNan, attention, elementwise, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
-use crate::tensor::extents;
+use crate::tensor::place_in;
 
 /// A stream's turn to run a task.
 #[derive(Clone, Copy)]
@@ -341,13 +341,7 @@ impl<'a> Running<'a> {
         let buffer = &self.frame.buffers[id];
         let at = match &buffer.content {
             Content::Wire { .. } => vec![i as u64],
-            Content::Tensor(ty) => {
-                let region = world.schedule.space.local_box(ty, rank);
-                let shape = extents(&region);
-                let strides = crate::tensor::strides(&shape);
-                let along = region.iter().zip(shape.iter().zip(strides));
-                along.map(|(part, (n, stride))| part.start + (i / stride % n) as u64).collect()
-            }
+            Content::Tensor(ty) => place_in(&world.schedule.space.local_box(ty, rank), i as u64),
         };
         RunError::NotANumber { buffer: buffer.name.clone(), at }
     }

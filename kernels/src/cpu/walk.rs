@@ -321,7 +321,7 @@ fn recorders(frame: &Frame) -> Vec<Option<usize>> {
 }
 
 /// What `f` gives, a panic being an error of the task.
-fn guarded<T>(f: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     std::panic::catch_unwind(AssertUnwindSafe(f))
         .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
 }

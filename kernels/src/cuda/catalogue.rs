@@ -94,6 +94,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
         "dropout_mask",
         "positions<int32_t>",
         "valid<float>",
+        "find_nan",
     ]
     .map(str::to_owned)
     .into();

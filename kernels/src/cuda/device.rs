@@ -187,11 +187,33 @@ pub trait Device {
     /// The matrices are memory of this device, until the stream has come past the product.
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError>;
 
-    /// Waits until everything issued is done.
+    /// Makes this thread one that uses the device: what libraries do on "the current device" they do here.
+    ///
+    /// # Errors
+    /// The device's.
+    fn enter(&self) -> Result<(), CudaError>;
+
+    /// Whether an event has happened as it was last recorded. Nothing here waits: who waits looks again.
     ///
     /// # Errors
     /// The device's, among them what failed since the last call.
-    fn synchronize(&self) -> Result<(), CudaError>;
+    fn has_happened(&self, event: Event) -> Result<bool, CudaError>;
+
+    /// Holds a stream: what is issued to it from now on does not begin before [`let_go`](Self::let_go). A fault on request.
+    ///
+    /// # Errors
+    /// The device's.
+    fn hold(&self, stream: Stream) -> Result<(), CudaError>;
+
+    /// Lets all streams go on that are held.
+    ///
+    /// # Errors
+    /// The device's.
+    fn let_go(&self) -> Result<(), CudaError>;
+
+    /// Says that something that was issued may never end. Nothing that it may use is given back until the process ends, for
+    /// to give it back would be to wait.
+    fn abandon(&self);
 
     /// Begins to record what is issued to `stream`, and to streams that wait for it, instead of doing it.
     ///

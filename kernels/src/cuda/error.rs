@@ -1,5 +1,10 @@
 //! Why something on a device did not work.
 
+use std::time::Duration;
+
+/// Ranks that an error names at most.
+const MOST_NAMED: usize = 8;
+
 /// A part of CUDA that is not on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} not available: {}", part.name(), why.join("; "))]
@@ -89,9 +94,40 @@ pub enum CudaError {
     /// Something that a device does not do.
     #[error("{0} is not supported")]
     Unsupported(String),
+    /// What was issued does not end.
+    #[error("it has not ended after {:.1} s{}", waited.as_secs_f64(), beside(.waiting))]
+    Late {
+        /// How long nothing has gone on.
+        waited: Duration,
+        /// Other ranks that are at the same.
+        waiting: Vec<u64>,
+    },
+    /// A rank did not come into a communicator.
+    #[error("rank {rank} does not come into {what}: {cause}")]
+    Absent {
+        /// The rank.
+        rank: u64,
+        /// Which communicator.
+        what: String,
+        /// Why.
+        cause: Box<CudaError>,
+    },
     /// NCCL failed.
     #[error(transparent)]
     Nccl(#[from] nccl_rs::Error),
+}
+
+fn beside(waiting: &[u64]) -> String {
+    let named: Vec<String> = waiting.iter().take(MOST_NAMED).map(u64::to_string).collect();
+    let more = match waiting.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    match named.as_slice() {
+        [] => String::new(),
+        [one] if more.is_empty() => format!(", with rank {one} waiting"),
+        several => format!(", with ranks {}{more} waiting", several.join(", ")),
+    }
 }
 
 impl From<nccl_rs::Unavailable> for CudaError {

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use ithaca_ir::schedule::{Content, Schedule};
+use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{Rank, boxes};
 
 use super::collectives::{Collectives, InProcess, Nccl};
@@ -15,7 +17,7 @@ use super::steps::{Clock, Steps};
 use super::{available, inputs, rank::Seat};
 use crate::Outputs;
 use crate::cpu::memory::SourcePlan;
-use crate::cpu::{Execution, Timings};
+use crate::cpu::{Execution, Fault, FaultKind, LookForNan, Timings, guarded};
 use crate::error::RunError;
 use crate::kept::{self, Part};
 use crate::store::TensorSource;
@@ -42,12 +44,18 @@ pub enum Issue {
 }
 
 /// How a schedule runs on a device.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Whether tasks are timed.
     pub clock: Clock,
     /// Whether a graph is made of the step.
     pub issue: Issue,
+    /// How long ranks wait without anything going on, when communicators are made and when a step runs; `None` is for ever.
+    pub timeout: Option<Duration>,
+    /// What is to go wrong.
+    pub fault: Option<Fault>,
+    /// Whether a task that writes NaN is a failure; if so, each is waited for. The step of a graph was looked at before.
+    pub look_for_nan: LookForNan,
 }
 
 /// The GPUs of this machine, with the kernels of a schedule.
@@ -62,11 +70,11 @@ impl Machine {
     /// # Errors
     /// [`RunError::Cuda`] with what is missing where there is no GPU, NVRTC or cuBLASLt, and for operations without a
     /// kernel.
-    pub fn open(schedule: &Schedule, collectives: By) -> Result<Self, RunError> {
+    pub fn open(schedule: &Schedule, collectives: By, options: &Options) -> Result<Self, RunError> {
         if let Some(missing) = available::missing().into_iter().next() {
             return Err(CudaError::from(missing).into());
         }
-        let kernels = kernels_of(schedule)?;
+        let kernels = kernels_of(schedule, options)?;
         let n_gpus = match collectives {
             By::InProcess => 1,
             By::Nccl => available::gpus()?.min(index(schedule.space.mesh.ranks())),
@@ -95,7 +103,8 @@ impl Machine {
                 on(schedule, &of_rank, &collectives, (weights, inputs), options)
             }
             By::Nccl => {
-                let collectives = Nccl::new(&schedule.space, of_rank.clone())?;
+                let devices = of_rank.iter().map(|&gpu| gpu as &dyn Device).collect();
+                let collectives = Nccl::open(&schedule.space, devices, options.timeout)?;
                 on(schedule, &of_rank, &collectives, (weights, inputs), options)
             }
         }
@@ -107,17 +116,18 @@ impl Machine {
     }
 }
 
-/// The names of the kernels that a schedule launches, on any rank.
+/// The names of the kernels that a schedule launches, on any rank, when it runs as `options` say.
 ///
 /// # Errors
 /// [`RunError::Cuda`] for operations without a kernel, and for schedules that contradict themselves.
-pub fn kernels_of(schedule: &Schedule) -> Result<BTreeSet<String>, RunError> {
+pub fn kernels_of(schedule: &Schedule, options: &Options) -> Result<BTreeSet<String>, RunError> {
     let recorder = Recorder::default();
     {
         let collectives = InProcess::new(&recorder, schedule.space.mesh.ranks())?;
         let plan = SourcePlan::of(schedule)?;
         let seats = seats(schedule, &plan, |_| &recorder)?;
-        Steps::new(schedule, &plan, &collectives, seats, Clock::Off).issue()?;
+        let options = Options { look_for_nan: options.look_for_nan, ..Options::default() };
+        Steps::new(schedule, &plan, &collectives, seats, &options).issue()?;
     }
     Ok(recorder.kernels())
 }
@@ -171,27 +181,19 @@ fn run<'a>(
     (weights, sources): (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
 ) -> Result<Execution, RunError> {
-    inputs::load(schedule, plan, &seats, weights, sources)?;
-    let mut steps = Steps::new(schedule, plan, collectives, seats, options.clock);
-    steps.issue()?;
-    steps.synchronize()?;
-    let traffic = steps.ledger.rows();
-    // What the first step kept is put back, so that the second is the same again.
-    match (options.issue, options.clock) {
-        (Issue::Tasks, Clock::Off) => {}
-        (Issue::Tasks, Clock::EachTask | Clock::Streams) => {
-            // Times are those of a step that finds everything ready.
-            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
-            steps.timings = Timings::default();
-            steps.issue()?;
-            steps.synchronize()?;
-        }
-        (Issue::Graph, _) => {
-            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
-            steps.graph()?;
+    if let Some(fault) = &options.fault {
+        fault.check(schedule)?;
+        if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
+            return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
         }
     }
-    collectives.check()?;
+    inputs::load(schedule, plan, &seats, weights, sources)?;
+    let mut steps = Steps::new(schedule, plan, collectives, seats, options);
+    let ended = guarded(|| steps_of(&mut steps, (weights, sources), options));
+    let traffic = ended.map_err(|error| {
+        steps.stop();
+        steps.failed_here(error)
+    })?;
 
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
     let frame = &schedule.frames[main];
@@ -218,6 +220,34 @@ fn run<'a>(
     let timings: Timings = std::mem::take(&mut steps.timings);
     let spans = steps.moments.spans(schedule, &steps.seats)?;
     Ok(Execution { outputs, kept, traffic, peaks, timings, spans, memory_bytes })
+}
+
+/// Issues what was asked for and waits until it is done; gives what the first step sent.
+fn steps_of(
+    steps: &mut Steps<'_>,
+    (weights, sources): (&dyn TensorSource, &dyn TensorSource),
+    options: &Options,
+) -> Result<Vec<Traffic>, RunError> {
+    let (schedule, plan) = (steps.schedule, steps.plan);
+    steps.issue()?;
+    steps.wait()?;
+    let traffic = steps.ledger.rows();
+    // What the first step kept is put back, so that the second is the same again.
+    match (options.issue, options.clock) {
+        (Issue::Tasks, Clock::Off) => {}
+        (Issue::Tasks, Clock::EachTask | Clock::Streams) => {
+            // Times are those of a step that finds everything ready.
+            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
+            steps.timings = Timings::default();
+            steps.issue()?;
+            steps.wait()?;
+        }
+        (Issue::Graph, _) => {
+            inputs::load(schedule, plan, &steps.seats, weights, sources)?;
+            steps.graph()?;
+        }
+    }
+    Ok(traffic)
 }
 
 /// What ranks wrote, as files have it; `before` has what was there.

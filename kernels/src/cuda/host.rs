@@ -3,7 +3,7 @@
 //!
 //! It shows, without a GPU, that the runtime launches what it should: every launch is compared with the kernel's
 //! parameters by number and size, a wait for an event that nothing recorded is an error, and memory that was never
-//! written is no number.
+//! written is no number. A stream that is held does nothing more, nor does one that waits for what it would have done.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::{Cell, RefCell};
@@ -47,6 +47,10 @@ pub struct Host {
     memory: RefCell<BTreeMap<Address, Layout>>,
     next: Cell<u64>,
     recorded: RefCell<BTreeMap<Event, Instant>>,
+    /// Streams that do nothing until they are let go.
+    held: RefCell<BTreeSet<Stream>>,
+    /// Events that these were to record.
+    owed: RefCell<BTreeSet<Event>>,
 }
 
 impl HostKernels {
@@ -96,7 +100,18 @@ impl HostKernels {
 impl Host {
     /// A device with nothing in its memory.
     pub fn new(kernels: Arc<HostKernels>) -> Self {
-        Self { kernels, memory: RefCell::default(), next: Cell::new(0), recorded: RefCell::default() }
+        Self {
+            kernels,
+            memory: RefCell::default(),
+            next: Cell::new(0),
+            recorded: RefCell::default(),
+            held: RefCell::default(),
+            owed: RefCell::default(),
+        }
+    }
+
+    fn is_held(&self, stream: Stream) -> bool {
+        self.held.borrow().contains(&stream)
     }
 
     fn fresh(&self) -> u64 {
@@ -194,19 +209,32 @@ impl Device for Host {
         }
     }
 
-    fn record(&self, _: Stream, event: Event) -> Result<(), CudaError> {
-        self.recorded.borrow_mut().insert(event, Instant::now());
+    fn record(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        match self.is_held(stream) {
+            true => {
+                self.recorded.borrow_mut().remove(&event);
+                self.owed.borrow_mut().insert(event);
+            }
+            false => {
+                self.owed.borrow_mut().remove(&event);
+                self.recorded.borrow_mut().insert(event, Instant::now());
+            }
+        }
         Ok(())
     }
 
-    fn wait(&self, _: Stream, event: Event) -> Result<(), CudaError> {
-        match self.recorded.borrow().contains_key(&event) {
-            true => Ok(()),
-            false => Err(CudaError::Unrecorded),
+    fn wait(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        match (self.recorded.borrow().contains_key(&event), self.owed.borrow().contains(&event)) {
+            (true, _) => Ok(()),
+            (false, true) => self.hold(stream),
+            (false, false) => Err(CudaError::Unrecorded),
         }
     }
 
-    unsafe fn copy(&self, _: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
+    unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
+        if self.is_held(stream) {
+            return Ok(());
+        }
         let n = usize::try_from(bytes).unwrap_or(usize::MAX);
         // SAFETY: the caller vouches for the memory.
         unsafe { pointer(to).copy_from(pointer(from), n) };
@@ -215,7 +243,7 @@ impl Device for Host {
 
     unsafe fn launch(
         &self,
-        _: Stream,
+        stream: Stream,
         kernel: &str,
         grid: Grid,
         mut arguments: Arguments,
@@ -232,6 +260,9 @@ impl Device for Host {
             }
         };
         let (values, n) = (pointers.as_ptr(), sizes.len());
+        if self.is_held(stream) {
+            return Ok(());
+        }
         // SAFETY: the entry compares number and sizes with the kernel's own; the caller vouches for what they say.
         match unsafe { entry(values, sizes.as_ptr(), n, blocks, threads, shared_bytes) } {
             0 => Ok(()),
@@ -240,7 +271,10 @@ impl Device for Host {
         }
     }
 
-    unsafe fn multiply(&self, _: Stream, product: &Product) -> Result<(), CudaError> {
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<(), CudaError> {
+        if self.is_held(stream) {
+            return Ok(());
+        }
         let Product { dtype, rows, columns, inner, batch, a, b, c } = *product;
         for i in 0..batch {
             for column in 0..columns {
@@ -264,9 +298,33 @@ impl Device for Host {
         Ok(())
     }
 
-    fn synchronize(&self) -> Result<(), CudaError> {
+    fn enter(&self) -> Result<(), CudaError> {
         Ok(())
     }
+
+    fn has_happened(&self, event: Event) -> Result<bool, CudaError> {
+        match (self.recorded.borrow().contains_key(&event), self.owed.borrow().contains(&event)) {
+            (true, _) => Ok(true),
+            (false, true) => Ok(false),
+            (false, false) => Err(CudaError::Unrecorded),
+        }
+    }
+
+    fn hold(&self, stream: Stream) -> Result<(), CudaError> {
+        self.held.borrow_mut().insert(stream);
+        Ok(())
+    }
+
+    /// What streams were to do meanwhile is forgotten: who lets them go does so to end a run.
+    fn let_go(&self) -> Result<(), CudaError> {
+        self.held.borrow_mut().clear();
+        let owed = std::mem::take(&mut *self.owed.borrow_mut());
+        self.recorded.borrow_mut().extend(owed.into_iter().map(|event| (event, Instant::now())));
+        Ok(())
+    }
+
+    /// Everything was done when it was issued.
+    fn abandon(&self) {}
 
     fn begin_graph(&self, _: Stream) -> Result<(), CudaError> {
         Err(CudaError::Unsupported("a graph of a host's work".to_owned()))

@@ -38,6 +38,9 @@ mod inputs;
 mod ops;
 
 mod moments;
+
+mod patience;
+
 mod rank;
 
 pub mod recorder;
@@ -47,6 +50,8 @@ mod steps;
 mod storage;
 
 mod tables;
+
+mod watch;
 
 pub use arguments::Address;
 pub use device::Device;

@@ -1,6 +1,8 @@
 //! What a rank has on its device: memory, streams, events. Everything is allocated before a step, but for lists that
 //! kernels read, which are uploaded when a step first asks for them.
 
+use std::cell::OnceCell;
+
 use ithaca_ir::layout::At;
 use ithaca_ir::schedule::{Schedule, Stream as Queue};
 use ithaca_ir::{DType, Rank};
@@ -34,6 +36,8 @@ pub(super) struct Seat<'a> {
     pub(super) events: Vec<Event>,
     /// For the streams to meet.
     meeting: [Event; 2],
+    /// Where kernels leave what they found; made when it is first asked for.
+    word: OnceCell<Address>,
 }
 
 impl<'a> Seat<'a> {
@@ -62,7 +66,19 @@ impl<'a> Seat<'a> {
         let memory = device.allocate(bytes)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
         let tables = Tables::new(device);
-        Ok(Self { rank, device, tables, memory, arena, bytes, sources, streams, events, meeting })
+        Ok(Self {
+            rank,
+            device,
+            tables,
+            memory,
+            arena,
+            bytes,
+            sources,
+            streams,
+            events,
+            meeting,
+            word: OnceCell::new(),
+        })
     }
 
     pub(super) fn stream(&self, queue: Queue) -> Stream {
@@ -70,6 +86,15 @@ impl<'a> Seat<'a> {
             Queue::Compute => self.streams[0],
             Queue::Comm => self.streams[1],
         }
+    }
+
+    /// Eight bytes for a kernel to leave what it found.
+    pub(super) fn word(&self) -> Result<Address, CudaError> {
+        if let Some(&word) = self.word.get() {
+            return Ok(word);
+        }
+        let word = self.device.allocate(8)?;
+        Ok(*self.word.get_or_init(|| word))
     }
 
     /// Both streams have done what was issued before either goes on.
@@ -91,10 +116,12 @@ impl<'a> Seat<'a> {
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        // What is under way uses the memory; there is no one to tell of a failure.
-        let _ = self.device.synchronize();
-        // SAFETY: it was allocated here, and nothing runs any more.
+        // SAFETY: it was allocated here. Who issues work waits for its end, or has the device keep what it may use.
         unsafe { self.device.release(self.memory) };
+        if let Some(&word) = self.word.get() {
+            // SAFETY: as above.
+            unsafe { self.device.release(word) };
+        }
     }
 }
 

@@ -84,9 +84,23 @@ impl Device for Recorder {
         Ok(())
     }
 
-    fn synchronize(&self) -> Result<(), CudaError> {
+    fn enter(&self) -> Result<(), CudaError> {
         Ok(())
     }
+
+    fn has_happened(&self, _: Event) -> Result<bool, CudaError> {
+        Ok(true)
+    }
+
+    fn hold(&self, _: Stream) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn abandon(&self) {}
 
     fn begin_graph(&self, _: Stream) -> Result<(), CudaError> {
         Ok(())

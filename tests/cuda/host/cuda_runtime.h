@@ -23,6 +23,12 @@ struct dim3 {
 
 inline thread_local dim3 blockIdx(0), threadIdx(0), blockDim(1), gridDim(1);
 
+inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
+    const unsigned long long before = *at;
+    if (x > before) *at = x;
+    return before;
+}
+
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };

@@ -37,7 +37,7 @@ pub(super) fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
 /// The kernels of a schedule: those of single precision are compiled once.
 fn kernels_for(schedule: &Schedule) -> Arc<HostKernels> {
     static SINGLE: OnceLock<Arc<HostKernels>> = OnceLock::new();
-    let kernels = cuda::kernels_of(schedule).unwrap_or_else(|e| panic!("{e}"));
+    let kernels = cuda::kernels_of(schedule, &cuda::Options::default()).unwrap_or_else(|e| panic!("{e}"));
     let known = catalogue(&DType::ALL);
     let unknown: Vec<&String> = kernels.difference(&known).collect();
     assert!(unknown.is_empty(), "the catalogue lacks {unknown:?}");

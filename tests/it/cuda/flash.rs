@@ -129,7 +129,7 @@ fn tensor_cores_agree_with_the_oracle() {
     programs.push((CAUSAL, lower(verify(&whole).unwrap()).unwrap(), whole, tensors));
     let mut kernels = BTreeSet::new();
     for (case, schedule, ..) in &programs {
-        let of_case = cuda::kernels_of(schedule).unwrap();
+        let of_case = cuda::kernels_of(schedule, &cuda::Options::default()).unwrap();
         let named = |name: &str| of_case.iter().any(|kernel| kernel.starts_with(name));
         let all = ["flash<", "flash_backward_queries<", "flash_backward_keys<"];
         assert!(all.into_iter().all(named), "{:?} {}: {of_case:?}", case.widths, case.mask);

@@ -4,9 +4,16 @@ use crate::result::Error;
 use crate::sys::{DataType, Reduction};
 
 use super::communicator::Communicator;
-use super::{DevicePointer, Stream};
+use super::{DevicePointer, Stream, since};
 
 use std::ffi::c_int;
+
+/// Calls a function of the library, which takes the communicator and the stream last.
+macro_rules! issue {
+    ($of:ident, $name:literal, $f:expr, [$($argument:expr),*], $stream:ident) => {
+        $of.library.issued($name, $f($($argument,)* $of.raw, $stream.raw()))
+    };
+}
 
 impl Communicator {
     /// Reduces `count` elements over all ranks, into the same place on each; `from` and `to` may be one.
@@ -25,12 +32,16 @@ impl Communicator {
         reduction: Reduction,
         stream: Stream,
     ) -> Result<(), Error> {
-        let f = self.library.functions.all_reduce;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status = unsafe {
-            f(from.read(), to.write(), count, dtype as c_int, reduction as c_int, self.raw, stream.raw())
-        };
-        self.library.issued("ncclAllReduce", status)
+        unsafe {
+            issue!(
+                self,
+                "ncclAllReduce",
+                (self.library.functions.all_reduce),
+                [from.read(), to.write(), count, dtype as c_int, reduction as c_int],
+                stream
+            )
+        }
     }
 
     /// Reduces `count` elements over all ranks, into `to` on `root`; nothing is written on the others.
@@ -52,21 +63,16 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), Error> {
         let root = self.peer("root", root)?;
-        let f = self.library.functions.reduce;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status = unsafe {
-            f(
-                from.read(),
-                to.write(),
-                count,
-                dtype as c_int,
-                reduction as c_int,
-                root,
-                self.raw,
-                stream.raw(),
+        unsafe {
+            issue!(
+                self,
+                "ncclReduce",
+                (self.library.functions.reduce),
+                [from.read(), to.write(), count, dtype as c_int, reduction as c_int, root],
+                stream
             )
-        };
-        self.library.issued("ncclReduce", status)
+        }
     }
 
     /// Copies `count` elements of `root` to all ranks.
@@ -86,11 +92,16 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), Error> {
         let root = self.peer("root", root)?;
-        let f = self.library.functions.broadcast;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status =
-            unsafe { f(from.read(), to.write(), count, dtype as c_int, root, self.raw, stream.raw()) };
-        self.library.issued("ncclBroadcast", status)
+        unsafe {
+            issue!(
+                self,
+                "ncclBroadcast",
+                (self.library.functions.broadcast),
+                [from.read(), to.write(), count, dtype as c_int, root],
+                stream
+            )
+        }
     }
 
     /// Gathers `count` elements of every rank, in order of ranks.
@@ -108,10 +119,16 @@ impl Communicator {
         dtype: DataType,
         stream: Stream,
     ) -> Result<(), Error> {
-        let f = self.library.functions.all_gather;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status = unsafe { f(from.read(), to.write(), count, dtype as c_int, self.raw, stream.raw()) };
-        self.library.issued("ncclAllGather", status)
+        unsafe {
+            issue!(
+                self,
+                "ncclAllGather",
+                (self.library.functions.all_gather),
+                [from.read(), to.write(), count, dtype as c_int],
+                stream
+            )
+        }
     }
 
     /// Reduces blocks of `count` elements, one per rank, and keeps the own one.
@@ -130,12 +147,16 @@ impl Communicator {
         reduction: Reduction,
         stream: Stream,
     ) -> Result<(), Error> {
-        let f = self.library.functions.reduce_scatter;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status = unsafe {
-            f(from.read(), to.write(), count, dtype as c_int, reduction as c_int, self.raw, stream.raw())
-        };
-        self.library.issued("ncclReduceScatter", status)
+        unsafe {
+            issue!(
+                self,
+                "ncclReduceScatter",
+                (self.library.functions.reduce_scatter),
+                [from.read(), to.write(), count, dtype as c_int, reduction as c_int],
+                stream
+            )
+        }
     }
 
     /// Sends block `i` of `count` elements to rank `i`, and receives its block from each: by `ncclAlltoAll` where the
@@ -156,8 +177,9 @@ impl Communicator {
     ) -> Result<(), Error> {
         if let Some(f) = self.library.functions.all_to_all {
             // SAFETY: the caller vouches for the memory and the stream.
-            let status = unsafe { f(from.read(), to.write(), count, dtype as c_int, self.raw, stream.raw()) };
-            return self.library.issued("ncclAlltoAll", status);
+            return unsafe {
+                issue!(self, "ncclAlltoAll", f, [from.read(), to.write(), count, dtype as c_int], stream)
+            };
         }
         // SAFETY: as above.
         unsafe { self.all_to_all_by_pairs(from, to, count, dtype, stream) }
@@ -209,12 +231,11 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), Error> {
         let root = self.peer("root", root)?;
-        let missing = Error::Missing { call: "ncclGather", needs: (2, 28) };
-        let f = self.library.functions.gather.ok_or(missing)?;
+        let f = since(self.library.functions.gather, "ncclGather", (2, 28))?;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status =
-            unsafe { f(from.read(), to.write(), count, dtype as c_int, root, self.raw, stream.raw()) };
-        self.library.issued("ncclGather", status)
+        unsafe {
+            issue!(self, "ncclGather", f, [from.read(), to.write(), count, dtype as c_int, root], stream)
+        }
     }
 
     /// Sends block `i` of `count` elements of `root` to rank `i`.
@@ -234,12 +255,11 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), Error> {
         let root = self.peer("root", root)?;
-        let missing = Error::Missing { call: "ncclScatter", needs: (2, 28) };
-        let f = self.library.functions.scatter.ok_or(missing)?;
+        let f = since(self.library.functions.scatter, "ncclScatter", (2, 28))?;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status =
-            unsafe { f(from.read(), to.write(), count, dtype as c_int, root, self.raw, stream.raw()) };
-        self.library.issued("ncclScatter", status)
+        unsafe {
+            issue!(self, "ncclScatter", f, [from.read(), to.write(), count, dtype as c_int, root], stream)
+        }
     }
 
     /// Sends `count` elements to rank `peer`.
@@ -258,10 +278,16 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), Error> {
         let peer = self.peer("peer", peer)?;
-        let f = self.library.functions.send;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status = unsafe { f(from.read(), count, dtype as c_int, peer, self.raw, stream.raw()) };
-        self.library.issued("ncclSend", status)
+        unsafe {
+            issue!(
+                self,
+                "ncclSend",
+                (self.library.functions.send),
+                [from.read(), count, dtype as c_int, peer],
+                stream
+            )
+        }
     }
 
     /// Receives `count` elements from rank `peer`.
@@ -280,9 +306,15 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), Error> {
         let peer = self.peer("peer", peer)?;
-        let f = self.library.functions.recv;
         // SAFETY: the caller vouches for the memory and the stream.
-        let status = unsafe { f(to.write(), count, dtype as c_int, peer, self.raw, stream.raw()) };
-        self.library.issued("ncclRecv", status)
+        unsafe {
+            issue!(
+                self,
+                "ncclRecv",
+                (self.library.functions.recv),
+                [to.write(), count, dtype as c_int, peer],
+                stream
+            )
+        }
     }
 }

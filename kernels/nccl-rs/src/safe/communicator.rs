@@ -8,8 +8,8 @@ use crate::result::{Error, Status};
 use crate::sys::{NO_COLOR, RawCommunicator};
 
 use super::config::Config;
-use super::int;
 use super::library::{Library, UniqueId};
+use super::{int, since};
 
 /// How long to sleep between two looks at a state.
 const LOOK: Duration = Duration::from_millis(1);
@@ -67,8 +67,7 @@ impl Library {
         config: &Config,
     ) -> Result<Communicator, Error> {
         let (size, number) = place(ranks, rank)?;
-        let missing = Error::Missing { call: "ncclCommInitRankConfig", needs: (2, 14) };
-        let f = self.functions.comm_init_rank_config.ok_or(missing)?;
+        let f = since(self.functions.comm_init_rank_config, "ncclCommInitRankConfig", (2, 14))?;
         let mut config = config.raw()?;
         let mut raw: RawCommunicator = std::ptr::null_mut();
         // SAFETY: the pointers are to a live handle and a configuration of the size that it states.
@@ -139,11 +138,29 @@ impl Communicator {
         }
     }
 
-    /// Splits it: ranks of one color become a communicator, in order of their keys; a rank without a color is in none.
-    /// Every rank calls it. It waits for both communicators to be ready, at most `longest` for each.
+    /// Begins to split it: ranks of one color become a communicator, in order of their keys; a rank without a color is in
+    /// none. Every rank calls it. Where this one does not block the call returns at once, and the part is there when this one
+    /// is ready again.
     ///
     /// # Errors
-    /// [`Error::Missing`] before NCCL 2.18, else as [`wait_ready`](Self::wait_ready).
+    /// [`Error::Missing`] before NCCL 2.18, else NCCL's status.
+    pub fn begin_split(&self, color: Option<usize>, key: usize, config: &Config) -> Result<Split<'_>, Error> {
+        let f = since(self.library.functions.comm_split, "ncclCommSplit", (2, 18))?;
+        let number = color.map_or(Ok(NO_COLOR), |color| int("color", color))?;
+        let (key, mut config) = (int("key", key)?, config.raw()?);
+        let part: *mut RawCommunicator = Box::into_raw(Box::new(std::ptr::null_mut()));
+        // SAFETY: the communicator is alive, and the pointers are to a live handle and configuration; the handle lives
+        // until the split is known to be done.
+        let status = unsafe { f(self.raw, number, key, part, &mut config) };
+        let split = Split { of: self, part };
+        self.library.issued("ncclCommSplit", status)?;
+        Ok(split)
+    }
+
+    /// Splits it and waits for both communicators to be ready, at most `longest` for each.
+    ///
+    /// # Errors
+    /// As [`begin_split`](Self::begin_split) and [`wait_ready`](Self::wait_ready).
     pub fn split(
         &self,
         color: Option<usize>,
@@ -151,30 +168,29 @@ impl Communicator {
         config: &Config,
         longest: Duration,
     ) -> Result<Option<Communicator>, Error> {
-        let missing = Error::Missing { call: "ncclCommSplit", needs: (2, 18) };
-        let f = self.library.functions.comm_split.ok_or(missing)?;
-        let number = color.map_or(Ok(NO_COLOR), |color| int("color", color))?;
-        let (key, mut config) = (int("key", key)?, config.raw()?);
-        let mut raw: RawCommunicator = std::ptr::null_mut();
-        // SAFETY: the communicator is alive, the pointers are to a live handle and configuration.
-        let status = unsafe { f(self.raw, number, key, &mut raw, &mut config) };
-        self.library.issued("ncclCommSplit", status)?;
+        let split = self.begin_split(color, key, config)?;
         self.wait_ready(longest)?;
-        if color.is_none() || raw.is_null() {
-            return Ok(None);
-        }
-        let mut part = Communicator { library: self.library.clone(), raw, ranks: 0, rank: 0 };
+        let Some(mut part) = split.part()? else { return Ok(None) };
         part.wait_ready(longest)?;
-        let (mut ranks, mut rank): (c_int, c_int) = (0, 0);
-        // SAFETY: the communicator is alive and ready, the pointers are to live integers.
-        let counted = unsafe { (part.library.functions.comm_count)(part.raw, &mut ranks) };
-        part.library.check("ncclCommCount", counted)?;
-        // SAFETY: as above.
-        let numbered = unsafe { (part.library.functions.comm_user_rank)(part.raw, &mut rank) };
-        part.library.check("ncclCommUserRank", numbered)?;
-        part.ranks = usize::try_from(ranks).unwrap_or(0);
-        part.rank = usize::try_from(rank).unwrap_or(0);
+        part.learn()?;
         Ok(Some(part))
+    }
+
+    /// Asks how many ranks it has, and which of them this is: what a [part](Split::part) does not know until it is ready.
+    ///
+    /// # Errors
+    /// NCCL's status.
+    pub fn learn(&mut self) -> Result<(), Error> {
+        let (mut ranks, mut rank): (c_int, c_int) = (0, 0);
+        // SAFETY: the communicator is alive, the pointer is to a live integer.
+        let counted = unsafe { (self.library.functions.comm_count)(self.raw, &mut ranks) };
+        self.library.check("ncclCommCount", counted)?;
+        // SAFETY: as above.
+        let numbered = unsafe { (self.library.functions.comm_user_rank)(self.raw, &mut rank) };
+        self.library.check("ncclCommUserRank", numbered)?;
+        self.ranks = usize::try_from(ranks).unwrap_or(0);
+        self.rank = usize::try_from(rank).unwrap_or(0);
+        Ok(())
     }
 
     /// Ends what was issued: nothing is to be issued any more, and the communicator is ready when all is done.
@@ -182,8 +198,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Missing`] before NCCL 2.14, else NCCL's status.
     pub fn finalize(&mut self) -> Result<(), Error> {
-        let missing = Error::Missing { call: "ncclCommFinalize", needs: (2, 14) };
-        let f = self.library.functions.comm_finalize.ok_or(missing)?;
+        let f = since(self.library.functions.comm_finalize, "ncclCommFinalize", (2, 14))?;
         // SAFETY: the communicator is alive.
         self.library.issued("ncclCommFinalize", unsafe { f(self.raw) })
     }
@@ -207,6 +222,31 @@ impl Communicator {
             true => int(what, peer),
             false => Err(Error::Range { what, value: peer, bound: self.ranks }),
         }
+    }
+}
+
+/// A part of a communicator that is being made.
+///
+/// NCCL writes the handle when it likes, from a thread of its own, so where the split never comes to its end the place of
+/// the handle is never given back.
+#[derive(Debug)]
+pub struct Split<'c> {
+    of: &'c Communicator,
+    part: *mut RawCommunicator,
+}
+
+impl Split<'_> {
+    /// The part; none where the rank is in none. It may not be ready itself, and [learns](Communicator::learn) of its ranks
+    /// when it is.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] where the communicator that is split is not ready again; NCCL's status.
+    pub fn part(self) -> Result<Option<Communicator>, Error> {
+        self.of.wait_ready(Duration::ZERO)?;
+        // SAFETY: it was made by `Box::into_raw`, and NCCL does not write it any more, as the split is done.
+        let raw = *unsafe { Box::from_raw(self.part) };
+        let library = self.of.library.clone();
+        Ok((!raw.is_null()).then(|| Communicator { library, raw, ranks: 0, rank: 0 }))
     }
 }
 

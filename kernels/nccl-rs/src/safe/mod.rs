@@ -8,7 +8,7 @@ mod communicator;
 mod config;
 mod library;
 
-pub use communicator::{Communicator, State};
+pub use communicator::{Communicator, Split, State};
 pub use config::{Config, Waiting};
 pub use library::{HOME_VARIABLE, LIBRARY_VARIABLE, Library, UniqueId};
 
@@ -49,4 +49,9 @@ impl Stream {
 fn int(what: &'static str, value: usize) -> Result<c_int, Error> {
     let bound = usize::try_from(c_int::MAX).unwrap_or(usize::MAX);
     c_int::try_from(value).map_err(|_| Error::Range { what, value, bound })
+}
+
+/// A function that older libraries lack.
+fn since<F>(found: Option<F>, call: &'static str, needs: (u32, u32)) -> Result<F, Error> {
+    found.ok_or(Error::Missing { call, needs })
 }

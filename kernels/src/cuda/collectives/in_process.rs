@@ -8,7 +8,7 @@
 use ithaca_ir::boxes::chunk;
 use ithaca_ir::{DType, Rank};
 
-use super::{Collectives, End, Exchange, Kind};
+use super::{Broken, Collectives, End, Exchange, Kind};
 use crate::cuda::arguments::{Address, MOST_MEMBERS, Members, arguments};
 use crate::cuda::catalogue::c_type;
 use crate::cuda::device::{Device, Event, Grid};
@@ -32,18 +32,13 @@ impl<'d> InProcess<'d> {
     }
 
     /// Every end waits until all of its group have come here.
-    fn meet(&self, exchange: &Exchange, which: usize) -> Result<(), CudaError> {
-        for end in &exchange.ends {
-            self.device.record(end.stream, self.event(end.rank, which)?)?;
-        }
-        for end in &exchange.ends {
-            for &member in end.group.iter().filter(|&&member| member != end.rank) {
-                if exchange.end(member).is_some() {
-                    self.device.wait(end.stream, self.event(member, which)?)?;
-                }
-            }
-        }
-        Ok(())
+    fn meet(&self, exchange: &Exchange, which: usize) -> Result<(), Broken> {
+        each(exchange, |end| self.device.record(end.stream, self.event(end.rank, which)?))?;
+        each(exchange, |end| {
+            let others = end.group.iter().filter(|&&member| member != end.rank);
+            let mut here = others.filter(|&&member| exchange.end(member).is_some());
+            here.try_for_each(|&member| self.device.wait(end.stream, self.event(member, which)?))
+        })
     }
 
     fn event(&self, rank: Rank, which: usize) -> Result<Event, CudaError> {
@@ -107,39 +102,45 @@ impl<'d> InProcess<'d> {
 
     /// # Safety
     /// As [`Collectives::exchange`].
-    unsafe fn all_reduce(&self, exchange: &Exchange) -> Result<(), CudaError> {
+    unsafe fn all_reduce(&self, exchange: &Exchange) -> Result<(), Broken> {
         let bytes = exchange.dtype.bytes();
         let own = |end: &End, i: usize| chunk(end.mine, end.group.len() as u64, i as u64);
-        for end in &exchange.ends {
-            let Some(i) = end.group.iter().position(|&member| member == end.rank) else { continue };
+        each(exchange, |end| {
+            let Some(i) = end.group.iter().position(|&member| member == end.rank) else { return Ok(()) };
             let part = own(end, i);
             let blocks: Vec<Address> = end
                 .group
                 .iter()
                 .filter_map(|&member| exchange.end(member))
-                .map(|(_, member)| member.from.offset(part.start * bytes))
+                .map(|member| member.from.offset(part.start * bytes))
                 .collect();
             let to = end.to.offset(part.start * bytes);
             // SAFETY: the caller vouches for the memory.
-            unsafe { self.sum(end, exchange.dtype, &blocks, to, part.end - part.start) }?;
-        }
+            unsafe { self.sum(end, exchange.dtype, &blocks, to, part.end - part.start) }
+        })?;
         self.meet(exchange, 1)?;
-        for end in &exchange.ends {
+        each(exchange, |end| {
             for (i, &member) in end.group.iter().enumerate().filter(|(_, member)| **member != end.rank) {
-                let (Some((_, other)), part) = (exchange.end(member), own(end, i)) else { continue };
+                let (Some(other), part) = (exchange.end(member), own(end, i)) else { continue };
                 let [from, to] = [other.to, end.to].map(|at| at.offset(part.start * bytes));
                 // SAFETY: as above.
                 unsafe { self.copy(end, from, to, (part.end - part.start) * bytes) }?;
             }
-        }
+            Ok(())
+        })?;
         self.meet(exchange, 0)
     }
+}
+
+/// Does something for every end.
+fn each(exchange: &Exchange, mut of: impl FnMut(&End) -> Result<(), CudaError>) -> Result<(), Broken> {
+    exchange.ends.iter().try_for_each(|end| of(end).map_err(|error| end.broken(error)))
 }
 
 /// Where the block lies that `end` gets from `member`.
 fn source(exchange: &Exchange, end: &End, member: Rank) -> Result<Address, CudaError> {
     let lacking = || CudaError::Unsupported(format!("a collective without rank {}", member.0));
-    let (_, other) = exchange.end(member).ok_or_else(lacking)?;
+    let other = exchange.end(member).ok_or_else(lacking)?;
     let i = other.group.iter().position(|&rank| rank == end.rank).ok_or_else(lacking)?;
     let start = match exchange.kind {
         Kind::Blocks | Kind::ReduceScatter => End::start(&other.send, i),
@@ -149,33 +150,30 @@ fn source(exchange: &Exchange, end: &End, member: Rank) -> Result<Address, CudaE
 }
 
 impl Collectives for InProcess<'_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CudaError> {
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
         self.meet(exchange, 0)?;
         match exchange.kind {
             // SAFETY: the caller vouches for the memory.
             Kind::AllReduce => return unsafe { self.all_reduce(exchange) },
             Kind::Blocks | Kind::Whole | Kind::Gather => {
-                for end in &exchange.ends {
-                    // SAFETY: as above.
-                    unsafe { self.blocks(exchange, end) }?;
-                }
+                // SAFETY: as above.
+                each(exchange, |end| unsafe { self.blocks(exchange, end) })?;
             }
-            Kind::ReduceScatter => {
-                for end in &exchange.ends {
-                    let blocks: Vec<Address> = end
-                        .group
-                        .iter()
-                        .map(|&member| source(exchange, end, member))
-                        .collect::<Result<_, _>>()?;
-                    // SAFETY: as above.
-                    unsafe { self.sum(end, exchange.dtype, &blocks, end.to, end.wanted) }?;
-                }
-            }
+            Kind::ReduceScatter => each(exchange, |end| {
+                let blocks = end.group.iter().map(|&member| source(exchange, end, member));
+                let blocks: Vec<Address> = blocks.collect::<Result<_, _>>()?;
+                // SAFETY: as above.
+                unsafe { self.sum(end, exchange.dtype, &blocks, end.to, end.wanted) }
+            })?,
         }
         self.meet(exchange, 1)
     }
 
-    fn check(&self) -> Result<(), CudaError> {
+    /// All that goes on is on the streams of the ranks, whose device says what fails.
+    fn check(&self) -> Result<(), Broken> {
         Ok(())
     }
+
+    /// Ranks wait for each other by events, and so for nothing but what others were given to do.
+    fn abort(&self) {}
 }

@@ -94,6 +94,11 @@ impl End {
         }
     }
 
+    /// What went wrong here.
+    fn broken(&self, error: CudaError) -> Broken {
+        Broken { rank: self.rank, error }
+    }
+
     /// The element at which the block for, or from, the `i`-th member starts.
     fn start(counts: &[u64], i: usize) -> u64 {
         counts[..i].iter().sum()
@@ -115,8 +120,8 @@ pub struct Exchange {
 
 impl Exchange {
     /// The end of a rank, if it takes part.
-    fn end(&self, rank: Rank) -> Option<(usize, &End)> {
-        self.ends.iter().enumerate().find(|(_, end)| end.rank == rank)
+    fn end(&self, rank: Rank) -> Option<&End> {
+        self.ends.iter().find(|end| end.rank == rank)
     }
 }
 
@@ -129,11 +134,24 @@ pub trait Collectives {
     ///
     /// # Safety
     /// The memory of all ends is as large as their counts say, and is kept until their streams have come past it.
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CudaError>;
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken>;
 
     /// Looks whether something failed in the background.
     ///
     /// # Errors
     /// What did.
-    fn check(&self) -> Result<(), CudaError>;
+    fn check(&self) -> Result<(), Broken>;
+
+    /// Ends what is under way on all ranks: streams that wait in it for others go on, with whatever their memory has then.
+    /// Nothing is exchanged any more.
+    fn abort(&self);
+}
+
+/// What went wrong with a collective, and on which rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// The rank.
+    pub rank: Rank,
+    /// What went wrong.
+    pub error: CudaError,
 }

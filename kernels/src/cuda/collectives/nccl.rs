@@ -3,16 +3,23 @@
 //!
 //! All ranks are in this process, on one GPU or on several. Ranks that share a GPU need NCCL 2.30.3 and the environment
 //! variable `NCCL_MULTI_RANK_GPU_ENABLE`. What one thread issues for several communicators is a group.
+//!
+//! No call blocks: communicators are made, split, used and ended in the background, and looked at until they are there,
+//! for as long as is allowed. So a rank that does not come is named, and the others are not lost with it.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use ithaca_ir::{DType, Rank, Space};
-use nccl_rs::{Communicator, Config, DataType, DevicePointer, Library, Reduction, State, Stream, UniqueId};
+use nccl_rs::{
+    Communicator, Config, DataType, DevicePointer, Library, Reduction, Split, State, Status, Stream, Waiting,
+};
 
-use super::{Collectives, End, Exchange, Kind};
+use super::{Broken, Collectives, End, Exchange, Kind};
 use crate::cuda::device::Device;
 use crate::cuda::error::{CudaError, Part, Unavailable};
-use crate::cuda::gpu::{Context, Gpu};
+use crate::cuda::patience::Patience;
+use crate::tensor::index;
 
 /// The environment variable by which NCCL allows several ranks on one GPU.
 const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
@@ -20,8 +27,11 @@ const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 /// The first version that does.
 const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
-/// How long ranks wait for each other when communicators are made.
-const LONGEST: Duration = Duration::from_secs(120);
+/// How long communicators that are not used any more may take to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// How communicators are made.
+const CONFIG: Config = Config { waiting: Waiting::NonBlocking, blocks: None };
 
 /// The communicators of one rank.
 struct Member {
@@ -29,89 +39,97 @@ struct Member {
     axes: Vec<Option<Communicator>>,
 }
 
+impl Member {
+    fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        self.axes.iter().flatten().chain([&self.world])
+    }
+}
+
 /// Collectives by NCCL.
 pub struct Nccl<'d> {
     library: Library,
-    members: Vec<Member>,
-    gpus: Vec<&'d Gpu>,
+    /// In order of ranks; none once they were aborted.
+    members: RefCell<Vec<Member>>,
+    devices: Vec<&'d dyn Device>,
+    longest: Option<Duration>,
 }
 
 impl<'d> Nccl<'d> {
-    /// Communicators for the ranks of a mesh; `gpus` has that of each rank.
+    /// Opens NCCL and makes communicators for the ranks of a mesh; `devices` has that of each rank. Ranks wait for each
+    /// other at most `longest`.
     ///
     /// # Errors
-    /// [`Unavailable`] without NCCL, and where ranks share a GPU and it does not allow that; NCCL's.
-    pub fn new(space: &Space, gpus: Vec<&'d Gpu>) -> Result<Self, CudaError> {
+    /// [`Unavailable`] without NCCL, and where ranks share a GPU and it does not allow that; as [`join`](Self::join).
+    pub fn open(
+        space: &Space,
+        devices: Vec<&'d dyn Device>,
+        longest: Option<Duration>,
+    ) -> Result<Self, CudaError> {
         let library = Library::open()?;
-        let shared =
-            gpus.iter().enumerate().any(|(i, gpu)| gpus[..i].iter().any(|&other| std::ptr::eq(other, *gpu)));
-        if shared {
+        let same = |a: &dyn Device, b: &dyn Device| std::ptr::addr_eq(a, b);
+        if devices
+            .iter()
+            .enumerate()
+            .any(|(i, device)| devices[..i].iter().any(|other| same(*other, *device)))
+        {
             allow_sharing(&library)?;
         }
+        Self::join(library, space, devices, longest)
+    }
+
+    /// Communicators of an opened library.
+    ///
+    /// # Errors
+    /// [`CudaError::Absent`] for a rank that does not come into a communicator; NCCL's.
+    pub fn join(
+        library: Library,
+        space: &Space,
+        devices: Vec<&'d dyn Device>,
+        longest: Option<Duration>,
+    ) -> Result<Self, CudaError> {
+        let ranks: Vec<Rank> = space.mesh.iter_ranks().collect();
         let id = library.unique_id()?;
-        let ranks: Vec<(Rank, Context)> =
-            space.mesh.iter_ranks().zip(gpus.iter().map(|gpu| gpu.context())).collect();
-        // Ranks join from threads of their own, as each waits for all.
-        let joined: Vec<Result<Member, CudaError>> = std::thread::scope(|scope| {
-            let (library, n) = (&library, ranks.len());
-            let join = |&(rank, context): &(Rank, Context)| {
-                scope.spawn(move || {
-                    // SAFETY: the GPUs live as long as this.
-                    unsafe { context.make_current() }?;
-                    join(library, space, (rank, n), &id)
-                })
-            };
-            let threads: Vec<_> = ranks.iter().map(join).collect();
-            let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| {
-                    Err(CudaError::Failed {
-                        call: "NCCL",
-                        detail: "the thread of a rank panicked".to_owned(),
-                    })
-                })
-            };
-            threads.into_iter().map(ended).collect()
-        });
-        Ok(Self { library, members: joined.into_iter().collect::<Result<_, _>>()?, gpus })
-    }
-
-    fn member(&self, rank: Rank) -> Result<(usize, &Member), CudaError> {
-        let at = usize::try_from(rank.0).unwrap_or(usize::MAX);
-        let lacking =
-            || CudaError::Unsupported(format!("a collective of rank {}, which is not here", rank.0));
-        self.members.get(at).map(|member| (at, member)).ok_or_else(lacking)
-    }
-
-    /// Along one axis its communicator, else the world; with the number of each member of the group.
-    fn peers<'a>(
-        &'a self,
-        exchange: &Exchange,
-        end: &End,
-    ) -> Result<(&'a Communicator, Vec<usize>), CudaError> {
-        let (_, member) = self.member(end.rank)?;
-        use ithaca_ir::entity::Entity;
-        let axis = match exchange.axes.as_slice() {
-            [axis] => member.axes.get(axis.index()).and_then(Option::as_ref),
-            _ => None,
-        };
-        Ok(match axis {
-            Some(comm) => (comm, (0..end.group.len()).collect()),
-            None => {
-                let numbers = end.group.iter().map(|rank| usize::try_from(rank.0).unwrap_or(usize::MAX));
-                (&member.world, numbers.collect())
+        let mut worlds = Vec::with_capacity(ranks.len());
+        for (&rank, device) in ranks.iter().zip(&devices) {
+            device.enter()?;
+            let world = library.init_rank_config(ranks.len(), &id, index(rank.0), &CONFIG);
+            worlds.push(world.map_err(absent(rank, ALL_RANKS))?);
+        }
+        ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, longest)?;
+        let mut axes: Vec<Vec<Option<Communicator>>> = ranks.iter().map(|_| Vec::new()).collect();
+        for axis in space.mesh.axes.ids() {
+            let what = format!("the communicators along `{}`", space.mesh.axes[axis].name);
+            let mut splits: Vec<Split<'_>> = Vec::with_capacity(ranks.len());
+            for ((&rank, device), world) in ranks.iter().zip(&devices).zip(&worlds) {
+                device.enter()?;
+                let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
+                let key = index(space.mesh.coordinate(rank, axis));
+                splits.push(world.begin_split(Some(color), key, &CONFIG).map_err(absent(rank, &what))?);
             }
-        })
+            ready(ranks.iter().copied().zip(&worlds), &what, longest)?;
+            let mut parts = Vec::with_capacity(ranks.len());
+            for (&rank, split) in ranks.iter().zip(splits) {
+                parts.push((rank, split.part().map_err(absent(rank, &what))?));
+            }
+            ready(parts.iter().filter_map(|(rank, part)| Some((*rank, part.as_ref()?))), &what, longest)?;
+            for ((rank, mut part), axes) in parts.into_iter().zip(&mut axes) {
+                part.as_mut().map_or(Ok(()), Communicator::learn).map_err(absent(rank, &what))?;
+                axes.push(part);
+            }
+        }
+        let members = worlds.into_iter().zip(axes).map(|(world, axes)| Member { world, axes }).collect();
+        Ok(Self { library, members: RefCell::new(members), devices, longest })
     }
 
     /// Issues one rank's end, within a group.
     ///
     /// # Safety
     /// As [`Collectives::exchange`].
-    unsafe fn issue(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
+    unsafe fn issue(&self, members: &[Member], exchange: &Exchange, end: &End) -> Result<(), CudaError> {
         let dtype = data_type(exchange.dtype);
-        let (comm, numbers) = self.peers(exchange, end)?;
-        let (at, _) = self.member(end.rank)?;
-        self.gpus[at].make_current()?;
+        let (comm, numbers) = peers(members, exchange, end)?;
+        let device = self.devices[index(end.rank.0)];
+        device.enter()?;
         let stream = Stream(end.stream.0);
         let (from, to) = (DevicePointer(end.from.number()), DevicePointer(end.to.number()));
         let whole_axis = numbers.len() == comm.ranks();
@@ -153,7 +171,7 @@ impl<'d> Nccl<'d> {
                         if end.group[i] == end.rank {
                             if n_recv > 0 && block != place {
                                 let [from, to] = [block, place].map(|at| crate::cuda::Address(at.0));
-                                self.gpus[at].copy(end.stream, from, to, n_recv * bytes)?;
+                                device.copy(end.stream, from, to, n_recv * bytes)?;
                             }
                             continue;
                         }
@@ -172,54 +190,146 @@ impl<'d> Nccl<'d> {
 }
 
 impl Collectives for Nccl<'_> {
-    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), CudaError> {
+    unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
+        let members = self.members.borrow();
         let mut failure = None;
         let grouped = self.library.group(|| {
             for end in &exchange.ends {
                 // SAFETY: the caller vouches for the memory.
-                if let Err(error) = unsafe { self.issue(exchange, end) } {
-                    failure = Some(error);
+                if let Err(error) = unsafe { self.issue(&members, exchange, end) } {
+                    failure = Some(end.broken(error));
                     break;
                 }
             }
             Ok(())
         });
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(grouped?),
+        if let Some(failure) = failure {
+            return Err(failure);
         }
+        let Some(first) = exchange.ends.first() else { return Ok(()) };
+        grouped.map_err(|error| first.broken(error.into()))?;
+        // What is issued in the background is behind the event that others wait for only once it is issued.
+        let used = |end: &End| Some((end.rank, peers(&members, exchange, end).ok()?.0));
+        settled(exchange.ends.iter().filter_map(used).collect(), self.longest)
     }
 
-    fn check(&self) -> Result<(), CudaError> {
-        for member in &self.members {
-            let communicators = std::iter::once(&member.world).chain(member.axes.iter().flatten());
-            for communicator in communicators {
-                if let State::Failed(status) = communicator.state()? {
-                    return Err(CudaError::Failed { call: "NCCL", detail: status.name().to_owned() });
-                }
+    fn check(&self) -> Result<(), Broken> {
+        let members = self.members.borrow();
+        let all = (0..).map(Rank).zip(members.iter());
+        // Of communicators that failed most say that another did.
+        let mut found = None;
+        for (rank, communicator) in all.flat_map(|(rank, m)| m.communicators().map(move |c| (rank, c))) {
+            let error = match communicator.state() {
+                Ok(State::Ready | State::InProgress) => continue,
+                Ok(State::Failed(Status::RemoteError)) if found.is_some() => continue,
+                Ok(State::Failed(status)) => background(status),
+                Err(error) => error.into(),
+            };
+            let is_remote =
+                matches!(&error, CudaError::Nccl(nccl_rs::Error::Failed { status: Status::RemoteError, .. }));
+            found = Some(Broken { rank, error });
+            if !is_remote {
+                break;
             }
         }
-        Ok(())
+        found.map_or(Ok(()), Err)
+    }
+
+    fn abort(&self) {
+        for Member { world, axes } in self.members.take() {
+            // The run has failed already; there is no one to tell of a second failure.
+            axes.into_iter().flatten().chain([world]).for_each(|communicator| drop(communicator.abort()));
+        }
     }
 }
 
-/// Joins the world and splits it along every axis.
-fn join(
-    library: &Library,
-    space: &Space,
-    (rank, ranks): (Rank, usize),
-    id: &UniqueId,
-) -> Result<Member, CudaError> {
-    let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-    let world = library.init_rank(ranks, id, number(rank.0))?;
-    world.wait_ready(LONGEST)?;
-    let mut axes = Vec::new();
-    for axis in space.mesh.axes.ids() {
-        let color = space.mesh.group(rank, axis).first().map_or(0, |first| number(first.0));
-        let key = number(space.mesh.coordinate(rank, axis));
-        axes.push(world.split(Some(color), key, &Config::default(), LONGEST)?);
+impl Drop for Nccl<'_> {
+    /// Ranks say goodbye together, as each waits for the others; who does not is aborted.
+    fn drop(&mut self) {
+        let mut members = self.members.take();
+        for (i, member) in members.iter_mut().enumerate() {
+            if self.devices[i].enter().is_err() {
+                return;
+            }
+            // Libraries that cannot say goodbye in the background do so when they are dropped.
+            for part in member.axes.iter_mut().flatten() {
+                drop(part.finalize());
+            }
+        }
+        let parts = members.iter().flat_map(|m| m.axes.iter().flatten()).map(|part| (Rank(0), part));
+        drop(settled(parts.collect(), Some(GOODBYE)));
+        members.iter_mut().for_each(|member| drop(member.world.finalize()));
+        let worlds = members.iter().map(|member| (Rank(0), &member.world)).collect();
+        drop(settled(worlds, Some(GOODBYE)));
     }
-    Ok(Member { world, axes })
+}
+
+/// What the communicator of the whole mesh is called.
+const ALL_RANKS: &str = "the communicator of all ranks";
+
+fn absent<'w, E: Into<CudaError>>(rank: Rank, what: &'w str) -> impl Fn(E) -> CudaError + use<'w, E> {
+    move |error| CudaError::Absent { rank: rank.0, what: what.to_owned(), cause: Box::new(error.into()) }
+}
+
+fn background(status: Status) -> CudaError {
+    let detail = "found in the background".to_owned();
+    nccl_rs::Error::Failed { call: "ncclCommGetAsyncError", status, detail }.into()
+}
+
+/// Waits until communicators that are being made are ready.
+fn ready<'c>(
+    communicators: impl Iterator<Item = (Rank, &'c Communicator)>,
+    what: &str,
+    longest: Option<Duration>,
+) -> Result<(), CudaError> {
+    settled(communicators.collect(), longest).map_err(|Broken { rank, error }| absent(rank, what)(error))
+}
+
+/// Waits until nothing that was asked of communicators goes on in the background.
+///
+/// # Errors
+/// [`CudaError::Late`] where something does for longer than allowed; what failed.
+fn settled(mut waiting: Vec<(Rank, &Communicator)>, longest: Option<Duration>) -> Result<(), Broken> {
+    let mut patience = Patience::new(longest);
+    loop {
+        let before = waiting.len();
+        let mut left = Vec::with_capacity(before);
+        for (rank, communicator) in waiting {
+            match communicator.state().map_err(|error| Broken { rank, error: error.into() })? {
+                State::Ready => {}
+                State::InProgress => left.push((rank, communicator)),
+                State::Failed(status) => return Err(Broken { rank, error: background(status) }),
+            }
+        }
+        let [(rank, _), others @ ..] = left.as_slice() else { return Ok(()) };
+        if left.len() < before {
+            patience.renew();
+        } else if let Err(waited) = patience.pause() {
+            let waiting = others.iter().map(|(other, _)| other.0).collect();
+            return Err(Broken { rank: *rank, error: CudaError::Late { waited, waiting } });
+        }
+        waiting = left;
+    }
+}
+
+/// Along one axis its communicator, else the world; with the number of each member of the group.
+fn peers<'m>(
+    members: &'m [Member],
+    exchange: &Exchange,
+    end: &End,
+) -> Result<(&'m Communicator, Vec<usize>), CudaError> {
+    use ithaca_ir::entity::Entity;
+    let lacking =
+        || CudaError::Unsupported(format!("a collective of rank {}, which is not here", end.rank.0));
+    let member = members.get(index(end.rank.0)).ok_or_else(lacking)?;
+    let axis = match exchange.axes.as_slice() {
+        [axis] => member.axes.get(axis.index()).and_then(Option::as_ref),
+        _ => None,
+    };
+    Ok(match axis {
+        Some(comm) => (comm, (0..end.group.len()).collect()),
+        None => (&member.world, end.group.iter().map(|rank| index(rank.0)).collect()),
+    })
 }
 
 /// Whether the library lets ranks share a GPU.

@@ -6,9 +6,10 @@
 
 mod product;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::DriverError;
@@ -43,6 +44,31 @@ pub struct Gpu {
     streams: RefCell<Vec<sys::CUstream>>,
     events: RefCell<Vec<sys::CUevent>>,
     products: Products,
+    gate: RefCell<Option<Gate>>,
+    is_abandoned: Cell<bool>,
+}
+
+/// A word that streams wait for, in memory of this machine that the GPU reads: it opens at once, whatever the GPU does.
+struct Gate(std::ptr::NonNull<AtomicU32>);
+
+impl Gate {
+    fn new() -> Result<Self, CudaError> {
+        // SAFETY: the word is written before anything reads it.
+        let word = unsafe { result::malloc_host(size_of::<AtomicU32>(), sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(failed("cuMemHostAlloc"))?;
+        let word = std::ptr::NonNull::new(word.cast::<AtomicU32>()).ok_or_else(|| CudaError::Failed {
+            call: "cuMemHostAlloc",
+            detail: "it gave no memory".to_owned(),
+        })?;
+        // SAFETY: the memory was just made, and has room for a word.
+        unsafe { word.write(AtomicU32::new(0)) };
+        Ok(Self(word))
+    }
+
+    fn open(&self) {
+        // SAFETY: the word lives as long as this.
+        unsafe { self.0.as_ref() }.store(1, Ordering::Release);
+    }
 }
 
 impl Gpu {
@@ -89,6 +115,8 @@ impl Gpu {
             streams: RefCell::default(),
             events: RefCell::default(),
             products,
+            gate: RefCell::default(),
+            is_abandoned: Cell::new(false),
         })
     }
 
@@ -137,34 +165,6 @@ impl Gpu {
         // SAFETY: the context is retained for as long as this lives.
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
     }
-
-    /// A handle of its context that other threads may make theirs.
-    pub fn context(&self) -> Context {
-        Context(self.context)
-    }
-}
-
-/// A context, for a thread to make its own.
-#[derive(Clone, Copy)]
-pub struct Context(sys::CUcontext);
-
-// SAFETY: the driver's contexts may be current in any number of threads.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-impl Context {
-    /// Makes it that of this thread.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// The [`Gpu`] that it is of lives.
-    pub unsafe fn make_current(self) -> Result<(), CudaError> {
-        // SAFETY: the caller vouches for the context.
-        unsafe { result::ctx::set_current(self.0) }.map_err(failed("cuCtxSetCurrent"))
-    }
 }
 
 impl Device for Gpu {
@@ -179,7 +179,7 @@ impl Device for Gpu {
     }
 
     unsafe fn release(&self, at: Address) {
-        if self.make_current().is_ok() {
+        if !self.is_abandoned.get() && self.make_current().is_ok() {
             // SAFETY: the caller vouches for the memory; there is no one to tell of a failure.
             let _ = unsafe { result::free_sync(at.number()) };
         }
@@ -293,9 +293,46 @@ impl Device for Gpu {
         unsafe { self.products.multiply(raw_stream(stream), product) }
     }
 
-    fn synchronize(&self) -> Result<(), CudaError> {
+    fn enter(&self) -> Result<(), CudaError> {
+        self.make_current()
+    }
+
+    fn has_happened(&self, event: Event) -> Result<bool, CudaError> {
         self.make_current()?;
-        result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))
+        // SAFETY: the event was made here and lives as long as this.
+        match unsafe { result::event::query(raw_event(event)) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(failed("cuEventQuery")(error)),
+        }
+    }
+
+    fn hold(&self, stream: Stream) -> Result<(), CudaError> {
+        self.make_current()?;
+        let mut gate = self.gate.borrow_mut();
+        if gate.is_none() {
+            *gate = Some(Gate::new()?);
+        }
+        let Some(Gate(word)) = &*gate else { return Ok(()) };
+        let at = word.as_ptr().expose_provenance() as u64;
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
+        // SAFETY: with unified addressing the GPU reads pinned memory at its address here, and it lives as long as this.
+        unsafe { sys::cuStreamWaitValue32_v2(raw_stream(stream), at, 1, flags) }
+            .result()
+            .map_err(failed("cuStreamWaitValue32"))
+    }
+
+    fn let_go(&self) -> Result<(), CudaError> {
+        // A gate that is open stays so: who is held later waits at another.
+        if let Some(gate) = self.gate.borrow_mut().take() {
+            gate.open();
+            // The streams may still be about to read the word, which is theirs until the process ends.
+        }
+        Ok(())
+    }
+
+    fn abandon(&self) {
+        self.is_abandoned.set(true);
     }
 
     fn begin_graph(&self, stream: Stream) -> Result<(), CudaError> {
@@ -330,7 +367,8 @@ impl Device for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        if self.make_current().is_err() {
+        // What may never end is left to the end of the process: to wait for it would be to hang.
+        if self.is_abandoned.get() || self.make_current().is_err() {
             return;
         }
         let _ = result::ctx::synchronize();

@@ -5,6 +5,7 @@
 mod attention;
 mod einsum;
 mod experts;
+mod nan;
 mod parts;
 mod random;
 mod simple;

@@ -114,7 +114,7 @@ pub(in crate::cuda) fn written(z: View<'_>) -> Written {
 }
 
 /// The number of `ithaca::Storage`.
-fn storage(dtype: DType) -> i32 {
+pub(super) fn storage(dtype: DType) -> i32 {
     match dtype {
         DType::F64 => 0,
         DType::F32 | DType::I32 | DType::Bool => 1,

@@ -3,6 +3,11 @@
 //! Frames run as the schedule has them: a task goes to its stream, waits for its events and records its own, on every rank
 //! that runs it, before the next task is looked at. So the order in which ranks meet in collectives is that of the
 //! schedule, on all communicators alike.
+//!
+//! One thread, so what fails on a rank is known for all of them at once; what may fail later is [watched](crate::cuda::watch).
+
+mod failures;
+mod nan;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,16 +26,18 @@ use ithaca_ir::strided::Strided;
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Rank, Space, TensorType};
 
-use super::arguments::Address;
-use super::collectives::{Collectives, End, Exchange, Kind};
-use super::device::{Event, Stream};
-use super::error::CudaError;
-use super::moments::{self, Moments};
-use super::ops::view::{Cx, View};
-use super::rank::Seat;
-use crate::cpu::Timings;
 use crate::cpu::memory::SourcePlan;
 use crate::cpu::rank::describe;
+use crate::cpu::{Fault, LookForNan, Timings};
+use crate::cuda::arguments::Address;
+use crate::cuda::collectives::{Broken, Collectives, End, Exchange, Kind};
+use crate::cuda::device::{Event, Stream};
+use crate::cuda::error::CudaError;
+use crate::cuda::execute::Options;
+use crate::cuda::moments::{self, Moments};
+use crate::cuda::ops::view::{Cx, View};
+use crate::cuda::rank::Seat;
+use crate::cuda::watch::{Run, Watch};
 use crate::error::RunError;
 use crate::tensor::index;
 
@@ -60,17 +67,33 @@ struct Scope {
     results: Vec<Vec<Address>>,
 }
 
+/// Whether what is issued is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recording {
+    /// It is.
+    Off,
+    /// It becomes part of a graph.
+    On,
+}
+
 /// A schedule on the ranks of a process.
-pub(super) struct Steps<'a> {
-    pub(super) schedule: &'a Schedule,
-    pub(super) plan: &'a SourcePlan<'a>,
-    pub(super) collectives: &'a dyn Collectives,
-    pub(super) seats: Vec<Seat<'a>>,
-    pub(super) clock: Clock,
-    pub(super) ledger: Ledger,
-    pub(super) timings: Timings,
+pub(in crate::cuda) struct Steps<'a> {
+    pub(in crate::cuda) schedule: &'a Schedule,
+    pub(in crate::cuda) plan: &'a SourcePlan<'a>,
+    pub(in crate::cuda) collectives: &'a dyn Collectives,
+    pub(in crate::cuda) seats: Vec<Seat<'a>>,
+    pub(in crate::cuda) clock: Clock,
+    fault: Option<Fault>,
+    look_for_nan: LookForNan,
+    pub(in crate::cuda) ledger: Ledger,
+    pub(in crate::cuda) timings: Timings,
     /// When tasks ran, where streams are timed.
-    pub(super) moments: Moments,
+    pub(in crate::cuda) moments: Moments,
+    /// Where the issue is: a rank and its task.
+    here: Option<(Rank, Run)>,
+    watch: Watch,
+    /// How what is issued comes to run.
+    recording: Recording,
     /// For each frame the number of its first event.
     first_event: Vec<usize>,
     /// The ends of each collective, memory and streams aside.
@@ -80,12 +103,12 @@ pub(super) struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(
+    pub(in crate::cuda) fn new(
         schedule: &'a Schedule,
         plan: &'a SourcePlan<'a>,
         collectives: &'a dyn Collectives,
         seats: Vec<Seat<'a>>,
-        clock: Clock,
+        options: &Options,
     ) -> Self {
         let inside = schedule.frames.iter().flat_map(|(id, frame)| {
             let strided = move |b| Some(((id, b), frame.strided(&schedule.space, b)?));
@@ -98,12 +121,18 @@ impl<'a> Steps<'a> {
             first_event.push(n);
             n += frame.n_events;
         }
+        let watch = Watch::new(seats.len(), options.timeout);
         Self {
             schedule,
             plan,
             collectives,
             seats,
-            clock,
+            clock: options.clock,
+            fault: options.fault.clone(),
+            look_for_nan: options.look_for_nan,
+            here: None,
+            watch,
+            recording: Recording::Off,
             ledger: Ledger::default(),
             timings: Timings::default(),
             moments: Moments::default(),
@@ -114,7 +143,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Issues `main` once.
-    pub(super) fn issue(&mut self) -> Result<(), RunError> {
+    pub(in crate::cuda) fn issue(&mut self) -> Result<(), RunError> {
         let scope = self.main()?;
         if self.clock == Clock::Streams {
             self.moments = Moments::begin(&self.seats)?;
@@ -122,15 +151,10 @@ impl<'a> Steps<'a> {
         self.frame(&scope)
     }
 
-    /// Waits until everything issued is done.
-    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
-        self.seats.iter().try_for_each(|seat| seat.device.synchronize())
-    }
-
     /// Records `main` as a graph and runs it. Every list that kernels read has been uploaded by a step before.
     ///
     /// Ranks of one device are one graph, drawn in from the compute stream of the first.
-    pub(super) fn graph(&mut self) -> Result<(), RunError> {
+    pub(in crate::cuda) fn graph(&mut self) -> Result<(), RunError> {
         let Some(first) = self.seats.first() else { return Ok(()) };
         let (device, origin) = (first.device, first.stream(Queue::Compute));
         if self.clock != Clock::Off {
@@ -141,13 +165,17 @@ impl<'a> Steps<'a> {
         }
         let [fork, ends] = [device.event()?, device.event()?];
         device.begin_graph(origin)?;
+        self.recording = Recording::On;
         let recorded = self.draw(origin, fork, ends);
+        self.recording = Recording::Off;
         // Recording ends in any case, or the stream is lost.
         let graph = device.end_graph(origin);
         recorded?;
         // SAFETY: the memory of the seats lives as long as this.
         unsafe { device.run_graph(origin, graph?) }?;
-        Ok(self.synchronize()?)
+        self.here = None;
+        self.note(0, Queue::Compute, (0, None), None)?;
+        self.wait()
     }
 
     /// Issues `main` so that all streams start from `origin` and end in it.
@@ -168,7 +196,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Where a buffer of `main` lies on a seat.
-    pub(super) fn in_main(&self, seat: usize, buffer: BufferId) -> Result<Address, RunError> {
+    pub(in crate::cuda) fn in_main(&self, seat: usize, buffer: BufferId) -> Result<Address, RunError> {
         self.locate(&self.main()?, seat, buffer)
     }
 
@@ -207,19 +235,7 @@ impl<'a> Steps<'a> {
         for (number, task) in frame.tasks.iter().enumerate() {
             let runs = |seat: &usize| frame.runs(&schedule.space, task, self.rank(*seat));
             let seats: Vec<usize> = scope.seats.iter().copied().filter(runs).collect();
-            let issued = self.task(scope, number, &seats);
-            issued.map_err(|error| match error {
-                // A task in a callee has placed its error already.
-                placed @ RunError::Rank { .. } => placed,
-                error => RunError::Rank {
-                    rank: seats.first().map_or(0, |&seat| self.rank(seat).0),
-                    frame: frame.name.clone(),
-                    layer: scope.layer,
-                    task: number,
-                    work: describe(schedule, &task.work),
-                    cause: Box::new(error),
-                },
-            })?;
+            self.task(scope, number, &seats).map_err(|error| self.failed_here(error))?;
         }
         meet(self)?;
         Ok(())
@@ -229,21 +245,46 @@ impl<'a> Steps<'a> {
     fn task(&mut self, scope: &Scope, number: usize, seats: &[usize]) -> Result<(), RunError> {
         let schedule = self.schedule;
         let task = &schedule.frames[scope.frame].tasks[number];
-        self.wait(scope, number, seats)?;
+        let run = Run { frame: scope.frame, layer: scope.layer, task: number };
+        if let Some(&seat) = seats.first() {
+            self.enter(seat, run);
+        }
+        self.faults(run, seats)?;
+        self.waits(scope, run, seats)?;
         if let Work::Call { callee, layers, stride, scan, stage, base } = &task.work {
             let at = stage.and_then(Stage::at).or(scope.at);
             let layers = layers::shifted(layers, *stride, scope.layer);
             let base = scope.base + base;
             self.layers(scope, (task, seats), (*callee, base, at), &layers, scan.as_ref())?;
         } else {
-            let since = self.begin(seats)?;
-            let starts = self.marks(seats, task.stream)?;
+            let since = self.begin()?;
+            let starts = self.marks(run, seats, task.stream)?;
+            let issue = self.watch.next();
+            let mut come = vec![None; seats.len()];
             match &task.work {
-                Work::Exchange(transfer) => self.exchange(scope, (number, task), seats, transfer)?,
-                _ => seats.iter().try_for_each(|&seat| self.local(scope, task, seat))?,
+                Work::Exchange(transfer) => {
+                    for (&seat, come) in seats.iter().zip(&mut come) {
+                        self.enter(seat, run);
+                        if self.recording == Recording::Off {
+                            *come = Some(self.watch.comes(&self.seats[seat], seat, task.stream)?);
+                        }
+                    }
+                    self.exchange(scope, (number, task), seats, transfer)?;
+                }
+                _ => {
+                    for &seat in seats {
+                        self.enter(seat, run);
+                        self.local(scope, task, seat)?;
+                    }
+                }
             }
-            self.end(seats, &task.work, since)?;
-            let ends = self.marks(seats, task.stream)?;
+            for (&seat, come) in seats.iter().zip(come) {
+                self.enter(seat, run);
+                self.note(seat, task.stream, (issue, Some(run)), come)?;
+            }
+            self.end(&task.work, since)?;
+            let ends = self.marks(run, seats, task.stream)?;
+            self.look_for_nan(scope, run, seats)?;
             for ((&seat, start), end) in seats.iter().zip(starts).zip(ends) {
                 self.moments.add((seat, scope.frame, scope.layer, number), [start, end]);
             }
@@ -251,6 +292,7 @@ impl<'a> Steps<'a> {
         if let Some(event) = task.records {
             let number = self.first_event[scope.frame.index()] + event.index();
             for &seat in seats {
+                self.enter(seat, run);
                 let seat = &self.seats[seat];
                 let lacking = || RunError::invalid("a task records an event that is not declared");
                 let event = *seat.events.get(number).ok_or_else(lacking)?;
@@ -261,16 +303,17 @@ impl<'a> Steps<'a> {
     }
 
     /// Lets the streams of a task wait for its events; of ranks that run it some may not run what is waited for.
-    fn wait(&self, scope: &Scope, number: usize, seats: &[usize]) -> Result<(), RunError> {
+    fn waits(&mut self, scope: &Scope, run: Run, seats: &[usize]) -> Result<(), RunError> {
         let frame = &self.schedule.frames[scope.frame];
-        let task = &frame.tasks[number];
+        let task = &frame.tasks[run.task];
         for event in &task.waits {
-            let recorded = frame.tasks[..number].iter().rfind(|t| t.records == Some(*event));
+            let recorded = frame.tasks[..run.task].iter().rfind(|t| t.records == Some(*event));
             let Some(recorded) = recorded else {
                 let message = format!("it waits for event {event:?}, which no task before it records");
                 return Err(RunError::invalid(message));
             };
             for &seat in seats {
+                self.enter(seat, run);
                 if frame.runs(self.space(), recorded, self.rank(seat)) {
                     let seat = &self.seats[seat];
                     let event = seat.events[self.first_event[scope.frame.index()] + event.index()];
@@ -282,27 +325,33 @@ impl<'a> Steps<'a> {
     }
 
     /// Waits until nothing runs, where tasks are timed.
-    fn begin(&self, seats: &[usize]) -> Result<Option<Instant>, CudaError> {
+    fn begin(&mut self) -> Result<Option<Instant>, RunError> {
         match self.clock {
             Clock::Off | Clock::Streams => Ok(None),
             Clock::EachTask => {
-                seats.iter().try_for_each(|&seat| self.seats[seat].device.synchronize())?;
+                self.wait()?;
                 Ok(Some(Instant::now()))
             }
         }
     }
 
     /// An event on a stream of each rank, where streams are timed.
-    fn marks(&self, seats: &[usize], queue: Queue) -> Result<Vec<Event>, CudaError> {
+    fn marks(&mut self, run: Run, seats: &[usize], queue: Queue) -> Result<Vec<Event>, CudaError> {
         match self.clock {
             Clock::Off | Clock::EachTask => Ok(Vec::new()),
-            Clock::Streams => seats.iter().map(|&seat| moments::now(&self.seats[seat], queue)).collect(),
+            Clock::Streams => {
+                let mark = |&seat: &usize| {
+                    self.enter(seat, run);
+                    moments::now(&self.seats[seat], queue)
+                };
+                seats.iter().map(mark).collect()
+            }
         }
     }
 
-    fn end(&mut self, seats: &[usize], work: &Work, since: Option<Instant>) -> Result<(), CudaError> {
+    fn end(&mut self, work: &Work, since: Option<Instant>) -> Result<(), RunError> {
         let Some(since) = since else { return Ok(()) };
-        seats.iter().try_for_each(|&seat| self.seats[seat].device.synchronize())?;
+        self.wait()?;
         let took: Duration = since.elapsed();
         self.timings.add(&describe(self.schedule, work), took);
         Ok(())
@@ -385,7 +434,10 @@ impl<'a> Steps<'a> {
         let exchange = Exchange { ends, axes: known.axes.clone(), ..*known };
         // SAFETY: the ends are buffers of the schedule, as large as the blocks that the geometry of the collective says;
         // events keep them from others.
-        unsafe { self.collectives.exchange(&exchange) }?;
+        let issued = unsafe { self.collectives.exchange(&exchange) };
+        issued.map_err(|Broken { rank, error }| {
+            self.failed(rank, Run { frame: scope.frame, layer: scope.layer, task: number }, error.into())
+        })?;
         let phase = traffic::phase_of_task(schedule, &schedule.frames[scope.frame], number);
         if let Some(key) = traffic::key(space, phase, parcels) {
             for &seat in seats {
@@ -573,7 +625,7 @@ impl<'a> Steps<'a> {
     }
 
     /// The part of a stored tensor that a seat holds; nothing where it holds none.
-    pub(super) fn held(&self, seat: usize, number: usize) -> Result<Vec<f32>, RunError> {
+    pub(in crate::cuda) fn held(&self, seat: usize, number: usize) -> Result<Vec<f32>, RunError> {
         let own = &self.seats[seat];
         let tensor = &self.plan.tensors()[number];
         match (tensor.part_of[index(own.rank.0)], own.sources[number]) {
