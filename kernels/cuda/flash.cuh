@@ -137,6 +137,25 @@ struct FlashTile {
     static constexpr int kKeys = kWidth <= 192 ? 64 : 32;
 };
 
+// What is seen of tile `t` of keys by queries at these positions; a tile that is not full is asked key by key.
+template <int kKeys>
+__device__ inline Seen seen_of_tile(const AttentionShape& s, const Span& positions, int64_t t) {
+    const int64_t key = t * kKeys, n = s.keys - key < kKeys ? s.keys - key : kKeys;
+    const Seen seen = seen_of(s.mask, s.valid_keys, positions, span_of(s.key_positions, key, n));
+    return seen == Seen::All && n < kKeys ? Seen::Partial : seen;
+}
+
+// Finds for all of a block what is seen of the tiles from tile `from` on, a tile by each thread, as `of(t)` says; gives how
+// many tiles these are.
+template <int kThreads, typename Of>
+__device__ inline int find_seen(Seen (&tiles)[kThreads], int64_t from, int64_t all, const Of& of) {
+    const int n = static_cast<int>(all - from < kThreads ? all - from : kThreads);
+    __syncthreads();  // those before have been read
+    if (static_cast<int>(threadIdx.x) < n) tiles[threadIdx.x] = of(from + threadIdx.x);
+    __syncthreads();
+    return n;
+}
+
 // The tile behind tile `t` of which anything is seen, or `n`.
 __device__ inline int next_seen(const Seen* tiles, int t, int n) {
     do ++t;
@@ -215,14 +234,8 @@ __launch_bounds__(FlashTile<kWidth, kValueWidth>::kThreads) __global__ void flas
 
         // What is seen of tiles is found for as many at a time as there are threads.
         for (int64_t from = 0; from < key_tiles; from += kThreads) {
-            const int n_tiles = static_cast<int>(key_tiles - from < kThreads ? key_tiles - from : kThreads);
-            __syncthreads();
-            if (static_cast<int>(threadIdx.x) < n_tiles) {
-                const int64_t key = (from + threadIdx.x) * kKeys, n = s.keys - key < kKeys ? s.keys - key : kKeys;
-                const Seen seen = seen_of(s.mask, s.valid_keys, positions, span_of(s.key_positions, key, n));
-                shared.tiles[threadIdx.x] = seen == Seen::All && n < kKeys ? Seen::Partial : seen;
-            }
-            __syncthreads();
+            const int n_tiles =
+                find_seen(shared.tiles, from, key_tiles, [&](int64_t t) { return seen_of_tile<kKeys>(s, positions, t); });
             int t = next_seen(shared.tiles, -1, n_tiles);
             if (t < n_tiles) fetch_keys(from + t, shared.tiles[t] == Seen::Padded);
             while (t < n_tiles) {

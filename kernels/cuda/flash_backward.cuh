@@ -122,14 +122,8 @@ __launch_bounds__(FlashBackwardTile<kWidth, kValueWidth>::kThreads) __global__ v
         float sum[1][kWidth / 8][4];
         tile::clear(sum);
         for (int64_t from = 0; from < key_tiles; from += kThreads) {
-            const int n_tiles = static_cast<int>(key_tiles - from < kThreads ? key_tiles - from : kThreads);
-            __syncthreads();
-            if (static_cast<int>(threadIdx.x) < n_tiles) {
-                const int64_t key = (from + threadIdx.x) * kKeys, n = s.keys - key < kKeys ? s.keys - key : kKeys;
-                const Seen seen = seen_of(s.mask, s.valid_keys, positions, span_of(s.key_positions, key, n));
-                shared.tiles[threadIdx.x] = seen == Seen::All && n < kKeys ? Seen::Partial : seen;
-            }
-            __syncthreads();
+            const int n_tiles =
+                find_seen(shared.tiles, from, key_tiles, [&](int64_t t) { return seen_of_tile<kKeys>(s, positions, t); });
             int t = next_seen(shared.tiles, -1, n_tiles), buffer = 0;
             if (t < n_tiles) bring(from + t, shared.tiles[t], buffer);
             warp::commit_copies();
@@ -221,14 +215,10 @@ __device__ inline void flash_backward_of_keys(const T* q, const T* k, const T* v
     tile::clear(sum_k);
     tile::clear(sum_v);
     for (int64_t from = 0; from < query_tiles; from += kThreads) {
-        const int n_tiles = static_cast<int>(query_tiles - from < kThreads ? query_tiles - from : kThreads);
-        __syncthreads();
-        if (static_cast<int>(threadIdx.x) < n_tiles) {
-            const int64_t query = (from + threadIdx.x) * kQueries, n = s.queries - query < kQueries ? s.queries - query : kQueries;
-            const Seen seen = seen_of(s.mask, s.valid_keys, span_of(s.query_positions, query, n), positions);
-            shared.tiles[threadIdx.x] = seen;
-        }
-        __syncthreads();
+        const int n_tiles = find_seen(shared.tiles, from, query_tiles, [&](int64_t t) {
+            const int64_t query = t * kQueries, n = s.queries - query < kQueries ? s.queries - query : kQueries;
+            return seen_of(s.mask, s.valid_keys, span_of(s.query_positions, query, n), positions);
+        });
         const int first_tile = next_seen(shared.tiles, -1, n_tiles);
         if (first_tile == n_tiles) continue;
         const bool drops = s.dropout.rate > 0;

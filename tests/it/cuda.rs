@@ -7,6 +7,7 @@ mod device;
 mod distributed;
 mod everything;
 mod experts;
+mod faults;
 mod flash;
 mod folded;
 mod pipeline;

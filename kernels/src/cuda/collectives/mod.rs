@@ -8,6 +8,7 @@ mod nccl;
 
 pub use in_process::InProcess;
 pub use nccl::Nccl;
+pub use nccl_rs::Library;
 
 use ithaca_ir::boxes::Side;
 use ithaca_ir::layout::AxisList;
