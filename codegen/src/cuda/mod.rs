@@ -36,6 +36,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
     ("task.hpp", include_str!("runtime/task.hpp")),
+    ("watch.hpp", include_str!("runtime/watch.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("launch.hpp", include_str!("runtime/launch.hpp")),
     ("ops.hpp", include_str!("runtime/ops.hpp")),

@@ -34,15 +34,20 @@ pub(super) fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
     Arc::new(HostKernels::compile(COMPILER, &headers, kernels).unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// The kernels of a schedule: those of single precision are compiled once.
-fn kernels_for(schedule: &Schedule) -> Arc<HostKernels> {
+/// Those of single precision, compiled once.
+pub(super) fn single() -> Arc<HostKernels> {
     static SINGLE: OnceLock<Arc<HostKernels>> = OnceLock::new();
+    SINGLE.get_or_init(|| compile(&catalogue(&[DType::F32, DType::I32, DType::Bool]))).clone()
+}
+
+/// The kernels of a schedule.
+fn kernels_for(schedule: &Schedule) -> Arc<HostKernels> {
     let kernels = cuda::kernels_of(schedule, &cuda::Options::default()).unwrap_or_else(|e| panic!("{e}"));
     let known = catalogue(&DType::ALL);
     let unknown: Vec<&String> = kernels.difference(&known).collect();
     assert!(unknown.is_empty(), "the catalogue lacks {unknown:?}");
-    let single = SINGLE.get_or_init(|| compile(&catalogue(&[DType::F32, DType::I32, DType::Bool])));
-    if single.has(&kernels) { single.clone() } else { compile(&kernels) }
+    let single = single();
+    if single.has(&kernels) { single } else { compile(&kernels) }
 }
 
 /// What so many steps of a schedule give: outputs of the last, and what is kept.

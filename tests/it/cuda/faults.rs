@@ -5,17 +5,15 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Schedule, Stream, Work};
 use ithaca_ir::verify::verify;
-use ithaca_ir::{DType, Rank};
 use ithaca_kernels::RunError;
 use ithaca_kernels::cpu::{self, Fault, FaultKind, LookForNan};
-use ithaca_kernels::cuda::catalogue::catalogue;
 use ithaca_kernels::cuda::collectives::{Broken, Collectives, Exchange, InProcess, Library, Nccl};
-use ithaca_kernels::cuda::{self, CudaError, Device, Host, HostKernels, Options};
+use ithaca_kernels::cuda::{self, CudaError, Device, Host, Options};
 use ithaca_kernels::store::{RandomTensors, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
@@ -25,6 +23,7 @@ use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 
+use super::device::single;
 use super::distributed::{can_run, module};
 use super::root;
 
@@ -40,11 +39,6 @@ fn model() -> (Schedule, RandomTensors) {
     let options = super::options("ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")]);
     let schedule = compile(&whole, &options, &Volume).unwrap().schedule;
     (schedule, RandomTensors::of_module(&whole, 5))
-}
-
-fn kernels() -> Arc<HostKernels> {
-    static SINGLE: OnceLock<Arc<HostKernels>> = OnceLock::new();
-    SINGLE.get_or_init(|| super::device::compile(&catalogue(&[DType::F32, DType::I32, DType::Bool]))).clone()
 }
 
 fn run(
@@ -65,7 +59,7 @@ fn in_process(
     sources: &dyn TensorSource,
     options: &Options,
 ) -> Result<cpu::Execution, RunError> {
-    let host = Host::new(kernels());
+    let host = Host::new(single());
     let collectives = InProcess::new(&host, schedule.space.mesh.ranks()).unwrap();
     run(schedule, &host, &collectives, sources, options)
 }
@@ -171,7 +165,7 @@ fn a_communicator_that_fails_while_ranks_wait_ends_all() {
     }
     let (schedule, sources) = model();
     let exchange = task_of(&schedule, |work| matches!(work, Work::Exchange(_)));
-    let host = Host::new(kernels());
+    let host = Host::new(single());
     let inner = InProcess::new(&host, 4).unwrap();
     // While rank 0 hangs, so that the others wait.
     let failing = Failing { inner, looks: Cell::new(50), is_aborted: Cell::new(false) };
@@ -267,7 +261,7 @@ fn nccl_gives_what_collectives_in_process_give() {
     ] {
         let schedule = compile(&whole, &super::options(strategy, axes), &Volume).unwrap().schedule;
         let expected = in_process(&schedule, &sources, &Options::default()).unwrap();
-        let host = Host::new(kernels());
+        let host = Host::new(single());
         let devices = schedule.space.mesh.iter_ranks().map(|_| &host as &dyn Device).collect();
         let nccl = Nccl::join(library.clone(), &schedule.space, devices, Some(LONG)).unwrap();
         let found = run(&schedule, &host, &nccl, &sources, &Options::default()).unwrap();
@@ -292,7 +286,7 @@ fn a_rank_that_does_not_come_into_a_communicator_is_not_waited_for_for_ever() {
         [("ABSENT_RANK=2", "communicator of all ranks"), ("ABSENT_PART=0", "along `ulysses`")]
     {
         let library = nccl(&directory, &[wrong]);
-        let host = Host::new(kernels());
+        let host = Host::new(single());
         let devices = schedule.space.mesh.iter_ranks().map(|_| &host as &dyn Device).collect();
         let begun = Instant::now();
         let Err(error) = Nccl::join(library, &schedule.space, devices, soon) else {
@@ -306,7 +300,7 @@ fn a_rank_that_does_not_come_into_a_communicator_is_not_waited_for_for_ever() {
     }
     // One that fails in the background ends the run where it is used next.
     let library = nccl(&directory, &["BROKEN_RANK=1", "BROKEN_AFTER=5"]);
-    let host = Host::new(kernels());
+    let host = Host::new(single());
     let devices = schedule.space.mesh.iter_ranks().map(|_| &host as &dyn Device).collect();
     let nccl = Nccl::join(library, &schedule.space, devices, Some(LONG)).unwrap();
     match run(&schedule, &host, &nccl, &sources, &Options { timeout: Some(LONG), ..Options::default() }) {

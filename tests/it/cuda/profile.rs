@@ -1,14 +1,18 @@
 //! What an emitted program measures of itself: tasks by name, collectives with the bytes that the plan promises.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use ithaca_ir::traffic;
+use ithaca_ir::schedule::Stream;
+use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::{Rank, traffic};
 use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
 use ithaca_passes::compile::compile;
 use ithaca_passes::import::Workload;
 use ithaca_passes::pass::Volume;
 use serde_json::Value;
 
+use super::distributed::can_run;
 use super::{found, module, options, root, write_program};
 
 #[test]
@@ -43,6 +47,35 @@ fn measured_tasks_are_those_of_the_schedule_and_send_what_was_promised() {
         let events: Vec<&Value> =
             trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();
         assert!(events.iter().all(|e| e["pid"] == rank && e["dur"].as_f64().unwrap() >= 0.0));
+        // Beside them is what other traces say of their ranks, in the same form.
+        let spans: Vec<Span> = events.iter().map(|event| span(event)).collect();
+        let [own] = timeline::summaries(&spans).try_into().unwrap();
+        let said = &trace["otherData"]["ranks"][0];
+        let near = |said: &Value, own: f64| (said.as_f64().unwrap() - own).abs() <= 1e-6 + 1e-4 * own.abs();
+        assert_eq!(
+            (&trace["otherData"]["source"], &said["rank"]),
+            (&Value::from("measured"), &Value::from(rank))
+        );
+        assert!(
+            near(&said["seconds"], own.seconds) && near(&said["occupancy"]["comm"], own.comm / own.seconds)
+        );
+        assert!(near(&said["occupancy"]["compute"], own.compute / own.seconds));
+        let collectives = said["collectives"].as_array().unwrap();
+        assert_eq!(collectives.len(), own.collectives.len());
+        for (said, own) in collectives.iter().zip(&own.collectives) {
+            assert_eq!(
+                (&said["frame"], &said["name"]),
+                (&own.frame.as_str().into(), &own.name.as_str().into())
+            );
+            assert_eq!(said["count"], own.count);
+            assert!(
+                near(&said["seconds"], own.seconds) && near(&said["exposed_seconds"], own.exposed),
+                "{said}"
+            );
+        }
+        let all = trace["traceEvents"].as_array().unwrap();
+        let order = all.iter().find(|e| e["name"] == "process_sort_index").unwrap();
+        assert_eq!(order["args"]["sort_index"], rank);
         let layers = |name: &str| events.iter().filter(|e| e["args"]["frame"] == name).count();
         assert_eq!(
             layers("block"),
@@ -56,4 +89,75 @@ fn measured_tasks_are_those_of_the_schedule_and_send_what_was_promised() {
             assert!(expected > 0 && sent == expected, "{kind}: sent {sent}, promised {expected}");
         }
     }
+}
+
+/// An event of a trace.
+fn span(event: &Value) -> Span {
+    let seconds = |field: &str| event[field].as_f64().unwrap() * 1e-6;
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    Span {
+        rank: Rank(event["pid"].as_u64().unwrap()),
+        stream: if event["tid"] == 0 { Stream::Compute } else { Stream::Comm },
+        frame: text(&event["args"]["frame"]),
+        layer: event["args"]["layer"].as_u64().unwrap(),
+        task: usize::try_from(event["args"]["task"].as_u64().unwrap()).unwrap(),
+        name: text(&event["name"]),
+        kind: "measured",
+        start: seconds("ts"),
+        end: seconds("ts") + seconds("dur"),
+    }
+}
+
+/// An emitted program that is stopped, and one that is told nonsense.
+#[test]
+fn emitted_programs_say_what_failed_and_what_they_do_not_know() {
+    if !can_run() {
+        return;
+    }
+    let directory = root().join("tests/goldens/llama-gqa");
+    let module = module(&directory, &Workload::prefill(1, 8));
+    let compiled = compile(&module, &options("ulysses", &[("ulysses", "2")]), &Volume).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    write_program(&compiled.schedule, None, out.path());
+    let run = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let mut command = Command::new("bash");
+        command.arg(root().join("tests/cuda/host/run.sh")).arg(out.path()).arg("2").args(arguments);
+        let run = command.envs(environment.iter().copied()).output().unwrap();
+        (run.status.code(), String::from_utf8_lossy(&run.stderr).into_owned())
+    };
+    let begun = Instant::now();
+    assert_eq!(run(&["--random-weights", "3"], &[]).0, Some(0));
+    for (arguments, says) in [
+        (&["--steps", "1.5"][..], "--steps takes a whole number from 1 on, not `1.5`"),
+        (&["--steps", "0"], "--steps takes a whole number from 1 on"),
+        (&["--steps", "-1"], "not `-1`"),
+        (&["--steps"], "--steps takes a value"),
+        (&["--random-weights", "0x10"], "--random-weights takes a whole number"),
+        (&["--timeout", "soon"], "--timeout takes a whole number"),
+        (&["--tolerance", "-1", "--self-check"], "--tolerance takes a number that is not negative"),
+        (&["--tolerance", "1"], "--self-check, which is not given"),
+        (&["--steps", "2", "--steps", "3"], "--steps is given twice"),
+        (&["--setps", "2"], "unknown option `--setps`; there are --weights, --inputs, "),
+        (&["2"], "unknown option `2`"),
+    ] {
+        let (code, text) = run(arguments, &[]);
+        assert_eq!(code, Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(says), "{arguments:?}: {text}");
+    }
+    // Both ranks stop in the middle, and nothing goes on, or a communicator fails meanwhile.
+    let stopped = ("CUDA_ON_HOST_STOPS", "60");
+    let arguments = ["--random-weights", "3", "--timeout", "1"];
+    let (code, text) = run(&arguments, &[stopped]);
+    assert_eq!(code, Some(1), "{text}");
+    let says = |text: &str, what: &str| {
+        text.contains("error: rank ")
+            && text.contains(" failed at task ")
+            && text.contains(" of `block` at layer ")
+            && text.contains(what)
+    };
+    assert!(says(&text, "it has not ended after"), "{text}");
+    let (code, text) = run(&["--random-weights", "3"], &[stopped, ("NCCL_ON_HOST_BREAKS", "5")]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(says(&text, "ncclCommGetAsyncError: a peer is gone"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(300), "it took {:?}", begun.elapsed());
 }

@@ -1,4 +1,4 @@
-// Errors: every call is checked, and a failure says where and why and ends the process with status 1.
+// Errors: every call is checked, and a failure says which task, where and why, and ends the process with status 1.
 #pragma once
 
 #include <cublas_v2.h>
@@ -17,9 +17,24 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// What the program knows of a failure's place, and what it does before it ends.
+struct Ending {
+    std::string (*where)() = nullptr;
+    void (*abort)() = nullptr;
+};
+inline Ending& ending() {
+    static Ending at_hand;
+    return at_hand;
+}
+
 [[noreturn]] inline void fail(const char* file, int line, const char* call, const char* why) {
+    const Ending how = ending();
+    // What fails on the way out ends it.
+    ending() = {};
+    if (how.where != nullptr) std::fprintf(stderr, "error: %s: ", how.where().c_str());
     std::fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, why);
     std::fflush(stderr);
+    if (how.abort != nullptr) how.abort();
     // Other ranks may be inside a collective: leave at once, and the launcher ends them.
     std::_Exit(1);
 }

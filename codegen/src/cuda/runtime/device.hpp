@@ -11,6 +11,7 @@
 #include "rendezvous.hpp"
 #include "source.hpp"
 #include "task.hpp"
+#include "watch.hpp"
 
 namespace ithaca {
 
@@ -77,6 +78,12 @@ struct Communicators {
         }
     }
 
+    std::vector<ncclComm_t> all() const {
+        std::vector<ncclComm_t> all = axes;
+        if (world != nullptr) all.push_back(world);
+        return all;
+    }
+
     void close() {
         for (ncclComm_t comm : axes) ITHACA_NCCL(ncclCommDestroy(comm));
         if (world != nullptr) ITHACA_NCCL(ncclCommDestroy(world));
@@ -86,8 +93,9 @@ struct Communicators {
 // What a rank needs to run a program: everything is allocated here, nothing while it runs.
 class Device {
   public:
-    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors)
-        : program_(program), rank_(rank), communicators_(communicators) {
+    // Ranks wait for each other at most so many seconds.
+    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
+        : program_(program), rank_(rank), communicators_(communicators), watch_(rank, seconds, communicators.all()) {
         for (cudaStream_t& stream : streams_) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         events_.resize(static_cast<size_t>(program.n_events) + 2);
         for (cudaEvent_t& event : events_) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -162,14 +170,8 @@ class Device {
     Profile& profile() const { return profile_; }
 
     void run() const { program_.run(*this, memory_); }
-    void synchronize() const {
-        for (cudaStream_t stream : streams_) ITHACA_CUDA(cudaStreamSynchronize(stream));
-        for (ncclComm_t comm : communicators_.axes) {
-            ncclResult_t state = ncclSuccess;
-            ITHACA_NCCL(ncclCommGetAsyncError(comm, &state));
-            ITHACA_NCCL(state);
-        }
-    }
+    void synchronize() const { watch_.wait(streams_); }
+    Watch& watch() const { return watch_; }
 
   private:
     void list_runs() {
@@ -266,6 +268,7 @@ class Device {
     char* memory_ = nullptr;
     int64_t bytes_ = 0;
     mutable Profile profile_;
+    mutable Watch watch_;
 };
 
 // While it lives, what is issued to a stream belongs to a task.
@@ -273,10 +276,12 @@ class Task {
   public:
     Task(const Device& device, Queue queue, const TaskOf& task, int64_t layer)
         : device_(device), queue_(queue), range_(task.name) {
+        device_.watch().begin(task, layer);
         if (device_.profile().is_on()) device_.profile().begin(task, layer, queue_, device_.stream(queue_));
     }
     ~Task() {
         if (device_.profile().is_on()) device_.profile().end(device_.stream(queue_));
+        device_.watch().issued(queue_, device_.stream(queue_));
     }
     Task(const Task&) = delete;
     Task& operator=(const Task&) = delete;

@@ -1,9 +1,10 @@
 // The command line of an emitted program: load, run, time, write, check.
 #pragma once
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <memory>
+#include <set>
 
 #include "config.hpp"
 #include "device.hpp"
@@ -14,7 +15,7 @@ namespace ithaca {
 struct Options {
     std::vector<std::string> weights;
     std::string inputs, output, trace;
-    int64_t seed = -1, steps = 1;
+    int64_t seed = -1, steps = 1, seconds = 600;
     double tolerance = -1;  // negative: by element type
     bool self_check = false, profile = false;
 };
@@ -30,7 +31,12 @@ inline constexpr const char* kHelp =
     "  --steps N            run N times, each going on from what the one before kept, and print the time of each\n"
     "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
     "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
+    "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; 600 when left out\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
+
+inline constexpr const char* kOptions[] = {
+    "--weights", "--inputs", "--random-weights", "--output", "--self-check", "--tolerance",
+    "--steps", "--profile", "--trace", "--timeout", "--help"};
 
 inline double number_of(const std::string& option, const char* text) {
     char* end = nullptr;
@@ -40,14 +46,30 @@ inline double number_of(const std::string& option, const char* text) {
     return value;
 }
 
+inline int64_t integer_of(const std::string& option, const char* text, int64_t least) {
+    char* end = nullptr;
+    errno = 0;
+    const long long value = *text >= '0' && *text <= '9' ? std::strtoll(text, &end, 10) : 0;
+    if (end == nullptr || *end != '\0' || errno != 0 || value < least)
+        throw Error(option + " takes a whole number from " + std::to_string(least) + " on, not `" + text + "`");
+    return value;
+}
+
 inline Options parse(int argc, char** argv) {
     Options options;
+    std::set<std::string> given;
     for (int i = 1; i < argc; ++i) {
         const std::string option = argv[i];
         if (option == "--help" || option == "-h") {
             std::printf(kHelp, argv[0], argv[0]);
             std::exit(0);
         }
+        if (std::none_of(std::begin(kOptions), std::end(kOptions), [&](const char* known) { return option == known; })) {
+            std::string all;
+            for (const char* known : kOptions) all += (all.empty() ? "" : ", ") + std::string(known);
+            throw Error("unknown option `" + option + "`; there are " + all);
+        }
+        if (!given.insert(option).second && option != "--weights") throw Error(option + " is given twice");
         if (option == "--self-check") {
             options.self_check = true;
             continue;
@@ -56,20 +78,18 @@ inline Options parse(int argc, char** argv) {
             options.profile = true;
             continue;
         }
-        static const char* const known[] = {"--trace", "--weights", "--inputs", "--output", "--random-weights", "--tolerance", "--steps"};
-        if (std::none_of(std::begin(known), std::end(known), [&](const char* k) { return option == k; }))
-            throw Error("unknown option " + option + "; see --help");
         if (i + 1 == argc) throw Error(option + " takes a value");
         const char* value = argv[++i];
         if (option == "--weights") options.weights.push_back(value);
         else if (option == "--inputs") options.inputs = value;
         else if (option == "--output") options.output = value;
         else if (option == "--trace") options.trace = value;
-        else if (option == "--random-weights") options.seed = static_cast<int64_t>(number_of(option, value));
-        else if (option == "--steps") options.steps = static_cast<int64_t>(number_of(option, value));
+        else if (option == "--random-weights") options.seed = integer_of(option, value, 0);
+        else if (option == "--steps") options.steps = integer_of(option, value, 1);
+        else if (option == "--timeout") options.seconds = integer_of(option, value, 1);
         else options.tolerance = number_of(option, value);
     }
-    if (options.steps < 1) throw Error("--steps takes a number above zero");
+    if (options.tolerance >= 0 && !options.self_check) throw Error("--tolerance is that of --self-check, which is not given");
     return options;
 }
 
@@ -114,7 +134,8 @@ inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<Host
 }
 
 inline int run(const Options& options, const Program& program, const Program* reference) {
-    const World self = world_of_environment();
+    World self = world_of_environment();
+    self.seconds = options.seconds;
     if (self.size != program.space.ranks())
         throw Error("the program is for " + std::to_string(program.space.ranks()) + " ranks, but " +
                     std::to_string(self.size) + " were started");
@@ -138,7 +159,8 @@ inline int run(const Options& options, const Program& program, const Program* re
     communicators.open(program.space, self);
     std::vector<HostTensor> outputs;
     {
-        const Device device(program, self.rank, communicators, tensors);
+        const auto seconds = static_cast<double>(options.seconds);
+        const Device device(program, self.rank, communicators, tensors, seconds);
         if (self.rank == 0)
             std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(self.size),
                         static_cast<double>(device.bytes()) / (1 << 20));
@@ -162,7 +184,7 @@ inline int run(const Options& options, const Program& program, const Program* re
     if (self.rank == 0 && options.self_check) {
         // One device has no one to talk to.
         const Communicators nobody;
-        const Device device(*reference, 0, nobody, tensors);
+        const Device device(*reference, 0, nobody, tensors, static_cast<double>(options.seconds));
         // Only a program that keeps something gives other outputs when it runs again.
         const int64_t steps = keeps(*reference) ? options.steps : 1;
         for (int64_t step = 0; step < steps; ++step) device.run();

@@ -20,6 +20,7 @@ namespace ithaca {
 
 struct World {
     int64_t rank = 0, size = 1, local_rank = 0;
+    int64_t seconds = 600;  // that ranks wait for each other
 };
 
 inline bool environment_number(const char* name, int64_t& value) {
@@ -54,8 +55,6 @@ inline World world_of_environment() {
     return {};
 }
 
-constexpr int kRendezvousSeconds = 300;
-
 inline bool send_all(int fd, const char* data, size_t n) {
     while (n > 0) {
         const ssize_t sent = ::send(fd, data, n, MSG_NOSIGNAL);
@@ -87,13 +86,13 @@ inline void meet_by_file(const World& world, const std::string& path, ncclUnique
             throw Error("cannot write the rendezvous file " + path);
         return;
     }
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(kRendezvousSeconds);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(world.seconds);
     while (std::chrono::steady_clock::now() < deadline) {
         std::ifstream in(path, std::ios::binary);
         if (in.read(id.internal, sizeof id.internal)) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    throw Error("no rendezvous file " + path + " after " + std::to_string(kRendezvousSeconds) + " s");
+    throw Error("no rendezvous file " + path + " after " + std::to_string(world.seconds) + " s");
 }
 
 // Under torchrun its own store listens at MASTER_PORT, so the ranks meet one port above; ITHACA_PORT overrides.
@@ -135,7 +134,7 @@ inline void serve_id(const World& world, int64_t port, const ncclUniqueId& id) {
     }
     if (!bound || ::listen(fd, SOMAXCONN) != 0)
         throw Error("cannot listen at port " + std::to_string(port) + ": " + std::strerror(errno));
-    timeval limit{kRendezvousSeconds, 0};
+    timeval limit{static_cast<time_t>(world.seconds), 0};
     ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     for (int64_t served = 1; served < world.size;) {
         const int peer = ::accept(fd, nullptr, nullptr);
@@ -154,8 +153,8 @@ inline void serve_id(const World& world, int64_t port, const ncclUniqueId& id) {
     ::close(fd);
 }
 
-inline void fetch_id(const std::string& host, int64_t port, ncclUniqueId& id) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(kRendezvousSeconds);
+inline void fetch_id(const World& world, const std::string& host, int64_t port, ncclUniqueId& id) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(world.seconds);
     const std::string service = std::to_string(port);
     while (std::chrono::steady_clock::now() < deadline) {
         addrinfo hints{}, *found = nullptr;
@@ -192,7 +191,7 @@ inline void rendezvous(const World& world, ncclUniqueId& id) {
     const char* host = std::getenv("MASTER_ADDR");
     const int64_t port = rendezvous_port();
     if (world.rank == 0) return serve_id(world, port, id);
-    fetch_id(host != nullptr && *host != '\0' ? host : "127.0.0.1", port, id);
+    fetch_id(world, host != nullptr && *host != '\0' ? host : "127.0.0.1", port, id);
 }
 
 }  // namespace ithaca

@@ -149,13 +149,17 @@ class Profile {
                         name.c_str());
     }
 
-    // Writes the step in the trace event format of Chrome and Perfetto: the process is the rank, the thread the stream.
+    // Writes the step in the trace event format of Chrome and Perfetto: the process is the rank, the thread the stream. Beside
+    // it, in `otherData`, the same of the rank as of simulated traces: seconds, how busy its streams are, and each collective
+    // with the time in which its compute stream stood still.
     void write_trace(const std::string& path, int64_t rank) const {
         std::ofstream out(path);
         const std::string pid = "\"pid\":" + std::to_string(rank);
-        out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+        out << "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":\"measured\",\"ranks\":[\n" << summary(rank)
+            << "\n]},\"traceEvents\":[\n";
         out << "{\"ph\":\"M\",\"name\":\"process_name\"," << pid << ",\"args\":{\"name\":\"rank " << rank
-            << " (measured)\"}}";
+            << " (measured)\"}},\n{\"ph\":\"M\",\"name\":\"process_sort_index\"," << pid << ",\"args\":{\"sort_index\":" << rank
+            << "}}";
         const char* const streams[] = {"compute", "comm"};
         for (int stream : {0, 1})
             out << ",\n{\"ph\":\"M\",\"name\":\"thread_name\"," << pid << ",\"tid\":" << stream
@@ -174,6 +178,50 @@ class Profile {
     }
 
   private:
+    static std::string json(double x) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.9g", x);
+        return text;
+    }
+
+    // What the step says of the rank, as JSON.
+    std::string summary(int64_t rank) const {
+        std::vector<const Measured*> streams[2];
+        double seconds = 0, busy[2] = {0, 0};
+        for (const Measured& run : runs_) {
+            streams[run.queue].push_back(&run);
+            busy[run.queue] += (run.to - run.from) * 1e-3;
+            seconds = std::max(seconds, run.to * 1e-3);
+        }
+        for (auto& runs : streams)
+            std::stable_sort(runs.begin(), runs.end(), [](const Measured* a, const Measured* b) { return a->from < b->from; });
+        struct Sum {
+            std::string name;
+            int64_t count = 0;
+            double seconds = 0, exposed = 0;
+        };
+        std::map<std::pair<std::string, int>, Sum> collectives;
+        for (const Measured* run : streams[kComm]) {
+            double alone = run->to - run->from;
+            for (const Measured* kernel : streams[kCompute])
+                alone -= std::max(0.0f, std::min(kernel->to, run->to) - std::max(kernel->from, run->from));
+            Sum& sum = collectives[{run->task.frame, run->task.number}];
+            sum.name = run->task.name;
+            ++sum.count;
+            sum.seconds += (run->to - run->from) * 1e-3;
+            sum.exposed += std::max(alone, 0.0) * 1e-3;
+        }
+        const auto part = [&](Queue queue) { return json(seconds > 0 ? busy[queue] / seconds : 0); };
+        std::string out = "{\"collectives\":[";
+        for (const auto& [place, sum] : collectives) {
+            if (out.back() != '[') out += ',';
+            out += "{\"count\":" + std::to_string(sum.count) + ",\"exposed_seconds\":" + json(sum.exposed) +
+                   ",\"frame\":" + quoted(place.first) + ",\"name\":" + quoted(sum.name) + ",\"seconds\":" + json(sum.seconds) + "}";
+        }
+        return out + "],\"occupancy\":{\"comm\":" + part(kComm) + ",\"compute\":" + part(kCompute) + "},\"rank\":" +
+               std::to_string(rank) + ",\"seconds\":" + json(seconds) + "}";
+    }
+
     cudaEvent_t event() {
         cudaEvent_t made = nullptr;
         ITHACA_CUDA(cudaEventCreateWithFlags(&made, 0));
