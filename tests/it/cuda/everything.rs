@@ -1,19 +1,8 @@
 //! Every strategy of the registry, forward and in training, and every way to distribute attention, as CUDA that nvcc
 //! compiles.
-//!
-//! All programs are one source, each in a namespace of its own and otherwise as it is emitted, so that what they share
-//! is compiled once. nvcc reads a source once for the host and once for the device, where nothing but kernels is made, and
-//! the host's compiler then makes code that nobody runs. So the device's turn is given as few programs as call all that any
-//! calls, which brings in the same kernels, and the host's compiler checks without making code. Whole programs are compiled
-//! and linked by other tests.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 
-use ithaca_codegen::cuda;
 use ithaca_ir::mesh::Mesh;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::text;
@@ -29,6 +18,7 @@ use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy, Zero, parse_mesh}
 use serde_json::{Value, json};
 
 use super::homes;
+use super::together::{self, Program};
 use crate::filetests::files;
 
 /// A small model of each kind, in bf16.
@@ -104,70 +94,6 @@ fn of_files() -> Vec<(String, Schedule)> {
     schedules
 }
 
-/// The functions of the runtime that the tasks of a program call, with the template's arguments.
-fn called(main: &str) -> BTreeSet<&str> {
-    let calls = main.split(", layer); ").skip(1);
-    calls.filter_map(|call| call.split_once('(').map(|(function, _)| function)).collect()
-}
-
-/// Programs that call together what all of them call: always the last, then those with the most that is new.
-fn that_call_all(programs: &[String]) -> BTreeSet<usize> {
-    let calls: Vec<BTreeSet<&str>> = programs.iter().map(|main| called(main)).collect();
-    let mut chosen: BTreeSet<usize> = [programs.len() - 1].into();
-    let mut left: BTreeSet<&str> = calls.iter().flatten().copied().collect();
-    assert!(left.len() > 30 && left.contains("einsum"), "{left:?}");
-    left.retain(|function| !calls[programs.len() - 1].contains(function));
-    while !left.is_empty() {
-        let new = |i: &usize| calls[*i].intersection(&left).count();
-        let most = (0..programs.len()).max_by_key(new).expect("there are programs");
-        left.retain(|function| !calls[most].contains(function));
-        chosen.insert(most);
-    }
-    chosen
-}
-
-/// Writes the programs of all schedules as one.
-fn write_together(schedules: &[(String, Schedule)], out: &Path) {
-    let (mut programs, mut types) = (Vec::new(), Vec::new());
-    for (i, (name, schedule)) in schedules.iter().enumerate() {
-        let files = cuda::emit(schedule, None, ithaca_kernels::cuda::SOURCES)
-            .unwrap_or_else(|d| panic!("{name}: {}", d[0]));
-        for file in files {
-            match file.path.as_str() {
-                "main.cu" => {
-                    fs::write(out.join(format!("main_{i}.cuh")), &file.contents).unwrap();
-                    programs.push(file.contents);
-                }
-                "runtime/config.hpp" => types.push(file.contents),
-                _ => {
-                    let path = out.join(&file.path);
-                    fs::create_dir_all(path.parent().unwrap()).unwrap();
-                    fs::write(path, &file.contents).unwrap();
-                }
-            }
-        }
-    }
-    let for_device = that_call_all(&programs);
-    let of = |i: usize| {
-        let name = &schedules[i].0;
-        format!(
-            "// {name}\n#define ranks ranks_{i}\n#define main main_{i}\n#include \"main_{i}.cuh\"\n#undef main\n#undef ranks\n"
-        )
-    };
-    let mut main: String = for_device.iter().map(|&i| of(i)).collect();
-    main.push_str("#ifndef __CUDA_ARCH__\n");
-    main.extend((0..schedules.len()).filter(|i| !for_device.contains(i)).map(of));
-    main.push_str("#endif\n");
-    let last = schedules.len() - 1;
-    writeln!(main, "int main(int argc, char** argv) {{ return main_{last}(argc, argv); }}").unwrap();
-    fs::write(out.join("main.cu"), main).unwrap();
-    // Of each type the larger answer: whether any program has it.
-    let lines = types[0].lines().enumerate();
-    let any = lines.map(|(i, _)| types.iter().filter_map(|t| t.lines().nth(i)).max().unwrap());
-    let config: Vec<&str> = any.collect();
-    fs::write(out.join("runtime/config.hpp"), config.join("\n") + "\n").unwrap();
-}
-
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
 fn nvcc_compiles_every_strategy_forward_and_training() {
@@ -192,7 +118,8 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     }
     schedules.push(("layers for their neighbours".to_owned(), prefetched()));
     let out = tempfile::tempdir().unwrap();
-    write_together(&schedules, out.path());
+    let programs = schedules.iter().map(|(name, schedule)| Program { name, schedule, reference: None });
+    together::write(&programs.collect::<Vec<_>>(), out.path());
     let Some((cuda, nccl)) = homes() else {
         eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
         return;
@@ -209,6 +136,7 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
         "main.cu",
     ]);
     quietly(nvcc.arg("-I").arg(nccl.join("include")).current_dir(out.path()));
+    // The host's compiler makes no code, for nobody runs it; other tests compile and link whole programs.
     let mut host = Command::new("g++");
     quietly(
         host.args(["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "main.ii"]).current_dir(out.path()),
