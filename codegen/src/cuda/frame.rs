@@ -8,8 +8,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Returns, Scan,
-    ScanOrder, Unary, Window, structure,
+    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Scan, ScanOrder, Unary,
+    Window, structure,
 };
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work, communicates,
@@ -327,7 +327,7 @@ impl<'s> Emitter<'_, 's> {
     }
 
     fn compute(&mut self, queue: &str, op: &Op, task: &Task) -> Result<String, Diagnostic> {
-        if !op.info().operands.contains(&task.reads.len()) || task.writes.len() != n_results(op) {
+        if !op.info().operands.contains(&task.reads.len()) || task.writes.len() != op.n_results() {
             let (n, m) = (task.reads.len(), task.writes.len());
             return Err(unsupported(&format!("`{}` that reads {n} buffers and writes {m}", op.name())));
         }
@@ -561,20 +561,6 @@ impl<'s> Emitter<'_, 's> {
                 Err(unsupported(&format!("wire `${}` as a tensor", frame.buffers[buffer].name)))
             }
         }
-    }
-}
-
-/// How many buffers a computation writes.
-fn n_results(op: &Op) -> usize {
-    match op {
-        Op::Attention(a) if a.returns != Returns::Output => 2,
-        Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
-        Op::Experts(e) => e.n_results(),
-        Op::AttentionBackward(a) => 3 + usize::from(a.bias.is_some()),
-        Op::Gradient(Gradient::RmsNorm { .. }) | Op::Loss(Loss::CrossEntropy { .. }) => 2,
-        Op::Gradient(Gradient::RmsScale { .. } | Gradient::LayerNorm { .. } | Gradient::Sink)
-        | Op::Optimizer(Optimizer::AdamW(_)) => 3,
-        _ => 1,
     }
 }
 

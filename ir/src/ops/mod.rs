@@ -24,6 +24,7 @@ mod parts;
 pub mod random;
 mod reference;
 mod repeat;
+mod results;
 pub mod rotary;
 mod rule;
 mod sink;

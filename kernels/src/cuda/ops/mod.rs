@@ -13,25 +13,11 @@ mod training;
 pub(super) mod view;
 
 use ithaca_ir::Op;
-use ithaca_ir::ops::{Gradient, Loss, Optimizer, Returns, Window};
+use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
 
 use super::error::CudaError;
 use training::{Centre, Norm};
 use view::{Cx, View};
-
-/// How many tensors a computation writes.
-fn n_results(op: &Op) -> usize {
-    match op {
-        Op::Attention(a) if a.returns != Returns::Output => 2,
-        Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
-        Op::Experts(e) => e.n_results(),
-        Op::AttentionBackward(a) => 3 + usize::from(a.bias.is_some()),
-        Op::Gradient(Gradient::RmsNorm { .. }) | Op::Loss(Loss::CrossEntropy { .. }) => 2,
-        Op::Gradient(Gradient::RmsScale { .. } | Gradient::LayerNorm { .. } | Gradient::Sink)
-        | Op::Optimizer(Optimizer::AdamW(_)) => 3,
-        _ => 1,
-    }
-}
 
 /// As many tensors as an operation has.
 fn exactly<'x, 'v, const N: usize>(op: &Op, x: &'x [View<'v>]) -> Result<&'x [View<'v>; N], CudaError> {
@@ -48,7 +34,7 @@ impl Cx<'_> {
     /// # Errors
     /// [`CudaError::Unsupported`] for what has no kernel, the device's.
     pub(super) fn compute(&self, op: &Op, x: &[View<'_>], z: &[View<'_>]) -> Result<(), CudaError> {
-        if !op.info().operands.contains(&x.len()) || z.len() != n_results(op) {
+        if !op.info().operands.contains(&x.len()) || z.len() != op.n_results() {
             let what = format!("`{}` that reads {} tensors and writes {}", op.name(), x.len(), z.len());
             return Err(CudaError::Unsupported(what));
         }
