@@ -270,9 +270,9 @@ pub struct SubjectArgs {
     /// Run a small model of the same structure in place of the real one.
     #[arg(long)]
     pub shrink: bool,
-    /// Seed of random weights and inputs.
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
-    pub seed: u64,
+    /// Seed of random weights and inputs; 0 when left out.
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
 }
 
 /// Arguments of `run`.
@@ -317,9 +317,9 @@ pub struct RunArgs {
     /// What runs the schedule.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
-    /// Who does collectives, with `--device cuda`.
-    #[arg(long, value_enum, default_value_t = CollectivesArg::InProcess)]
-    pub collectives: CollectivesArg,
+    /// Who does collectives, with `--device cuda`; in-process when left out.
+    #[arg(long, value_enum)]
+    pub collectives: Option<CollectivesArg>,
     /// Make a CUDA graph of the step and run that, with `--device cuda`.
     #[arg(long)]
     pub graph: bool,
@@ -372,12 +372,15 @@ pub struct VerifyArgs {
     /// What is verified.
     #[command(flatten)]
     pub subject: SubjectArgs,
+    /// Steps of training, each on the weights and the optimizer's state that the one before left.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
+    pub steps: u64,
     /// A safetensors file with expected outputs, compared too.
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// The largest absolute error against expected outputs that passes.
-    #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
-    pub tolerance: f64,
+    /// The largest error against expected outputs that passes, absolute or relative; 1e-4 when left out.
+    #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
+    pub tolerance: Option<f64>,
 }
 
 /// Arguments of `shard-weights`.

@@ -44,7 +44,7 @@ impl Device {
                 if !missing.is_empty() {
                     return Err(unavailable(&missing).into());
                 }
-                let collectives = match args.collectives {
+                let collectives = match args.collectives.unwrap_or(CollectivesArg::InProcess) {
                     CollectivesArg::InProcess => By::InProcess,
                     CollectivesArg::Nccl => By::Nccl,
                 };
