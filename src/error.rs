@@ -98,7 +98,7 @@ impl From<LaunchError> for Failure {
         let diagnostic = match error {
             LaunchError::Environment(_) => diagnostic
                 .help(
-                    "let a launcher set it, as in `torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch`",
+                    "`torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch` sets all of it; for `mpirun` and `srun` say where rank 0 is, as in `MASTER_ADDR=host0 MASTER_PORT=29500 mpirun -n 4 ithaca run plan.json --launch`",
                 )
                 .help(
                     "or start each rank yourself: `RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ithaca run plan.json --launch`",
