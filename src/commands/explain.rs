@@ -89,7 +89,7 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
         let _ = writeln!(out, "  {} {}{times}", gibibytes(held.bytes), held.name);
     }
-    out.push_str("\nwhat was tried:\n");
+    out.push_str("\nwhat was tried when the plan was made:\n");
     out.push_str(&table(&plan.alternatives));
     out.push_str("\nfigures of the cluster and their sources: `cluster` in the plan\n");
     out
