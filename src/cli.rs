@@ -42,7 +42,11 @@ pub enum Command {
     )]
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
-    #[command(after_help = "Example:\n  ithaca verify plan.json")]
+    ///
+    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold.
+    #[command(
+        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith"
+    )]
     Verify(VerifyArgs),
     /// Cut a checkpoint into a file for each rank of a plan.
     #[command(

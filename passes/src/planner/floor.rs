@@ -27,15 +27,17 @@ impl Floor {
         Self { whole: whole.unwrap_or_default(), registry: compiler.registry() }
     }
 
-    /// Bytes that the busiest rank of a layout holds at least.
-    pub(super) fn least(&self, options: &ShardOptions) -> u64 {
+    /// What the busiest rank of a layout holds.
+    pub(super) fn of_layout(&self, options: &ShardOptions) -> Held {
         let mesh = &options.mesh;
         let strategies = strategy::product(&self.registry, &options.strategy).ok();
         // A mesh that does not fit the strategy is refused elsewhere.
         let placement = strategies.and_then(|s| strategy::placement(&s, mesh, &[]).ok());
-        let Some(Placement { weights, experts, stages, .. }) = placement else { return 0 };
-        let splits = |axis: &AxisId| [&weights, &experts, &stages].iter().any(|split| split.contains(axis));
+        let Some(placement) = placement else { return Held::default() };
+        let Placement { weights, experts, stages, batch, .. } = &placement;
+        let splits = |axis: &AxisId| [weights, experts, stages].iter().any(|split| split.contains(axis));
         let apart: u64 = mesh.axes.ids().filter(splits).map(|axis| mesh.size(axis)).product();
+        let tokens = mesh.degree(&placement.residual_sequence()).saturating_mul(mesh.degree(batch));
         let ranks = mesh.ranks().max(1);
         let (parameters, kept) = match options.zero {
             Zero::Off => (apart, apart),
@@ -43,14 +45,22 @@ impl Floor {
             Zero::Parameters => (ranks, ranks),
         };
         let Memory { parameters: of_model, gradients, optimizer, states, inputs, arena, .. } = self.whole;
-        let shares = [
-            (of_model, parameters),
-            (gradients, kept),
-            (optimizer, kept),
-            (states, ranks),
-            (inputs, ranks),
-            (arena / 2, ranks),
-        ];
-        shares.into_iter().fold(0, |sum: u64, (bytes, parts)| sum.saturating_add(bytes / parts.max(1)))
+        let shares =
+            [(of_model, parameters), (gradients, kept), (optimizer, kept), (states, ranks), (inputs, ranks)];
+        let lasting =
+            shares.into_iter().fold(0, |sum: u64, (bytes, parts)| sum.saturating_add(bytes / parts.max(1)));
+        Held {
+            at_least: lasting.saturating_add(arena / 2 / ranks),
+            about: lasting.saturating_add(arena / tokens.max(1)),
+        }
     }
+}
+
+/// What a rank holds, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// No less than this.
+    pub(super) at_least: u64,
+    /// A guess, by which layouts are put in order: activations are split as tokens are.
+    pub(super) about: u64,
 }

@@ -11,6 +11,9 @@ use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
 /// How many numbers of GPUs are tried on each side of the one asked for.
 const NEARBY: u64 = 64;
 
+/// What the numbers of GPUs on each side may cost together.
+const EFFORT_NEARBY: u64 = 48;
+
 /// Options that make a refused candidate legal on its own mesh.
 pub(super) fn of_candidate(compiler: &dyn Compiler, options: &ShardOptions) -> Vec<String> {
     let mut repairs = Vec::new();
@@ -146,10 +149,24 @@ pub(super) fn malformed(
 
 /// Another strategy on more GPUs, for a request that no single change repairs.
 fn elsewhere(search: &Search<'_>, request: &Request) -> Option<String> {
-    let more = doubled(request.gpus, search.cluster());
-    more.into_iter().find_map(|gpus| {
+    by_doubling(search, request.gpus, |gpus| {
         let free = Request { gpus, strategy: None, mesh: None, ..request.clone() };
         search.best(&free).map(|options| format!("--gpus {gpus} {options}"))
+    })
+}
+
+/// The first answer for a power of two of GPUs above these. Where what is tried does not fit, twice the GPUs hold half of
+/// it each at best, so numbers that are too few by that are passed over; for what was not tried half of it is taken.
+fn by_doubling(search: &Search<'_>, gpus: u64, ask: impl Fn(u64) -> Option<String>) -> Option<String> {
+    let usable = search.cluster().usable_bytes();
+    let mut known: Option<(u64, u64)> = None;
+    doubled(gpus, search.cluster()).into_iter().find_map(|n| {
+        if known.is_some_and(|(of, bytes)| bytes / (n / of) / 2 > usable) {
+            return None;
+        }
+        let answer = ask(n);
+        known = search.least().map(|bytes| (n, bytes)).or(known);
+        answer
     })
 }
 
@@ -203,15 +220,15 @@ fn other_gpus(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<Stri
             None => search.works(&other).then(|| format!("--gpus {n}")),
         }
     };
-    let doubled = doubled(gpus, search.cluster()).into_iter();
+    let by_doubling = || by_doubling(search, gpus, repair);
     if !tried.too_large.is_empty() {
-        return doubled.into_iter().find_map(repair).into_iter().collect();
+        return by_doubling().into_iter().collect();
     }
     let nearby = gpus.saturating_sub(NEARBY).max(1)..gpus;
     let halved = std::iter::successors(nearby.start.checked_ilog2().map(|bits| 1 << bits), |n| Some(n / 2));
     let halved = halved.take_while(|&n| n > 0);
-    let below = nearby.rev().chain(halved).find_map(repair);
+    let below = search.sparing(EFFORT_NEARBY, || nearby.rev().chain(halved).find_map(repair));
     let most = (gpus + NEARBY).min(search.cluster().devices());
-    let above = (gpus + 1..=most).chain(doubled).find_map(repair);
-    below.into_iter().chain(above).collect()
+    let above = search.sparing(EFFORT_NEARBY, || (gpus + 1..=most).find_map(repair));
+    below.into_iter().chain(above.or_else(by_doubling)).collect()
 }
