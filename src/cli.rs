@@ -42,7 +42,11 @@ pub enum Command {
     )]
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
-    #[command(after_help = "Example:\n  ithaca verify plan.json")]
+    ///
+    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold.
+    #[command(
+        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith"
+    )]
     Verify(VerifyArgs),
     /// Cut a checkpoint into a file for each rank of a plan.
     #[command(
@@ -270,9 +274,9 @@ pub struct SubjectArgs {
     /// Run a small model of the same structure in place of the real one.
     #[arg(long)]
     pub shrink: bool,
-    /// Seed of random weights and inputs.
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
-    pub seed: u64,
+    /// Seed of random weights and inputs; 0 when left out.
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
 }
 
 /// Arguments of `run`.
@@ -382,12 +386,15 @@ pub struct VerifyArgs {
     /// What is verified.
     #[command(flatten)]
     pub subject: SubjectArgs,
+    /// Steps of training, each on the weights and the optimizer's state that the one before left.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
+    pub steps: u64,
     /// A safetensors file with expected outputs, compared too.
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// The largest absolute error against expected outputs that passes.
-    #[arg(long, value_name = "ERROR", default_value_t = 1e-4, allow_hyphen_values = true, value_parser = tolerance)]
-    pub tolerance: f64,
+    /// The largest error against expected outputs that passes, absolute or relative; 1e-4 when left out.
+    #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
+    pub tolerance: Option<f64>,
 }
 
 /// Arguments of `shard-weights`.

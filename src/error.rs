@@ -98,7 +98,7 @@ impl From<LaunchError> for Failure {
         let diagnostic = match error {
             LaunchError::Environment(_) => diagnostic
                 .help(
-                    "let a launcher set it, as in `torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch`",
+                    "`torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch` sets all of it; for `mpirun` and `srun` say where rank 0 is, as in `MASTER_ADDR=host0 MASTER_PORT=29500 mpirun -n 4 ithaca run plan.json --launch`",
                 )
                 .help(
                     "or start each rank yourself: `RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ithaca run plan.json --launch`",
@@ -113,36 +113,45 @@ impl From<LaunchError> for Failure {
     }
 }
 
+/// The code of why a run failed.
+fn code(error: &RunError) -> &'static str {
+    match error {
+        RunError::Store(_) => "C10",
+        RunError::NoSuchTask(_) => "C00",
+        RunError::Memory { .. } => "C11",
+        RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
+        RunError::Cuda(CudaError::Unavailable(_)) => "C20",
+        // What is wrong with the user's data is that, whichever rank comes upon it.
+        RunError::Rank { cause, .. } => match code(cause) {
+            "C12" => "C12",
+            _ => "C13",
+        },
+        RunError::NoMain(_)
+        | RunError::Level { .. }
+        | RunError::Unsupported(_)
+        | RunError::ReplicasDiffer { .. }
+        | RunError::Invalid(_)
+        | RunError::Stopped
+        | RunError::Deadlock { .. }
+        | RunError::Unordered { .. }
+        | RunError::NotANumber { .. }
+        | RunError::Injected
+        | RunError::Lost { .. }
+        | RunError::Told { .. }
+        | RunError::Launch(_)
+        | RunError::Panicked(_)
+        | RunError::Cuda(_)
+        | RunError::Thread { .. } => "C13",
+    }
+}
+
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
         let error = match error {
             RunError::Launch(error) => return error.into(),
             other => other,
         };
-        let code = match &error {
-            RunError::Store(_) => "C10",
-            RunError::NoSuchTask(_) => "C00",
-            RunError::Memory { .. } => "C11",
-            RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
-            RunError::Cuda(CudaError::Unavailable(_)) => "C20",
-            RunError::NoMain(_)
-            | RunError::Level { .. }
-            | RunError::Unsupported(_)
-            | RunError::ReplicasDiffer { .. }
-            | RunError::Invalid(_)
-            | RunError::Rank { .. }
-            | RunError::Stopped
-            | RunError::Deadlock { .. }
-            | RunError::Unordered { .. }
-            | RunError::NotANumber { .. }
-            | RunError::Injected
-            | RunError::Lost { .. }
-            | RunError::Told { .. }
-            | RunError::Launch(_)
-            | RunError::Panicked(_)
-            | RunError::Cuda(_)
-            | RunError::Thread { .. } => "C13",
-        };
+        let code = code(&error);
         let diagnostic = Diagnostic::new(code, error.to_string());
         match error {
             RunError::Memory { .. } => {

@@ -22,6 +22,7 @@ use serde_json::Value;
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::files;
+use crate::meaning::{self, Setting};
 
 /// A model description.
 #[derive(Clone, Debug)]
@@ -118,28 +119,8 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Decode) => Mode::Decode,
     };
     let mut training = Training::default();
-    let flags = [
-        ("recompute", &args.recompute),
-        ("loss_chunks", &args.loss_chunks),
-        ("micro_batches", &args.micro_batches),
-        ("pipeline", &args.pipeline),
-    ];
-    let given = flags.iter().find(|(_, value)| value.is_some()).map(|(key, _)| key.replace('_', "-"));
-    let given = given.or((!args.training.is_empty()).then(|| "train".to_owned()));
-    if let (Some(flag), Mode::Prefill | Mode::Decode) = (given, mode) {
-        let message = format!("`--{flag}` is an option of training, and the mode is {}", mode.name());
-        return Err(Diagnostic::new("C00", message).help("add `--mode train`").into());
-    }
-    for (key, value) in flags {
-        if let Some(value) = value {
-            training.set(key, value)?;
-        }
-    }
-    for item in &args.training {
-        let (key, value) = item.split_once('=').ok_or_else(|| {
-            Failure::usage(format!("`--train {item}` is not KEY=VALUE, as in `--train recompute=full`"))
-        })?;
-        training.set(key.trim(), value.trim())?;
+    for Setting { key, value, written: _ } in meaning::settings(args, mode)? {
+        training.set(&key, &value)?;
     }
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
@@ -205,11 +186,11 @@ impl Job {
     /// The job's per-rank program and schedule.
     ///
     /// # Errors
-    /// Why the layout is not legal, with repairs that were checked; `M33` for a plan that promises another program.
+    /// Why the layout is not legal, with repairs that were checked; `M33` for a plan that states what is not so.
     pub fn compile(&self) -> Result<Compiled> {
         let compiled = self.lay_out()?;
         if let Some(plan) = &self.plan {
-            plan.check_program(&compiled.per_rank)?;
+            plan.check_stated(&compiled)?;
         }
         Ok(compiled)
     }
@@ -247,6 +228,12 @@ impl Job {
             _ => None,
         });
         farthest.fold(0.0, f64::max) * steps as f64
+    }
+
+    /// Whether the program keeps something that a further step begins with.
+    pub fn keeps(&self) -> bool {
+        let mut nodes = self.program.functions.values().flat_map(|f| &f.nodes);
+        nodes.any(|node| matches!(node.op, Op::Assign { .. }))
     }
 
     /// FLOPs of the whole program.
@@ -309,7 +296,7 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
             "`--shrink` needs a model's configuration; a program in text form has its sizes",
         ));
     }
-    if let Some(flag) = workload_flag(&args.workload) {
+    if let Some(flag) = meaning::of_workload(&args.workload) {
         return Err(Failure::usage(format!(
             "`{flag}` describes a model's workload; a program in text form has its own"
         )));
@@ -334,7 +321,13 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         true => Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }),
         false => lengths,
     };
-    let workload = staged(workload(&args.workload, fallback)?, &options.mesh);
+    meaning::ignored(&args.workload.ignore_fields, &model.config)?;
+    let workload = workload(&args.workload, fallback)?;
+    if workload.mode == Mode::Train {
+        let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
+        meaning::pipeline(&args.workload, &workload.training, Some(stages))?;
+    }
+    let workload = staged(workload, &options.mesh);
     let config = match args.shrink {
         true => shrunk(&model.config, &workload, &options)?,
         false => (model.config.clone(), workload),
@@ -357,7 +350,7 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
     let plan = plan(registry, path)?;
-    if let Some(flag) = settled_by_plan(args) {
+    if let Some(flag) = meaning::of_workload(&args.workload).or(meaning::of_layout(&args.layout)) {
         let message = format!("`{flag}` is settled by the plan `{}`", path.display());
         return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
     }
@@ -394,81 +387,6 @@ fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Modul
         return Ok(None);
     }
     Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
-}
-
-/// A flag that describes a workload, if one is given.
-fn workload_flag(args: &WorkloadArgs) -> Option<&'static str> {
-    let WorkloadArgs {
-        seq,
-        target_seq,
-        batch,
-        dtype,
-        mode,
-        ignore_fields,
-        recompute,
-        loss_chunks,
-        micro_batches,
-        pipeline,
-        training,
-        shift_labels,
-        capacity,
-    } = args;
-    let given = [
-        ("--seq", seq.is_some()),
-        ("--target-seq", target_seq.is_some()),
-        ("--batch", batch.is_some()),
-        ("--dtype", dtype.is_some()),
-        ("--mode", mode.is_some()),
-        ("--ignore-field", !ignore_fields.is_empty()),
-        ("--recompute", recompute.is_some()),
-        ("--loss-chunks", loss_chunks.is_some()),
-        ("--micro-batches", micro_batches.is_some()),
-        ("--pipeline", pipeline.is_some()),
-        ("--train", !training.is_empty()),
-        ("--shift-labels", *shift_labels),
-        ("--capacity", capacity.is_some()),
-    ];
-    given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
-}
-
-/// A flag that asks for what a plan has decided already, if there is one.
-fn settled_by_plan(args: &SubjectArgs) -> Option<&'static str> {
-    let LayoutArgs {
-        cluster,
-        gpus,
-        strategy,
-        mesh,
-        uneven_heads,
-        pad_heads,
-        pad_sequence,
-        order,
-        prune,
-        zero,
-        fuse,
-        layer_strategies,
-        movement,
-        cross_movement,
-        sequence_axes,
-    } = &args.layout;
-    let given = [
-        ("--cluster", cluster.is_some()),
-        ("--gpus", gpus.is_some()),
-        ("--strategy", strategy.is_some()),
-        ("--mesh", mesh.is_some()),
-        ("--uneven-heads", *uneven_heads),
-        ("--pad-heads", *pad_heads),
-        ("--pad-sequence", *pad_sequence),
-        ("--order", order.is_some()),
-        ("--prune", *prune),
-        ("--zero", zero.is_some()),
-        ("--fuse", fuse.is_some()),
-        ("--layer-strategy", !layer_strategies.is_empty()),
-        ("--movement", movement.is_some()),
-        ("--cross-movement", cross_movement.is_some()),
-        ("--sequence-axes", !sequence_axes.is_empty()),
-    ];
-    let layout = given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
-    workload_flag(&args.workload).or(layout)
 }
 
 /// Weights beside the configuration that a plan was made from, if they are still there and it is still the same.
@@ -591,7 +509,11 @@ fn only_mesh(registry: &Registry, strategy: &str, gpus: Option<u64>) -> Result<M
     let strategies = ithaca_passes::shard::strategy::product(registry, strategy)?;
     let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     match (axes.as_slice(), gpus) {
-        ([], _) => Ok(Mesh::single()),
+        ([], None | Some(1)) => Ok(Mesh::single()),
+        ([], Some(n)) => {
+            let message = format!("strategy `{strategy}` is for 1 GPU, but --gpus says {n}");
+            Err(Diagnostic::new("C04", message).help("leave `--gpus` out, or name another strategy").into())
+        }
         ([axis], Some(gpus)) => Ok(Mesh::new([(*axis, gpus)])),
         _ => Err(Failure::usage(format!("strategy `{strategy}` needs `--mesh {}=N`", axes.join("=N,")))),
     }

@@ -13,34 +13,69 @@ use serde_json::{Value, json};
 /// The timeline as JSON, an event on each line, in order of ranks, streams and time. `source` says where the times come
 /// from, as `simulated` or `measured`.
 pub fn emit(source: &str, spans: &[Span]) -> String {
-    let mut sorted: Vec<&Span> = spans.iter().collect();
-    sorted.sort_by(|a, b| {
+    emit_steps(source, &[spans.to_vec()])
+}
+
+/// As [`emit`], of several steps, each of which begins where the one before has ended. Of more than one, tasks say in which
+/// they ran, the first being 1, and each rank has a thread `steps` that shows from where to where each goes.
+pub fn emit_steps(source: &str, steps: &[Vec<Span>]) -> String {
+    let mut begun = 0.0;
+    let mut numbered: Vec<(u64, Span)> = Vec::new();
+    let mut lengths: Vec<(f64, f64)> = Vec::new();
+    for (number, spans) in (1..).zip(steps) {
+        let later = |span: &Span| Span { start: begun + span.start, end: begun + span.end, ..span.clone() };
+        let end = spans.iter().map(|span| begun + span.end).fold(begun, f64::max);
+        numbered.extend(spans.iter().map(|span| (number, later(span))));
+        lengths.push((begun, end));
+        begun = end;
+    }
+    let is_one = steps.len() <= 1;
+    numbered.sort_by(|(_, a), (_, b)| {
         (a.rank, a.stream)
             .cmp(&(b.rank, b.stream))
             .then(a.start.total_cmp(&b.start))
             .then(a.task.cmp(&b.task))
     });
-    let ranks: BTreeSet<_> = spans.iter().map(|s| s.rank).collect();
+    let ranks: BTreeSet<_> = numbered.iter().map(|(_, span)| span.rank).collect();
     let mut events = Vec::new();
     for rank in ranks {
         let name = json!({ "name": format!("rank {} ({source})", rank.0) });
         events.push(json!({ "ph": "M", "name": "process_name", "pid": rank.0, "args": name }));
         let order = json!({ "sort_index": rank.0 });
         events.push(json!({ "ph": "M", "name": "process_sort_index", "pid": rank.0, "args": order }));
-        for stream in Stream::ALL {
-            let args = json!({ "name": stream.name() });
+        let streams = Stream::ALL.map(|stream| (thread(stream), stream.name()));
+        let threads = streams.into_iter().chain((!is_one).then_some((STEPS, "steps")));
+        for (thread, name) in threads {
+            let args = json!({ "name": name });
             events.push(
-                json!({ "ph": "M", "name": "thread_name", "pid": rank.0, "tid": thread(stream), "args": args }),
+                json!({ "ph": "M", "name": "thread_name", "pid": rank.0, "tid": thread, "args": args }),
             );
         }
+        let step = |(number, (start, end)): (u64, &(f64, f64))| {
+            json!({
+                "ph": "X",
+                "name": format!("step {number}"),
+                "cat": "step",
+                "pid": rank.0,
+                "tid": STEPS,
+                "ts": start * 1e6,
+                "dur": (end - start) * 1e6,
+            })
+        };
+        events.extend((1..).zip(&lengths).map(step).filter(|_| !is_one));
     }
-    events.extend(sorted.into_iter().map(event));
+    let numbered = numbered.iter();
+    events.extend(numbered.clone().map(|(step, span)| event(span, (!is_one).then_some(*step))));
+    let spans: Vec<Span> = numbered.map(|(_, span)| span.clone()).collect();
     let lines: Vec<String> = events.iter().map(Value::to_string).collect();
-    let ranks: Vec<String> = timeline::summaries(spans).iter().map(|s| summary(s).to_string()).collect();
+    let ranks: Vec<String> = timeline::summaries(&spans).iter().map(|s| summary(s).to_string()).collect();
     let other = format!("{{\"source\":{},\"ranks\":[\n{}\n]}}", json!(source), ranks.join(",\n"));
     let events = lines.join(",\n");
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
 }
+
+/// The thread on which steps are shown, behind those of the streams.
+const STEPS: usize = 2;
 
 fn summary(of: &Summary) -> Value {
     let Summary { rank, seconds, compute, comm, collectives } = of;
@@ -62,9 +97,9 @@ fn thread(stream: Stream) -> usize {
     }
 }
 
-fn event(span: &Span) -> Value {
+fn event(span: &Span, step: Option<u64>) -> Value {
     let Span { rank, stream, frame, layer, task, name, kind, start, end } = span;
-    json!({
+    let mut event = json!({
         "ph": "X",
         "name": name,
         "cat": kind,
@@ -73,7 +108,11 @@ fn event(span: &Span) -> Value {
         "ts": start * 1e6,
         "dur": (end - start) * 1e6,
         "args": { "frame": frame, "layer": layer, "task": task },
-    })
+    });
+    if let Some(step) = step {
+        event["args"]["step"] = json!(step);
+    }
+    event
 }
 
 #[cfg(test)]
@@ -103,5 +142,20 @@ mod tests {
         assert_eq!(ranks[1]["collectives"][0]["name"], json!("attention $o"));
         let names = events.iter().filter(|e| e["name"] == "process_name");
         assert_eq!(names.count(), 2);
+    }
+
+    #[test]
+    fn steps_are_told_apart() {
+        let step = vec![span(0, Stream::Compute, 0.0, 1e-6), span(0, Stream::Comm, 1e-6, 4e-6)];
+        let trace: Value = serde_json::from_str(&emit_steps("measured", &[step.clone(), step])).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let rows = |tid: u64| -> Vec<(f64, Value)> {
+            let rows = events.iter().filter(|e| e["ph"] == "X" && e["tid"] == json!(tid));
+            rows.map(|e| (e["ts"].as_f64().unwrap().round(), e["args"]["step"].clone())).collect()
+        };
+        assert_eq!(rows(0), [(0.0, json!(1)), (4.0, json!(2))]);
+        assert_eq!(rows(1), [(1.0, json!(1)), (5.0, json!(2))]);
+        let steps: Vec<&Value> = events.iter().filter(|e| e["cat"] == "step").map(|e| &e["name"]).collect();
+        assert_eq!(steps, ["step 1", "step 2"]);
     }
 }

@@ -26,7 +26,10 @@ pub const MODEL: &[Code] = &[
     code("M30", "a plan is whole JSON"),
     code("M31", "a plan has every field, none unknown, each of the right kind"),
     code("M32", "a plan has the version that this program reads"),
-    code("M33", "the parts of a plan agree: digest, GPUs, mesh, pipeline, collectives"),
+    code(
+        "M33",
+        "the parts of a plan agree: digest, GPUs, mesh, pipeline, and whatever it states of its program is so",
+    ),
 ];
 
 /// Codes of passes and of the planner.

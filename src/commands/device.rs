@@ -50,9 +50,9 @@ impl Device {
                 if !missing.is_empty() {
                     return Err(unavailable(&missing).into());
                 }
-                let collectives = match args.collectives {
-                    None | Some(CollectivesArg::InProcess) => By::InProcess,
-                    Some(CollectivesArg::Nccl) => By::Nccl,
+                let collectives = match args.collectives.unwrap_or(CollectivesArg::InProcess) {
+                    CollectivesArg::InProcess => By::InProcess,
+                    CollectivesArg::Nccl => By::Nccl,
                 };
                 let clock = match (args.timings, &args.trace) {
                     (true, _) => Clock::EachTask,

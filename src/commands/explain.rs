@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use ithaca_ir::schedule::Stream;
-use ithaca_passes::compile::compile_with;
-use ithaca_passes::import;
+use ithaca_passes::compile::Compiled;
 use ithaca_passes::plan::{Collective, Plan};
 use ithaca_passes::planner::{gibibytes, seconds, table};
 use ithaca_passes::registry::Registry;
@@ -20,11 +19,11 @@ pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<D
     let registry = session.registry;
     let plan = subject::plan(registry, &args.plan)?;
     (session.progress)("compiling");
-    plan.compile(registry)?;
-    Ok(Done::said(text(registry, &plan)))
+    let compiled = plan.compile(registry)?;
+    Ok(Done::said(text(registry, &plan, &compiled)))
 }
 
-fn text(registry: &Registry, plan: &Plan) -> String {
+fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     let mut out = heading(plan);
     // Writing to a string cannot fail.
     let mesh: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
@@ -67,7 +66,7 @@ fn text(registry: &Registry, plan: &Plan) -> String {
         seconds(time.compute_seconds),
         seconds(time.exposed_seconds)
     );
-    out.push_str(&simulated(registry, plan));
+    out.push_str(&simulated(plan, compiled));
     let memory = &plan.memory;
     let lasting =
         [("gradients", memory.gradients), ("optimizer", memory.optimizer), ("other states", memory.states)];
@@ -90,7 +89,7 @@ fn text(registry: &Registry, plan: &Plan) -> String {
         let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
         let _ = writeln!(out, "  {} {}{times}", gibibytes(held.bytes), held.name);
     }
-    out.push_str("\nwhat was tried:\n");
+    out.push_str("\nwhat was tried when the plan was made:\n");
     out.push_str(&table(&plan.alternatives));
     out.push_str("\nfigures of the cluster and their sources: `cluster` in the plan\n");
     out
@@ -100,19 +99,8 @@ fn text(registry: &Registry, plan: &Plan) -> String {
 const ROWS: usize = 8;
 
 /// What the step looks like event by event, on the rank that ends last.
-fn simulated(registry: &Registry, plan: &Plan) -> String {
+fn simulated(plan: &Plan, compiled: &Compiled) -> String {
     let mut out = String::new();
-    let compiled = plan.workload.to_import().map_err(|refusal| vec![refusal]).and_then(|workload| {
-        import::program(&plan.model.config, &plan.model.name, &workload)
-            .and_then(|program| compile_with(registry, &program, &plan.shard_options(), &plan.cluster))
-    });
-    let compiled = match compiled {
-        Ok(compiled) => compiled,
-        Err(refusals) => {
-            let why: Vec<&str> = refusals.iter().map(|refusal| refusal.message.as_str()).collect();
-            return format!("not simulated event by event: {}\n", why.join("; "));
-        }
-    };
     let Some(outcome) = discrete::simulate(&plan.cluster, &compiled.schedule, discrete::Record::Times) else {
         return "not simulated event by event: too many ranks differ\n".to_owned();
     };

@@ -56,7 +56,7 @@ pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 5] {
     [
         ("number of `--steps`", args.steps.to_string()),
         ("`--storage`", storage.to_owned()),
-        ("`--seed`", args.subject.seed.to_string()),
+        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
         ("choice of `--resume`", args.resume.is_some().to_string()),
         ("choice of `--trace`", args.trace.is_some().to_string()),
     ]

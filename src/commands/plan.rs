@@ -1,18 +1,21 @@
 //! `plan`: chooses a layout, and says why.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Module};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::planner::{self, Extended, Program, Request, Staged};
 use ithaca_passes::shard::ShardOptions;
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::{Done, Session};
 use crate::cli::PlanArgs;
 use crate::error::{Failure, Result};
-use crate::{files, subject};
+use crate::{files, meaning, subject};
 
 /// The most stages of a pipeline that are tried without being asked for.
 const MOST_STAGES: u64 = 256;
@@ -32,6 +35,11 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         return Err(Diagnostic::new("C00", message)
             .help(format!("as in `--strategy pipeline --mesh pp={n}`"))
             .into());
+    }
+    meaning::ignored(&args.workload.ignore_fields, &model.config)?;
+    let stages = meaning::stages_of(session.registry, &args.layout, mesh.as_ref(), &workload.training);
+    if workload.mode == Mode::Train {
+        meaning::pipeline(&args.workload, &workload.training, stages)?;
     }
     (session.progress)("importing");
     let module = import::program(&model.config, &model.name, &workload)?;
@@ -61,9 +69,16 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };
     let program = Extended { program, registry: session.registry };
+    // Many candidates have as many stages.
+    let made = RefCell::new(BTreeMap::new());
     let in_stages = |stages: u64| {
+        if let Some(module) = made.borrow().get(&stages) {
+            return Ok(Module::clone(module));
+        }
         let training = Training { stages, ..workload.training.clone() };
-        import::program(&model.config, &model.name, &Workload { training, ..workload.clone() })
+        let module = import::program(&model.config, &model.name, &Workload { training, ..workload.clone() })?;
+        made.borrow_mut().insert(stages, module.clone());
+        Ok(module)
     };
     let ranked = match workload.mode {
         Mode::Train => planner::rank(&Staged { program, of_stages: &in_stages }, &cluster, &request),
@@ -78,6 +93,10 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let plan = ranked.into_plan(&cluster, described, plan::Workload::of(&workload, &module));
     let json = plan.to_json();
     let mut out = if args.json { json.clone() } else { summary(&plan) };
+    if !args.json && args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS)
+    {
+        out.push_str("note: `--pipeline` has no effect: the plan has no stages\n");
+    }
     if let Some(path) = &args.output {
         files::write(path, json.as_bytes())?;
         if !args.json {

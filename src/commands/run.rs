@@ -19,9 +19,10 @@ use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 
 use super::device::{Device, look_for_nan};
 use super::{Done, Session, fault, launch};
-use crate::cli::{DeviceArg, RunArgs, StorageArg};
+use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
+use crate::meaning;
 use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
@@ -35,6 +36,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
 pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
+    meaning::run(args, &job)?;
     refuse_hours(&job, args)?;
     Ok(job)
 }
@@ -65,7 +67,7 @@ pub(super) fn run_job(
         args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
-    let data = Data::open(job, args.subject.inputs.as_deref(), expect, args.subject.seed)?;
+    let data = Data::open(job, &args.subject, expect)?;
     let model = data.weights();
     let over_model = resumed.as_ref().map(|r| Layered::new(&r.tensors, &model));
     let weights: &dyn TensorSource = match &over_model {
@@ -86,7 +88,7 @@ pub(super) fn run_job(
     let options = cpu::Options { timeout, storage, look_for_nan, fault, trace, ..cpu::Options::default() };
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
-    let mut spans = Vec::new();
+    let mut ran: Vec<Vec<Span>> = Vec::new();
     let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &launch::said(args)));
     let agreed = agreed.transpose()?;
     let mut left = args.steps;
@@ -104,20 +106,21 @@ pub(super) fn run_job(
         };
         traffic = execution.traffic;
         timings.merge(&execution.timings);
-        follow(&mut spans, execution.spans);
+        ran.push(execution.spans);
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
     if !is_first {
         return Ok(Done::said(""));
     }
     if let Some(path) = &args.trace {
-        files::write(path, trace::emit("measured", &spans).as_bytes())?;
+        files::write(path, trace::emit_steps("measured", &ran).as_bytes())?;
     }
     if let Some(path) = &save {
         training::save(path, &compiled.schedule, &found.kept, weights, storage)?;
     }
     let found = all(found);
-    let mut out = heading(job, &compiled.notes, &data);
+    let notes = [compiled.notes.clone(), meaning::run_notes(args, &compiled.schedule)].concat();
+    let mut out = heading(job, &notes, &data);
     if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
         let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
         // Writing to a string cannot fail.
@@ -145,6 +148,13 @@ pub(super) fn run_job(
         }
     };
     out.push_str(&judgement.text);
+    if !judgement.passed && args.steps > 1 && args.expect.is_none() {
+        out.push_str(&format!(
+            "note: after more than one step there is in all that follows what an optimizer made of rounding; whether that is it \
+             is said by `ithaca verify` with `--steps {}`, which runs both in double precision\n",
+            args.steps
+        ));
+    }
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
         let stored: Vec<_> = tensors.iter().map(|(name, t)| (*name, store::Stored::F32, t)).collect();
@@ -154,13 +164,6 @@ pub(super) fn run_job(
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
-}
-
-/// Appends what ran when in a step, which begins where the one before ended.
-fn follow(spans: &mut Vec<Span>, step: Vec<Span>) {
-    let begun = spans.iter().map(|span| span.end).fold(0.0, f64::max);
-    let later = |span: Span| Span { start: begun + span.start, end: begun + span.end, ..span };
-    spans.extend(step.into_iter().map(later));
 }
 
 /// Tasks of all ranks and steps by kind: seconds, how many, share.
@@ -231,8 +234,10 @@ impl Data {
     /// Opens files where there are some, and makes random tensors elsewhere.
     ///
     /// # Errors
-    /// `C10` for files that cannot be read; `C00` when outputs are expected of weights that are not there.
-    pub(super) fn open(job: &Job, inputs: Option<&Path>, expect: Option<&Path>, seed: u64) -> Result<Data> {
+    /// `C10` for files that cannot be read; `C00` when outputs are expected of weights that are not
+    /// there, and for a seed where nothing is random.
+    pub(super) fn open(job: &Job, args: &SubjectArgs, expect: Option<&Path>) -> Result<Data> {
+        let inputs = args.inputs.as_deref();
         // Random inputs and weights of one seed are the same every time, so an earlier run's outputs may be expected of
         // them; inputs from a file say that a real model is meant.
         if let (Some(expect), Some(_), None) = (expect, inputs, &job.weights) {
@@ -241,6 +246,7 @@ impl Data {
                 .help("name the model's weights with `--weights PATH`")
                 .into());
         }
+        let seed = meaning::seed(args, job.weights.is_none() || inputs.is_none())?;
         let random =
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
         Ok(Data {

@@ -27,7 +27,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         inputs: None,
         weights: args.weights.clone(),
         shrink: false,
-        seed: 0,
+        seed: None,
     };
     let job = subject::job(session.registry, &subject, Some(small(args)?))?;
     let weights = job.weights.as_ref().ok_or_else(|| {

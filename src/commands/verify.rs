@@ -5,23 +5,29 @@ use std::fmt::Write;
 use std::path::Path;
 
 use ithaca_ir::schedule;
-use ithaca_kernels::compare::Judge;
-use ithaca_kernels::{Storage, oracle};
+use ithaca_kernels::compare::{Judge, Smallest};
+use ithaca_kernels::{Outputs, Storage, oracle};
 
 use super::run::{Data, Expected, all, heading, judge, lengths_of, steps};
 use super::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::{Failure, Result};
 use crate::files;
+use crate::meaning;
 use crate::subject::{self, Job};
 
 /// The largest absolute difference that double precision explains at these sizes.
 const EXACT: f64 = 1e-9;
 
+/// The largest error against expected outputs that passes where none is asked for.
+const USUAL: f64 = 1e-4;
+
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     if let Some(text) = schedule_text(&args.subject.subject)? {
+        meaning::verify_schedule(args)?;
         return Ok(Done::said(text));
     }
+    meaning::verify(args)?;
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let mut job = subject::job(session.registry, &args.subject, lengths)?;
     let mut shrunk = String::new();
@@ -33,28 +39,32 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         let _ =
             writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
     }
+    meaning::steps(args.steps, &job)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
-    let data = Data::open(&job, args.subject.inputs.as_deref(), args.expect.as_deref(), args.subject.seed)?;
+    let data = Data::open(&job, &args.subject, args.expect.as_deref())?;
     (session.progress)("running the whole program");
-    let step = |module| {
-        let results = steps(1, &data.weights(), |weights| {
-            Ok(oracle::step::<f64>(module, weights, data.inputs(), Storage::Wide)?)
+    let mut smallest = Smallest::default();
+    let run = |module, after: &mut dyn FnMut(&Outputs<f64>)| {
+        let results = steps(args.steps, &data.weights(), |weights| {
+            let results = oracle::step::<f64>(module, weights, data.inputs(), Storage::Wide)?;
+            after(&results.kept);
+            Ok(results)
         });
         results.map(all)
     };
-    let whole = step(job.reference())?;
+    let whole = run(job.reference(), &mut |kept| smallest.after(kept))?;
     (session.progress)("running the per-rank program");
-    let ranks = step(&compiled.per_rank)?;
+    let ranks = run(&compiled.per_rank, &mut |_| {})?;
     let mut out = heading(&job, &compiled.notes, &data);
     out.push_str(&shrunk);
     out.push_str("per-rank program against the whole one\n");
-    let after = Judge { reach: job.reach(1), smallest: None };
+    let after = Judge { reach: job.reach(args.steps), smallest: Some(&smallest) };
     let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?;
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {
-        let expected = judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance)?;
+        let expected = judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance.unwrap_or(USUAL))?;
         out.push_str("per-rank program against the file\n");
         out.push_str(&expected.text);
         passed &= expected.passed;

@@ -6,6 +6,7 @@
 
 mod diff;
 mod digest;
+mod stated;
 
 use std::collections::BTreeMap;
 
@@ -558,33 +559,16 @@ impl Plan {
         shard::check_with(registry, &module, &options).map(|_| ())
     }
 
-    /// The per-rank program and the schedule of this plan, both checked, and as it promises.
+    /// The per-rank program and the schedule of this plan, both checked, and as it states.
     ///
     /// # Errors
-    /// As [`compile_with`]; `M33` where the plan promises another program.
+    /// As [`compile_with`]; `M33` where the plan states what is not so.
     pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
         let workload = self.workload.to_import().map_err(|d| vec![d])?;
         let module = import::program(&self.model.config, &self.model.name, &workload)?;
         let compiled = compile_with(registry, &module, &self.shard_options(), &self.cluster)?;
-        self.check_program(&compiled.per_rank).map_err(|d| vec![d])?;
+        self.check_stated(&compiled).map_err(|d| vec![d])?;
         Ok(compiled)
-    }
-
-    /// Checks that a compiled program is the one that this plan is about: it has the same dimensions and sends what the
-    /// plan promises.
-    ///
-    /// # Errors
-    /// `M33` when it does not.
-    pub fn check_program(&self, per_rank: &Module) -> Result<(), Diagnostic> {
-        let field = if self.collectives != collectives(per_rank) {
-            "collectives"
-        } else if self.dimensions != dimensions(&per_rank.space) {
-            "dimensions"
-        } else {
-            return Ok(());
-        };
-        Err(Diagnostic::new("M33", format!("`{field}` of the plan are not those of its program"))
-            .help("make the plan anew with `ithaca plan`"))
     }
 
     /// The options with which the passes make this plan's program.

@@ -7,8 +7,10 @@
 //! request of which nothing is left is refused with repairs that were tried and work.
 
 mod candidates;
+mod floor;
 mod reasons;
 mod repair;
+mod search;
 mod table;
 
 use ithaca_ir::ops::experts::Experts;
@@ -25,6 +27,7 @@ use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, Sequenc
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::{candidates, candidates_with};
+pub(crate) use reasons::why_chosen;
 pub use repair::repairs;
 pub use table::{gibibytes, seconds, table};
 

@@ -55,7 +55,8 @@ fn alternative(options: &ShardOptions, outcome: Outcome) -> Alternative {
     Alternative { strategy: options.strategy_text(), mesh: plan::mesh_axes(&options.mesh), outcome }
 }
 
-fn why_chosen(simulation: &Simulation) -> String {
+/// Why a plan is the plan: that it takes least time, and what of that time is communication.
+pub(crate) fn why_chosen(simulation: &Simulation) -> String {
     match simulation.most_exposed() {
         None => "least step time; no communication is exposed".to_owned(),
         Some((key, time)) => {

@@ -3,12 +3,16 @@
 use ithaca_ir::Diagnostic;
 
 use crate::cluster::Cluster;
+use crate::planner::search::Search;
 use crate::planner::table::gibibytes;
-use crate::planner::{Compiler, Request, Tried, candidates_with, price, try_all};
+use crate::planner::{Compiler, Request, Tried, candidates_with};
 use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 /// How many numbers of GPUs are tried on each side of the one asked for.
 const NEARBY: u64 = 64;
+
+/// What the numbers of GPUs on each side may cost together.
+const EFFORT_NEARBY: u64 = 48;
 
 /// Options that make a refused candidate legal on its own mesh.
 pub(super) fn of_candidate(compiler: &dyn Compiler, options: &ShardOptions) -> Vec<String> {
@@ -72,7 +76,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
     repairs
 }
 
-/// GPUs for which every strategy is tried to repair a request, at most: a ring of thousands takes seconds to price.
+/// GPUs for which layouts are tried to repair a request, at most: a ring of thousands takes seconds to price.
 const MOST_SEARCHED: u64 = 512;
 
 /// From how many GPUs on fewer are tried, one by one.
@@ -85,7 +89,7 @@ pub(super) fn refusal(
     request: &Request,
     tried: &Tried,
 ) -> Diagnostic {
-    let repairs = of_request(compiler, cluster, request, tried);
+    let repairs = of_request(&Search::new(compiler, cluster), request, tried);
     let diagnostic = match (tried.too_large.first(), tried.refused.as_slice()) {
         (Some((priced, over)), _) => {
             let largest = priced.memory.largest.first();
@@ -134,20 +138,35 @@ pub(super) fn malformed(
     let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
     let numbers = ranks.into_iter().chain([cluster.devices()]);
     let numbers = numbers.filter(|&n| n != request.gpus && n <= MOST_SEARCHED);
-    let number = numbers.filter(|&n| works(compiler, cluster, &with_gpus(n))).map(|n| format!("--gpus {n}"));
-    let mut repairs: Vec<String> = number.take(1).chain(best(compiler, cluster, &free)).collect();
+    let search = Search::new(compiler, cluster);
+    let number = numbers.filter(|&n| search.works(&with_gpus(n))).map(|n| format!("--gpus {n}"));
+    let mut repairs: Vec<String> = number.take(1).chain(search.best(&free)).collect();
     if repairs.is_empty() {
-        repairs.extend(elsewhere(compiler, cluster, request));
+        repairs.extend(elsewhere(&search, request));
     }
     Diagnostic { repairs, ..diagnostic }
 }
 
 /// Another strategy on more GPUs, for a request that no single change repairs.
-fn elsewhere(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Option<String> {
-    let more = doubled(request.gpus, cluster);
-    more.into_iter().find_map(|gpus| {
+fn elsewhere(search: &Search<'_>, request: &Request) -> Option<String> {
+    by_doubling(search, request.gpus, |gpus| {
         let free = Request { gpus, strategy: None, mesh: None, ..request.clone() };
-        best(compiler, cluster, &free).map(|options| format!("--gpus {gpus} {options}"))
+        search.best(&free).map(|options| format!("--gpus {gpus} {options}"))
+    })
+}
+
+/// The first answer for a power of two of GPUs above these. Where what is tried does not fit, twice the GPUs hold half of
+/// it each at best, so numbers that are too few by that are passed over; for what was not tried half of it is taken.
+fn by_doubling(search: &Search<'_>, gpus: u64, ask: impl Fn(u64) -> Option<String>) -> Option<String> {
+    let usable = search.cluster().usable_bytes();
+    let mut known: Option<(u64, u64)> = None;
+    doubled(gpus, search.cluster()).into_iter().find_map(|n| {
+        if known.is_some_and(|(of, bytes)| bytes / (n / of) / 2 > usable) {
+            return None;
+        }
+        let answer = ask(n);
+        known = search.least().map(|bytes| (n, bytes)).or(known);
+        answer
     })
 }
 
@@ -164,40 +183,31 @@ fn layout(options: &ShardOptions) -> String {
     if mesh.axes.is_empty() { format!("`{strategy}`") } else { format!("`{strategy}` on `{mesh}`") }
 }
 
-fn of_request(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
+fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
     let mut repairs = Vec::new();
     if request.strategy.is_some() || request.mesh.is_some() {
         let free = Request { strategy: None, mesh: None, ..request.clone() };
-        repairs.extend(best(compiler, cluster, &free));
+        repairs.extend(search.best(&free));
     }
     let before = repairs.len();
     for (heads, sequence, text) in relaxations(request.heads, request.sequence) {
         let relaxed = Request { heads, sequence, ..request.clone() };
-        if (repairs.len() == before || !text.contains(' ')) && works(compiler, cluster, &relaxed) {
+        let is_worth_it = repairs.len() == before || !text.contains(' ');
+        if is_worth_it && search.works_unlike(&relaxed, request) {
             repairs.push(text.to_owned());
         }
     }
-    repairs.extend(other_gpus(compiler, cluster, request, tried));
+    repairs.extend(other_gpus(search, request, tried));
     // With a mesh, other strategies on more GPUs have been tried.
     if repairs.is_empty() && request.strategy.is_some() && request.mesh.is_none() {
-        repairs.extend(elsewhere(compiler, cluster, request));
+        repairs.extend(elsewhere(search, request));
     }
     repairs
 }
 
-/// The best strategy and mesh for a request that fixes neither, as options.
-fn best(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Option<String> {
-    let tried = try_all(compiler, cluster, request).ok()?;
-    let ShardOptions { strategy, mesh, .. } = &tried.fits.first()?.options;
-    Some(match mesh.axes.is_empty() {
-        true => format!("--strategy {strategy}"),
-        false => format!("--strategy {strategy} --mesh {mesh}"),
-    })
-}
-
 /// The nearest numbers of GPUs below and above for which there is a plan. Where memory is what is missing, fewer GPUs
 /// do not help, and more are tried by doubling.
-fn other_gpus(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tried: &Tried) -> Vec<String> {
+fn other_gpus(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
     let gpus = request.gpus;
     let repair = |n: u64| -> Option<String> {
         let other = Request { gpus: n, mesh: None, ..request.clone() };
@@ -205,29 +215,20 @@ fn other_gpus(compiler: &dyn Compiler, cluster: &Cluster, request: &Request, tri
             // The mesh has to change with the GPUs, so the repair names a new one.
             Some(_) => {
                 let free = Request { strategy: None, ..other };
-                best(compiler, cluster, &free).map(|options| format!("--gpus {n} {options}"))
+                search.best(&free).map(|options| format!("--gpus {n} {options}"))
             }
-            None => works(compiler, cluster, &other).then(|| format!("--gpus {n}")),
+            None => search.works(&other).then(|| format!("--gpus {n}")),
         }
     };
-    let doubled = doubled(gpus, cluster).into_iter();
+    let by_doubling = || by_doubling(search, gpus, repair);
     if !tried.too_large.is_empty() {
-        return doubled.into_iter().find_map(repair).into_iter().collect();
+        return by_doubling().into_iter().collect();
     }
     let nearby = gpus.saturating_sub(NEARBY).max(1)..gpus;
     let halved = std::iter::successors(nearby.start.checked_ilog2().map(|bits| 1 << bits), |n| Some(n / 2));
     let halved = halved.take_while(|&n| n > 0);
-    let below = nearby.rev().chain(halved).find_map(repair);
-    let above = (gpus + 1..=(gpus + NEARBY).min(cluster.devices())).chain(doubled).find_map(repair);
-    below.into_iter().chain(above).collect()
-}
-
-/// Whether some candidate of the request is legal and fits.
-fn works(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> bool {
-    candidates_with(&compiler.registry(), cluster, request).is_ok_and(|all| {
-        all.into_iter().any(|options| {
-            compiler.check(&options).is_ok()
-                && price(compiler, cluster, &options).is_ok_and(|p| p.memory.over(cluster).is_none())
-        })
-    })
+    let below = search.sparing(EFFORT_NEARBY, || nearby.rev().chain(halved).find_map(repair));
+    let most = (gpus + NEARBY).min(search.cluster().devices());
+    let above = search.sparing(EFFORT_NEARBY, || (gpus + 1..=most).find_map(repair));
+    below.into_iter().chain(above.or_else(by_doubling)).collect()
 }

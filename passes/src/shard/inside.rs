@@ -29,6 +29,11 @@ pub(super) struct Inside<'a> {
 }
 
 impl Inside<'_> {
+    /// Whether keys are another sequence than queries.
+    pub(super) fn is_cross(&self) -> bool {
+        self.attention.queries != self.attention.keys
+    }
+
     /// The axes that split sequence `dim`, if it is one of this attention.
     pub(super) fn axes_of(&self, dim: DimId) -> Option<&AxisList> {
         let Attention { queries, keys, .. } = self.attention;

@@ -11,6 +11,7 @@ use ithaca_ir::ops::{Attention, Op};
 use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
 use num_integer::lcm;
 
+use super::choice::AttentionChoice;
 use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
@@ -94,12 +95,22 @@ pub(super) fn decide(
     for &dim in &roles.batches {
         let Dim { name, size, .. } = &module.space.dims[dim];
         if size % degree != 0 {
+            let degrees = legal_degrees(*size, "batch", |p| size % p == 0);
+            let Some(n) = micro_batches(module, dim) else {
+                let message = format!(
+                    "batch {name} = {size} sequences does not divide by the data-parallel degree {degree}"
+                );
+                return Err(Diagnostic::new("P25", message).help(degrees));
+            };
             let message = format!(
-                "batch {name} = {size} sequences does not divide by the data-parallel degree {degree}"
+                "a micro-batch has {size} sequences, of a batch {name} of {} in {n} micro-batches, which do not divide by the \
+                 data-parallel degree {degree}",
+                size * n
             );
-            return Err(
-                Diagnostic::new("P25", message).help(legal_degrees(*size, "batch", |p| size % p == 0))
-            );
+            let each = size.next_multiple_of(degree);
+            return Err(Diagnostic::new("P25", message)
+                .help(degrees)
+                .help(format!("`--batch {}` has {each} sequences for each of them", each * n)));
         }
     }
     if roles.batches.is_empty() && degree > 1 {
@@ -131,7 +142,57 @@ pub(super) fn decide(
     }
     experts::check_groups(module, &space, placement, roles)?;
     inside::check(&space, &inside, options.prune)?;
+    let idle = idle(options, &inside, (roles, mesh.degree(&placement.attention_heads())), &decisions);
+    decisions.notes.extend(idle);
     Ok(decisions)
+}
+
+/// Options that were asked for and change nothing, with the reason.
+fn idle(
+    options: &ShardOptions,
+    inside: &[Inside<'_>],
+    (roles, head_degree): (&Roles, u64),
+    decisions: &Decisions,
+) -> Vec<String> {
+    let mut idle = Vec::new();
+    let is_padded = |dim: &DimId| decisions.padded.contains_key(dim);
+    let heads = match options.heads {
+        HeadSplit::Even => None,
+        HeadSplit::Uneven => decisions.uneven.is_empty().then_some("--uneven-heads"),
+        HeadSplit::Pad => (!roles.heads.iter().any(|(heads, _)| is_padded(heads))).then_some("--pad-heads"),
+    };
+    if let Some(flag) = heads {
+        let why = match head_degree {
+            1 => "nothing splits heads".to_owned(),
+            n => format!("heads divide by the head degree {n}"),
+        };
+        idle.push(format!("`{flag}` has no effect: {why}"));
+    }
+    if options.sequence == SequenceFit::Pad && !roles.sequences.iter().any(is_padded) {
+        idle.push("`--pad-sequence` has no effect: every sequence divides as it is".to_owned());
+    }
+    let AttentionChoice { movement, cross_movement, sequences: _ } = &options.attention;
+    for (asked, flag, of_cross) in
+        [(movement, "--movement", false), (cross_movement, "--cross-movement", true)]
+    {
+        if let Some(movement) = asked.as_ref().filter(|_| inside.iter().all(|i| i.is_cross() != of_cross)) {
+            let what =
+                if of_cross { "attention to another sequence" } else { "attention of a sequence to itself" };
+            idle.push(format!("`{flag} {movement}` has no effect: nothing splits a sequence inside {what}"));
+        }
+    }
+    idle
+}
+
+/// Of how many micro-batches `batch` is one, where it is one of several.
+fn micro_batches(module: &Module, batch: DimId) -> Option<u64> {
+    let main = &module.functions[module.main()?];
+    main.nodes.iter().find_map(|node| match (&node.op, main.ty(node.results.first().copied()?)) {
+        (Op::Input(binding), ty) if !binding.view.is_empty() && ty.dims.get(1) == Some(&batch) => {
+            Some(module.space.dims[ty.dims[0]].size)
+        }
+        _ => None,
+    })
 }
 
 struct Check<'a> {
@@ -192,7 +253,8 @@ impl Check<'_> {
         Err(match self.options.heads {
             HeadSplit::Pad => refused,
             HeadSplit::Uneven => refused.help(format!(
-                "`--uneven-heads` deals out the {hkv} key/value heads whole, so it reaches {hkv} ranks"
+                "`--uneven-heads` deals out the {hkv} key/value heads whole, so it reaches {hkv} ranks; `--pad-heads` in its \
+                 place makes heads divide"
             )),
             HeadSplit::Even if hkv >= total => {
                 refused.help(format!("`--uneven-heads` deals out the {hkv} key/value heads as they come"))

@@ -358,17 +358,41 @@ fn plans_that_contradict_themselves() {
             assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{pointer} = {value}, {reader}: {ran:#?}");
         }
     }
-    // What a plan promises to send is what its program sends, or it is another program's plan.
-    for (pointer, value) in [("/collectives", json!([])), ("/collectives/0/bytes_sent_per_rank", json!(7))] {
+    // What a plan states is what its program gives, or it is another program's plan.
+    let stated: &[(&str, Value)] = &[
+        ("/collectives", json!([])),
+        ("/collectives/0/bytes_sent_per_rank", json!(7)),
+        ("/dimensions/0/size", json!(7)),
+        ("/attention/0/movement", json!("rotate")),
+        ("/attention/0/strategy", json!("ring")),
+        ("/memory/total", json!(7)),
+        ("/memory/usable", json!(7)),
+        ("/memory/largest/0/bytes", json!(7)),
+        ("/time/step_seconds", json!(7.5)),
+        ("/time/exposed_seconds", json!(7.5)),
+        ("/time/communication", json!([])),
+        ("/notes", json!(["all is well"])),
+        ("/alternatives", json!([])),
+        ("/alternatives/0/outcome/step_seconds", json!(7.5)),
+        ("/alternatives/0/outcome/memory_bytes", json!(7)),
+        ("/alternatives/0/outcome/reason", json!("because")),
+        ("/cluster/accelerator/reserve_fraction/value", json!(0.5)),
+        ("/cluster/accelerator/memory_bandwidth/value", json!(7e11)),
+    ];
+    for (pointer, value) in stated {
         let mut edited = plan.clone();
-        *edited.pointer_mut(pointer).unwrap() = value;
+        *edited.pointer_mut(pointer).unwrap_or_else(|| panic!("a plan has {pointer}")) = value.clone();
         std::fs::write(at.join("plan.json"), edited.to_string()).unwrap();
         refused(at, "emit plan.json --target ir");
         refused(at, "emit plan.json --target cuda -o out");
         for reader in ["run plan.json --shrink", "verify plan.json", "explain plan.json"] {
             let ran = super::line(at, reader);
             assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{pointer}, {reader}: {ran:#?}");
-            assert!(ran.err.contains("`collectives` of the plan"), "{pointer}, {reader}: {ran:#?}");
+            let field = pointer.split('/').nth(1).filter(|&field| field != "cluster").unwrap_or("");
+            assert!(
+                ran.err.contains("error[M33]") && ran.err.contains(field),
+                "{pointer}, {reader}: {ran:#?}"
+            );
         }
     }
 }

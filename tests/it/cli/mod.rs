@@ -8,6 +8,7 @@ mod refusals;
 mod runtime;
 mod session;
 mod training;
+mod vain;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

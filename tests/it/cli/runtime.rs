@@ -1,8 +1,9 @@
 //! `run`: what goes wrong on the way is named, nothing hangs, and what ran when is written down.
 
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
 use serde_json::Value;
 
-use super::{line, listing, refused, said, workplace};
+use super::{line, listing, refused, repository, said, workplace};
 
 const RUN: &str = "run examples/gpt2 --seq 16 --strategy ulysses --mesh ulysses=2 --shrink";
 
@@ -31,6 +32,25 @@ fn places_of_faults_that_are_none_are_refused() {
     ] {
         let error = refused(folder.path(), &format!("{RUN} --fault {fault}"));
         assert!(error.contains("[C00]") && error.contains(says), "{fault}: {error}");
+    }
+}
+
+#[test]
+fn tokens_outside_the_vocabulary_have_a_code_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "io.safetensors"] {
+        let from = repository("tests/goldens/llama-gqa").join(file);
+        std::fs::copy(from, folder.path().join(file)).unwrap();
+    }
+    let path = folder.path().join("io.safetensors");
+    let mut tokens = SafeTensorsFile::open(&path).unwrap().read("input_ids").unwrap();
+    tokens.data[3] = 1e6;
+    store::write(&path, &[("input_ids", Stored::I64, &tokens)]).unwrap();
+    for layout in ["", "--strategy ulysses --mesh ulysses=2"] {
+        for command in ["run", "verify"] {
+            let error = refused(folder.path(), &format!("{command} . --inputs io.safetensors {layout}"));
+            assert!(error.contains("error[C12]"), "{command} {layout}: {error}");
+        }
     }
 }
 
@@ -74,7 +94,20 @@ fn plan_and_run_are_traced_alike() {
     let one = said(at, &format!("{RUN} {train} --trace one.json"));
     assert!(one.contains("wrote one.json"), "{one}");
     let one = events(&std::fs::read_to_string(at.join("one.json")).unwrap(), "X");
-    assert_eq!(steps.len(), 2 * one.len());
+    let (shown, tasks): (Vec<&Value>, Vec<&Value>) = steps.iter().partition(|e| e["cat"] == "step");
+    assert_eq!((tasks.len(), shown.len()), (2 * one.len(), 2 * 2), "each of two ranks shows two steps");
+    for number in [1, 2] {
+        let own = tasks.iter().filter(|e| e["args"]["step"] == number);
+        assert_eq!(own.count(), one.len(), "step {number}");
+    }
+    // What an axis of one rank would carry is in neither.
+    said(at, "plan examples/gpt2 --gpus 1 --seq 16 --strategy ulysses --mesh ulysses=1 -o one-rank.json");
+    let planned = said(at, "emit one-rank.json --target trace");
+    said(at, "run one-rank.json --shrink --trace one-rank-run.json");
+    let measured = std::fs::read_to_string(at.join("one-rank-run.json")).unwrap();
+    for trace in [planned, measured] {
+        assert!(!events(&trace, "X").iter().any(|e| e["cat"] == "all_to_all"), "{trace}");
+    }
     assert!(line(at, &format!("{RUN} --trace nowhere/run.json")).err.contains("[C01]"));
     assert_eq!(listing(at).iter().filter(|path| path.ends_with("run.json")).count(), 1);
 }

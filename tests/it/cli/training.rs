@@ -21,6 +21,35 @@ fn steps_of_models_whose_gradients_vanish_agree() {
     }
 }
 
+/// The second step of AdamW begins with weights that differ where gradients of the first were rounding alone, so in single
+/// precision its gradients may be a thousandth apart; in double precision nothing is.
+#[test]
+fn what_an_optimizer_makes_of_rounding_is_told_from_what_is_wrong() {
+    let root = repository("");
+    for (golden, seed) in [("t5", 0), ("t5-gated-own-head", 15)] {
+        let options = format!(
+            "--mode train --seq 48 --target-seq 12 --seed {seed} --strategy ring --mesh ring=3 --steps 2"
+        );
+        let out = said(&root, &format!("verify tests/goldens/{golden} {options}"));
+        assert!(out.ends_with("passed: tolerance 1e-9\n"), "{golden}: {out}");
+        let ran = line(&root, &format!("run tests/goldens/{golden} {options} --tolerance 1e-3"));
+        assert!(ran.code == 0 || ran.out.contains("`ithaca verify` with `--steps 2`"), "{golden}: {ran:#?}");
+    }
+}
+
+#[test]
+fn refusals_for_lack_of_memory_come_soon() {
+    let asked = "plan examples/llama-3-70b --mode train --gpus 8 --strategy data-parallel --mesh dp=8 --batch 8 \
+                 --seq 131072";
+    let started = std::time::Instant::now();
+    for (options, code) in [("", "P32"), ("--micro-batches 4", "P25")] {
+        let refusal = refused(&repository(""), &format!("{asked} {options}"));
+        assert!(refusal.contains(&format!("error[{code}]")), "{options}: {refusal}");
+    }
+    // Trying all layouts of all numbers of GPUs takes many minutes.
+    assert!(started.elapsed().as_secs() < 180, "{:?}", started.elapsed());
+}
+
 #[test]
 fn stages_and_parts_are_compared_with_the_plain_step() {
     let options = "--mode train --seq 16 --batch 4 --micro-batches 2 --recompute full --loss-chunks 2 \

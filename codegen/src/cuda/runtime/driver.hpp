@@ -119,7 +119,8 @@ inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<Host
         double largest = 0, error = 0, norm = 0;
         for (size_t i = 0; i < ours.values.size(); ++i) {
             const double difference = ours.values[i] - theirs->values[i];
-            if (!(std::fabs(difference) <= largest)) largest = std::fabs(difference);
+            // What is not a number stays the largest.
+            if (!std::isnan(largest) && !(std::fabs(difference) <= largest)) largest = std::fabs(difference);
             error += difference * difference;
             norm += theirs->values[i] * theirs->values[i];
         }

@@ -77,15 +77,28 @@ impl TwoLevel {
         Ok(read)
     }
 
-    /// How many ranks of an axis share a node, if it is some but not all of them, and as many in each.
-    fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Option<u64> {
+    /// How many ranks of an axis share a node, some but not all of them and as many in each; or why that is not so.
+    fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Result<u64, String> {
         let (size, stride) = (module.space.mesh.size(axis), module.space.mesh.stride(axis));
+        let name = &module.space.mesh.axes[axis].name;
         let inside = match (self.inside, prices.node_devices()) {
             (Some(inside), _) => inside,
             (None, Some(devices)) if devices.is_multiple_of(stride) => devices / stride,
-            (None, _) => return None,
+            (None, Some(devices)) => {
+                return Err(format!(
+                    "neighbours along `{name}` are {stride} ranks apart, and a node has {devices}"
+                ));
+            }
+            (None, None) => return Err("no cluster says how many ranks share a node".to_owned()),
         };
-        (inside > 1 && inside < size && size.is_multiple_of(inside)).then_some(inside)
+        match () {
+            () if inside <= 1 => Err(format!("no two of the {size} ranks along `{name}` share a node")),
+            () if inside >= size => Err(format!("all {size} ranks along `{name}` share a node")),
+            () if !size.is_multiple_of(inside) => {
+                Err(format!("{size} ranks along `{name}` do not divide into nodes of {inside}"))
+            }
+            () => Ok(inside),
+        }
     }
 }
 
@@ -113,9 +126,21 @@ impl Pass for TwoLevel {
         let mut module = module.clone();
         let named = |name: &String| self.axis.as_ref().is_none_or(|only| only == name);
         let names: Vec<String> = module.space.mesh.axes.values().map(|axis| axis.name.clone()).collect();
+        let mut left: Vec<String> = Vec::new();
+        let mut is_said = false;
+        if let Some(missing) = self.axis.as_ref().filter(|only| !names.contains(only)) {
+            left.push(format!("the mesh has no axis `{missing}`"));
+        }
         for name in names.iter().filter(|name| named(name)) {
             let Some(axis) = module.space.mesh.axis(name) else { continue };
-            let Some(inside) = self.inside(&module, axis, cx.prices) else { continue };
+            let inside = match self.inside(&module, axis, cx.prices) {
+                Ok(inside) => inside,
+                Err(why) => {
+                    left.push(why);
+                    continue;
+                }
+            };
+            is_said = true;
             if let Some(why) = split::obstacle(&module, axis) {
                 cx.note(format!("collectives along `{name}` stay whole: {why}"));
                 continue;
@@ -134,7 +159,15 @@ impl Pass for TwoLevel {
                     module.space.mesh.size(axis) / inside
                 ));
                 module = two;
+            } else if self.choose == Choose::Cheaper {
+                cx.note(format!(
+                    "collectives along `{name}` stay whole: in two levels they would cost as much or more"
+                ));
             }
+        }
+        if !is_said {
+            let why = if left.is_empty() { "the mesh has no axes".to_owned() } else { left.join("; ") };
+            cx.note(format!("`two-level` has no effect: {why}"));
         }
         Ok(module)
     }

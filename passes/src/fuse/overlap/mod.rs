@@ -24,6 +24,8 @@
 mod chunk;
 mod region;
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::module::{Function, Level};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
@@ -92,16 +94,21 @@ impl Pass for Overlap {
             return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
         }
         let mut chunked = module.emptied(module.level);
+        let mut cut = BTreeMap::new();
         for function in module.functions.values() {
-            let function = self.function(&mut chunked, function, cx).map_err(|error| {
+            let function = self.function(&mut chunked, function, (cx, &mut cut)).map_err(|error| {
                 let message = format!("`overlap` in `@{}`: {}", function.name, error.message);
                 vec![Diagnostic::new(error.code, message)]
             })?;
             chunked.functions.push(function);
         }
+        self.notes(&cut).into_iter().for_each(|note| cx.note(note));
         Ok(chunked)
     }
 }
+
+/// How many regions are cut into so many chunks.
+type Cuts = BTreeMap<u64, u64>;
 
 impl Overlap {
     /// The function with its regions cut; parts of dimensions are declared in `module`.
@@ -109,7 +116,7 @@ impl Overlap {
         &self,
         module: &mut Module,
         function: &Function,
-        cx: &mut Context<'_>,
+        (cx, cut): (&mut Context<'_>, &mut Cuts),
     ) -> Result<Function, ithaca_ir::ops::OpError> {
         let mut function = function.clone();
         // A region that was cut has dimensions of its own, so no collective is found twice.
@@ -117,9 +124,27 @@ impl Overlap {
             if !cx.rewrite() {
                 break;
             }
+            *cut.entry(chunks).or_default() += 1;
             let cuts = chunk::declare(&mut module.space, &region, chunks);
             function = chunk::cut(&module.space, &module.functions, &function, &region, &cuts)?;
         }
         Ok(function)
+    }
+
+    /// What is said where less is cut than was asked for.
+    fn notes(&self, cut: &Cuts) -> Vec<String> {
+        if cut.is_empty() {
+            let why = "no collective has a kernel beside it that can be cut into chunks with it";
+            return vec![format!("`overlap` has no effect: {why}")];
+        }
+        let asked = self.chunks;
+        let fewer = cut.iter().filter(|&(&chunks, _)| chunks < asked);
+        let note = |(chunks, regions): (&u64, &u64)| {
+            let (what, is) = if *regions == 1 { ("region", "is") } else { ("regions", "are") };
+            format!(
+                "`overlap`: {regions} {what} of the program {is} cut into {chunks} chunks, not {asked}: what is cut has to divide"
+            )
+        };
+        fewer.map(note).collect()
     }
 }

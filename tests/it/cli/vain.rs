@@ -1,0 +1,88 @@
+//! Options that would change nothing where they stand: refused, or noted, with the reason.
+
+use super::{refused, repository, said, workplace};
+
+#[test]
+fn options_without_meaning_are_refused() {
+    let folder = workplace();
+    let at = folder.path();
+    let run = "run examples/gpt2 --shrink";
+    let train = "run examples/gpt2 --shrink --mode train";
+    let io = "tests/goldens/gpt2/io.safetensors";
+    for (arguments, says) in [
+        (format!("{run} --steps 3"), "`--steps 3` are steps of training"),
+        ("verify examples/gpt2 --shrink --steps 3".to_owned(), "`--steps 3` are steps of training"),
+        (format!("{run} --collectives nccl"), "`--collectives` goes with `--device cuda`"),
+        (format!("{run} --collectives in-process"), "`--collectives` goes with `--device cuda`"),
+        (format!("{run} --unchecked --tolerance 1"), "`--unchecked` compares none"),
+        (format!("{run} --shift-labels"), "`--shift-labels` is an option of training"),
+        (format!("{run} --train lr=1"), "`--train` is an option of training"),
+        (format!("{run} --ignore-field banana"), "does not have"),
+        (format!("{run} --strategy single --gpus 8"), "is for 1 GPU"),
+        (format!("{train} --train chunks=3"), "add `--pipeline interleaved`"),
+        (format!("{train} --pipeline interleaved"), "the layout has no stages"),
+        (format!("{train} --pipeline gpipe"), "the layout has no stages"),
+        (format!("{train} --train lr=1 --train lr=2"), "said twice"),
+        (format!("{train} --micro-batches 2 --train micro_batches=2"), "said twice"),
+        (format!("{train} --train lr=1 --train optimizer=none"), "optimizer=none"),
+        (
+            format!("{train} --strategy pipeline --mesh pp=2 --batch 2 --micro-batches 2 --train stages=4"),
+            "`pp=2` of the mesh do not go together",
+        ),
+        ("verify examples/gpt2 --shrink --tolerance 1".to_owned(), "nothing is expected"),
+        (
+            "plan examples/gpt2 --gpus 2 --seq 64 --shift-labels".to_owned(),
+            "`--shift-labels` is an option of training",
+        ),
+        (
+            "plan examples/gpt2 --gpus 2 --seq 64 --mode train --pipeline interleaved".to_owned(),
+            "the layout has no stages",
+        ),
+        (
+            "plan examples/gpt2 --gpus 2 --seq 64 --mode train --train chunks=3".to_owned(),
+            "add `--pipeline interleaved`",
+        ),
+        ("plan examples/gpt2 --gpus 2 --seq 64 --ignore-field banana".to_owned(), "does not have"),
+    ] {
+        let refusal = refused(at, &arguments);
+        assert!(refusal.contains("[C0") || refusal.contains("[P02]"), "{arguments}: {refusal}");
+        assert!(refusal.contains(says), "{arguments}: {refusal}");
+    }
+    let both = format!("run tests/goldens/gpt2 --inputs {io} --seed 7");
+    assert!(refused(&repository(""), &both).contains("both are read from files"));
+    let schedule = "verify tests/files/roundtrip/schedule.ith";
+    said(&repository(""), schedule);
+    for flag in ["--seq 8", "--strategy ring", "--shrink", "--seed 1", "--tolerance 1", "--steps 2"] {
+        let refusal = refused(&repository(""), &format!("{schedule} {flag}"));
+        assert!(refusal.contains("has no meaning for a schedule"), "{flag}: {refusal}");
+    }
+}
+
+#[test]
+fn options_that_a_layout_has_no_use_for_are_noted() {
+    let folder = workplace();
+    let at = folder.path();
+    let ulysses = "--strategy ulysses --mesh ulysses=2";
+    for (options, says) in [
+        ("--order zigzag".to_owned(), "order zigzag has no effect"),
+        ("--zero 3".to_owned(), "ZeRO stage 3 has no effect"),
+        ("--uneven-heads".to_owned(), "`--uneven-heads` has no effect: nothing splits heads"),
+        (format!("{ulysses} --uneven-heads"), "`--uneven-heads` has no effect: heads divide by"),
+        (format!("{ulysses} --pad-heads"), "`--pad-heads` has no effect: heads divide by"),
+        (format!("{ulysses} --pad-sequence"), "`--pad-sequence` has no effect"),
+        (format!("{ulysses} --movement rotate"), "`--movement rotate` has no effect"),
+        (
+            "--strategy ring --mesh ring=2 --cross-movement gather".to_owned(),
+            "`--cross-movement gather` has no effect",
+        ),
+        (format!("{ulysses} --fuse two-level+pack"), "share a node"),
+        ("--fuse two-level+pack".to_owned(), "the mesh has no axes"),
+        ("--fuse overlap(chunks=4)".to_owned(), "`overlap` has no effect"),
+        (format!("{ulysses} --fuse overlap(chunks=64)"), "chunks, not 64"),
+        (format!("{ulysses} --fuse prefetch+pack"), "`prefetch` has no effect"),
+        ("--storage typed".to_owned(), "`--storage typed` has no effect"),
+    ] {
+        let out = said(at, &format!("run examples/gpt2 --shrink {options}"));
+        assert!(out.contains("note: ") && out.contains(says), "{options}: {out}");
+    }
+}
