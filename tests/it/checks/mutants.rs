@@ -10,7 +10,7 @@ use ithaca_ir::schedule::{self, Schedule};
 use ithaca_ir::{Diagnostic, verify};
 
 use super::corpus::{Case, corpus};
-use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap_on_one_rank};
+use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap, swap_on_one_rank};
 use super::order::{difference, facts, wires_fit};
 use crate::generate::Choices;
 
@@ -45,7 +45,7 @@ const LONELY: [&str; 11] = [
 ];
 
 /// Tasks that a message names.
-fn tasks(message: &str) -> usize {
+fn tasks_named(message: &str) -> usize {
     message.matches("task ").count()
 }
 
@@ -104,7 +104,7 @@ fn every_mutant_is_caught_or_harmless() {
                         let returned =
                             ["on return", "the frame returns", "output ", "no task", "is left another value"];
                         let returned = usize::from(returned.iter().any(|said| message.contains(said)));
-                        if !LONELY.contains(name) && tasks(&message) + returned < 2 {
+                        if !LONELY.contains(name) && tasks_named(&message) + returned < 2 {
                             wrong.push(format!("{}, {name}: names one task: {message}", case.title));
                         }
                     }
@@ -124,6 +124,27 @@ fn every_mutant_is_caught_or_harmless() {
         let [caught, harmless] = counts.get(name).copied().unwrap_or_default();
         assert!(caught > 0, "`{name}` made {caught} mutants that were caught, {harmless} harmless ones");
     }
+}
+
+/// Calls that clear gradients, or write weights, hand nothing to others but what lasts.
+#[test]
+fn calls_that_are_given_nothing_are_named_with_whom_they_run_before() {
+    let mut n_caught = 0;
+    for case in corpus().iter().filter(|case| case.title.starts_with("pipeline")) {
+        let main = case.schedule.main().unwrap();
+        let tasks = &case.schedule.frames[main].tasks;
+        let alone = |i: &usize| tasks[*i].reads.is_empty() && tasks[*i].writes.is_empty();
+        for i in (0..tasks.len()).filter(alone) {
+            for j in i + 1..tasks.len().min(i + 16) {
+                let mutant = swap(&case.schedule, main, i, j).unwrap();
+                if let Some(Diagnostic { code: "S18", message, .. }) = judge(&mutant.schedule, case) {
+                    assert!(tasks_named(&message) >= 2, "{}: {message}", case.title);
+                    n_caught += 1;
+                }
+            }
+        }
+    }
+    assert!(n_caught > 0);
 }
 
 #[test]
@@ -150,7 +171,7 @@ fn what_some_ranks_do_otherwise_is_caught() {
                 let Diagnostic { code, message, .. } = &found[0];
                 *codes.entry((name, code)).or_default() += 1;
                 if *code == "S16" {
-                    assert!(tasks(message) >= 2, "{}, {name}: {message}", case.title);
+                    assert!(tasks_named(message) >= 2, "{}, {name}: {message}", case.title);
                 }
             }
             let unchanged = (0..1).map(|_| schedule::Party { at: None, schedule: &case.schedule });
