@@ -12,6 +12,7 @@ mod folded;
 mod pipeline;
 mod profile;
 mod steps;
+mod together;
 mod training;
 
 use std::fs;
@@ -32,6 +33,7 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 use serde_json::Value;
 
+use self::together::{Case, Sources};
 use crate::masks::masked;
 
 fn root() -> &'static Path {
@@ -70,44 +72,22 @@ fn found(tool: &str) -> bool {
     Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success())
 }
 
-/// Runs a golden on the host; gives the largest error of the logits.
-fn error_on_host(golden: &str, strategy: &str, axes: &[(&str, &str)], ranks: usize) -> f64 {
-    let directory = root().join("tests/goldens").join(golden);
-    let expected = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
-    let shape = expected.shape("input_ids").unwrap();
-    let module = module(&directory, &Workload::prefill(shape[0], shape[1]));
-    let logits = logits_on_host(&directory, &module, &options(strategy, axes), ranks);
-    compare(&logits, &expected.read("logits").unwrap())
+/// A layout of `module`, with weights and inputs of the golden in `directory`, as a program that checks itself.
+fn case(directory: &Path, module: &Module, options: &ShardOptions) -> Case {
+    let whole = lower(verify(module).unwrap()).unwrap();
+    Case {
+        name: format!("{} under {} {}", directory.display(), options.strategy, options.mesh),
+        schedule: compile(module, options, &Volume).unwrap().schedule,
+        reference: Some(whole),
+        sources: Sources::Golden(directory.to_owned()),
+        steps: 1,
+    }
 }
 
-/// The logits of `module`, with weights and inputs of the golden in `directory`, from a program that checks itself.
-fn logits_on_host(directory: &Path, module: &Module, options: &ShardOptions, ranks: usize) -> Tensor<f64> {
-    let out = tempfile::tempdir().unwrap();
-    emit(module, options, out.path());
-    let run = Command::new("bash")
-        .arg(root().join("tests/cuda/host/run.sh"))
-        .arg(out.path())
-        .arg(ranks.to_string())
-        .arg("--weights")
-        .arg(directory.join("model.safetensors"))
-        .arg("--inputs")
-        .arg(directory.join("io.safetensors"))
-        .arg("--output")
-        .arg(out.path().join("out.safetensors"))
-        .arg("--self-check")
-        .output()
-        .unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{} on {ranks} ranks: {stdout}{stderr}", module.name);
-    assert!(stdout.contains("self-check logits"), "{} on {ranks} ranks: {stdout}", module.name);
-    let outputs = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap();
-    // The runtime runs the same schedule.
-    let open = |file| SafeTensorsFile::open(directory.join(file)).unwrap();
-    let (weights, inputs) = (open("model.safetensors"), open("io.safetensors"));
-    let schedule = compile(module, options, &Volume).unwrap().schedule;
-    let (found, _) = device::steps_on_device(&module.name, &schedule, &weights, &inputs, 1);
-    device::assert_same(&module.name, &schedule, &found, &outputs);
-    outputs.read("logits").unwrap()
+/// The logits of programs.
+fn logits_on_host(cases: &[Case]) -> Vec<Tensor<f64>> {
+    let (_out, outputs) = together::run(cases);
+    outputs.iter().map(|outputs| outputs.read("logits").unwrap()).collect()
 }
 
 /// The largest difference.
@@ -123,20 +103,30 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         eprintln!("skipped: g++ and bash are needed");
         return;
     }
-    for (golden, strategy, axes, ranks) in [
-        ("llama-gqa", "ulysses", &[("ulysses", "8")][..], 8),
-        ("llama-gqa", "ulysses", &[("ulysses", "3"), ("heads", "uneven"), ("sequence", "pad")], 3),
-        ("mistral-swa", "megatron-tp-sp", &[("tp", "2")], 2),
-        ("qwen2", "ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")], 4),
-        ("gpt2", "megatron-tp", &[("tp", "2")], 2),
-        ("olmo2", "megatron-tp", &[("tp", "8")], 8),
-        ("gpt-neox", "ulysses", &[("ulysses", "2")], 2),
-        ("gemma2", "ulysses+megatron-tp-sp", &[("ulysses", "2"), ("tp", "2")], 4),
-        ("llama-gqa", "ring+megatron-tp", &[("ring", "2"), ("tp", "2"), ("order", "striped")], 4),
-        ("mistral-swa", "sparse-fetch", &[("ring", "4")], 4),
-    ] {
-        let error = error_on_host(golden, strategy, axes, ranks);
-        assert!(error < 1e-5, "{golden} under {strategy} on {ranks} ranks: error {error:.3e}");
+    let goldens = [
+        ("llama-gqa", "ulysses", &[("ulysses", "8")][..]),
+        ("llama-gqa", "ulysses", &[("ulysses", "3"), ("heads", "uneven"), ("sequence", "pad")]),
+        ("mistral-swa", "megatron-tp-sp", &[("tp", "2")]),
+        ("qwen2", "ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")]),
+        ("gpt2", "megatron-tp", &[("tp", "2")]),
+        ("olmo2", "megatron-tp", &[("tp", "8")]),
+        ("gpt-neox", "ulysses", &[("ulysses", "2")]),
+        ("gemma2", "ulysses+megatron-tp-sp", &[("ulysses", "2"), ("tp", "2")]),
+        ("llama-gqa", "ring+megatron-tp", &[("ring", "2"), ("tp", "2"), ("order", "striped")]),
+        ("mistral-swa", "sparse-fetch", &[("ring", "4")]),
+    ];
+    let (mut cases, mut expected) = (Vec::new(), Vec::new());
+    for (golden, strategy, axes) in goldens {
+        let directory = root().join("tests/goldens").join(golden);
+        let io = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
+        let shape = io.shape("input_ids").unwrap();
+        let module = module(&directory, &Workload::prefill(shape[0], shape[1]));
+        cases.push(case(&directory, &module, &options(strategy, axes)));
+        expected.push(io.read("logits").unwrap());
+    }
+    for ((case, found), expected) in cases.iter().zip(logits_on_host(&cases)).zip(&expected) {
+        let error = compare(&found, expected);
+        assert!(error < 1e-5, "{}: error {error:.3e}", case.name);
     }
 }
 
@@ -154,17 +144,19 @@ fn emitted_programs_follow_any_mask_on_the_host() {
     let n = shape[1];
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
     // All but the last are emitted as tables of strips.
-    for mask in [
+    let masks = [
         Mask::All(vec![Mask::Documents(vec![0, 3, n - 2, n]), Mask::Causal]),
         Mask::Any(vec![window(2, 0), Mask::Sinks(1), Mask::Blocks { size: 3, rows: vec![vec![1], vec![]] }]),
         // Queries of the third block see nothing.
         Mask::All(vec![Mask::Blocks { size: 2, rows: vec![vec![0, 2], vec![1], vec![]] }, window(4, 4)]),
         Mask::All(vec![Mask::CausalAtEnd { queries: n, keys: n }, window(3, 9)]),
-    ] {
-        let module = masked(&module(&directory, &Workload::prefill(shape[0], n)), &mask);
-        let expected = &oracle::run::<f64>(&module, &weights, &io).unwrap()["logits"];
-        let options = options("ulysses", &[("ulysses", "2")]);
-        let error = compare(&logits_on_host(&directory, &module, &options, 2), expected);
+    ];
+    let plain = module(&directory, &Workload::prefill(shape[0], n));
+    let modules = masks.each_ref().map(|mask| masked(&plain, mask));
+    let options = options("ulysses", &[("ulysses", "2")]);
+    let cases = modules.each_ref().map(|module| case(&directory, module, &options));
+    for ((mask, module), found) in masks.iter().zip(&modules).zip(logits_on_host(&cases)) {
+        let error = compare(&found, &oracle::run::<f64>(module, &weights, &io).unwrap()["logits"]);
         assert!(error < 1e-5, "{mask:?}: error {error:.3e}");
     }
 }

@@ -170,8 +170,39 @@ pub fn step<T: Real>(
     inputs: &dyn TensorSource,
     storage: Storage,
 ) -> Result<Results<T>, RunError> {
-    interpret::run(module, weights, inputs, storage)
+    T::interpret(module, weights, inputs, storage)
 }
+
+/// What the interpreter is compiled for: here, once for each type, not again in every crate that calls it.
+pub trait Interpreted: Sized {
+    /// [`step`] with numbers of this type.
+    ///
+    /// # Errors
+    /// As [`step`].
+    fn interpret(
+        module: &Module,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        storage: Storage,
+    ) -> Result<Results<Self>, RunError>;
+}
+
+macro_rules! interpreted {
+    ($($number:ty),*) => {$(
+        impl Interpreted for $number {
+            fn interpret(
+                module: &Module,
+                weights: &dyn TensorSource,
+                inputs: &dyn TensorSource,
+                storage: Storage,
+            ) -> Result<Results<Self>, RunError> {
+                interpret::run(module, weights, inputs, storage)
+            }
+        }
+    )*};
+}
+
+interpreted!(f64, f32);
 
 /// An output from what the ranks hold of it: every element at its position, cut to the valid part.
 ///

@@ -34,10 +34,11 @@ pub(super) fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
     Arc::new(HostKernels::compile(COMPILER, &headers, kernels).unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// The kernels of a schedule: those of single precision are compiled once.
-fn kernels_for(schedule: &Schedule) -> Arc<HostKernels> {
+/// The kernels of schedules: those of single precision are compiled once.
+pub(super) fn kernels_for<'a>(schedules: impl IntoIterator<Item = &'a Schedule>) -> Arc<HostKernels> {
     static SINGLE: OnceLock<Arc<HostKernels>> = OnceLock::new();
-    let kernels = cuda::kernels_of(schedule).unwrap_or_else(|e| panic!("{e}"));
+    let of = |schedule| cuda::kernels_of(schedule).unwrap_or_else(|e| panic!("{e}"));
+    let kernels: BTreeSet<String> = schedules.into_iter().flat_map(of).collect();
     let known = catalogue(&DType::ALL);
     let unknown: Vec<&String> = kernels.difference(&known).collect();
     assert!(unknown.is_empty(), "the catalogue lacks {unknown:?}");
@@ -49,11 +50,11 @@ fn kernels_for(schedule: &Schedule) -> Arc<HostKernels> {
 pub(super) fn steps_on_device(
     name: &str,
     schedule: &Schedule,
+    kernels: &Arc<HostKernels>,
     weights: &dyn TensorSource,
     inputs: &dyn TensorSource,
     steps: usize,
 ) -> (Outputs<f32>, Vec<Traffic>) {
-    let kernels = kernels_for(schedule);
     let (mut kept, mut outputs, mut traffic) = (Tensors::new(), Outputs::new(), Vec::new());
     for _ in 0..steps {
         let host = Host::new(kernels.clone());
@@ -104,10 +105,10 @@ pub(super) fn distance(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
 pub(super) fn assert_traffic(
     name: &str,
     schedule: &Schedule,
-    sources: &dyn TensorSource,
+    (weights, inputs): (&dyn TensorSource, &dyn TensorSource),
     traffic: &[Traffic],
 ) {
-    let execution = cpu::execute(schedule, sources, sources, &cpu::Options::default()).unwrap();
+    let execution = cpu::execute(schedule, weights, inputs, &cpu::Options::default()).unwrap();
     assert_eq!(execution.traffic, traffic, "{name}");
 }
 
@@ -124,7 +125,8 @@ fn programs_of_the_gpu_suite_agree_with_the_oracle() {
         let whole = module(&text);
         let sources = RandomTensors::of_module(&whole, 5);
         let schedule = lower(verify(&whole).unwrap()).unwrap();
-        let (found, traffic) = steps_on_device(name, &schedule, &sources, &sources, 1);
+        let kernels = kernels_for([&schedule]);
+        let (found, traffic) = steps_on_device(name, &schedule, &kernels, &sources, &sources, 1);
         assert!(traffic.is_empty());
         for (output, expected) in oracle::run::<f64>(&whole, &sources, &sources).unwrap() {
             let distance = distance(&found[&output].map(f64::from), &expected);
@@ -145,7 +147,7 @@ fn tasks_are_timed_as_they_come() {
     let options = super::options("ulysses", &[("ulysses", "2")]);
     let schedule = compile::compile(&whole, &options, &Volume).unwrap().schedule;
     let sources = RandomTensors::of_module(&whole, 5);
-    let host = Host::new(kernels_for(&schedule));
+    let host = Host::new(kernels_for([&schedule]));
     let collectives = InProcess::new(&host, 2).unwrap();
     let how = Options { clock: Clock::Streams, ..Options::default() };
     let on_device = cuda::execute_on(&schedule, &host, &collectives, (&sources, &sources), &how).unwrap();

@@ -2,21 +2,21 @@
 //! in double precision.
 
 use std::fmt::Write as _;
-use std::process::Command;
 
 use ithaca_codegen::cuda;
-use ithaca_ir::schedule::{Buffer, Content, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{Schedule, Task, Work};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Module, Op, text};
 use ithaca_kernels::oracle;
-use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource, Tensors};
+use ithaca_kernels::store::{SafeTensorsFile, TensorSource, Tensors};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 
-use super::{compare, device, found, options, root, write_program};
+use super::together::{self, Case, Sources};
+use super::{compare, found, options};
 
 /// Tokens of a sequence; some of the last ones may be padding.
 const TOKENS: usize = 16;
@@ -132,66 +132,15 @@ fn tensors(keys: usize) -> Tensors {
 }
 
 /// Runs a schedule on the host with inputs in single precision.
-///
-/// With a reference, the emitted program compares itself with it as well.
-pub(super) fn outputs_on_host(
+fn outputs_on_host(
     name: &str,
-    schedule: &Schedule,
-    reference: Option<&Schedule>,
+    schedule: Schedule,
     tensors: &Tensors,
 ) -> (tempfile::TempDir, SafeTensorsFile) {
-    steps_on_host(name, schedule, reference, tensors, 1)
-}
-
-/// Runs so many steps of a schedule on the host with inputs in single precision.
-///
-/// With a reference, the emitted program compares itself with it as well.
-pub(super) fn steps_on_host(
-    name: &str,
-    schedule: &Schedule,
-    reference: Option<&Schedule>,
-    tensors: &dyn TensorSource,
-    steps: usize,
-) -> (tempfile::TempDir, SafeTensorsFile) {
-    let out = tempfile::tempdir().unwrap();
-    write_program(schedule, reference, out.path());
-    let stored: Vec<(String, Tensor<f64>)> =
-        tensors.names().into_iter().map(|name| (name.clone(), tensors.read(&name).unwrap())).collect();
-    let stored: Vec<(&str, Stored, &Tensor<f64>)> =
-        stored.iter().map(|(name, t)| (name.as_str(), stored_as(schedule, name), t)).collect();
-    let file = out.path().join("in.safetensors");
-    store::write(&file, &stored).unwrap();
-    let run = Command::new("bash")
-        .arg(root().join("tests/cuda/host/run.sh"))
-        .arg(out.path())
-        .arg(schedule.space.mesh.ranks().to_string())
-        .args(["--weights".as_ref(), file.as_os_str(), "--inputs".as_ref(), file.as_os_str()])
-        .arg("--output")
-        .arg(out.path().join("out.safetensors"))
-        .args(["--steps", &steps.to_string()])
-        .args(reference.map(|_| "--self-check"))
-        .output()
-        .unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{name}: {stdout}{stderr}");
-    let outputs = SafeTensorsFile::open(out.path().join("out.safetensors")).unwrap();
-    let inputs = SafeTensorsFile::open(&file).unwrap();
-    let (found, traffic) = device::steps_on_device(name, schedule, &inputs, &inputs, steps);
-    device::assert_same(name, schedule, &found, &outputs);
-    device::assert_traffic(name, schedule, &inputs, &traffic);
-    (out, outputs)
-}
-
-/// Integers where the schedule reads them.
-fn stored_as(schedule: &Schedule, name: &str) -> Stored {
-    let integers = |buffer: &Buffer| {
-        matches!(&buffer.place, Place::Input(binding) if binding.name == name)
-            && matches!(&buffer.content, Content::Tensor(ty) if ty.dtype == DType::I32)
-    };
-    match schedule.frames.values().flat_map(|f| f.buffers.values()).any(integers) {
-        true => Stored::I32,
-        false => Stored::F32,
-    }
+    let case =
+        Case { name: name.to_owned(), schedule, reference: None, sources: Sources::of(tensors), steps: 1 };
+    let (out, mut outputs) = together::run(&[case]);
+    (out, outputs.remove(0))
 }
 
 /// Compares every output with what the oracle found.
@@ -215,26 +164,28 @@ pub(super) fn assert_close(
     }
 }
 
-/// Compiles the program under a strategy and checks it.
-pub(super) fn check_strategy(whole: &Module, tensors: &Tensors, strategy: &str, axes: &[(&str, &str)]) {
-    check_layout(&format!("{strategy} {axes:?}"), whole, tensors, &options(strategy, axes));
-}
+/// A program, what it reads, and how it is laid out.
+pub(super) type Layout<'a> = (&'a Module, &'a Tensors, ShardOptions);
 
-/// The same under a layout; gives its schedule.
-pub(super) fn check_layout(
-    name: &str,
-    whole: &Module,
-    tensors: &Tensors,
-    options: &ShardOptions,
-) -> Schedule {
-    let compiled =
-        compile(whole, options, &Volume).unwrap_or_else(|e| panic!("{name}: {}", e[0].render(None)));
-    let halves = whole.functions.values().flat_map(|f| f.values.values()).any(|v| v.ty.dtype.bytes() < 4);
-    let reference = lower(verify(whole).unwrap()).unwrap();
-    let (_out, outputs) = outputs_on_host(name, &compiled.schedule, Some(&reference), tensors);
-    let expected = oracle::run::<f64>(whole, tensors, tensors).unwrap();
-    assert_close(name, &outputs, &expected, if halves { 0.1 } else { 2e-5 });
-    compiled.schedule
+/// Compiles programs under layouts and checks them; gives their schedules.
+pub(super) fn check(layouts: &[Layout<'_>]) -> Vec<Schedule> {
+    let cases: Vec<Case> = layouts
+        .iter()
+        .map(|(whole, tensors, options)| {
+            let name = format!("{} {}", options.strategy, options.mesh);
+            let compiled =
+                compile(whole, options, &Volume).unwrap_or_else(|e| panic!("{name}: {}", e[0].render(None)));
+            let reference = Some(lower(verify(whole).unwrap()).unwrap());
+            Case { name, schedule: compiled.schedule, reference, sources: Sources::of(*tensors), steps: 1 }
+        })
+        .collect();
+    let (_out, outputs) = together::run(&cases);
+    for (((whole, tensors, _), case), outputs) in layouts.iter().zip(&cases).zip(&outputs) {
+        let halves = whole.functions.values().flat_map(|f| f.values.values()).any(|v| v.ty.dtype.bytes() < 4);
+        let expected = oracle::run::<f64>(whole, *tensors, *tensors).unwrap();
+        assert_close(&case.name, outputs, &expected, if halves { 0.1 } else { 2e-5 });
+    }
+    cases.into_iter().map(|case| case.schedule).collect()
 }
 
 #[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
@@ -252,16 +203,15 @@ fn rings_and_gathers_of_every_order() {
         return;
     }
     let (whole, tensors) = (program(&KINDS), tensors(TOKENS));
-    for (strategy, axes) in [
+    let layouts = [
         ("ring", &[("ring", "4"), ("order", "zigzag")][..]),
         ("ring", &[("ring", "4"), ("order", "striped:2")]),
         ("pass-q", &[("ring", "4"), ("order", "contiguous")]),
         ("megatron-cp-allgather", &[("cp", "2"), ("order", "zigzag")]),
         ("megatron-cp-allgather", &[("cp", "2"), ("order", "zigzag"), ("movement", "gather(groups=2)")]),
         ("loongtrain", &[("outer", "2"), ("ring", "2"), ("ulysses", "2")]),
-    ] {
-        check_strategy(&whole, &tensors, strategy, axes);
-    }
+    ];
+    check(&layouts.map(|(strategy, axes)| (&whole, &tensors, options(strategy, axes))));
 }
 
 #[test]
@@ -272,18 +222,19 @@ fn fetches_of_what_masks_leave() {
     let tensors = tensors(TOKENS);
     let window =
         program(&[kind("window(left=5, right=0)", "softcap=1.5, "), kind("window(left=3, right=0)", "")]);
-    check_strategy(&window, &tensors, "window-halo", &[("ring", "4")]);
     let sinks = program(&[kind("window(left=3, right=0) | sinks(2)", "")]);
-    check_strategy(&sinks, &tensors, "streaming", &[("ring", "4")]);
-    let (whole, axes) = (program(&KINDS), [("ring", "4"), ("order", "zigzag")]);
-    check_strategy(&whole, &tensors, "sparse-fetch", &axes);
+    let whole = program(&KINDS);
+    let schedules = check(&[
+        (&window, &tensors, options("window-halo", &[("ring", "4")])),
+        (&sinks, &tensors, options("streaming", &[("ring", "4")])),
+        (&whole, &tensors, options("sparse-fetch", &[("ring", "4"), ("order", "zigzag")])),
+    ]);
     // The adjoint of a fetch sums what came from many ranks.
-    let schedule = compile(&whole, &options("sparse-fetch", &axes), &Volume).unwrap().schedule;
     let sums = |t: &Task| match &t.work {
         Work::Unpack(transfer) => matches!(transfer.first().op, Op::FetchSum { .. }),
         _ => false,
     };
-    assert!(schedule.frames.values().flat_map(|f| &f.tasks).any(sums));
+    assert!(schedules[2].frames.values().flat_map(|f| &f.tasks).any(sums));
 }
 
 #[test]
@@ -293,12 +244,14 @@ fn rows_of_scores_and_helpers() {
     }
     let tensors = tensors(TOKENS);
     let rows = program(&[kind("causal", ""), kind("window(left=5, right=0) | sinks(2)", "softcap=1.5, ")]);
-    check_strategy(&rows, &tensors, "rsa", &[("ring", "4")]);
     let causal = program(&[
         kind("causal", "dropout=uniform(rate=0.4, seed=7, keyed=position), "),
         kind("causal", "softcap=2.0, bias=relative(buckets=u, max_distance=4, sides=before), "),
     ]);
-    check_strategy(&causal, &tensors, "dist-flash", &[("ring", "4")]);
+    check(&[
+        (&rows, &tensors, options("rsa", &[("ring", "4")])),
+        (&causal, &tensors, options("dist-flash", &[("ring", "4")])),
+    ]);
 }
 
 #[test]
@@ -307,8 +260,9 @@ fn heads_that_are_copied_and_sequences_that_are_padded() {
         return;
     }
     let (whole, tensors) = (program(&KINDS), tensors(TOKENS));
-    check_strategy(&whole, &tensors, "usp", &[("ring", "2"), ("ulysses", "4"), ("order", "zigzag")]);
-    check_strategy(&whole, &tensors, "ring", &[("ring", "3"), ("sequence", "pad"), ("order", "zigzag")]);
+    let copied = options("usp", &[("ring", "2"), ("ulysses", "4"), ("order", "zigzag")]);
+    let padded = options("ring", &[("ring", "3"), ("sequence", "pad"), ("order", "zigzag")]);
+    check(&[(&whole, &tensors, copied), (&whole, &tensors, padded)]);
 }
 
 /// A table of positions, padding, two axes at once, parts that move along both, and a fetch with its adjoint.
@@ -337,7 +291,7 @@ fn tables_of_tokens_over_two_axes() {
         [("q", noise(&[2, 14, 4, 3], 1)), ("k", noise(&[2, 14, 2, 3], 2)), ("v", noise(&[2, 14, 2, 2], 3))];
     let tensors: Tensors = tensors.into_iter().collect();
     let schedule = lower(verify(&ranks).unwrap()).unwrap();
-    let (_out, outputs) = outputs_on_host("tables", &schedule, None, &tensors);
+    let (_out, outputs) = outputs_on_host("tables", schedule, &tensors);
     let expected = oracle::run_ranks::<f64>(&ranks, &tensors, &tensors).unwrap();
     assert_eq!(expected["p"].data, (0..14).map(f64::from).collect::<Vec<_>>());
     assert_close("tables", &outputs, &expected, 2e-5);
@@ -379,7 +333,7 @@ fn parts_of_the_heads_of_each_rank() {
         [("q", noise(&[2, 16, 8, 3], 1)), ("k", noise(&[2, 16, 4, 3], 2)), ("v", noise(&[2, 16, 4, 2], 3))];
     let tensors: Tensors = tensors.into_iter().collect();
     let schedule = lower(verify(&ranks).unwrap()).unwrap();
-    let (_out, outputs) = outputs_on_host("parts", &schedule, None, &tensors);
+    let (_out, outputs) = outputs_on_host("parts", schedule, &tensors);
     let expected = oracle::run_ranks::<f64>(&ranks, &tensors, &tensors).unwrap();
     assert_close("parts", &outputs, &expected, 2e-5);
 }
@@ -390,10 +344,13 @@ fn storage_of_other_widths() {
         return;
     }
     let (whole, tensors) = (program_in(DType::BF16, &KINDS[..2]), tensors(TOKENS));
-    check_strategy(&whole, &tensors, "ring", &[("ring", "4"), ("order", "zigzag")]);
-    check_strategy(&whole, &tensors, "sparse-fetch", &[("ring", "4")]);
     // Parts are in single precision whatever the operands are.
-    check_strategy(&program_in(DType::F64, &KINDS), &tensors, "ring", &[("ring", "2"), ("order", "zigzag")]);
+    let wide = program_in(DType::F64, &KINDS);
+    check(&[
+        (&whole, &tensors, options("ring", &[("ring", "4"), ("order", "zigzag")])),
+        (&whole, &tensors, options("sparse-fetch", &[("ring", "4")])),
+        (&wide, &tensors, options("ring", &[("ring", "2"), ("order", "zigzag")])),
+    ]);
 }
 
 #[test]
@@ -413,10 +370,13 @@ fn a_cache_that_is_split() {
         )
         .attrs("t", "output")
     ));
-    check_strategy(&whole, &tensors(24), "decode-reduce", &[("cp", "4")]);
     // Queries on one axis, keys on another.
     let axes = [("ring", "2"), ("enc", "2"), ("sequence.t", "enc"), ("cross-movement", "reduce")];
-    check_strategy(&whole, &tensors(24), "ring", &axes);
+    let tensors = tensors(24);
+    check(&[
+        (&whole, &tensors, options("decode-reduce", &[("cp", "4")])),
+        (&whole, &tensors, options("ring", &axes)),
+    ]);
 }
 
 #[test]

@@ -1,14 +1,6 @@
 //! Every strategy of the registry, forward and in training, and every way to distribute attention, as CUDA that nvcc
 //! compiles.
-//!
-//! All programs are one source, each in a namespace of its own and otherwise as it is emitted, so that what they share
-//! is compiled once.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
-
-use ithaca_codegen::cuda;
 use ithaca_ir::mesh::Mesh;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::text;
@@ -23,6 +15,7 @@ use ithaca_passes::pipeline;
 use ithaca_passes::shard::{STRATEGIES, ShardOptions, Strategy, Zero, parse_mesh};
 use serde_json::{Value, json};
 
+use super::together::{self, Program};
 use super::{homes, make_without_warnings};
 use crate::filetests::files;
 
@@ -99,40 +92,6 @@ fn of_files() -> Vec<(String, Schedule)> {
     schedules
 }
 
-/// Writes the programs of all schedules as one.
-fn write_together(schedules: &[(String, Schedule)], out: &Path) {
-    let mut main = String::new();
-    let mut types = Vec::new();
-    for (i, (name, schedule)) in schedules.iter().enumerate() {
-        let files = cuda::emit(schedule, None, ithaca_kernels::cuda::SOURCES)
-            .unwrap_or_else(|d| panic!("{name}: {}", d[0]));
-        for file in files {
-            match file.path.as_str() {
-                "main.cu" => fs::write(out.join(format!("main_{i}.cuh")), &file.contents).unwrap(),
-                "runtime/config.hpp" => types.push(file.contents),
-                _ => {
-                    let path = out.join(&file.path);
-                    fs::create_dir_all(path.parent().unwrap()).unwrap();
-                    fs::write(path, &file.contents).unwrap();
-                }
-            }
-        }
-        writeln!(
-            main,
-            "// {name}\n#define ranks ranks_{i}\n#define main main_{i}\n#include \"main_{i}.cuh\"\n#undef main\n#undef ranks"
-        )
-        .unwrap();
-    }
-    let last = schedules.len() - 1;
-    writeln!(main, "int main(int argc, char** argv) {{ return main_{last}(argc, argv); }}").unwrap();
-    fs::write(out.join("main.cu"), main).unwrap();
-    // Of each type the larger answer: whether any program has it.
-    let lines = types[0].lines().enumerate();
-    let any = lines.map(|(i, _)| types.iter().filter_map(|t| t.lines().nth(i)).max().unwrap());
-    let config: Vec<&str> = any.collect();
-    fs::write(out.join("runtime/config.hpp"), config.join("\n") + "\n").unwrap();
-}
-
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
 fn nvcc_compiles_every_strategy_forward_and_training() {
@@ -157,7 +116,8 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     }
     schedules.push(("layers for their neighbours".to_owned(), prefetched()));
     let out = tempfile::tempdir().unwrap();
-    write_together(&schedules, out.path());
+    let programs = schedules.iter().map(|(name, schedule)| Program { name, schedule, reference: None });
+    together::write(&programs.collect::<Vec<_>>(), out.path());
     let Some((cuda, nccl)) = homes() else {
         eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
         return;

@@ -1,18 +1,19 @@
 //! Training steps of models with experts as emitted programs on the host: outputs and what is kept after several steps,
 //! against the whole program in double precision.
 
+use ithaca_ir::Module;
 use ithaca_kernels::store::{FusedExperts, Layered, RandomTensors, SafeTensorsFile, TensorSource, Tensors};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Capacity, Mode, Workload, program};
 use serde_json::Value;
 
 use super::distributed::can_run;
-use super::pipeline::{check, expected, options};
+use super::pipeline::{Step, check, expected, options};
 use super::root;
 use crate::goldens::workload;
 
-/// Experts of a golden over ranks, with room for all tokens or for some.
-fn golden(name: &str, capacity: Option<&str>, strategy: &str, mesh: &str) {
+/// A golden with experts, with room for all tokens or for some, and what it reads.
+fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
     let folder = root().join("tests/goldens").join(name);
     let open = |file| SafeTensorsFile::open(folder.join(file)).unwrap();
     let (io, weights) = (open("io.safetensors"), open("model.safetensors"));
@@ -29,7 +30,7 @@ fn golden(name: &str, capacity: Option<&str>, strategy: &str, mesh: &str) {
     for name in RandomTensors::of_module(&module, 0).names() {
         sources.insert(name.as_str(), files.read(&name).unwrap());
     }
-    check(&module, &options(strategy, mesh), &sources, &expected(&module, &sources));
+    (module, sources)
 }
 
 #[test]
@@ -37,9 +38,20 @@ fn training_with_experts_on_the_host() {
     if !can_run() {
         return;
     }
-    golden("mixtral", None, "ep", "ep=2");
-    golden("mixtral", Some("0.75/8"), "ulysses+ep", "ulysses=2,ep=2");
-    golden("qwen3-moe", None, "ulysses+ep", "ulysses=4");
-    golden("deepseek-v3", None, "ep", "ep=4");
-    golden("deepseek-v3", Some("0.75/8"), "data-parallel+ep", "dp=2");
+    let layouts = [
+        ("mixtral", None, "ep", "ep=2"),
+        ("mixtral", Some("0.75/8"), "ulysses+ep", "ulysses=2,ep=2"),
+        ("qwen3-moe", None, "ulysses+ep", "ulysses=4"),
+        ("deepseek-v3", None, "ep", "ep=4"),
+        ("deepseek-v3", Some("0.75/8"), "data-parallel+ep", "dp=2"),
+    ];
+    let goldens = layouts.map(|(name, capacity, ..)| {
+        let (module, sources) = golden(name, capacity);
+        let expected = expected(&module, &sources);
+        (module, sources, expected)
+    });
+    let steps = layouts.iter().zip(&goldens).map(|((.., strategy, mesh), (module, sources, expected))| {
+        Step { module: module.clone(), options: options(strategy, mesh), sources, expected }
+    });
+    check(&steps.collect::<Vec<_>>());
 }

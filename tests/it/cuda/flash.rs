@@ -19,7 +19,7 @@ use ithaca_passes::lower::lower;
 use ithaca_passes::shard::ShardOptions;
 
 use super::device;
-use super::distributed::{can_run, check_layout, check_strategy, module};
+use super::distributed::{can_run, check, module};
 use super::{options, root};
 
 /// What a program's attention is like.
@@ -161,13 +161,15 @@ fn tensor_cores_on_several_ranks() {
     }
     let case = Case { widths: [16, 24], tokens: 64, heads: [6, 3], ..CAUSAL };
     let (whole, tensors) = program(DType::BF16, &case);
-    check_strategy(&whole, &tensors, "ring", &[("ring", "4"), ("order", "zigzag")]);
-    check_strategy(&whole, &tensors, "ulysses", &[("ulysses", "2"), ("heads", "uneven")]);
     // Rows that lie in messages.
-    let (whole, tensors) = program(DType::BF16, &Case { heads: [8, 4], ..case });
+    let (more, of_more) = program(DType::BF16, &Case { heads: [8, 4], ..case });
     let folded = ShardOptions { fusion: Fusion::PACK.folded(), ..options("ulysses", &[("ulysses", "2")]) };
-    let schedule = check_layout("in messages", &whole, &tensors, &folded);
-    let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
+    let schedules = check(&[
+        (&whole, &tensors, options("ring", &[("ring", "4"), ("order", "zigzag")])),
+        (&whole, &tensors, options("ulysses", &[("ulysses", "2"), ("heads", "uneven")])),
+        (&more, &of_more, folded),
+    ]);
+    let buffers = schedules[2].frames.values().flat_map(|frame| frame.buffers.values());
     assert!(buffers.filter(|buffer| matches!(buffer.place, Place::Wire { .. })).count() > 3);
 }
 

@@ -12,7 +12,7 @@ use ithaca_passes::shard::ShardOptions;
 use serde_json::json;
 
 use super::distributed::can_run;
-use super::{compare, logits_on_host, module, options, pipeline, root};
+use super::{case, compare, logits_on_host, module, options, pipeline, root};
 
 fn folded(options: ShardOptions, messages: Messages) -> ShardOptions {
     ShardOptions { fusion: Fusion { messages, ..Fusion::NONE }.folded(), ..options }
@@ -45,22 +45,24 @@ fn goldens_that_are_not_packed_on_the_host() {
         return;
     }
     let attention = ["attention", "rotary"];
-    for (golden, strategy, axes, messages, at) in [
+    let layouts = [
         ("llama-gqa", "ulysses", &[("ulysses", "4")][..], Messages::Packed, &attention[..]),
         // Keys and values travel on, and queries alone are no more than they.
         ("llama-gqa", "usp", &[("ring", "2"), ("ulysses", "2")], Messages::Packed, &attention[1..]),
         ("llama-gqa", "megatron-cp-allgather", &[("cp", "2")], Messages::Packed, &["attention"]),
         ("llama-gqa", "ulysses", &[("ulysses", "2")], Messages::Chunked(2), &["attention", "join", "take"]),
-    ] {
+    ];
+    let cases = layouts.map(|(golden, strategy, axes, messages, at)| {
         let directory = root().join("tests/goldens").join(golden);
-        let expected = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
         let module = module(&directory, &Workload::prefill(2, 64));
-        let options = folded(options(strategy, axes), messages);
-        let found = at_wires(&schedule(&module, &options));
+        let case = case(&directory, &module, &folded(options(strategy, axes), messages));
+        let found = at_wires(&case.schedule);
         assert!(at.iter().all(|name| found.contains(name)), "{strategy} {messages:?}: {found:?}");
-        let ranks = usize::try_from(options.mesh.ranks()).unwrap();
-        let logits = logits_on_host(&directory, &module, &options, ranks);
-        let error = compare(&logits, &expected.read("logits").unwrap());
+        case
+    });
+    for ((golden, strategy, _, messages, _), logits) in layouts.into_iter().zip(logits_on_host(&cases)) {
+        let file = root().join("tests/goldens").join(golden).join("io.safetensors");
+        let error = compare(&logits, &SafeTensorsFile::open(file).unwrap().read("logits").unwrap());
         assert!(error < 1e-5, "{golden} under {strategy} {messages:?}: error {error:.3e}");
     }
 }
@@ -85,5 +87,6 @@ fn a_step_that_is_not_packed_on_the_host() {
         assert!(at.contains(&name), "{name}: {at:?}");
     }
     let sources = RandomTensors::of_module(&whole, 11);
-    pipeline::check(&whole, &options, &sources, &pipeline::expected(&whole, &sources));
+    let expected = pipeline::expected(&whole, &sources);
+    pipeline::check(&[pipeline::Step { module: whole, options, sources: &sources, expected: &expected }]);
 }

@@ -13,7 +13,8 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
-use super::distributed::{can_run, steps_on_host};
+use super::distributed::can_run;
+use super::together::{self, Case, Sources};
 
 const STEPS: usize = 2;
 
@@ -54,27 +55,44 @@ pub(super) fn expected(whole: &Module, sources: &dyn TensorSource) -> Outputs<f6
     outputs
 }
 
-/// Runs several steps of `module` laid out by `options`, and compares all that it gives.
-pub(super) fn check(
-    module: &Module,
-    options: &ShardOptions,
-    sources: &dyn TensorSource,
-    expected: &Outputs<f64>,
-) {
-    let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero.stage());
-    let compiled =
-        compile(module, options, &Volume).unwrap_or_else(|d| panic!("{name}: {}", d[0].render(None)));
-    let whole = lower(verify(module).unwrap()).unwrap();
-    let (_out, found) = steps_on_host(&name, &compiled.schedule, Some(&whole), sources, STEPS);
-    for (output, expected) in expected {
-        let found = found.read(output).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert_eq!(found.shape, expected.shape, "{name}: {output}");
-        let sum = |f: fn(f64, f64) -> f64| -> f64 {
-            found.data.iter().zip(&expected.data).map(|(&a, &b)| f(a, b)).sum()
-        };
-        let (difference, norm) = (sum(|a, b| (a - b) * (a - b)), sum(|_, b| b * b));
-        let distance = if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() };
-        assert!(distance < TOLERANCE, "{name}: {output} is {distance:.1e} off");
+/// A step, how it is laid out, what it reads and what several such steps give.
+pub(super) struct Step<'a> {
+    pub(super) module: Module,
+    pub(super) options: ShardOptions,
+    pub(super) sources: &'a dyn TensorSource,
+    pub(super) expected: &'a Outputs<f64>,
+}
+
+/// Runs several of each of these steps, and compares all that they give.
+pub(super) fn check(steps: &[Step<'_>]) {
+    let cases: Vec<Case> = steps
+        .iter()
+        .map(|Step { module, options, sources, .. }| {
+            let name = format!("{} {} zero={}", options.strategy, options.mesh, options.zero.stage());
+            let compiled =
+                compile(module, options, &Volume).unwrap_or_else(|d| panic!("{name}: {}", d[0].render(None)));
+            let reference = Some(lower(verify(module).unwrap()).unwrap());
+            Case {
+                name,
+                schedule: compiled.schedule,
+                reference,
+                sources: Sources::of(*sources),
+                steps: STEPS,
+            }
+        })
+        .collect();
+    let (_out, outputs) = together::run(&cases);
+    for ((step, Case { name, .. }), found) in steps.iter().zip(&cases).zip(&outputs) {
+        for (output, expected) in step.expected {
+            let found = found.read(output).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(found.shape, expected.shape, "{name}: {output}");
+            let sum = |f: fn(f64, f64) -> f64| -> f64 {
+                found.data.iter().zip(&expected.data).map(|(&a, &b)| f(a, b)).sum()
+            };
+            let (difference, norm) = (sum(|a, b| (a - b) * (a - b)), sum(|_, b| b * b));
+            let distance = if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() };
+            assert!(distance < TOLERANCE, "{name}: {output} is {distance:.1e} off");
+        }
     }
 }
 
@@ -83,17 +101,25 @@ fn stages_of_every_order_on_the_host() {
     if !can_run() {
         return;
     }
-    for (order, tied, strategy, mesh) in [
+    let layouts = [
         (PipelineOrder::Gpipe, true, "pipeline", "pp=2"),
         (PipelineOrder::OneForwardOneBackward, true, "pipeline+ulysses", "pp=2,ulysses=2"),
         (PipelineOrder::Interleaved, false, "pipeline+ulysses", "pp=2,ulysses=2"),
         (PipelineOrder::Interleaved, true, "pipeline", "pp=2"),
-    ] {
+    ];
+    let ones = layouts.map(|(_, tied, ..)| {
         let one = step(&llama(4, tied), Training { clip: Some(1.0), ..Training::default() }, 8);
         let sources = RandomTensors::of_module(&one, 11);
-        let module = step(&llama(4, tied), staged(2, order, 4), 8);
-        check(&module, &options(strategy, mesh), &sources, &expected(&one, &sources));
-    }
+        let expected = expected(&one, &sources);
+        (sources, expected)
+    });
+    let steps = layouts.iter().zip(&ones).map(|(&(order, tied, strategy, mesh), (sources, expected))| Step {
+        module: step(&llama(4, tied), staged(2, order, 4), 8),
+        options: options(strategy, mesh),
+        sources,
+        expected,
+    });
+    check(&steps.collect::<Vec<_>>());
 }
 
 #[test]
@@ -104,12 +130,15 @@ fn stages_beside_other_forms_of_parallelism_on_the_host() {
     let one = step(&llama(4, true), Training { clip: Some(1.0), ..Training::default() }, 8);
     let sources = RandomTensors::of_module(&one, 12);
     let expected = expected(&one, &sources);
-    let module = step(&llama(4, true), staged(4, PipelineOrder::OneForwardOneBackward, 4), 8);
-    check(&module, &options("pipeline+ring", "pp=4,ring=2"), &sources, &expected);
-    let module = step(&llama(4, true), staged(2, PipelineOrder::OneForwardOneBackward, 2), 8);
-    check(&module, &options("pipeline+megatron-tp-sp", "tp=2,pp=2"), &sources, &expected);
-    for zero in [Zero::Off, Zero::Parameters] {
-        let options = ShardOptions { zero, ..options("data-parallel+pipeline", "dp=2,pp=2") };
-        check(&module, &options, &sources, &expected);
-    }
+    let in_order = |stages, micro_batches| {
+        step(&llama(4, true), staged(stages, PipelineOrder::OneForwardOneBackward, micro_batches), 8)
+    };
+    let of = |module, options| Step { module, options, sources: &sources, expected: &expected };
+    let data_parallel = options("data-parallel+pipeline", "dp=2,pp=2");
+    check(&[
+        of(in_order(4, 4), options("pipeline+ring", "pp=4,ring=2")),
+        of(in_order(2, 2), options("pipeline+megatron-tp-sp", "tp=2,pp=2")),
+        of(in_order(2, 2), ShardOptions { zero: Zero::Off, ..data_parallel.clone() }),
+        of(in_order(2, 2), ShardOptions { zero: Zero::Parameters, ..data_parallel }),
+    ]);
 }

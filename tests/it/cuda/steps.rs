@@ -10,21 +10,23 @@ use ithaca_passes::fuse::Fusion;
 use ithaca_passes::lower::lower;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 
-use super::distributed::{can_run, steps_on_host};
+use super::distributed::can_run;
+use super::together::{self, Case, Sources};
 use crate::prefetch::SlowLinks;
 use crate::steps::cases;
 use crate::training::sharded::{deep_llama, per_rank, step};
 
 const STEPS: usize = 3;
 
+/// Of weights and inputs.
+const SEED: u64 = 11;
+
 #[test]
 fn loops_with_stacks_and_states_over_steps() {
     if !can_run() {
         return;
     }
-    for (name, whole, ranks) in cases() {
-        check(&name, &whole, &ranks);
-    }
+    check(&cases());
 }
 
 #[test]
@@ -37,7 +39,7 @@ fn groups_of_layers_and_parts_of_the_loss_over_steps() {
     let whole = step(&deep_llama(5), training);
     let options = ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap());
     let ranks = per_rank(&whole, &options).unwrap();
-    check("groups_and_parts", &whole, &ranks);
+    check(&[("groups_and_parts".to_owned(), whole, ranks)]);
 }
 
 #[test]
@@ -56,12 +58,33 @@ fn layers_that_work_for_their_neighbours_over_steps() {
     for name in ["block.ahead.turn.backward", "block.assign.backward", "block.shards"] {
         assert!(ranks.function(name).is_some(), "there is no @{name}");
     }
-    check("neighbours", &whole, &ranks);
+    check(&[("neighbours".to_owned(), whole, ranks)]);
 }
 
-/// Whether the emitted program of `ranks` makes the steps of `whole`.
-fn check(name: &str, whole: &Module, ranks: &Module) {
-    let sources = RandomTensors::of_module(whole, 11);
+/// Whether the emitted programs of per-rank modules, each behind the whole one, make its steps.
+fn check(modules: &[(String, Module, Module)]) {
+    let cases = modules.iter().map(|(name, whole, ranks)| {
+        let sources = RandomTensors::of_module(whole, SEED);
+        let [whole, ranks] = [whole, ranks].map(|module| lower(verify(module).unwrap()).unwrap());
+        let name = name.clone();
+        Case { name, schedule: ranks, reference: Some(whole), sources: Sources::of(&sources), steps: STEPS }
+    });
+    let (_out, found) = together::run(&cases.collect::<Vec<_>>());
+    for ((name, whole, _), found) in modules.iter().zip(&found) {
+        // What adds up over steps grows, and rounds by its size.
+        for (output, expected) in &expected(whole) {
+            let found = found.read(output).unwrap();
+            assert_eq!(found.shape, expected.shape, "{name}: {output}");
+            let fits = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
+            let close = found.data.iter().zip(&expected.data).all(fits);
+            assert!(close, "{name}: {output} is {found:?}, not {expected:?}");
+        }
+    }
+}
+
+/// What several steps of `whole` give.
+fn expected(whole: &Module) -> Outputs<f64> {
+    let sources = RandomTensors::of_module(whole, SEED);
     let (mut kept, mut outputs) = (Tensors::new(), Outputs::new());
     for _ in 0..STEPS {
         let source = Layered::new(&kept, &sources);
@@ -70,14 +93,5 @@ fn check(name: &str, whole: &Module, ranks: &Module) {
         outputs = results.outputs;
         outputs.extend(results.kept);
     }
-    let [whole, ranks] = [whole, ranks].map(|module| lower(verify(module).unwrap()).unwrap());
-    let (_out, found) = steps_on_host(name, &ranks, Some(&whole), &sources, STEPS);
-    // What adds up over steps grows, and rounds by its size.
-    for (output, expected) in &outputs {
-        let found = found.read(output).unwrap();
-        assert_eq!(found.shape, expected.shape, "{name}: {output}");
-        let fits = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
-        let close = found.data.iter().zip(&expected.data).all(fits);
-        assert!(close, "{name}: {output} is {found:?}, not {expected:?}");
-    }
+    outputs
 }

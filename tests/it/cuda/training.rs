@@ -8,7 +8,8 @@ use ithaca_kernels::store::Tensors;
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::lower::lower;
 
-use super::distributed::{assert_close, can_run, module, noise, outputs_on_host};
+use super::distributed::{assert_close, can_run, module, noise};
+use super::together::{self, Case, Sources};
 
 /// What a program takes, dimension by dimension as it is split: `s`, `v` and `b`, with the axes behind them.
 struct Splits {
@@ -196,10 +197,16 @@ fn operations_of_training_on_the_host() {
     let tensors = tensors();
     for (t, tolerance) in [("f32", 2e-5), ("bf16", 0.15)] {
         let expected = oracle::run::<f64>(&program(&WHOLE, t), &tensors, &tensors).unwrap();
-        for (name, splits) in [("whole", &WHOLE), ("ranks", &RANKS)] {
-            let schedule = lower(verify(&program(splits, t)).unwrap()).unwrap();
-            let (_out, outputs) = outputs_on_host(&format!("{name} in {t}"), &schedule, None, &tensors);
-            assert_close(&format!("{name} in {t}"), &outputs, &expected, tolerance);
+        let cases = [("whole", &WHOLE), ("ranks", &RANKS)].map(|(name, splits)| Case {
+            name: format!("{name} in {t}"),
+            schedule: lower(verify(&program(splits, t)).unwrap()).unwrap(),
+            reference: None,
+            sources: Sources::of(&tensors),
+            steps: 1,
+        });
+        let (_out, outputs) = together::run(&cases);
+        for (case, outputs) in cases.iter().zip(&outputs) {
+            assert_close(&case.name, outputs, &expected, tolerance);
         }
     }
 }

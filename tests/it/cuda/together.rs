@@ -1,0 +1,170 @@
+//! Programs that are compiled as one: each in a namespace of its own and otherwise as it is emitted, so that what they
+//! share, which is nearly all, is compiled once.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ithaca_codegen::cuda;
+use ithaca_ir::DType;
+use ithaca_ir::schedule::{Buffer, Content, Place, Schedule};
+use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
+use ithaca_kernels::tensor::Tensor;
+
+use super::{device, root};
+
+/// A program to be run on the host, a process for each rank.
+pub(super) struct Case {
+    /// What messages call it.
+    pub(super) name: String,
+    pub(super) schedule: Schedule,
+    /// The whole program; the emitted one compares itself with it.
+    pub(super) reference: Option<Schedule>,
+    pub(super) sources: Sources,
+    pub(super) steps: usize,
+}
+
+/// Where a program reads weights and inputs.
+pub(super) enum Sources {
+    /// From `model.safetensors` and `io.safetensors` of a golden.
+    Golden(PathBuf),
+    /// From a file, in single precision.
+    Tensors(Vec<(String, Tensor<f64>)>),
+}
+
+impl Sources {
+    /// All tensors of a source.
+    pub(super) fn of(tensors: &dyn TensorSource) -> Sources {
+        let all = tensors.names().into_iter().map(|name| (name.clone(), tensors.read(&name).unwrap()));
+        Sources::Tensors(all.collect())
+    }
+
+    /// Files of weights and of inputs; what is not in a file yet is written to `to`.
+    fn files(&self, schedule: &Schedule, to: PathBuf) -> [PathBuf; 2] {
+        match self {
+            Sources::Golden(golden) => ["model.safetensors", "io.safetensors"].map(|file| golden.join(file)),
+            Sources::Tensors(tensors) => {
+                let stored: Vec<(&str, Stored, &Tensor<f64>)> =
+                    tensors.iter().map(|(name, t)| (name.as_str(), stored_as(schedule, name), t)).collect();
+                store::write(&to, &stored).unwrap();
+                [to.clone(), to]
+            }
+        }
+    }
+}
+
+/// Integers where the schedule reads them.
+fn stored_as(schedule: &Schedule, name: &str) -> Stored {
+    let integers = |buffer: &Buffer| {
+        matches!(&buffer.place, Place::Input(binding) if binding.name == name)
+            && matches!(&buffer.content, Content::Tensor(ty) if ty.dtype == DType::I32)
+    };
+    match schedule.frames.values().flat_map(|f| f.buffers.values()).any(integers) {
+        true => Stored::I32,
+        false => Stored::F32,
+    }
+}
+
+/// Runs all programs on the host, and on devices that this machine plays: gives what each wrote, and the folder it lies in.
+///
+/// The runtime runs the same schedules: it must give the same numbers and send the same bytes as the plan says.
+pub(super) fn run(cases: &[Case]) -> (tempfile::TempDir, Vec<SafeTensorsFile>) {
+    let out = tempfile::tempdir().unwrap();
+    let programs: Vec<Program<'_>> = cases
+        .iter()
+        .map(|case| Program {
+            name: &case.name,
+            schedule: &case.schedule,
+            reference: case.reference.as_ref(),
+        })
+        .collect();
+    write(&programs, out.path());
+    let kernels = device::kernels_for(cases.iter().map(|case| &case.schedule));
+    let outputs = cases.iter().enumerate().map(|(i, case)| {
+        let Case { name, schedule, reference, sources, steps } = case;
+        let [weights, inputs] = sources.files(schedule, out.path().join(format!("in_{i}.safetensors")));
+        let output = out.path().join(format!("out_{i}.safetensors"));
+        let run = Command::new("bash")
+            .arg(root().join("tests/cuda/host/run.sh"))
+            .arg(out.path())
+            .arg(schedule.space.mesh.ranks().to_string())
+            .args(["--weights".as_ref(), weights.as_os_str(), "--inputs".as_ref(), inputs.as_os_str()])
+            .args(["--output".as_ref(), output.as_os_str()])
+            .args(["--steps", &steps.to_string()])
+            .args(reference.as_ref().map(|_| "--self-check"))
+            .env(WHICH, i.to_string())
+            .output()
+            .unwrap();
+        let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+        assert!(run.status.success(), "{name}: {stdout}{stderr}");
+        assert!(reference.is_none() || stdout.contains("self-check "), "{name}: {stdout}");
+        let outputs = SafeTensorsFile::open(output).unwrap();
+        let [weights, inputs] = [weights, inputs].map(|file| SafeTensorsFile::open(file).unwrap());
+        let (found, traffic) = device::steps_on_device(name, schedule, &kernels, &weights, &inputs, *steps);
+        device::assert_same(name, schedule, &found, &outputs);
+        device::assert_traffic(name, schedule, (&weights, &inputs), &traffic);
+        outputs
+    });
+    let outputs = outputs.collect();
+    (out, outputs)
+}
+
+/// A program among others.
+pub(super) struct Program<'a> {
+    pub(super) name: &'a str,
+    pub(super) schedule: &'a Schedule,
+    pub(super) reference: Option<&'a Schedule>,
+}
+
+/// Which of the programs runs, by number.
+const WHICH: &str = "ITHACA_TEST_PROGRAM";
+
+/// Writes programs as one, which runs the one that the environment says.
+pub(super) fn write(programs: &[Program<'_>], out: &Path) {
+    let (mut includes, mut bodies, mut types) = (Vec::new(), String::new(), Vec::new());
+    for (i, Program { name, schedule, reference }) in programs.iter().enumerate() {
+        let files = cuda::emit(schedule, *reference, ithaca_kernels::cuda::SOURCES)
+            .unwrap_or_else(|d| panic!("{name}: {}", d[0]));
+        for file in files {
+            match file.path.as_str() {
+                "main.cu" => {
+                    // What is included comes first: a name that is replaced in a program may stand in it too.
+                    let (above, body): (Vec<&str>, Vec<&str>) =
+                        file.contents.lines().partition(|line| line.starts_with("#include"));
+                    includes.extend(above.into_iter().map(str::to_owned));
+                    fs::write(out.join(format!("main_{i}.cuh")), body.join("\n") + "\n").unwrap();
+                }
+                "runtime/config.hpp" => types.push(file.contents),
+                _ => {
+                    let path = out.join(&file.path);
+                    fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    fs::write(path, &file.contents).unwrap();
+                }
+            }
+        }
+        let names = ["ranks", "whole", "main"];
+        let [define, undefine]: [String; 2] = [
+            names.map(|name| format!("#define {name} {name}_{i}\n")).concat(),
+            names.map(|name| format!("#undef {name}\n")).concat(),
+        ];
+        writeln!(bodies, "// {name}\n{define}#include \"main_{i}.cuh\"\n{undefine}").unwrap();
+    }
+    includes.push("#include <cstdlib>".to_owned());
+    includes.sort();
+    includes.dedup();
+    let mut main = includes.join("\n") + "\n\n" + &bodies;
+    writeln!(main, "int main(int argc, char** argv) {{\n    const char* which = std::getenv(\"{WHICH}\");")
+        .unwrap();
+    writeln!(main, "    switch (which != nullptr ? std::atoi(which) : 0) {{").unwrap();
+    for i in 0..programs.len() {
+        writeln!(main, "        case {i}: return main_{i}(argc, argv);").unwrap();
+    }
+    writeln!(main, "        default: return 2;\n    }}\n}}").unwrap();
+    fs::write(out.join("main.cu"), main).unwrap();
+    // Of each type the larger answer: whether any program has it.
+    let lines = types[0].lines().enumerate();
+    let any = lines.map(|(i, _)| types.iter().filter_map(|t| t.lines().nth(i)).max().unwrap());
+    let config: Vec<&str> = any.collect();
+    fs::write(out.join("runtime/config.hpp"), config.join("\n") + "\n").unwrap();
+}
