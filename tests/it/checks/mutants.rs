@@ -3,10 +3,10 @@
 //! `ITHACA_MUTANTS=N` makes N mutants of each kind and schedule in place of one, and `ITHACA_MUTANTS=A..B` those of the draws
 //! from A on to B.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use ithaca_ir::schedule::{self, Schedule};
+use ithaca_ir::schedule::{self, Content, Schedule, Work};
 use ithaca_ir::{Diagnostic, verify};
 
 use super::corpus::{Case, corpus};
@@ -84,6 +84,16 @@ pub(super) fn is_harmless(case: &Case, mutant: &Mutant) -> Result<(), String> {
     if wires_fit(&mutant.schedule) { Ok(()) } else { Err("a wire is too short".to_owned()) }
 }
 
+/// The lines that a mutant has in place of others.
+fn changed(before: &Schedule, after: &Schedule) -> String {
+    let [before, after] = [before, after].map(schedule::print);
+    let only = |sign: &str, text: &str, other: &str| -> Vec<String> {
+        let known: BTreeSet<&str> = other.lines().collect();
+        text.lines().filter(|line| !known.contains(line)).map(|line| format!("{sign} {line}")).collect()
+    };
+    [only("-", &before, &after), only("+", &after, &before)].concat().join("\n")
+}
+
 #[test]
 fn every_mutant_is_caught_or_harmless() {
     let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
@@ -112,7 +122,11 @@ fn every_mutant_is_caught_or_harmless() {
                         Ok(()) => count[1] += 1,
                         Err(why) => {
                             let frame = &mutant.schedule.frames[mutant.frame].name;
-                            wrong.push(format!("{}, {name}, round {round}, `@{frame}`: {why}", case.title));
+                            let changed = changed(&case.schedule, &mutant.schedule);
+                            wrong.push(format!(
+                                "{}, {name}, round {round}, `@{frame}`: {why}\n{changed}",
+                                case.title
+                            ));
                         }
                     },
                 }
@@ -124,6 +138,32 @@ fn every_mutant_is_caught_or_harmless() {
         let [caught, harmless] = counts.get(name).copied().unwrap_or_default();
         assert!(caught > 0, "`{name}` made {caught} mutants that were caught, {harmless} harmless ones");
     }
+}
+
+/// Of a message that nobody packs, whose tensors are written where they are sent from, too.
+#[test]
+fn what_is_to_be_sent_is_not_unpacked() {
+    let (mut n, mut n_written_there) = (0, 0);
+    for case in &corpus() {
+        for (id, frame) in case.schedule.frames.iter() {
+            for (i, task) in frame.tasks.iter().enumerate() {
+                let Work::Unpack(_) = task.work else { continue };
+                let exchange = frame.tasks.iter().find(|t| t.writes.first() == task.reads.first());
+                let sent = exchange.unwrap().reads[0];
+                if !matches!(frame.buffers[sent].content, Content::Wire { .. }) {
+                    continue;
+                }
+                let mut mutant = case.schedule.clone();
+                mutant.frames[id].tasks[i].reads[0] = sent;
+                let found = judge(&mutant, case);
+                let Some(Diagnostic { message, .. }) = found else { panic!("{}, task {i}", case.title) };
+                assert!(tasks_named(&message) >= 2, "{}: {message}", case.title);
+                n += 1;
+                n_written_there += usize::from(!frame.tasks.iter().any(|t| t.writes.contains(&sent)));
+            }
+        }
+    }
+    assert!(n > n_written_there && n_written_there > 0, "{n_written_there} of {n}");
 }
 
 /// Calls that clear gradients, or write weights, hand nothing to others but what lasts.

@@ -425,8 +425,8 @@ impl<'s> Reader<'s> {
                 if let Content::Tensor(ty) = &self.frame.buffers[*b].content {
                     work.push_str(&format!(" {ty:?}"));
                 }
-                if let (Place::Wire { part, .. }, Work::Pack(_) | Work::Unpack(_)) =
-                    (&self.frame.buffers[*b].place, &task.work)
+                // What an unpack gives is told by its number; what stays in the wire is the exchange's.
+                if let (Place::Wire { part, .. }, Work::Pack(_)) = (&self.frame.buffers[*b].place, &task.work)
                 {
                     work.push_str(&format!(" in part {part}"));
                 }
@@ -473,12 +473,17 @@ impl<'s> Reader<'s> {
                 }
             }
         }
+        // By its number among all that the task writes, whatever stays where it is.
+        let result = |i: usize, b: BufferId| {
+            let l = self.frame.tasks[i].writes.iter().position(|&written| written == b);
+            format!("result {}", l.unwrap_or(usize::MAX))
+        };
         let home_before = |home: &str, n: usize| -> Source {
             for &i in tasks[..n].iter().rev() {
                 let (_, writes, called) = &touched[&i];
                 let is = |r: &Region| matches!(r, Region::Home(h) if h == home);
-                if let Some(l) = writes.iter().position(|(_, r)| is(r)) {
-                    return Source::Task(before[i], format!("result {l}"));
+                if let Some((b, _)) = writes.iter().find(|(_, r)| is(r)) {
+                    return Source::Task(before[i], result(i, *b));
                 }
                 if called[0].iter().any(is) {
                     return Source::Task(before[i], format!("callee, {home}"));
@@ -492,14 +497,14 @@ impl<'s> Reader<'s> {
             }
             for &i in tasks[..n].iter().rev() {
                 let (_, writes, called) = &touched[&i];
-                for (l, (written, r)) in writes.iter().enumerate() {
+                for (written, r) in writes {
                     if *written == b {
-                        return Ok(Source::Task(before[i], format!("result {l}")));
+                        return Ok(Source::Task(before[i], result(i, b)));
                     }
                     if let (Region::Part(_, wire, part), Region::Bytes(_)) = (region, r)
                         && wire == written
                     {
-                        return Ok(Source::Task(before[i], format!("result {l} part {part}")));
+                        return Ok(Source::Task(before[i], format!("{} part {part}", result(i, *written))));
                     }
                     if r.meets(region) {
                         return Err(format!("task {i} writes over {b:?}"));
