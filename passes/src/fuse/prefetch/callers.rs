@@ -63,6 +63,8 @@ impl Plan {
     /// The loops over functions that gather weights or reduce gradients, where a neighbour has time for it.
     pub(super) fn of(module: &Module, cx: &mut Context<'_>) -> Plan {
         let mut plan = Plan::default();
+        // A pipeline calls a loop once for each micro-batch.
+        let mut stacks: BTreeMap<(FuncId, DimId), Option<String>> = BTreeMap::new();
         for (id, function) in module.functions.iter() {
             for (n, node) in function.nodes.iter().enumerate() {
                 let Some(call) = Call::of(node).filter(|call| call.n_layers() > 1) else { continue };
@@ -83,7 +85,10 @@ impl Plan {
                 let (needs, most) = (plan.bodies[number].n_arguments(callee), *node.op.info().operands.end());
                 let why = match needs > most {
                     true => Some(format!("a layer would take {needs} arguments, and {most} is the most")),
-                    false => call.scan.and_then(|scan| whole(module, function, scan.over)),
+                    false => call.scan.and_then(|scan| {
+                        let known = stacks.entry((id, scan.over));
+                        known.or_insert_with(|| whole(module, function, scan.over)).clone()
+                    }),
                 };
                 if let Some(why) = why {
                     cx.note(format!(
