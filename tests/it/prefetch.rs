@@ -1,9 +1,12 @@
 //! `prefetch` changes no number and no byte: layers that gather the weights of the next and reduce the gradients of the one
 //! before compute what they compute by themselves. On a cluster what they do for others lies under kernels.
+//!
+//! `ITHACA_STAGES=all` tries every stage of ZeRO with every choice of messages in every pipeline, in place of some.
 
 use ithaca_ir::schedule::Stream;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::{Module, Op, Rank, Space, TensorType, diagnostic, traffic};
+use ithaca_kernels::compare::Comparison;
 use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, compare, cpu, oracle};
 use ithaca_passes::cluster::Cluster;
@@ -39,6 +42,9 @@ const EXACT: f64 = 1e-9;
 /// What single precision leaves of a loss.
 const CLOSE: f64 = 1e-4;
 
+/// What it leaves of gradients and of what a step makes of them.
+const KEPT: f64 = 1e-3;
+
 fn llama(layers: u64) -> Value {
     json!({
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers,
@@ -66,18 +72,23 @@ fn compiled(module: &Module, options: &ShardOptions, prices: &dyn Prices) -> Com
         .unwrap_or_else(|d| panic!("{} {}: {}", options.strategy, options.mesh, diagnostic::render(&d, None)))
 }
 
-/// What is different in the step of `module` from the same without prefetching, and from the whole one.
-fn differences(
+/// What is different in the step of `module` from the same without prefetching, and from the whole one; with ZeRO stage 3.
+fn differences(module: &Module, layout: (&str, &str), fusion: &str, prices: &dyn Prices) -> Vec<String> {
+    differences_with(module, layout, (fusion, Zero::Parameters), prices)
+}
+
+/// The same with a stage of ZeRO.
+fn differences_with(
     module: &Module,
     (strategy, mesh): (&str, &str),
-    fusion: &str,
+    (fusion, zero): (&str, Zero),
     prices: &dyn Prices,
 ) -> Vec<String> {
     let random = RandomTensors::of_module(module, 7);
     let whole = oracle::step::<f64>(module, &random, &random, Storage::Wide).unwrap();
     let behind = fusion.split_once('+').map_or("pack", |(_, rest)| rest);
-    let plain = compiled(module, &options(strategy, mesh, behind), prices);
-    let ahead = compiled(module, &options(strategy, mesh, fusion), prices);
+    let of = |fusion| compiled(module, &ShardOptions { zero, ..options(strategy, mesh, fusion) }, prices);
+    let (plain, ahead) = (of(behind), of(fusion));
     let found = oracle::step::<f64>(&ahead.per_rank, &random, &random, Storage::Wide).unwrap();
     let run = cpu::execute(&ahead.schedule, &random, &random, &cpu::Options::default()).unwrap();
     let mut wrong = Vec::new();
@@ -85,11 +96,22 @@ fn differences(
     let kept = compare::outputs(&found.kept, &whole.kept);
     wrong.extend(outputs.iter().chain(&kept).filter(|c| !c.verdict.within(EXACT)).map(|c| format!("{c:?}")));
     let losses = compare::outputs(&run.outputs, &whole.outputs);
-    wrong.extend(losses.iter().filter(|c| !c.verdict.within(CLOSE)).map(|c| format!("schedule: {c:?}")));
+    let kept = compare::outputs(&run.kept, &whole.kept);
+    let far = |close: f64| move |c: &&Comparison| !c.verdict.within(close);
+    let far = losses.iter().filter(far(CLOSE)).chain(kept.iter().filter(far(KEPT)));
+    wrong.extend(far.map(|c| format!("schedule: {c:?}")));
+    let (keeps, kept): (Vec<&String>, Vec<&String>) =
+        (run.kept.keys().collect(), whole.kept.keys().collect());
+    if keeps != kept {
+        wrong.push(format!("the schedule keeps {keeps:?}, the step {kept:?}"));
+    }
     if run.traffic != traffic::of_module(&plain.per_rank) {
         wrong.push("something else was sent".to_owned());
     }
-    wrong.iter().map(|what| format!("{strategy} {mesh} {fusion}: {what}")).collect()
+    let layers = ahead.per_rank.layers_of_functions();
+    let idle = ahead.per_rank.functions.values().zip(&layers).filter(|(_, layers)| layers.is_empty());
+    wrong.extend(idle.map(|(function, _)| format!("nobody calls `@{}`", function.name)));
+    wrong.iter().map(|what| format!("{strategy} {mesh} {fusion} zero={}: {what}", zero.stage())).collect()
 }
 
 const LAYOUTS: [(&str, &str); 5] = [
@@ -152,29 +174,79 @@ fn other_messages_travel_ahead_alike() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Stages of a pipeline, of several layers and of so few that there is none between the first and the last, in every order
+/// of micro-batches.
 #[test]
-fn stages_of_a_pipeline_gather_within_a_layer() {
+fn stages_of_a_pipeline_work_for_neighbours() {
+    let all = ["prefetch+pack", "prefetch+fold+pack", "prefetch+none", "prefetch+overlap(chunks=2)"];
     let mut wrong = Vec::new();
-    for pipeline in PipelineOrder::ALL {
-        let training = Training {
-            stages: 2,
-            micro_batches: 4,
-            pipeline,
-            recompute: Recompute::FULL,
-            ..Training::default()
-        };
-        let module = step(&llama(6), training);
-        wrong.extend(differences(
-            &module,
-            ("pipeline+data-parallel", "pp=2,dp=2"),
-            "prefetch+pack",
-            &SlowLinks,
-        ));
-        let options = options("pipeline+data-parallel", "pp=2,dp=2", "prefetch+pack");
-        let notes = compiled(&module, &options, &SlowLinks).notes;
-        assert!(notes.iter().any(|n| n.ends_with("for a stage of a pipeline runs it")), "{notes:?}");
+    for (n, pipeline) in PipelineOrder::ALL.into_iter().enumerate() {
+        for (i, layout) in STAGED.into_iter().enumerate() {
+            let recompute = [Recompute::FULL, Recompute::None, Recompute::Selective][(n + i) % 3];
+            let training =
+                Training { stages: 2, micro_batches: 4, pipeline, recompute, ..Training::default() };
+            let layers = [6, 5, 8, 10][(n + i) % 4];
+            let module = step(&llama(layers), training);
+            let cases: Vec<(&str, Zero)> = match std::env::var_os("ITHACA_STAGES") {
+                Some(_) => all.iter().flat_map(|&f| Zero::ALL.map(|zero| (f, zero))).collect(),
+                None if i == 0 => all.map(|fusion| (fusion, Zero::Parameters)).to_vec(),
+                None => {
+                    [Zero::ALL[(n + i) % 3], Zero::Parameters].map(|zero| (all[(n + i) % 4], zero)).to_vec()
+                }
+            };
+            for case in cases {
+                let found = differences_with(&module, layout, case, &SlowLinks);
+                wrong.extend(found.iter().map(|f| format!("{pipeline:?}, {layers} layers, {f}")));
+            }
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Layouts of pipelines.
+const STAGED: [(&str, &str); 3] = [
+    ("pipeline+data-parallel", "pp=2,dp=2"),
+    ("pipeline+ulysses", "pp=2,ulysses=2"),
+    ("pipeline+data-parallel+megatron-tp-sp", "pp=2,dp=2,tp=2"),
+];
+
+/// A layer that hands on is called where there is one between the first and the last, and named nowhere else: what lasts is
+/// told by who runs what.
+#[test]
+fn nothing_is_kept_of_layers_that_nobody_runs() {
+    let mut wrong = Vec::new();
+    for recompute in [Recompute::FULL, Recompute::None] {
+        let module = step(&llama(2), Training { recompute, ..Training::default() });
+        wrong.extend(differences(&module, ("data-parallel", "dp=2"), "prefetch+pack", &SlowLinks));
+        let ranks =
+            compiled(&module, &options("data-parallel", "dp=2", "prefetch+pack"), &SlowLinks).per_rank;
+        assert!(ranks.function("block.first.backward").is_some());
+        assert!(ranks.function("block.ahead.backward").is_none());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// In a pipeline of two stages over a node, gradients and weights of layers lie under kernels as well.
+#[test]
+fn stages_are_faster_than_without() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    for pipeline in PipelineOrder::ALL {
+        let module = llama_3_8b(Training { stages: 2, micro_batches: 4, pipeline, ..Training::default() });
+        let of =
+            |fusion| compiled(&module, &options("pipeline+data-parallel", "pp=2,dp=4", fusion), &cluster);
+        let [plain, ahead] = ["pack", "prefetch+pack"].map(|fusion| of(fusion).schedule);
+        let [before, after] = [&plain, &ahead].map(|schedule| simulate(&cluster, schedule));
+        assert!(after.seconds < before.seconds, "{pipeline:?}: {} s of {}", after.seconds, before.seconds);
+        assert!(
+            after.exposed() < before.exposed(),
+            "{pipeline:?}: {} s of {}",
+            after.exposed(),
+            before.exposed()
+        );
+        // The weights of one more layer, 218 million elements of two bytes, and a rank's part of them, a quarter.
+        let [before, after] = [&plain, &ahead].map(|schedule| memory::of_schedule(schedule).total());
+        assert!(after <= before + (520 << 20), "{pipeline:?}: {after} bytes instead of {before}");
+    }
 }
 
 /// A forward pass whose weights are split, over layers that stack nothing.
@@ -196,11 +268,11 @@ fn without_split_weights_there_is_a_note() {
 }
 
 /// A training step of Llama-3-8B on a node, ZeRO stage 3.
-fn llama_3_8b(recompute: Recompute) -> Module {
+fn llama_3_8b(training: Training) -> Module {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/llama-3-8b/config.json");
     let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let training = Training { recompute, ..Training::default() };
-    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(8, 8192) };
+    let batch = 8 * training.micro_batches;
+    let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(batch, 8192) };
     program(&config, "llama-3-8b", &workload).unwrap()
 }
 
@@ -216,7 +288,7 @@ fn uncovered(span: &Span, kernels: &[&Span]) -> f64 {
 fn weights_and_gradients_of_layers_travel_under_kernels() {
     let cluster = Cluster::named("dgx-h100").unwrap();
     for recompute in [Recompute::FULL, Recompute::Selective] {
-        let module = llama_3_8b(recompute);
+        let module = llama_3_8b(Training { recompute, ..Training::default() });
         let of = |fusion| compiled(&module, &options("data-parallel", "dp=8", fusion), &cluster).schedule;
         let [plain, ahead] = ["pack", "prefetch+pack"].map(of);
         let spans = timeline(&cluster, &ahead);

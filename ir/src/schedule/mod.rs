@@ -98,7 +98,8 @@ impl Schedule {
         self.frames.ids().next_back()
     }
 
-    /// For each frame the layers that it runs for, and the ranks that run it; all of them where there is no place.
+    /// For each frame the layers that it runs for, and the ranks that run it; all of them where there is no place. A
+    /// frame that nobody calls runs for none, and calls nobody; `main` is not listed.
     pub fn layers_by_place(&self) -> Vec<Vec<(Layers, Option<At>)>> {
         use crate::entity::Entity;
         let mut runs: Vec<Vec<(Layers, Option<At>)>> = vec![Vec::new(); self.frames.len()];
@@ -107,7 +108,7 @@ impl Schedule {
             for (layers, at) in &runs[id.index()] {
                 callers.entry(*at).or_default().push(layers.clone());
             }
-            if callers.is_empty() {
+            if self.main() == Some(id) {
                 callers.insert(None, std::iter::once(0..1).collect());
             }
             for task in &frame.tasks {

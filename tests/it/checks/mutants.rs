@@ -1,15 +1,17 @@
 //! Every mutant of the corpus is caught, or proven harmless the long way; and the corpus itself raises no alarm.
 //!
-//! `ITHACA_MUTANTS=N` makes N mutants of each kind and schedule in place of one.
+//! `ITHACA_MUTANTS=N` makes N mutants of each kind and schedule in place of one, and `ITHACA_MUTANTS=A..B` those of the draws
+//! from A on to B.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-use ithaca_ir::schedule::{self, Schedule};
+use ithaca_ir::schedule::{self, Content, Schedule, Work};
 use ithaca_ir::{Diagnostic, verify};
 
 use super::corpus::{Case, corpus};
-use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap_on_one_rank};
-use super::order::{facts, same_values, wires_fit};
+use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap, swap_on_one_rank};
+use super::order::{difference, facts, wires_fit};
 use crate::generate::Choices;
 
 /// What the checks say of a schedule that should do what a program says.
@@ -19,8 +21,12 @@ pub(super) fn judge(mutant: &Schedule, case: &Case) -> Option<Diagnostic> {
     said.err().map(|diagnostics| diagnostics[0].clone())
 }
 
-fn rounds() -> u64 {
-    std::env::var("ITHACA_MUTANTS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+fn rounds() -> Range<u64> {
+    let read = |asked: String| match asked.split_once("..") {
+        Some((start, end)) => Some(start.parse().ok()?..end.parse().ok()?),
+        None => Some(0..asked.parse().ok()?),
+    };
+    std::env::var("ITHACA_MUTANTS").ok().and_then(read).unwrap_or(0..1)
 }
 
 /// What may leave nobody at the other end: the task is gone, no task touches the buffer, or a whole call is another.
@@ -39,7 +45,7 @@ const LONELY: [&str; 11] = [
 ];
 
 /// Tasks that a message names.
-fn tasks(message: &str) -> usize {
+fn tasks_named(message: &str) -> usize {
     message.matches("task ").count()
 }
 
@@ -65,8 +71,10 @@ pub(super) fn is_harmless(case: &Case, mutant: &Mutant) -> Result<(), String> {
     let numbers: Vec<usize> = (0..frame.tasks.len()).collect();
     let before = facts(&case.schedule, mutant.frame, &numbers)?;
     let after = facts(&mutant.schedule, mutant.frame, &mutant.before)?;
-    if before != after && !same_values(&before, &after) {
-        return Err("other values are returned, left behind, sent or handed to a callee".to_owned());
+    if before != after
+        && let Some(what) = difference(&before, &after)
+    {
+        return Err(what);
     }
     if mutant.schedule.frames[mutant.frame].bytes < frame.bytes {
         for (id, other) in mutant.schedule.frames.iter() {
@@ -76,13 +84,23 @@ pub(super) fn is_harmless(case: &Case, mutant: &Mutant) -> Result<(), String> {
     if wires_fit(&mutant.schedule) { Ok(()) } else { Err("a wire is too short".to_owned()) }
 }
 
+/// The lines that a mutant has in place of others.
+fn changed(before: &Schedule, after: &Schedule) -> String {
+    let [before, after] = [before, after].map(schedule::print);
+    let only = |sign: &str, text: &str, other: &str| -> Vec<String> {
+        let known: BTreeSet<&str> = other.lines().collect();
+        text.lines().filter(|line| !known.contains(line)).map(|line| format!("{sign} {line}")).collect()
+    };
+    [only("-", &before, &after), only("+", &after, &before)].concat().join("\n")
+}
+
 #[test]
 fn every_mutant_is_caught_or_harmless() {
     let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
     let mut wrong = Vec::new();
     for (c, case) in corpus().iter().enumerate() {
         for (m, (name, mutate)) in MUTATORS.iter().enumerate() {
-            for round in 0..rounds() {
+            for round in rounds() {
                 let mut choices = Choices::from_seed(round << 32 | (c as u64) << 8 | m as u64);
                 let Some(mutant) = mutate(&case.schedule, &mut choices) else { continue };
                 if mutant.schedule == case.schedule {
@@ -96,13 +114,20 @@ fn every_mutant_is_caught_or_harmless() {
                         let returned =
                             ["on return", "the frame returns", "output ", "no task", "is left another value"];
                         let returned = usize::from(returned.iter().any(|said| message.contains(said)));
-                        if !LONELY.contains(name) && tasks(&message) + returned < 2 {
+                        if !LONELY.contains(name) && tasks_named(&message) + returned < 2 {
                             wrong.push(format!("{}, {name}: names one task: {message}", case.title));
                         }
                     }
                     None => match is_harmless(case, &mutant) {
                         Ok(()) => count[1] += 1,
-                        Err(why) => wrong.push(format!("{}, {name}, round {round}: {why}", case.title)),
+                        Err(why) => {
+                            let frame = &mutant.schedule.frames[mutant.frame].name;
+                            let changed = changed(&case.schedule, &mutant.schedule);
+                            wrong.push(format!(
+                                "{}, {name}, round {round}, `@{frame}`: {why}\n{changed}",
+                                case.title
+                            ));
+                        }
                     },
                 }
             }
@@ -113,6 +138,53 @@ fn every_mutant_is_caught_or_harmless() {
         let [caught, harmless] = counts.get(name).copied().unwrap_or_default();
         assert!(caught > 0, "`{name}` made {caught} mutants that were caught, {harmless} harmless ones");
     }
+}
+
+/// Of a message that nobody packs, whose tensors are written where they are sent from, too.
+#[test]
+fn what_is_to_be_sent_is_not_unpacked() {
+    let (mut n, mut n_written_there) = (0, 0);
+    for case in &corpus() {
+        for (id, frame) in case.schedule.frames.iter() {
+            for (i, task) in frame.tasks.iter().enumerate() {
+                let Work::Unpack(_) = task.work else { continue };
+                let exchange = frame.tasks.iter().find(|t| t.writes.first() == task.reads.first());
+                let sent = exchange.unwrap().reads[0];
+                if !matches!(frame.buffers[sent].content, Content::Wire { .. }) {
+                    continue;
+                }
+                let mut mutant = case.schedule.clone();
+                mutant.frames[id].tasks[i].reads[0] = sent;
+                let found = judge(&mutant, case);
+                let Some(Diagnostic { message, .. }) = found else { panic!("{}, task {i}", case.title) };
+                assert!(tasks_named(&message) >= 2, "{}: {message}", case.title);
+                n += 1;
+                n_written_there += usize::from(!frame.tasks.iter().any(|t| t.writes.contains(&sent)));
+            }
+        }
+    }
+    assert!(n > n_written_there && n_written_there > 0, "{n_written_there} of {n}");
+}
+
+/// Calls that clear gradients, or write weights, hand nothing to others but what lasts.
+#[test]
+fn calls_that_are_given_nothing_are_named_with_whom_they_run_before() {
+    let mut n_caught = 0;
+    for case in corpus().iter().filter(|case| case.title.starts_with("pipeline")) {
+        let main = case.schedule.main().unwrap();
+        let tasks = &case.schedule.frames[main].tasks;
+        let alone = |i: &usize| tasks[*i].reads.is_empty() && tasks[*i].writes.is_empty();
+        for i in (0..tasks.len()).filter(alone) {
+            for j in i + 1..tasks.len().min(i + 16) {
+                let mutant = swap(&case.schedule, main, i, j).unwrap();
+                if let Some(Diagnostic { code: "S18", message, .. }) = judge(&mutant.schedule, case) {
+                    assert!(tasks_named(&message) >= 2, "{}: {message}", case.title);
+                    n_caught += 1;
+                }
+            }
+        }
+    }
+    assert!(n_caught > 0);
 }
 
 #[test]
@@ -126,7 +198,7 @@ fn what_some_ranks_do_otherwise_is_caught() {
     let mut codes: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for (c, case) in corpus().iter().enumerate() {
         for (m, (name, mutate)) in kinds.iter().enumerate() {
-            for round in 0..rounds() * 2 {
+            for round in 2 * rounds().start..2 * rounds().end {
                 let mut choices = Choices::from_seed(1 << 62 | round << 32 | (c as u64) << 8 | m as u64);
                 let Some(odd) = mutate(&case.schedule, &mut choices) else { continue };
                 let n = case.schedule.space.mesh.size(odd.axis);
@@ -139,7 +211,7 @@ fn what_some_ranks_do_otherwise_is_caught() {
                 let Diagnostic { code, message, .. } = &found[0];
                 *codes.entry((name, code)).or_default() += 1;
                 if *code == "S16" {
-                    assert!(tasks(message) >= 2, "{}, {name}: {message}", case.title);
+                    assert!(tasks_named(message) >= 2, "{}, {name}: {message}", case.title);
                 }
             }
             let unchanged = (0..1).map(|_| schedule::Party { at: None, schedule: &case.schedule });

@@ -158,7 +158,7 @@ fn wait_for_another(schedule: &Schedule, choices: &mut Choices) -> Option<Mutant
 }
 
 /// Swaps task `i` with a later one.
-fn swap(schedule: &Schedule, frame: FrameId, i: usize, j: usize) -> Option<Mutant> {
+pub(super) fn swap(schedule: &Schedule, frame: FrameId, i: usize, j: usize) -> Option<Mutant> {
     let mut before: Vec<usize> = (0..schedule.frames[frame].tasks.len()).collect();
     before.swap(i, j);
     Mutant::of(schedule, frame, |f| f.tasks.swap(i, j))?.order(before)

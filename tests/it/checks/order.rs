@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use ithaca_ir::Op;
 use ithaca_ir::boxes::{self, Side};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Optimizer, Random};
-use ithaca_ir::schedule::{self, BufferId, Content, Frame, FrameId, Place, Schedule, Work};
+use ithaca_ir::schedule::{self, BufferId, Content, Frame, FrameId, Place, Schedule, Transfer, Work};
+use ithaca_ir::{Op, TensorType};
 
 /// Memory of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,14 @@ impl Region {
             _ => false,
         }
     }
+
+    /// Bytes of the frame; those of the whole wire for a part of one.
+    fn bytes(&self) -> Option<&Range<u64>> {
+        match self {
+            Region::Bytes(bytes) | Region::Part(bytes, ..) => Some(bytes),
+            Region::Port(_) | Region::Home(_) | Region::Outside(_) => None,
+        }
+    }
 }
 
 /// Where a task has what it reads from.
@@ -57,8 +65,10 @@ pub(super) struct Facts {
     reads: BTreeMap<usize, Vec<Source>>,
     /// Tasks that only copy.
     copies: BTreeSet<usize>,
-    /// Tasks whose operands matter to others than their readers: exchanges and calls.
-    seen: BTreeSet<usize>,
+    /// Calls: what they are given matters whether or not anybody reads what they give.
+    calls: BTreeSet<usize>,
+    /// Exchanges: what they are given matters where anybody reads what they bring, which may be other ranks.
+    exchanges: BTreeSet<usize>,
     /// Operands that lie where results lie, of tasks that need more of them than the element that they write.
     in_place: BTreeSet<(usize, usize, usize)>,
     outputs: Vec<Source>,
@@ -100,8 +110,9 @@ impl Numbers {
         self.number(result.clone(), vec![all])
     }
 
-    /// Everything that anyone can see of what is done: what is returned, left behind, sent, and handed to callees.
-    fn visible(&mut self, facts: &Facts) -> BTreeMap<String, Vec<usize>> {
+    /// Everything that anyone can see of what is done: what is returned, left behind, handed to callees, and sent by
+    /// exchanges that are `needed`.
+    fn visible(&mut self, facts: &Facts, needed: &BTreeSet<usize>) -> BTreeMap<String, Vec<usize>> {
         let mut made = BTreeMap::new();
         let mut all = |sources: &mut dyn Iterator<Item = &Source>| -> Vec<usize> {
             sources.map(|source| self.of(facts, source, &mut made)).collect()
@@ -110,21 +121,57 @@ impl Numbers {
         for (home, source) in &facts.homes {
             visible.insert(home.clone(), all(&mut std::iter::once(source)));
         }
-        for task in &facts.seen {
+        for task in facts.calls.iter().chain(facts.exchanges.intersection(needed)) {
             visible.insert(format!("{task} {}", facts.work[task]), all(&mut facts.reads[task].iter()));
         }
         visible
     }
 }
 
-/// Whether ranks see no difference: the same values are returned, left behind, sent and handed on, and nothing is
+/// The exchanges that bring at some place what is returned, left behind, handed to a callee, or sent on by another such. All
+/// ranks of a schedule run the others, or none does, so without them they meet as before.
+fn needed(places: &[Facts]) -> BTreeSet<usize> {
+    let mut needed: BTreeSet<usize> = BTreeSet::new();
+    loop {
+        let mut found = needed.clone();
+        for facts in places {
+            let given = facts.calls.iter().chain(&needed).filter_map(|task| facts.reads.get(task)).flatten();
+            let mut open: Vec<&Source> =
+                facts.outputs.iter().chain(facts.homes.values()).chain(given).collect();
+            let mut met: BTreeSet<usize> = BTreeSet::new();
+            while let Some(source) = open.pop() {
+                if let Source::Task(task, _) = source
+                    && met.insert(*task)
+                {
+                    open.extend(&facts.reads[task]);
+                }
+            }
+            found.extend(met.intersection(&facts.exchanges));
+        }
+        if found == needed {
+            return needed;
+        }
+        needed = found;
+    }
+}
+
+/// What ranks see a difference in; none where the same values are returned, left behind, sent and handed on, and nothing is
 /// overwritten too early that was not before.
-pub(super) fn same_values(before: &[Facts], after: &[Facts]) -> bool {
+pub(super) fn difference(before: &[Facts], after: &[Facts]) -> Option<String> {
     let mut numbers = Numbers::default();
-    before.len() == after.len()
-        && before.iter().zip(after).all(|(before, after)| {
-            after.in_place.is_subset(&before.in_place) && numbers.visible(before) == numbers.visible(after)
-        })
+    if before.len() != after.len() {
+        return Some("other places run it".to_owned());
+    }
+    let (needed_before, needed_after) = (needed(before), needed(after));
+    before.iter().zip(after).find_map(|(before, after)| {
+        if let Some((task, _, _)) = after.in_place.difference(&before.in_place).next() {
+            return Some(format!("task {task} writes where it reads"));
+        }
+        let (was, is) = (numbers.visible(before, &needed_before), numbers.visible(after, &needed_after));
+        let all: BTreeSet<&String> = was.keys().chain(is.keys()).collect();
+        let other = all.into_iter().find(|&what| was.get(what) != is.get(what))?;
+        Some(format!("other values are returned, left behind, sent or handed to a callee: {other}"))
+    })
 }
 
 /// What every place does in a frame, tasks by their numbers in `before`.
@@ -254,32 +301,64 @@ impl<'s> Reader<'s> {
     }
 
     /// Whether a task that writes where it reads writes each element from that element alone, or is the collective that
-    /// may: a sum of a whole tensor in its place.
+    /// may: a sum that is left exactly where its terms were.
     fn goes_by_element(&self, i: usize, (k, read): (usize, &Region), (l, write): (usize, &Region)) -> bool {
-        let task = &self.frame.tasks[i];
         let nth = |held: Vec<(BufferId, Region)>, n: usize| held.get(n).map(|(b, _)| *b);
-        let ty = |b: Option<BufferId>| match &self.frame.buffers[b?].content {
-            Content::Tensor(ty) => Some((&ty.dims, &ty.layout.split, ty.dtype.bytes())),
-            Content::Wire { .. } => None,
+        let content = |b: Option<BufferId>| Some(&self.frame.buffers[b?].content);
+        let (from, to) = (content(nth(self.read(i), k)), content(nth(self.written(i), l)));
+        let same_elements = match (from, to) {
+            (Some(Content::Tensor(from)), Some(Content::Tensor(to))) => {
+                let of = |ty: &TensorType| (ty.dims.clone(), ty.layout.split.clone(), ty.dtype.bytes());
+                of(from) == of(to)
+            }
+            _ => false,
         };
-        let (from, to) = (ty(nth(self.read(i), k)), ty(nth(self.written(i), l)));
-        let alike = read == write && from.is_some() && from == to;
-        let by_element = match &task.work {
-            Work::Compute(op) => matches!(
-                op,
-                Op::Unary(_)
-                    | Op::Binary(_)
-                    | Op::Scale { .. }
-                    | Op::Cast { .. }
-                    | Op::Random(Random::Dropout { .. })
-                    | Op::Optimizer(Optimizer::AdamW(_))
-            ),
+        match &self.frame.tasks[i].work {
+            Work::Compute(op) => {
+                let by_element = matches!(
+                    op,
+                    Op::Unary(_)
+                        | Op::Binary(_)
+                        | Op::Scale { .. }
+                        | Op::Cast { .. }
+                        | Op::Random(Random::Dropout { .. })
+                        | Op::Optimizer(Optimizer::AdamW(_))
+                );
+                by_element && same_elements && read == write
+            }
             Work::Exchange(transfer) => {
-                transfer.only().is_some_and(|parcel| matches!(parcel.op, Op::AllReduce { .. }))
+                let is_wire = |content: Option<&Content>| matches!(content, Some(Content::Wire { .. }));
+                let lies_alike = match is_wire(to) {
+                    true => self.is_summed_in_place(transfer),
+                    false => same_elements,
+                };
+                let sums = transfer.parcels().iter().all(|parcel| matches!(parcel.op, Op::AllReduce { .. }));
+                let exactly = match (read.bytes(), write.bytes()) {
+                    (Some(read), Some(write)) => read == write,
+                    (None, _) | (_, None) => read == write,
+                };
+                sums && lies_alike && exactly
             }
             Work::Pack(_) | Work::Unpack(_) | Work::Copy | Work::Call { .. } => false,
-        };
-        alike && by_element
+        }
+    }
+
+    /// Whether on every rank each sum of a message comes to lie where its own term lay, seen from the start of the wires.
+    ///
+    /// A sum over all ranks may be left where its terms were when both ends begin at one address: NCCL says so of
+    /// `ncclAllReduce` and `ncclReduce`; ours reads the part of an element that it sums from every rank before it writes
+    /// that part. Of a reduce-scatter and an all-gather NCCL wants one end inside of the other, at a distance that is
+    /// another on each rank, which no frame has; an all-to-all, and what is sent and received, may not be in place at all.
+    /// Ends that overlap otherwise are promised nothing, whatever the collective.
+    fn is_summed_in_place(&self, transfer: &Transfer) -> bool {
+        let space = &self.schedule.space;
+        let parcels = transfer.parcels();
+        let of_one_size = parcels.iter().all(|parcel| parcel.from.dtype == parcel.to.dtype);
+        of_one_size
+            && space.mesh.iter_ranks().all(|rank| {
+                let on = |side| message::wire(space, parcels, side, rank).blocks;
+                on(Side::Sent) == on(Side::Received)
+            })
     }
 
     /// What a callee writes and reads beside arguments and results.
@@ -346,8 +425,8 @@ impl<'s> Reader<'s> {
                 if let Content::Tensor(ty) = &self.frame.buffers[*b].content {
                     work.push_str(&format!(" {ty:?}"));
                 }
-                if let (Place::Wire { part, .. }, Work::Pack(_) | Work::Unpack(_)) =
-                    (&self.frame.buffers[*b].place, &task.work)
+                // What an unpack gives is told by its number; what stays in the wire is the exchange's.
+                if let (Place::Wire { part, .. }, Work::Pack(_)) = (&self.frame.buffers[*b].place, &task.work)
                 {
                     work.push_str(&format!(" in part {part}"));
                 }
@@ -355,7 +434,8 @@ impl<'s> Reader<'s> {
             facts.work.insert(before[i], work);
             match &task.work {
                 Work::Copy => drop(facts.copies.insert(before[i])),
-                Work::Exchange(_) | Work::Call { .. } => drop(facts.seen.insert(before[i])),
+                Work::Exchange(_) => drop(facts.exchanges.insert(before[i])),
+                Work::Call { .. } => drop(facts.calls.insert(before[i])),
                 Work::Compute(_) | Work::Pack(_) | Work::Unpack(_) => {}
             }
             for (k, (_, read)) in reads.iter().enumerate() {
@@ -393,12 +473,17 @@ impl<'s> Reader<'s> {
                 }
             }
         }
+        // By its number among all that the task writes, whatever stays where it is.
+        let result = |i: usize, b: BufferId| {
+            let l = self.frame.tasks[i].writes.iter().position(|&written| written == b);
+            format!("result {}", l.unwrap_or(usize::MAX))
+        };
         let home_before = |home: &str, n: usize| -> Source {
             for &i in tasks[..n].iter().rev() {
                 let (_, writes, called) = &touched[&i];
                 let is = |r: &Region| matches!(r, Region::Home(h) if h == home);
-                if let Some(l) = writes.iter().position(|(_, r)| is(r)) {
-                    return Source::Task(before[i], format!("result {l}"));
+                if let Some((b, _)) = writes.iter().find(|(_, r)| is(r)) {
+                    return Source::Task(before[i], result(i, *b));
                 }
                 if called[0].iter().any(is) {
                     return Source::Task(before[i], format!("callee, {home}"));
@@ -412,14 +497,14 @@ impl<'s> Reader<'s> {
             }
             for &i in tasks[..n].iter().rev() {
                 let (_, writes, called) = &touched[&i];
-                for (l, (written, r)) in writes.iter().enumerate() {
+                for (written, r) in writes {
                     if *written == b {
-                        return Ok(Source::Task(before[i], format!("result {l}")));
+                        return Ok(Source::Task(before[i], result(i, b)));
                     }
                     if let (Region::Part(_, wire, part), Region::Bytes(_)) = (region, r)
                         && wire == written
                     {
-                        return Ok(Source::Task(before[i], format!("result {l} part {part}")));
+                        return Ok(Source::Task(before[i], format!("{} part {part}", result(i, *written))));
                     }
                     if r.meets(region) {
                         return Err(format!("task {i} writes over {b:?}"));

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Frame, MAX_DIAGNOSTICS, Schedule, Work, describe, in_frame, in_task, name};
+use super::{Frame, MAX_DIAGNOSTICS, Schedule, Work, describe, in_frame, in_task, name, partner};
 use crate::boxes::Side;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
@@ -325,6 +325,43 @@ impl<'a> Values<'a> {
         Said { outputs, lasting }
     }
 
+    /// What a task finds in weights and states and leaves there, callees included.
+    fn lasting_of(&self, frame: &'a Frame, index: usize) -> Effects<'a> {
+        let Task { work, reads, writes, .. } = &frame.tasks[index];
+        let mut effects = match work {
+            Work::Call { callee, .. } => self.effects.get(callee.index()).cloned().unwrap_or_default(),
+            Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
+                Effects::default()
+            }
+        };
+        reads.iter().filter_map(|&b| home(frame, b)).for_each(|home| insert(&mut effects.reads, home));
+        writes.iter().filter_map(|&b| home(frame, b)).for_each(|home| insert(&mut effects.writes, home));
+        effects
+    }
+
+    /// The message about a task, with another that writes a weight or a state that it has to do with, where it names none:
+    /// the last one before it, or the first one behind.
+    fn with_rival(&self, frame: &'a Frame, index: usize, message: String) -> String {
+        if message.contains("task ") {
+            return message;
+        }
+        let own = self.lasting_of(frame, index);
+        let concerned = |home: Home<'a>| {
+            let named = (home.0, home.1.name.as_str());
+            [&own.reads, &own.writes].into_iter().any(|homes| homes.contains_key(&named))
+        };
+        let written =
+            |i: usize| Some((i, listed(&self.lasting_of(frame, i).writes).find(|&h| concerned(h))?));
+        let rival = (0..index).rev().find_map(written);
+        match rival.or_else(|| (index + 1..frame.tasks.len()).find_map(written)) {
+            Some((i, (target, binding))) => {
+                let what = format!("`{}` of {}s", binding.name, target.name());
+                format!("{message}; {} writes {what} too", describe(frame, i))
+            }
+            None => message,
+        }
+    }
+
     fn of_frame(&mut self, frame: &'a Frame, said: &Said<'_>, found: &mut Diagnostics) {
         let n = frame.buffers.len();
         let mut reader =
@@ -332,6 +369,7 @@ impl<'a> Values<'a> {
         let mut writers: Vec<Option<usize>> = vec![None; frame.buffers.len()];
         for (i, task) in frame.tasks.iter().enumerate() {
             if let Err(message) = reader.task(self, task) {
+                let message = self.with_rival(frame, i, partner::with_partner(frame, i, message));
                 found.push(in_task(frame, i, OpError::new("S18", message)));
                 return;
             }

@@ -200,8 +200,11 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
 }
 
 /// A task may write where it reads when element i of the result needs element i of the operand only; a call, when the
-/// argument and the result have one number and each layer is done with what it overwrites; an all-reduce, when it is
-/// given the tensor itself.
+/// argument and the result have one number and each layer is done with what it overwrites; an all-reduce, of one tensor
+/// or of a message, when both its ends are the same bytes: sums lie as their terms do on either end, since the types before
+/// and after differ in `partial` alone, and NCCL takes one address for both. Of other collectives NCCL allows a
+/// reduce-scatter and an all-gather with one end inside of the other, as far in as the rank says; a frame has one address for
+/// all ranks, so these are never in place. Ends that overlap otherwise are promised nothing.
 fn check_in_place(
     schedule: &Schedule,
     frame: &Frame,

@@ -1,8 +1,8 @@
 //! Blocks on their way: packed, exchanged and unpacked for one collective, in wires that are large enough; `S14`.
 //!
-//! What a wire holds is named by the transfer that filled it. Whoever reads it must mean the same transfer, for
-//! the order of blocks in a wire follows from the transfer alone: of several tensors, for each peer the blocks of one
-//! after another.
+//! What a wire holds is named by the transfer that filled it: that of a pack or an exchange, or of the exchange in whose wire
+//! tensors are written. Whoever reads it must mean the same transfer, for the order of blocks in a wire follows from the
+//! transfer alone: of several tensors, for each peer the blocks of one after another.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,22 @@ use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
 use crate::message::Parcel;
 use crate::ops::{Op, OpError};
-use crate::schedule::{BufferId, Content, Frame, Task, Transfer, Work};
+use crate::schedule::{BufferId, Content, Frame, Place, Task, Transfer, Work};
 use crate::space::Space;
 
 /// Adds what is wrong with the collectives of a frame whose tasks fit their buffers.
 pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: &mut Diagnostics) {
     let mut wires: BTreeMap<BufferId, (usize, Side, &Transfer)> = BTreeMap::new();
+    let sent = sent(frame);
     for (i, task) in frame.tasks.iter().enumerate() {
+        for &written in &task.writes {
+            if let Place::Wire { wire, .. } = frame.buffers[written].place
+                && let Some(&transfer) = sent.get(&wire)
+            {
+                // What a pack has said of the wire stands.
+                wires.entry(wire).or_insert((i, Side::Sent, transfer));
+            }
+        }
         let (transfer, from, to) = match &task.work {
             Work::Pack(transfer) => (transfer, None, Some(Side::Sent)),
             Work::Exchange(transfer) => (transfer, Some(Side::Sent), Some(Side::Received)),
@@ -57,6 +66,17 @@ pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: 
             wires.insert(written, (i, side, transfer));
         }
     }
+}
+
+/// For each wire that is sent the exchange that does, which tells what a tensor that is written in it is written for.
+fn sent(frame: &Frame) -> BTreeMap<BufferId, &Transfer> {
+    let mut sent = BTreeMap::new();
+    for task in &frame.tasks {
+        if let (Work::Exchange(transfer), Some(&wire)) = (&task.work, task.reads.first()) {
+            sent.entry(wire).or_insert(transfer);
+        }
+    }
+    sent
 }
 
 /// The blocks that a task has to do with.

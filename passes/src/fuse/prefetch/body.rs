@@ -5,7 +5,7 @@
 //! weights by such a call; what runs downwards is called for the layer above by a function that runs for the layer below
 //! (`turn`) and reads its parts. Only parts of weights are read that way, before they are gathered.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Module, Output, ValueId};
@@ -63,12 +63,30 @@ pub(super) enum Turn {
 }
 
 impl Turn {
+    /// The turn of piece `number` of `n` of a loop, in the order in which they run.
+    pub(super) fn of(number: usize, n: usize) -> Turn {
+        match number {
+            0 => Turn::First,
+            _ if number + 1 == n => Turn::Last,
+            _ => Turn::Middle,
+        }
+    }
+
     fn has_next(self) -> bool {
         self != Turn::Last
     }
 
     fn has_before(self) -> bool {
         self != Turn::First
+    }
+
+    /// What its function is called, behind the name of the layer's.
+    fn name(self) -> &'static str {
+        match self {
+            Turn::First => "first",
+            Turn::Middle => "ahead",
+            Turn::Last => "last",
+        }
     }
 }
 
@@ -77,8 +95,8 @@ impl Turn {
 pub(super) struct Functions {
     /// Gathers for the first layer.
     pub(super) gather: Option<FuncId>,
-    /// For each turn: what is called, and for how many layers below the one that is meant.
-    pub(super) turns: [(FuncId, u64); 3],
+    /// For each turn that is called: what is, and for how many layers below the one that is meant.
+    pub(super) turns: BTreeMap<Turn, (FuncId, u64)>,
 }
 
 impl Body {
@@ -172,8 +190,16 @@ impl Body {
         Writer::new(&plain, module, function, function.name.clone()).layer(None, &Helpers::default())
     }
 
-    /// Adds the functions of a loop to `module`, whose functions stand before their callers.
-    pub(super) fn add(&self, module: &mut Module, function: &Function) -> Result<Functions, OpError> {
+    /// Adds the functions of these turns of loops to `module`, whose functions stand before their callers.
+    ///
+    /// None is added that nobody calls: what lasts is told by who runs what, and such a function would name weights and
+    /// states of layers, on ranks, that no call runs.
+    pub(super) fn add(
+        &self,
+        module: &mut Module,
+        function: &Function,
+        called: &BTreeSet<Turn>,
+    ) -> Result<Functions, OpError> {
         let named = |what: &str| named(&function.name, what);
         let mut helpers = Helpers::default();
         let mut gather = None;
@@ -187,25 +213,29 @@ impl Body {
             let assign = Writer::new(self, module, function, named("assign")).assign()?;
             helpers.assign = Some(module.functions.push(assign));
         }
-        let mut turns: Vec<(FuncId, u64)> = Vec::with_capacity(3);
-        for (turn, what) in [(Turn::First, "first"), (Turn::Middle, "ahead"), (Turn::Last, "last")] {
+        let mut turns: BTreeMap<Turn, (FuncId, u64)> = BTreeMap::new();
+        for &turn in called {
             // Without something left of another layer the first one is as those behind it.
-            if turn == Turn::Middle && self.deferred.is_empty() {
-                turns.push(turns[0]);
+            if let (Turn::Middle, true, Some(&first)) =
+                (turn, self.deferred.is_empty(), turns.get(&Turn::First))
+            {
+                turns.insert(turn, first);
                 continue;
             }
+            let what = turn.name();
             let layer = Writer::new(self, module, function, named(what)).layer(Some(turn), &helpers)?;
             let layer = module.functions.push(layer);
             let below = turn.has_next() && self.of.order == ScanOrder::Descending;
-            turns.push(match (below, helpers.shards) {
+            let called = match (below, helpers.shards) {
                 (true, Some(shards)) => {
                     let outer = turned(module, layer, shards, named(&format!("{what}.turn")))?;
                     (module.functions.push(outer), 1)
                 }
                 (true | false, _) => (layer, 0),
-            });
+            };
+            turns.insert(turn, called);
         }
-        Ok(Functions { gather, turns: [turns[0], turns[1], turns[2]] })
+        Ok(Functions { gather, turns })
     }
 }
 

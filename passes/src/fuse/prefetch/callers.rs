@@ -22,6 +22,8 @@ pub(super) struct Plan {
     pub(super) bodies: Vec<Body>,
     /// For a node of a function, which of them it calls.
     calls: BTreeMap<(FuncId, usize), usize>,
+    /// For each of them that is called, its turns.
+    turns: BTreeMap<usize, BTreeSet<Turn>>,
     /// Dimensions of layers that are cut, of functions.
     cut: BTreeSet<(FuncId, DimId)>,
     /// Functions that nobody calls any more.
@@ -61,6 +63,8 @@ impl Plan {
     /// The loops over functions that gather weights or reduce gradients, where a neighbour has time for it.
     pub(super) fn of(module: &Module, cx: &mut Context<'_>) -> Plan {
         let mut plan = Plan::default();
+        // A pipeline calls a loop once for each micro-batch.
+        let mut stacks: BTreeMap<(FuncId, DimId), Option<String>> = BTreeMap::new();
         for (id, function) in module.functions.iter() {
             for (n, node) in function.nodes.iter().enumerate() {
                 let Some(call) = Call::of(node).filter(|call| call.n_layers() > 1) else { continue };
@@ -79,12 +83,12 @@ impl Plan {
                     continue;
                 }
                 let (needs, most) = (plan.bodies[number].n_arguments(callee), *node.op.info().operands.end());
-                let why = if call.stage.is_some() {
-                    Some("a stage of a pipeline runs it".to_owned())
-                } else if needs > most {
-                    Some(format!("a layer would take {needs} arguments, and {most} is the most"))
-                } else {
-                    call.scan.and_then(|scan| whole(module, function, scan.over))
+                let why = match needs > most {
+                    true => Some(format!("a layer would take {needs} arguments, and {most} is the most")),
+                    false => call.scan.and_then(|scan| {
+                        let known = stacks.entry((id, scan.over));
+                        known.or_insert_with(|| whole(module, function, scan.over)).clone()
+                    }),
                 };
                 if let Some(why) = why {
                     cx.note(format!(
@@ -95,6 +99,11 @@ impl Plan {
                 }
                 if cx.rewrite() {
                     plan.calls.insert((id, n), number);
+                    let n_pieces = pieces(call.n_layers(), call.scan.is_some()).len();
+                    plan.turns
+                        .entry(number)
+                        .or_default()
+                        .extend((0..n_pieces).map(|i| Turn::of(i, n_pieces)));
                     plan.cut.extend(call.scan.map(|scan| (id, scan.over)));
                 }
             }
@@ -118,8 +127,7 @@ impl Plan {
     }
 
     fn say(&self, module: &Module, cx: &mut Context<'_>) {
-        let turned: BTreeSet<usize> = self.calls.values().copied().collect();
-        for number in turned {
+        for &number in self.turns.keys() {
             let body = &self.bodies[number];
             let (gathers, ahead, deferred) = body.counts();
             let mut what = Vec::new();
@@ -134,9 +142,9 @@ impl Plan {
         }
     }
 
-    /// The body that a loop is turned with, if some call is.
-    pub(super) fn is_turned(&self, number: usize) -> bool {
-        self.calls.values().any(|&n| n == number)
+    /// The turns of a body that loops call; none where no loop is turned with it.
+    pub(super) fn turns(&self, number: usize) -> Option<&BTreeSet<Turn>> {
+        self.turns.get(&number)
     }
 
     /// Whether a function stays.
@@ -292,14 +300,7 @@ impl Caller<'_> {
         for (turn, (piece, range)) in run.into_iter().enumerate() {
             let (callee, below) = match body {
                 None => (self.callee(call.callee), 0),
-                Some(number) => {
-                    let turn = match turn {
-                        0 => Turn::First,
-                        _ if turn + 1 == n_pieces => Turn::Last,
-                        _ => Turn::Middle,
-                    };
-                    self.loops[&number].turns[turn as usize]
-                }
+                Some(number) => self.loops[&number].turns[&Turn::of(turn, n_pieces)],
             };
             let mut operands = handed.clone();
             for v in &node.operands[carried..] {

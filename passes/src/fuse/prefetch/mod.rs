@@ -119,9 +119,9 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
     let mut n_gathers = 0;
     for (id, function) in module.functions.iter() {
         for (n, body) in plan.bodies.iter().enumerate() {
-            if body.of.callee == id && plan.is_turned(n) {
+            if let (true, Some(turns)) = (body.of.callee == id, plan.turns(n)) {
                 n_gathers += body.counts().0;
-                loops.insert(n, body.add(&mut new, function)?);
+                loops.insert(n, body.add(&mut new, function, turns)?);
             }
         }
         if !plan.keeps(id) {
