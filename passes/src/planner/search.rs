@@ -167,7 +167,7 @@ impl<'a> Search<'a> {
         let fits = priced.memory.over(self.cluster).is_none();
         let (seconds, bytes) = (priced.simulation.seconds, priced.memory.total());
         self.least.set(Some(self.least.get().map_or(bytes, |least| least.min(bytes))));
-        fits.then(|| Found { options: priced.options, seconds, bytes })
+        fits.then_some(Found { options: priced.options, seconds, bytes })
     }
 }
 
