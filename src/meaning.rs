@@ -204,7 +204,7 @@ pub fn steps(n: u64, job: &Job) -> Result<()> {
 pub fn run_notes(args: &RunArgs, schedule: &Schedule) -> Vec<String> {
     let mut buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let is_narrow = buffers.any(|buffer| matches!(buffer.dtype(), DType::BF16 | DType::F16));
-    let is_idle = args.storage == StorageArg::Typed && args.device == DeviceArg::Cpu && !is_narrow;
+    let is_idle = args.storage == Some(StorageArg::Typed) && args.device == DeviceArg::Cpu && !is_narrow;
     is_idle.then(|| "`--storage typed` has no effect: no value has 16 bits".to_owned()).into_iter().collect()
 }
 
