@@ -4,8 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::boxes;
 use crate::mesh::Rank;
+use crate::message::Parcel;
 use crate::schedule::{Frame, Stream, Work};
+use crate::space::Space;
 
 /// One run of one task on one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +31,13 @@ pub struct Span {
     pub start: f64,
     /// When it ends.
     pub end: f64,
+}
+
+/// Whether a task is a collective in which nothing travels, of one rank or between equal places: no timeline shows it.
+pub fn is_alone(space: &Space, work: &Work) -> bool {
+    let Work::Exchange(transfer) = work else { return false };
+    let Parcel { op, from, to } = transfer.first();
+    boxes::axes(space, op, from, to).is_some_and(|axes| space.mesh.degree(&axes) == 1)
 }
 
 /// What a timeline says of one rank.

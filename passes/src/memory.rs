@@ -11,7 +11,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::Binding;
 use ithaca_ir::ops::state::{OPTIMIZER, is_gradient};
-use ithaca_ir::schedule::{BufferId, Content, Frame, Place, Schedule, Task, Work};
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work};
 
 use crate::cluster::Cluster;
 
@@ -131,14 +131,16 @@ impl Source {
 /// Distinct loaded tensors of the ranks of a place, with the layers that need them.
 fn sources(schedule: &Schedule, at: Option<At>) -> Vec<(Source, TensorType, Vec<Range<u64>>)> {
     let runs = schedule.layers_by_place();
-    let here = |runs: &Vec<(Range<u64>, Option<At>)>| -> Option<Vec<Range<u64>>> {
-        let own = runs.iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
+    // `main` runs once, everywhere; what nobody calls, nowhere.
+    let here = |id: FrameId| -> Option<Vec<Range<u64>>> {
+        let own =
+            runs[id.index()].iter().filter(|(_, there)| there.is_none() || at.is_none() || *there == at);
         let own: Vec<Range<u64>> = own.map(|(layers, _)| layers.clone()).collect();
-        (!own.is_empty() || runs.is_empty()).then_some(own)
+        (!own.is_empty() || schedule.main() == Some(id)).then_some(own)
     };
     let mut found: Vec<(Source, TensorType, Vec<Range<u64>>)> = Vec::new();
     for (id, frame) in schedule.frames.iter() {
-        let Some(layers) = here(&runs[id.index()]) else { continue };
+        let Some(layers) = here(id) else { continue };
         for buffer in frame.buffers.values() {
             let source = match &buffer.place {
                 Place::Weight(binding) => Source::Weight(binding.clone()),

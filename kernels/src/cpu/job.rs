@@ -9,11 +9,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ithaca_ir::message::Parcel;
-use ithaca_ir::schedule::{Content, FrameId, Schedule, Stream, Work};
+use ithaca_ir::Rank;
+use ithaca_ir::schedule::{Content, FrameId, Schedule, Stream};
 use ithaca_ir::timeline::{self, Span};
 use ithaca_ir::traffic::{Ledger, Traffic};
-use ithaca_ir::{Rank, Space, boxes};
 
 use super::communicator::Communicator;
 use super::memory::{ArenaShape, Own, SourcePlan, Sources, Written};
@@ -231,7 +230,7 @@ fn spans(schedule: &Schedule, parts: &[RankPart]) -> Result<Vec<Span>, RunError>
             let frame = frame.ok_or_else(|| {
                 RunError::invalid(format!("rank {} ran tasks of another schedule", part.rank.0))
             })?;
-            if is_alone(&schedule.space, &frame.tasks[task].work) {
+            if timeline::is_alone(&schedule.space, &frame.tasks[task].work) {
                 continue;
             }
             let (name, kind) = timeline::title(frame, task);
@@ -249,13 +248,6 @@ fn spans(schedule: &Schedule, parts: &[RankPart]) -> Result<Vec<Span>, RunError>
         }
     }
     Ok(spans)
-}
-
-/// Whether a task is a collective of one rank, in which nothing travels: simulated timelines do not show it either.
-fn is_alone(space: &Space, work: &Work) -> bool {
-    let Work::Exchange(transfer) = work else { return false };
-    let Parcel { op, from, to } = transfer.first();
-    boxes::axes(space, op, from, to).is_some_and(|axes| space.mesh.degree(&axes) == 1)
 }
 
 /// What the busiest rank sent of each kind, ordered by kind, axis and phase.

@@ -142,30 +142,37 @@ mod tests {
     use crate::cuda::catalogue::{c_type, catalogue};
     use crate::cuda::flash;
 
-    #[test]
+    /// Compiles all kernels of some types. None tells architectures apart, and all for each of them takes minutes: those
+    /// on tensor cores are compiled in each width for one, and in one width for the others.
     #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
-    fn every_kernel_compiles_and_every_architecture_takes_some() {
+    fn compile_all(major: u32, dtypes: &[DType]) {
         if let Err(error) = available::nvrtc() {
             eprintln!("skipped: {error}");
             return;
         }
-        // No kernel tells architectures apart, and all kernels for all of them take minutes: those on tensor cores are
-        // compiled in each width for one, and in one width for the others.
-        let parts = [
-            (8, vec![DType::F32, DType::I32, DType::Bool]),
-            (9, vec![DType::BF16, DType::F64]),
-            (10, vec![DType::F16]),
-        ];
-        for (major, dtypes) in parts {
-            let mut kernels = catalogue(&dtypes);
-            if major != 9 {
-                kernels.retain(|name| !name.starts_with("flash"));
-                kernels.extend(flash::ALL[0].kernels(c_type(DType::F16)));
-            }
-            let compiled = compile(&kernels, Architecture { major, minor: 0 }).unwrap();
-            assert_eq!(compiled.names.len(), kernels.len());
-            assert!(compiled.cubin.starts_with(b"\x7fELF"));
+        let mut kernels = catalogue(dtypes);
+        if major != 9 {
+            kernels.retain(|name| !name.starts_with("flash"));
+            kernels.extend(flash::ALL[0].kernels(c_type(DType::F16)));
         }
+        let compiled = compile(&kernels, Architecture { major, minor: 0 }).unwrap();
+        assert_eq!(compiled.names.len(), kernels.len());
+        assert!(compiled.cubin.starts_with(b"\x7fELF"));
+    }
+
+    #[test]
+    fn kernels_in_single_precision_compile_for_sm_80() {
+        compile_all(8, &[DType::F32, DType::I32, DType::Bool]);
+    }
+
+    #[test]
+    fn kernels_in_bf16_and_double_precision_compile_for_sm_90() {
+        compile_all(9, &[DType::BF16, DType::F64]);
+    }
+
+    #[test]
+    fn kernels_in_half_precision_compile_for_sm_100() {
+        compile_all(10, &[DType::F16]);
     }
 
     #[test]

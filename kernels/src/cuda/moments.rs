@@ -67,7 +67,11 @@ impl Moments {
                 end: since(end)?,
             })
         };
-        self.tasks.iter().map(span).collect()
+        let is_shown = |moment: &&Moment| {
+            let task = &schedule.frames[moment.frame].tasks[moment.task];
+            !timeline::is_alone(&schedule.space, &task.work)
+        };
+        self.tasks.iter().filter(is_shown).map(span).collect()
     }
 }
 

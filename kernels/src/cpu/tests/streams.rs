@@ -176,7 +176,8 @@ fn spans_have_every_task_on_its_stream() {
     let options = Options { trace: Trace::Spans, ..Options::default() };
     let execution = execute(&schedule, &tensors, &tensors, &options).unwrap();
     let counted: u64 = execution.timings.rows().iter().map(|(_, timing)| timing.count).sum();
-    assert_eq!(execution.spans.len() as u64, counted);
+    // The permute of `main`, on each of four ranks, leads to the place that it comes from.
+    assert_eq!(execution.spans.len() as u64, counted - 4);
     for span in &execution.spans {
         let frame = schedule.frames.values().find(|frame| frame.name == span.frame).unwrap();
         assert_eq!(frame.tasks[span.task].stream, span.stream);
