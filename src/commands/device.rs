@@ -36,9 +36,6 @@ impl Device {
                 "`--timings` runs one task at a time on a GPU, and `--trace` all as they come: ask for one of them",
             )),
             DeviceArg::Cuda => {
-                if args.launch {
-                    return Err(Failure::usage("`--launch` goes with `--device cpu`"));
-                }
                 if args.storage == Some(StorageArg::Wide) {
                     let message =
                         "`--storage wide` goes with `--device cpu`: a GPU stores every tensor in its type";

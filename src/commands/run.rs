@@ -8,7 +8,7 @@ use ithaca_codegen::trace;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
-use ithaca_ir::{DType, Diagnostic, Module};
+use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
 use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
 use ithaca_kernels::launch::{Process, Step, Then};
@@ -27,6 +27,7 @@ use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     match args.launch {
+        true if args.device == DeviceArg::Cuda => Err(Failure::usage("`--launch` goes with `--device cpu`")),
         true => launch::run(args, session),
         false => run_job(&job(args, session)?, args, session, None),
     }
@@ -154,6 +155,16 @@ pub(super) fn run_job(
              is said by `ithaca verify` with `--steps {}`, which runs both in double precision\n",
             args.steps
         ));
+    }
+    let chooses = |function: &Function| function.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
+    if !judgement.passed
+        && args.kept() == StorageArg::Typed
+        && compiled.per_rank.functions.values().any(chooses)
+    {
+        out.push_str(
+            "note: routers choose experts among scores that are rounded, and the whole program here rounds nothing: a token whose \
+             scores are nearly equal may go elsewhere; `ithaca verify` runs both in double precision\n",
+        );
     }
     if let Some(path) = &args.output {
         let tensors: Vec<_> = found.iter().map(|(name, t)| (name.as_str(), t.map(f64::from))).collect();
@@ -358,14 +369,19 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
-            Verdict::Distance { max_abs, relative } => {
+            Verdict::Distance { max_abs, relative, largest: _ } => {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
                 writeln!(text, "{name:<width$} has shape {found:?}, expected {expected:?}")
             }
             Verdict::NotFinite { at, found, expected } => {
-                writeln!(text, "{name:<width$} is {found} at element {at}, expected {expected}")
+                let hint = if found.is_nan() {
+                    "; `--look-for-nan` names the task that writes the first"
+                } else {
+                    ""
+                };
+                writeln!(text, "{name:<width$} is {found} at element {at}, expected {expected}{hint}")
             }
             Verdict::Missing => writeln!(text, "{name:<width$} was not computed"),
         };

@@ -4,7 +4,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use ithaca_ir::schedule;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::{Diagnostic, Module, Op, schedule};
 use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
@@ -42,6 +43,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     meaning::steps(args.steps, &job)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
+    refuse_hours(&compiled.per_rank)?;
     let data = Data::open(&job, &args.subject, args.expect.as_deref())?;
     (session.progress)("running the whole program");
     let mut smallest = Smallest::default();
@@ -92,6 +94,38 @@ fn schedule_text(path: &Path) -> Result<Option<String>> {
         "{}\nschedule of {tasks} tasks in {frames} frames on {ranks} ranks: memory, collectives and order hold\n",
         parsed.name
     )))
+}
+
+/// Refuses what would take this machine hours; the figures are of two cores.
+fn refuse_hours(ranks: &Module) -> Result<()> {
+    /// Runs of operations, some five to ten thousand of which take a second in a small model.
+    const MOST: u128 = 10_000_000;
+    let mut runs: Vec<u128> = vec![0; ranks.functions.len()];
+    if let Some(main) = ranks.main() {
+        runs[main.index()] = 1;
+    }
+    let mut all = 0;
+    // Callers stand behind what they call.
+    for (id, function) in ranks.functions.iter().rev() {
+        let own = runs[id.index()];
+        all += own * function.nodes.len() as u128;
+        for node in &function.nodes {
+            if let Op::Call { callee, layers, .. } = &node.op {
+                runs[callee.index()] += own * u128::from(layers.end - layers.start);
+            }
+        }
+    }
+    let n_ranks = ranks.space.mesh.ranks();
+    let total = all * u128::from(n_ranks);
+    if total <= MOST {
+        return Ok(());
+    }
+    let message = format!(
+        "{n_ranks} ranks run {all} operations each, {total} in all: half an hour and more where one processor plays them all"
+    );
+    Err(Diagnostic::new("C14", message)
+        .help("ask for a smaller mesh of the same strategies, with fewer micro-batches")
+        .into())
 }
 
 /// Why a program is too large for the oracle's plain loops, if it is.

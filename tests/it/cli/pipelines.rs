@@ -145,3 +145,13 @@ fn pictures_show_stages() {
     let drawn = said(at, "emit plan.json --target svg");
     assert!(drawn.contains("stage 1") && drawn.contains("on pp=0"), "{drawn}");
 }
+
+/// Ranks that one processor would play for hours are refused with their number and that of what they run.
+#[test]
+fn a_cluster_is_not_played_by_one_processor() {
+    let asked = "verify examples/llama-3.1-405b --mode train --gpus 16384 --seq 8192 --batch 512 --micro-batches 32 \
+                 --strategy data-parallel+pipeline+ulysses+megatron-tp-sp --mesh dp=16,pp=16,ulysses=8,tp=8 --zero 1 \
+                 --shrink";
+    let refusal = super::refused(&repository(""), asked);
+    assert!(refusal.contains("error[C14]") && refusal.contains("16384 ranks"), "{refusal}");
+}
