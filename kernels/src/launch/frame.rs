@@ -11,8 +11,10 @@ pub(super) enum Kind {
     Hello,
     /// Rank 0's addresses of all.
     Table,
-    /// Why one is not let in.
+    /// Why the meeting has failed.
     Refuse,
+    /// A process has met all the others; from rank 0, all have.
+    Met,
     /// What a process is about to run, as digests.
     Agree,
     /// Elements that a rank sends to another.
@@ -34,10 +36,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 12] = [
+    const ALL: [Kind; 13] = [
         Kind::Hello,
         Kind::Table,
         Kind::Refuse,
+        Kind::Met,
         Kind::Agree,
         Kind::Block,
         Kind::End,
@@ -55,7 +58,7 @@ impl Kind {
             Kind::Block => limits.block,
             Kind::Part | Kind::Kept => limits.tensors,
             Kind::Hello | Kind::Refuse | Kind::Agree | Kind::Verdict | Kind::Abort | Kind::Table => SMALL,
-            Kind::End | Kind::KeptEnd | Kind::Bye => 0,
+            Kind::Met | Kind::End | Kind::KeptEnd | Kind::Bye => 0,
         }
     }
 }

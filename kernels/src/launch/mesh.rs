@@ -428,10 +428,16 @@ fn listen(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream
                 let (rank, words) = told(&body).unwrap_or((rank, "it does not say why".to_owned()));
                 state.failure.get_or_insert(Failure::Told { rank, words });
             }
+            // It saw another leave when rank 0 had already seen them all.
+            Kind::Refuse => {
+                inbox.has_left = true;
+                let words = String::from_utf8_lossy(&body).into_owned();
+                state.failure.get_or_insert(Failure::Told { rank, words });
+            }
             Kind::Agree | Kind::Part | Kind::Kept | Kind::KeptEnd | Kind::Verdict => {
                 inbox.messages.push_back((kind, body));
             }
-            Kind::Hello | Kind::Table | Kind::Refuse => {
+            Kind::Hello | Kind::Table | Kind::Met => {
                 drop(state);
                 return lost("cannot be understood: it introduces itself again".to_owned());
             }

@@ -10,7 +10,9 @@
 //! connection the side that listens speaks first: a magic word and the number of the job. One who connects and reads
 //! anything else leaves without a word, and one who sends anything else is dropped, so neither a service of somebody
 //! else's nor another job is mistaken for a part of this one. When all have come, rank 0 sends each the addresses of
-//! all, and every pair without rank 0 is connected, the higher rank to the lower.
+//! all, and every pair without rank 0 is connected, the higher rank to the lower. Each tells rank 0 that it has met all
+//! the others, and when all have, rank 0 tells them; nothing else is sent until then. One that goes meanwhile is noticed
+//! by whoever is connected with it, rank 0 above all, and the news goes over all connections that there are.
 //!
 //! # Frames
 //!
@@ -25,6 +27,7 @@
 //! closed, as when a machine loses its power, is waited for as long as was allowed for one message.
 
 mod bytes;
+mod door;
 mod frame;
 mod mesh;
 mod part;
@@ -76,7 +79,7 @@ pub enum LaunchError {
         /// What happened the last time.
         why: String,
     },
-    /// Processes contradict each other, in the words of the one who noticed.
+    /// Processes contradict each other, or one has left before all had met, in the words of the one who noticed.
     #[error("{0}")]
     Refused(String),
     /// The connection cannot be set up.
