@@ -143,7 +143,7 @@ fn stages_beside_other_forms_of_parallelism_on_the_host() {
     ]);
 }
 
-/// Gradients and moments are in single precision, and have come through values that are not.
+/// Gradients are in single precision, and have come through values that are not.
 #[test]
 fn a_step_in_bf16_agrees_with_itself_on_one_device() {
     if !can_run() {
@@ -151,7 +151,8 @@ fn a_step_in_bf16_agrees_with_itself_on_one_device() {
     }
     let mut config = llama(2, false);
     config["torch_dtype"] = json!("bfloat16");
-    let whole = step(&config, Training::default(), 2);
+    // An optimizer would make whole steps of what is rounding alone.
+    let whole = step(&config, Training { optimizer: None, ..Training::default() }, 2);
     let options = options("ulysses", "ulysses=2");
     together::run(&[Case {
         name: "bf16".to_owned(),
