@@ -12,9 +12,6 @@ use ithaca_ir::ops::Stage;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Work, aligned};
 use ithaca_ir::{Arena, Space, schedule};
 
-/// Tasks that are looked at together when it is asked what is alive.
-const TIME: usize = 64;
-
 /// Something that needs memory from one task to another.
 struct Block {
     holder: Holder,
@@ -48,15 +45,10 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
     // Stable: of equally large ones the earlier first.
     blocks.sort_by_key(|block| std::cmp::Reverse(block.bytes));
     let mut placed: Vec<(u64, &Block)> = Vec::new();
-    // What is placed, by the times at which it lives: most of a long frame is alive for a few tasks.
-    let times = frame.tasks.len() / TIME + 1;
-    let mut by_time: Vec<Vec<(u64, &Block)>> = vec![Vec::new(); times];
     let mut size = 0;
     for block in &blocks {
-        let lived = block.first / TIME..=block.last / TIME;
-        let mut busy: Vec<(u64, u64)> = by_time[lived.clone()]
+        let mut busy: Vec<(u64, u64)> = placed
             .iter()
-            .flatten()
             .filter(|(_, other)| other.meets(block))
             .map(|&(offset, other)| (offset, offset + other.bytes))
             .collect();
@@ -69,7 +61,6 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
             offset = offset.max(end);
         }
         size = size.max(offset + block.bytes);
-        by_time[lived].iter_mut().for_each(|alive| alive.push((offset, block)));
         placed.push((offset, block));
     }
     let offsets: Vec<(Holder, u64)> = placed.iter().map(|&(offset, block)| (block.holder, offset)).collect();
