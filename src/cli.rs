@@ -288,7 +288,7 @@ pub struct RunArgs {
     /// A safetensors file with expected outputs; the whole program's own when left out.
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// The largest error that passes, of a tensor in its norm and of an element beside the largest. 1e-4 when left out; where tensors are stored as they are typed,
+    /// The largest error that passes, absolute and relative both. 1e-4 when left out; where tensors are stored as they are typed,
     /// 1e-2 for those of a program in f16 and 5e-2 in bf16.
     #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
@@ -392,8 +392,7 @@ pub struct VerifyArgs {
     /// A safetensors file with expected outputs, compared too.
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// The largest error against expected outputs that passes, of a tensor in its norm and of an element beside the largest;
-    /// 1e-4 when left out.
+    /// The largest error against expected outputs that passes, absolute and relative both; 1e-4 when left out.
     #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
 }

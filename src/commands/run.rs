@@ -369,7 +369,7 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
-            Verdict::Distance { max_abs, relative, largest: _ } => {
+            Verdict::Distance { max_abs, relative } => {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
