@@ -134,7 +134,8 @@ fn of_new_files() -> Option<Permissions> {
     None
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
