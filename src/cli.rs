@@ -289,7 +289,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
     /// The largest error that passes, absolute and relative both. 1e-4 when left out; where tensors are stored as they are typed,
-    /// 1e-2 for those of a program in f16 and 5e-2 in bf16.
+    /// 1e-2 for those of a program in f16 and 5e-2 in bf16, and errors of elements are taken beside the largest of their tensor.
     #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
     /// Steps of training, each on the weights and the optimizer's state that the one before left.

@@ -9,7 +9,7 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
-use ithaca_kernels::compare::{self, Comparison, Verdict};
+use ithaca_kernels::compare::{self, Comparison, Measure, Tolerance, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
 use ithaca_kernels::launch::{Process, Step, Then};
 use ithaca_kernels::store::{
@@ -132,7 +132,7 @@ pub(super) fn run_job(
         out.push_str(&timings_table(&timings));
     }
     let after = compare::Judge { reach: job.reach(args.steps), smallest: None };
-    let tolerance = args.tolerance.unwrap_or_else(|| usual_tolerance(&compiled.schedule, args));
+    let tolerance = tolerance(&compiled.schedule, args);
     let judgement = match &args.expect {
         None if args.unchecked => Judgement { text: "compared with nothing\n".to_owned(), passed: true },
         Some(path) => judge(&found, &Expected::<f32>::File(path), after, tolerance)?,
@@ -310,18 +310,23 @@ pub(super) enum Expected<'a, T: Real> {
     Whole(&'a Outputs<T>),
 }
 
-/// The largest error that passes where none is asked for, by the narrowest numbers that are stored.
-fn usual_tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
+/// The largest error that passes in single precision.
+pub(super) const USUAL: f64 = 1e-4;
+
+/// The largest error that passes: the one asked for, or what is usual for the narrowest numbers that are stored.
+fn tolerance(schedule: &Schedule, args: &RunArgs) -> Tolerance {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
         DType::F16 => 1e-2,
-        DType::F64 | DType::F32 | DType::I32 | DType::Bool => 1e-4,
+        DType::F64 | DType::F32 | DType::I32 | DType::Bool => USUAL,
     };
-    match args.kept() {
-        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(1e-4, f64::max),
-        StorageArg::Wide => 1e-4,
-    }
+    let usual = match args.kept() {
+        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(USUAL, f64::max),
+        StorageArg::Wide => USUAL,
+    };
+    let elements = if usual > USUAL { Measure::Largest } else { Measure::Absolute };
+    Tolerance { error: args.tolerance.unwrap_or(usual), elements }
 }
 
 /// A table, and whether every error is within the tolerance.
@@ -340,7 +345,7 @@ pub(super) fn judge<A: Real, B: Real>(
     found: &Outputs<A>,
     expected: &Expected<'_, B>,
     judge: compare::Judge<'_>,
-    tolerance: f64,
+    tolerance: impl Into<Tolerance>,
 ) -> Result<Judgement> {
     let rows = match expected {
         Expected::Whole(whole) => judge.outputs(found, whole),
@@ -356,10 +361,10 @@ pub(super) fn judge<A: Real, B: Real>(
             names.join(", ")
         )));
     }
-    Ok(table(&rows, tolerance))
+    Ok(table(&rows, tolerance.into()))
 }
 
-fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
+fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
     let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
     let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
     let mut passed = true;
@@ -369,7 +374,7 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
-            Verdict::Distance { max_abs, relative } => {
+            Verdict::Distance { max_abs, relative, largest: _ } => {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
@@ -395,7 +400,12 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
              whole steps; they are no further apart than those"
         );
     }
-    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
+    let Tolerance { error, elements } = tolerance;
+    let of = match elements {
+        Measure::Absolute => "",
+        Measure::Largest => ", of an element beside the largest of its tensor",
+    };
+    let _ = writeln!(text, "{}: tolerance {error:e}{of}", if passed { "passed" } else { "FAILED" });
     Judgement { text, passed }
 }
 

@@ -9,7 +9,7 @@ use ithaca_ir::{Diagnostic, Module, Op, schedule};
 use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
-use super::run::{Data, Expected, all, heading, judge, lengths_of, steps};
+use super::run::{Data, Expected, USUAL, all, heading, judge, lengths_of, steps};
 use super::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::{Failure, Result};
@@ -19,9 +19,6 @@ use crate::subject::{self, Job};
 
 /// The largest absolute difference that double precision explains at these sizes.
 const EXACT: f64 = 1e-9;
-
-/// The largest error against expected outputs that passes where none is asked for.
-const USUAL: f64 = 1e-4;
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     if let Some(text) = schedule_text(&args.subject.subject)? {
