@@ -4,10 +4,11 @@
 //! the ranks that have it.
 //!
 //! A schedule has tens of thousands of blocks, of which few live at one time, and of these some for nearly all of it. So
-//! what is placed is kept by how long it lives, and of what lives about as long by when it begins: a block is found in one
-//! place, and who looks for those of a time looks at few others.
+//! what is placed is kept by the ranks that have it, there by how long it lives, and of what lives about as long by when it
+//! begins: a block is found in one list, and who looks for those of a time looks at few others.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use ithaca_ir::layout::At;
 
@@ -19,19 +20,6 @@ pub(super) struct Block {
     pub(super) last: usize,
     /// The ranks that have it; what others have needs other memory only on ranks that have both.
     pub(super) at: Option<At>,
-}
-
-impl Block {
-    /// Whether some rank has both at one time.
-    fn meets(&self, other: &Block) -> bool {
-        let apart = matches!((self.at, other.at), (Some(a), Some(b)) if a != b);
-        !apart && other.first <= self.last && self.first <= other.last
-    }
-
-    /// The least power of two that it does not outlive, as its exponent.
-    fn span(&self) -> u32 {
-        (self.last - self.first + 1).next_power_of_two().ilog2()
-    }
 }
 
 /// For each block its offset in bytes.
@@ -54,37 +42,61 @@ pub(super) fn offsets(blocks: &[Block]) -> Vec<u64> {
             offset = offset.max(end);
         }
         offsets[i] = offset;
-        placed.add(offset, *block);
+        placed.add(offset, block);
     }
     offsets
 }
 
-/// Blocks that have their offsets.
+/// Blocks that have their offsets, by the ranks that have them.
 #[derive(Default)]
 struct Placed {
-    /// Those that live for at most `1 << span` times, by `first >> span`.
-    spans: Vec<Vec<Vec<(u64, Block)>>>,
+    places: BTreeMap<Option<At>, Lives>,
 }
 
 impl Placed {
-    fn add(&mut self, offset: u64, block: Block) {
-        let span = block.span();
-        let starts = grown(&mut self.spans, span as usize);
-        grown(starts, block.first >> span).push((offset, block));
+    fn add(&mut self, offset: u64, block: &Block) {
+        let &Block { bytes, first, last, at } = block;
+        let memory = (offset, offset + bytes);
+        self.places.entry(at).or_default().add(Life { first, last, memory });
     }
 
-    /// The memory, from and to, of the blocks that meet one.
+    /// The memory, from and to, of blocks that some rank has at a time at which it has this one.
     fn meeting(&self, block: &Block) -> impl Iterator<Item = (u64, u64)> {
-        let starts = self.spans.iter().enumerate().flat_map(|(span, starts)| {
+        let meets = |there: Option<At>| there.is_none() || block.at.is_none() || there == block.at;
+        let places = self.places.iter().filter(move |&(&there, _)| meets(there));
+        places.flat_map(|(_, lives)| lives.meeting(block.first, block.last))
+    }
+}
+
+/// Blocks of some ranks: those that live for at most `1 << span` times by `span`, of these by `first >> span`.
+#[derive(Default)]
+struct Lives {
+    spans: Vec<Vec<Vec<Life>>>,
+}
+
+/// When a block lives, and in which memory, from and to.
+struct Life {
+    first: usize,
+    last: usize,
+    memory: (u64, u64),
+}
+
+impl Lives {
+    fn add(&mut self, life: Life) {
+        let span = (life.last - life.first + 1).next_power_of_two().ilog2();
+        let starts = grown(&mut self.spans, span as usize);
+        grown(starts, life.first >> span).push(life);
+    }
+
+    /// The memory of those that live at some time from `first` to `last`.
+    fn meeting(&self, first: usize, last: usize) -> impl Iterator<Item = (u64, u64)> {
+        let near = self.spans.iter().enumerate().flat_map(move |(span, starts)| {
             // What began one step earlier may live on.
-            let from = (block.first >> span).saturating_sub(1).min(starts.len());
-            let to = ((block.last >> span) + 1).min(starts.len());
+            let from = (first >> span).saturating_sub(1).min(starts.len());
+            let to = ((last >> span) + 1).min(starts.len());
             &starts[from..to]
         });
-        starts
-            .flatten()
-            .filter(|(_, other)| other.meets(block))
-            .map(|&(offset, other)| (offset, offset + other.bytes))
+        near.flatten().filter(move |life| life.first <= last && first <= life.last).map(|life| life.memory)
     }
 }
 
@@ -104,6 +116,12 @@ mod tests {
 
     use super::*;
 
+    /// Whether some rank has both at one time.
+    fn meet(a: &Block, b: &Block) -> bool {
+        let apart = matches!((a.at, b.at), (Some(a), Some(b)) if a != b);
+        !apart && a.first <= b.last && b.first <= a.last
+    }
+
     /// The rule itself: each block against all that were placed.
     fn plain(blocks: &[Block]) -> Vec<u64> {
         let mut order: Vec<usize> = (0..blocks.len()).collect();
@@ -112,7 +130,7 @@ mod tests {
         for (n, &i) in order.iter().enumerate() {
             let mut busy: Vec<(u64, u64)> = order[..n]
                 .iter()
-                .filter(|&&j| blocks[j].meets(&blocks[i]))
+                .filter(|&&j| meet(&blocks[j], &blocks[i]))
                 .map(|&j| (offsets[j], offsets[j] + blocks[j].bytes))
                 .collect();
             busy.sort_unstable();
