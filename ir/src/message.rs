@@ -5,8 +5,10 @@
 //! local tensors one after another. All of them have one element type, so nothing lies between blocks and what travels
 //! is what is counted. The blocks themselves are those of [`boxes::exchange`].
 
+use std::collections::BTreeSet;
+
 use crate::boxes::{self, Region, Side};
-use crate::mesh::Rank;
+use crate::mesh::{AxisId, Rank};
 use crate::ops::Op;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -124,20 +126,35 @@ pub fn bytes_sent_by(space: &Space, parcels: &[Parcel], ranks: &[Rank]) -> Vec<u
 
 /// Bytes that the busiest rank sends to others.
 pub fn busiest_bytes(space: &Space, parcels: &[Parcel]) -> u64 {
-    let ranks = taking_part(space, parcels).take(if is_ragged(space, parcels) { usize::MAX } else { 1 });
+    let ranks =
+        standing_for_all(space, &[parcels]).into_iter().filter(|&rank| takes_part(space, parcels, rank));
     ranks.map(|rank| bytes_sent(space, parcels, rank)).max().unwrap_or(0)
 }
 
-/// The ranks that have anything to do with a message.
-pub(crate) fn taking_part(space: &Space, parcels: &[Parcel]) -> impl Iterator<Item = Rank> {
-    let among = |rank: &Rank| {
-        parcels.first().is_some_and(|parcel| boxes::takes_part(space, &parcel.from, &parcel.to, *rank))
-    };
-    space.mesh.iter_ranks().filter(among)
+/// Whether a rank has anything to do with a message.
+pub(crate) fn takes_part(space: &Space, parcels: &[Parcel], rank: Rank) -> bool {
+    parcels.first().is_some_and(|parcel| boxes::takes_part(space, &parcel.from, &parcel.to, rank))
+}
+
+/// Ranks among which there is, for each rank, one that sends as many bytes of each of these messages: all of them where
+/// parts differ, and otherwise one at each place, for nothing else tells ranks apart.
+pub(crate) fn standing_for_all(space: &Space, messages: &[&[Parcel]]) -> Vec<Rank> {
+    if messages.iter().any(|parcels| is_uneven(space, parcels)) {
+        return space.mesh.iter_ranks().collect();
+    }
+    let types = messages.iter().copied().flatten().flat_map(|parcel| [&parcel.from, &parcel.to]);
+    let places: BTreeSet<AxisId> = types.filter_map(|ty| ty.layout.at).map(|at| at.axis).collect();
+    space.mesh.group_along(Rank(0), &Vec::from_iter(places))
 }
 
 /// Whether ranks that take part may send different numbers of bytes.
 pub(crate) fn is_ragged(space: &Space, parcels: &[Parcel]) -> bool {
+    let moves = |parcel: &Parcel| parcel.from.layout.at != parcel.to.layout.at;
+    is_uneven(space, parcels) || parcels.iter().any(moves)
+}
+
+/// Whether ranks at one place may send different numbers of bytes.
+fn is_uneven(space: &Space, parcels: &[Parcel]) -> bool {
     let uneven = |ty: &TensorType| ty.dims.iter().any(|&d| space.dims[d].uneven);
     let ragged = |Parcel { op, from, to }: &Parcel| match *op {
         Op::AllReduce { axis } => {
@@ -152,8 +169,5 @@ pub(crate) fn is_ragged(space: &Space, parcels: &[Parcel]) -> bool {
         Op::Fetch { .. } | Op::FetchSum { .. } => true,
         _ => false,
     };
-    parcels.iter().any(|parcel| {
-        let moves = parcel.from.layout.at != parcel.to.layout.at;
-        uneven(&parcel.from) || uneven(&parcel.to) || ragged(parcel) || moves
-    })
+    parcels.iter().any(|parcel| uneven(&parcel.from) || uneven(&parcel.to) || ragged(parcel))
 }

@@ -183,15 +183,14 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
     }
     let mut ledger = Ledger::default();
     for (key, messages) in messages {
-        // One rank stands for all unless some message of the row tells them apart; then all are summed up.
-        let ragged: Vec<bool> =
-            messages.iter().map(|(parcels, _)| message::is_ragged(space, parcels)).collect();
-        let looked_at = if ragged.contains(&true) { usize::MAX } else { 1 };
-        for ((parcels, runs), ragged) in messages.iter().zip(ragged) {
-            let ranks: Vec<Rank> = message::taking_part(space, parcels).take(looked_at).collect();
+        let all: Vec<&[Parcel]> = messages.iter().map(|(parcels, _)| &parcels[..]).collect();
+        let ranks = message::standing_for_all(space, &all);
+        for (parcels, runs) in &messages {
+            let ranks: Vec<Rank> =
+                ranks.iter().copied().filter(|&rank| message::takes_part(space, parcels, rank)).collect();
             // Ranks that send alike are asked once.
-            let asked = if ragged { &ranks[..] } else { &ranks[..ranks.len().min(1)] };
-            let bytes = message::bytes_sent_by(space, parcels, asked);
+            let asked = if message::is_ragged(space, parcels) { ranks.len() } else { ranks.len().min(1) };
+            let bytes = message::bytes_sent_by(space, parcels, &ranks[..asked]);
             for (i, &rank) in ranks.iter().enumerate() {
                 ledger.record(key.clone(), rank, *runs, bytes[i.min(bytes.len() - 1)]);
             }

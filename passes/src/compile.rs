@@ -103,9 +103,17 @@ pub fn compile_by(
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
     let compiled = draft_by(passes, module, prices, instrument)?;
-    ithaca_ir::schedule::verify(&compiled.schedule)?;
-    ithaca_ir::schedule::verify_meaning(&compiled.schedule, verify(&compiled.per_rank)?)?;
+    verify_schedule(&compiled)?;
     Ok(compiled)
+}
+
+/// Checks a schedule that [`draft_with`] left unchecked: by itself, and against its program.
+///
+/// # Errors
+/// `S` diagnostics when lowering broke an invariant.
+pub fn verify_schedule(compiled: &Compiled) -> Result<(), Diagnostics> {
+    ithaca_ir::schedule::verify(&compiled.schedule)?;
+    ithaca_ir::schedule::verify_meaning(&compiled.schedule, verify(&compiled.per_rank)?)
 }
 
 /// As [`compile_with`], with a schedule that is not checked: enough to price a candidate that may never be run. Its

@@ -2,6 +2,8 @@
 //!
 //! An axis leaves a dimension from its minor end and joins at the minor end, so blocks stay contiguous.
 
+use std::collections::BTreeSet;
+
 use smallvec::smallvec;
 
 use crate::boxes;
@@ -164,7 +166,10 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
             false => Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds")),
         };
     }
-    let held: std::collections::BTreeSet<Vec<(u64, u64)>> =
+    if serves_by_dimension(space, x, ty) {
+        return Ok(smallvec![ty.clone()]);
+    }
+    let held: BTreeSet<Vec<(u64, u64)>> =
         space.mesh.iter_ranks().map(|r| key(&space.local_box(x, r))).collect();
     let unserved = space.mesh.iter_ranks().find(|&r| !held.contains(&key(&space.local_box(ty, r))));
     match unserved {
@@ -195,6 +200,25 @@ fn serves(space: &Space, from: &TensorType, to: &TensorType, axis: AxisId) -> bo
     let n = space.mesh.size(axis).max(1);
     let ((held, some), (wanted, of)) = (held_along(space, from, axis), held_along(space, to, axis));
     some == n || (wanted + n - held) % n + of <= some
+}
+
+/// Whether each dimension by itself shows that every block wanted is held. Where no part has moved away, and no axis splits
+/// two dimensions, blocks are all combinations of what there is along each, so it need not be asked of every rank.
+fn serves_by_dimension(space: &Space, from: &TensorType, to: &TensorType) -> bool {
+    let combines = |ty: &TensorType| {
+        let axes: AxisList = ty.layout.split.iter().flatten().copied().collect();
+        let once = (0..axes.len()).all(|i| !axes[..i].contains(&axes[i]));
+        ty.layout.moved.is_empty() && ty.layout.at.is_none() && once
+    };
+    let parts = |dim: DimId, axes: &AxisList| -> BTreeSet<(u64, u64)> {
+        let ranks = space.mesh.group_along(Rank(0), axes).into_iter();
+        ranks.map(|rank| space.range(dim, axes, rank)).map(|part| (part.start, part.end)).collect()
+    };
+    let mut splits = from.dims.iter().zip(from.layout.split.iter().zip(&to.layout.split));
+    let served = |(&dim, (held, wanted)): (&DimId, (&AxisList, &AxisList))| {
+        held == wanted || parts(dim, wanted).is_subset(&parts(dim, held))
+    };
+    combines(from) && combines(to) && splits.all(served)
 }
 
 /// What some ranks hold goes, as it lies there, to other ranks along the axis, or to all of them.
@@ -240,5 +264,37 @@ mod tests {
             let expected = space.mesh.iter_ranks().all(served);
             assert_eq!(infer_permute(&space, from, to).is_ok(), expected, "{from:?} {to:?}");
         }
+    }
+
+    /// What dimensions say by themselves is what the blocks of all ranks say.
+    #[test]
+    fn dimensions_serve_by_themselves_where_blocks_do() {
+        let mut space = Space { mesh: Mesh::new([("a", 2), ("b", 3), ("c", 2)]), ..Space::default() };
+        let s = space.dims.push(Dim { uneven: true, ..Dim::new("s", 14) });
+        let h = space.dims.push(Dim::new("h", 12));
+        let [a, b, c] = ["a", "b", "c"].map(|name| space.mesh.axis(name).unwrap());
+        let splits: [&[AxisId]; 8] = [&[], &[a], &[b], &[c], &[a, b], &[b, a], &[a, c], &[c, b, a]];
+        let types = splits.iter().flat_map(|&of_s| {
+            splits.map(|of_h| {
+                let mut ty = TensorType::new(DType::F32, [s, h]);
+                ty.layout.split = [of_s, of_h].into_iter().map(AxisList::from_slice).collect();
+                ty
+            })
+        });
+        let once = |ty: &TensorType| {
+            let [of_s, of_h] = [0, 1].map(|i| &ty.layout.split[i]);
+            !of_s.iter().any(|axis| of_h.contains(axis))
+        };
+        let all: Vec<TensorType> = types.filter(once).collect();
+        let mut n_served = 0;
+        for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
+            let blocks = |ty: &TensorType| -> BTreeSet<Vec<(u64, u64)>> {
+                space.mesh.iter_ranks().map(|rank| key(&space.local_box(ty, rank))).collect()
+            };
+            let expected = blocks(to).is_subset(&blocks(from));
+            assert_eq!(serves_by_dimension(&space, from, to), expected, "{from:?} {to:?}");
+            n_served += usize::from(expected);
+        }
+        assert!(n_served > all.len(), "some are served by others than themselves");
     }
 }

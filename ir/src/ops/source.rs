@@ -42,12 +42,25 @@ impl Binding {
 
     /// The name in the file for a layer.
     pub fn stored_name(&self, layer: u64) -> String {
-        self.name.replace("{layer}", &layer.to_string())
+        self.name.replace(LAYER, &layer.to_string())
     }
 
     /// Whether each expert has its own tensor: members of a stack along the first dimension.
     pub fn is_stack(&self) -> bool {
         self.name.contains(EXPERT)
+    }
+
+    /// The name with every number in it left open, the layer's too: bindings share a stored name only if these are equal.
+    pub(crate) fn name_form(&self) -> String {
+        let mut form = String::new();
+        for c in self.name.replace(LAYER, "0").chars() {
+            match c.is_ascii_digit() {
+                true if form.ends_with('0') => {}
+                true => form.push('0'),
+                false => form.push(c),
+            }
+        }
+        form
     }
 
     /// The names in the file for a layer, of which a stack of `n` has as many.
@@ -57,7 +70,7 @@ impl Binding {
 
     /// Whether each layer has its own tensor.
     pub fn is_per_layer(&self) -> bool {
-        self.name.contains("{layer}")
+        self.name.contains(LAYER)
     }
 
     /// The shape that the file must have, for a source of type `ty`.
@@ -76,6 +89,9 @@ pub fn members(name: &str, n: u64) -> Vec<String> {
         false => vec![name.to_owned()],
     }
 }
+
+/// What stands for the layer in a name.
+const LAYER: &str = "{layer}";
 
 /// What stands for the index of an expert in a name.
 const EXPERT: &str = "{expert}";

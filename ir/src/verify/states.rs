@@ -73,8 +73,17 @@ pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)
             }
         }
     }
+    // Most tensors are bound in one way, so few have their layers' names written out.
+    let mut forms: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (k, (first, ..)) in kinds.iter().enumerate() {
+        forms.entry(uses[*first].binding.name_form()).or_default().push(k);
+    }
+    forms.retain(|_, alike| alike.len() > 1 && alike.iter().any(|&k| kinds[k].1));
+    let mut several: Vec<usize> = forms.into_values().flatten().collect();
+    several.sort_unstable();
     let mut stored: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (k, (first, _, layers)) in kinds.iter().enumerate() {
+    for k in several {
+        let (first, _, layers) = &kinds[k];
         let binding = uses[*first].binding;
         let n_layers = if binding.is_per_layer() { usize::MAX } else { 1 };
         for layer in layers.iter().cloned().flatten().take(n_layers) {

@@ -1,34 +1,17 @@
 //! Offsets of buffers in a frame, from their lifetimes.
 //!
 //! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
-//! never alive together may share memory. Largest first, each takes the lowest offset that is free during its life.
+//! never alive together may share memory (`fit`).
 //!
 //! What a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
 //! took its memory sooner would wait for nothing but memory.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layout::At;
 use ithaca_ir::ops::Stage;
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Work, aligned};
 use ithaca_ir::{Arena, Space, schedule};
 
-/// Something that needs memory from one task to another.
-struct Block {
-    holder: Holder,
-    bytes: u64,
-    first: usize,
-    last: usize,
-    /// The ranks that have it; what others have needs other memory only on ranks that have both.
-    at: Option<At>,
-}
-
-impl Block {
-    /// Whether some rank has both at one time.
-    fn meets(&self, other: &Block) -> bool {
-        let apart = matches!((self.at, other.at), (Some(a), Some(b)) if a != b);
-        !apart && other.first <= self.last && self.first <= other.last
-    }
-}
+use super::fit::{self, Block};
 
 /// What a block is for.
 #[derive(Clone, Copy)]
@@ -41,30 +24,11 @@ enum Holder {
 
 /// Gives every buffer in the frame its offset and the frame its size.
 pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Frame>) {
-    let mut blocks = blocks(frame, space, frames);
-    // Stable: of equally large ones the earlier first.
-    blocks.sort_by_key(|block| std::cmp::Reverse(block.bytes));
-    let mut placed: Vec<(u64, &Block)> = Vec::new();
-    let mut size = 0;
-    for block in &blocks {
-        let mut busy: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|(_, other)| other.meets(block))
-            .map(|&(offset, other)| (offset, offset + other.bytes))
-            .collect();
-        busy.sort_unstable();
-        let mut offset = 0;
-        for (start, end) in busy {
-            if offset + block.bytes <= start {
-                break;
-            }
-            offset = offset.max(end);
-        }
-        size = size.max(offset + block.bytes);
-        placed.push((offset, block));
-    }
-    let offsets: Vec<(Holder, u64)> = placed.iter().map(|&(offset, block)| (block.holder, offset)).collect();
-    for (holder, offset) in offsets {
+    let (holders, blocks): (Vec<Holder>, Vec<Block>) = blocks(frame, space, frames).into_iter().unzip();
+    let offsets = fit::offsets(&blocks);
+    let ends = blocks.iter().zip(&offsets).map(|(block, offset)| offset + block.bytes);
+    frame.bytes = ends.max().unwrap_or(0);
+    for (holder, offset) in holders.into_iter().zip(offsets) {
         match holder {
             Holder::Buffer(id) => frame.buffers[id].place = Place::Frame(offset),
             Holder::Callee(task) => {
@@ -74,7 +38,6 @@ pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Fr
             }
         }
     }
-    frame.bytes = size;
 }
 
 /// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
@@ -107,7 +70,7 @@ fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
     met
 }
 
-fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<Block> {
+fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<(Holder, Block)> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
     for (i, task) in frame.tasks.iter().enumerate() {
         for id in task.reads.iter().chain(&task.writes).map(|&id| frame.holder(id)) {
@@ -129,22 +92,14 @@ fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<B
         let bytes = match &buffer.content {
             Content::Tensor(_) | Content::Wire { .. } => aligned(buffer.bytes(space)),
         };
-        matches!(buffer.place, Place::Frame(_)).then_some(Block {
-            holder: Holder::Buffer(id),
-            bytes,
-            first,
-            last,
-            at: frame.at(id),
-        })
+        matches!(buffer.place, Place::Frame(_))
+            .then_some((Holder::Buffer(id), Block { bytes, first, last, at: frame.at(id) }))
     });
     let callees = frame.tasks.iter().enumerate().filter_map(|(i, task)| match &task.work {
-        Work::Call { callee, stage, .. } => Some(Block {
-            holder: Holder::Callee(i),
-            bytes: frames[*callee].bytes,
-            first: i,
-            last: i,
-            at: stage.and_then(Stage::at),
-        }),
+        Work::Call { callee, stage, .. } => {
+            let at = stage.and_then(Stage::at);
+            Some((Holder::Callee(i), Block { bytes: frames[*callee].bytes, first: i, last: i, at }))
+        }
         _ => None,
     });
     buffers.chain(callees).collect()

@@ -8,6 +8,7 @@
 
 mod arena;
 mod events;
+mod fit;
 mod fold;
 mod lasting;
 

@@ -123,18 +123,18 @@ pub trait Compiler {
     /// The rule that it breaks.
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic>;
 
-    /// The candidate's program and schedule, both checked.
+    /// The candidate's program, verified, and its schedule, which need not be: it is priced, and verified if it wins.
     ///
     /// # Errors
     /// The rules that it breaks, or invariants of ours that the passes broke.
-    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics>;
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics>;
 
-    /// As [`Compiler::compile`], with a schedule that need not be checked: it is priced, and compiled again if it wins.
+    /// Verifies the schedule of a draft.
     ///
     /// # Errors
-    /// As [`Compiler::compile`].
-    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        self.compile(options)
+    /// Invariants of ours that lowering broke.
+    fn verify(&self, draft: &Compiled) -> Result<(), Diagnostics> {
+        compile::verify_schedule(draft)
     }
 }
 
@@ -150,10 +150,6 @@ pub struct Program<'a> {
 impl Compiler for Program<'_> {
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
         shard::check(self.module, options).map(|_| ())
-    }
-
-    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        compile::compile(self.module, options, self.cluster)
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
@@ -177,10 +173,6 @@ impl Compiler for Extended<'_> {
 
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
         shard::check_with(self.registry, self.program.module, options).map(|_| ())
-    }
-
-    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        compile::compile_with(self.registry, self.program.module, options, self.program.cluster)
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
@@ -211,12 +203,6 @@ impl Compiler for Staged<'_> {
         let Some(stages) = Self::stages(options) else { return self.program.check(options) };
         let module = (self.of_stages)(stages).map_err(first)?;
         shard::check_with(self.program.registry, &module, options).map(|_| ())
-    }
-
-    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
-        let Some(stages) = Self::stages(options) else { return self.program.compile(options) };
-        let module = (self.of_stages)(stages)?;
-        compile::compile_with(self.program.registry, &module, options, self.program.program.cluster)
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
@@ -338,12 +324,9 @@ impl Tried {
 
     /// Checks the schedule of the best candidate; one that fails goes, and the next is the best.
     fn check_winner(&mut self, compiler: &dyn Compiler) {
-        while let Some(winner) = self.fits.first_mut() {
-            match compiler.compile(&winner.options) {
-                Ok(compiled) => {
-                    winner.compiled = compiled;
-                    return;
-                }
+        while let Some(winner) = self.fits.first() {
+            match compiler.verify(&winner.compiled) {
+                Ok(()) => return,
                 Err(diagnostics) => {
                     let options = self.fits.remove(0).options;
                     self.refused.push((options, first(diagnostics)));

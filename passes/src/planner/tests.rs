@@ -88,7 +88,7 @@ impl Compiler for Fake {
         self.refusal(options).map_or(Ok(()), Err)
     }
 
-    fn compile(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
+    fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         self.check(options).map_err(|d| vec![d])?;
         let schedule = self.schedule(options);
         let per_rank = Module {
@@ -99,6 +99,11 @@ impl Compiler for Fake {
             functions: Arena::new(),
         };
         Ok(Compiled { per_rank, schedule, attention: Vec::new(), notes: Vec::new() })
+    }
+
+    /// There is no program to verify it against.
+    fn verify(&self, _: &Compiled) -> Result<(), Diagnostics> {
+        Ok(())
     }
 }
 

@@ -1,8 +1,10 @@
 //! What travels: blocks that visit ranks, and sums that are added up on the way and come home.
 
+use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::OpError;
 use ithaca_ir::{FunctionBuilder, Mesh, Op, ValueId};
+use smallvec::SmallVec;
 
 use super::plan::{home_of, is_full};
 use crate::movement::Seat;
@@ -38,15 +40,18 @@ impl Travellers {
             return Ok(place.values.clone());
         }
         let mesh = &b.space().mesh;
-        let sources = self.been.iter().rev().filter(|place| is_full(&place.at));
+        let sources = || self.been.iter().rev().filter(|place| is_full(&place.at));
+        // A ring has been at as many places as it has ranks, of which few are nearest.
+        let nearest = sources().map(|place| way(mesh, &place.at, seat)).min();
+        let nearest = sources().filter(|place| Some(way(mesh, &place.at, seat)) == nearest);
         let preference = |place: &&Place| {
             let next = hops(mesh, &place.at, seat);
             let turns = hops(mesh, &place.from, &place.at) != next;
             let along: Seat =
                 place.at.iter().copied().filter(|m| next.iter().any(|h| h.0 == m.axis)).collect();
-            (way(mesh, &place.at, seat), turns, way(mesh, &Seat::new(), &along).1)
+            (turns, way(mesh, &Seat::new(), &along).1)
         };
-        let source = sources.min_by_key(preference).expect("everything has been at home");
+        let source = nearest.min_by_key(preference).expect("everything has been at home");
         let from = source.at.clone();
         let values =
             source.values.clone().into_iter().map(|v| go(b, v, seat)).collect::<Result<Vec<_>, _>>()?;
@@ -56,9 +61,9 @@ impl Travellers {
 }
 
 /// The axes along which two seats differ, with the hops from the first to the second, up the coordinates.
-fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> Vec<(AxisId, u64)> {
+fn hops(mesh: &Mesh, from: &Seat, to: &Seat) -> SmallVec<[(AxisId, u64); 2]> {
     let by = |seat: &Seat, axis| seat.iter().find(|m| m.axis == axis).map_or(0, |m| m.by);
-    let mut axes: Vec<AxisId> = from.iter().chain(to).map(|m| m.axis).collect();
+    let mut axes: AxisList = from.iter().chain(to).map(|m| m.axis).collect();
     axes.sort_unstable();
     axes.dedup();
     let hops = axes.into_iter().map(|axis| {

@@ -1,0 +1,170 @@
+//! Where blocks lie that need memory from one time to another.
+//!
+//! Largest first, and of equally large ones the earlier first, each takes the lowest offset that is free during its life on
+//! the ranks that have it.
+//!
+//! A schedule has tens of thousands of blocks, of which few live at one time, and of these some for nearly all of it. So
+//! what is placed is kept by the ranks that have it, there by how long it lives, and of what lives about as long by when it
+//! begins: a block is found in one list, and who looks for those of a time looks at few others.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use ithaca_ir::layout::At;
+
+/// Something that needs memory from one time to another, both included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) bytes: u64,
+    pub(super) first: usize,
+    pub(super) last: usize,
+    /// The ranks that have it; what others have needs other memory only on ranks that have both.
+    pub(super) at: Option<At>,
+}
+
+/// For each block its offset in bytes.
+pub(super) fn offsets(blocks: &[Block]) -> Vec<u64> {
+    let mut order: Vec<usize> = (0..blocks.len()).collect();
+    order.sort_by_key(|&i| Reverse(blocks[i].bytes));
+    let mut offsets = vec![0; blocks.len()];
+    let mut placed = Placed::default();
+    let mut busy = Vec::new();
+    for i in order {
+        let block = &blocks[i];
+        busy.clear();
+        busy.extend(placed.meeting(block));
+        busy.sort_unstable();
+        let mut offset = 0;
+        for &(start, end) in &busy {
+            if offset + block.bytes <= start {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        offsets[i] = offset;
+        placed.add(offset, block);
+    }
+    offsets
+}
+
+/// Blocks that have their offsets, by the ranks that have them.
+#[derive(Default)]
+struct Placed {
+    places: BTreeMap<Option<At>, Lives>,
+}
+
+impl Placed {
+    fn add(&mut self, offset: u64, block: &Block) {
+        let &Block { bytes, first, last, at } = block;
+        let memory = (offset, offset + bytes);
+        self.places.entry(at).or_default().add(Life { first, last, memory });
+    }
+
+    /// The memory, from and to, of blocks that some rank has at a time at which it has this one.
+    fn meeting(&self, block: &Block) -> impl Iterator<Item = (u64, u64)> {
+        let meets = |there: Option<At>| there.is_none() || block.at.is_none() || there == block.at;
+        let places = self.places.iter().filter(move |&(&there, _)| meets(there));
+        places.flat_map(|(_, lives)| lives.meeting(block.first, block.last))
+    }
+}
+
+/// Blocks of some ranks: those that live for at most `1 << span` times by `span`, of these by `first >> span`.
+#[derive(Default)]
+struct Lives {
+    spans: Vec<Vec<Vec<Life>>>,
+}
+
+/// When a block lives, and in which memory, from and to.
+struct Life {
+    first: usize,
+    last: usize,
+    memory: (u64, u64),
+}
+
+impl Lives {
+    fn add(&mut self, life: Life) {
+        let span = (life.last - life.first + 1).next_power_of_two().ilog2();
+        let starts = grown(&mut self.spans, span as usize);
+        grown(starts, life.first >> span).push(life);
+    }
+
+    /// The memory of those that live at some time from `first` to `last`.
+    fn meeting(&self, first: usize, last: usize) -> impl Iterator<Item = (u64, u64)> {
+        let near = self.spans.iter().enumerate().flat_map(move |(span, starts)| {
+            // What began one step earlier may live on.
+            let from = (first >> span).saturating_sub(1).min(starts.len());
+            let to = ((last >> span) + 1).min(starts.len());
+            &starts[from..to]
+        });
+        near.flatten().filter(move |life| life.first <= last && first <= life.last).map(|life| life.memory)
+    }
+}
+
+/// The list at a place of a table, which is as long as it must be.
+fn grown<T>(table: &mut Vec<Vec<T>>, at: usize) -> &mut Vec<T> {
+    if table.len() <= at {
+        table.resize_with(at + 1, Vec::new);
+    }
+    &mut table[at]
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::entity::Entity;
+    use ithaca_ir::mesh::AxisId;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Whether some rank has both at one time.
+    fn meet(a: &Block, b: &Block) -> bool {
+        let apart = matches!((a.at, b.at), (Some(a), Some(b)) if a != b);
+        !apart && a.first <= b.last && b.first <= a.last
+    }
+
+    /// The rule itself: each block against all that were placed.
+    fn plain(blocks: &[Block]) -> Vec<u64> {
+        let mut order: Vec<usize> = (0..blocks.len()).collect();
+        order.sort_by_key(|&i| Reverse(blocks[i].bytes));
+        let mut offsets = vec![0; blocks.len()];
+        for (n, &i) in order.iter().enumerate() {
+            let mut busy: Vec<(u64, u64)> = order[..n]
+                .iter()
+                .filter(|&&j| meet(&blocks[j], &blocks[i]))
+                .map(|&j| (offsets[j], offsets[j] + blocks[j].bytes))
+                .collect();
+            busy.sort_unstable();
+            for (start, end) in busy {
+                if offsets[i] + blocks[i].bytes <= start {
+                    break;
+                }
+                offsets[i] = offsets[i].max(end);
+            }
+        }
+        offsets
+    }
+
+    /// Blocks of few sizes, so that many are equally large, that live for one time, for a few, or for most of them, on all
+    /// ranks or on those of one of some stages.
+    fn any_block() -> impl Strategy<Value = Block> {
+        let bytes = (0..12_u64).prop_map(|n| 256 * n);
+        let long = prop_oneof![Just(0), 0..3_usize, 0..40_usize, 0..300_usize];
+        let at = proptest::option::of(0..4_u64).prop_map(|stage| {
+            let axis = AxisId::new(0);
+            stage.map(|coordinate| At { axis, coordinate })
+        });
+        (bytes, 0..300_usize, long, at).prop_map(|(bytes, first, long, at)| Block {
+            bytes,
+            first,
+            last: first + long,
+            at,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn offsets_are_those_of_the_rule(blocks in proptest::collection::vec(any_block(), 0..250)) {
+            prop_assert_eq!(offsets(&blocks), plain(&blocks));
+        }
+    }
+}
