@@ -43,9 +43,10 @@ pub enum Command {
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
     ///
-    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold.
+    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold, and with
+    /// `--program` that it computes what its program says.
     #[command(
-        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith"
+        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith --program plan.json"
     )]
     Verify(VerifyArgs),
     /// Cut a checkpoint into a file for each rank of a plan.
@@ -383,9 +384,13 @@ pub enum CollectivesArg {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// What is verified.
+    /// What is verified; here a schedule in text form too.
     #[command(flatten)]
     pub subject: SubjectArgs,
+    /// What a schedule in text form is to compute: its plan, the per-rank program that `emit --target ir` writes, or a whole
+    /// program, which is laid out by the passes that the schedule names.
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
     /// Steps of training, each on the weights and the optimizer's state that the one before left.
     #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
     pub steps: u64,
@@ -458,9 +463,9 @@ pub struct OptArgs {
     /// Print how long each pass took.
     #[arg(long)]
     pub timings: bool,
-    /// The cluster by whose prices collectives are chosen.
-    #[arg(long, value_name = "CLUSTER", default_value = DEFAULT_CLUSTER)]
-    pub cluster: String,
+    /// The cluster by whose prices passes choose; dgx-h100 when left out.
+    #[arg(long, value_name = "CLUSTER")]
+    pub cluster: Option<String>,
     /// Where to write the program; standard output when left out.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

@@ -5,8 +5,10 @@ use ithaca_kernels::store::{self, shards};
 use super::{Done, Session};
 use crate::cli::MergeWeightsArgs;
 use crate::error::Result;
+use crate::kind::{self, Wanted};
 
 pub(super) fn merge_weights(args: &MergeWeightsArgs, session: &mut Session<'_>) -> Result<Done> {
+    kind::expect(&args.shards, Wanted::Shards)?;
     store::check_writable(&args.output)?;
     (session.progress)("joining");
     let shards::Joined { tensors, ranks, bytes } = shards::join(&args.shards, &args.output)?;

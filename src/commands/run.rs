@@ -22,6 +22,7 @@ use super::{Done, Session, fault, launch};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
+use crate::kind;
 use crate::meaning;
 use crate::subject::{self, Job, Lengths};
 
@@ -65,7 +66,7 @@ pub(super) fn run_job(
     let save = args.save.as_deref().filter(|_| is_first);
     let save = save.map(|path| training::target(path, &compiled.schedule)).transpose()?;
     let resumed =
-        args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
+        args.resume.as_deref().map(|path| resumed(path, &compiled.schedule)).transpose()?;
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
     let data = Data::open(job, &args.subject, expect)?;
@@ -262,11 +263,11 @@ impl Data {
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
         Ok(Data {
             weights: match &job.weights {
-                Some(path) => Box::new(FusedExperts::new(store::open(path)?)),
+                Some(path) => Box::new(FusedExperts::new(tensors(path)?)),
                 None => random(&job.program),
             },
             inputs: match inputs {
-                Some(path) => store::open(path)?,
+                Some(path) => tensors(path)?,
                 None => random(&job.program),
             },
             random_weights: job.weights.is_none(),
@@ -289,9 +290,21 @@ impl Data {
     }
 }
 
+/// Opens the tensors at a path, where nothing else lies.
+fn tensors(path: &Path) -> Result<Box<dyn TensorSource>> {
+    kind::expect_tensors(path)?;
+    Ok(store::open(path)?)
+}
+
+/// What training continues from.
+fn resumed(path: &Path, schedule: &Schedule) -> Result<training::Resumed> {
+    kind::expect_tensors(path)?;
+    Ok(training::resume(path, schedule)?)
+}
+
 /// Lengths of `input_ids`, and of `decoder_input_ids`, in a file of inputs, if it has them.
 pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
-    let inputs = store::open(path)?;
+    let inputs = tensors(path)?;
     let target = match inputs.shape("decoder_input_ids").as_deref() {
         Some(&[_, target]) => Some(target),
         _ => None,
@@ -345,7 +358,7 @@ pub(super) fn judge<A: Real, B: Real>(
     let rows = match expected {
         Expected::Whole(whole) => judge.outputs(found, whole),
         Expected::File(path) => {
-            let file = store::open(path)?;
+            let file = tensors(path)?;
             judge.with_source(found, &FusedExperts::new(file).asked(found.keys().cloned()))?
         }
     };
@@ -406,7 +419,7 @@ pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
         n => format!("{n} ranks ({})", job.options.mesh),
     };
     let mut out = format!("{}, {} on {mesh}; {}\n", job.title, job.options.strategy, data.description());
-    for note in notes {
+    for note in job.notes.iter().chain(notes) {
         let _ = writeln!(out, "note: {note}");
     }
     out

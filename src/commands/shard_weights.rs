@@ -13,6 +13,7 @@ use num_integer::lcm;
 use super::{Done, Session};
 use crate::cli::{ShardWeightsArgs, SubjectArgs};
 use crate::error::{Failure, Result};
+use crate::kind;
 use crate::subject::{self, Lengths};
 
 /// How many names a note lists.
@@ -36,6 +37,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
                 .help("name them with `--weights PATH`"),
         )
     })?;
+    kind::expect_tensors(weights)?;
     let checkpoint = Checkpoint::at(weights)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
@@ -60,7 +62,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
     let mut out =
         format!("{}, {} on {ranks}: {tensors} tensors, {each} each\n", job.title, job.options.strategy);
     // Writing to a string cannot fail.
-    for note in &compiled.notes {
+    for note in job.notes.iter().chain(&compiled.notes) {
         let _ = writeln!(out, "note: {note}");
     }
     if !left_out.is_empty() {

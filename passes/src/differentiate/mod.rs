@@ -83,6 +83,9 @@ impl Pass for Differentiate {
         if !cx.rewrite() {
             return Ok(module.clone());
         }
+        if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
+            cx.note("`dropout=off` has no effect: the program drops nothing");
+        }
         let step = training_step(module, &self.training);
         step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
     }
