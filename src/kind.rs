@@ -271,10 +271,14 @@ impl Wanted {
     /// Where there is one.
     fn found_by(self) -> Option<&'static str> {
         match self {
-            Wanted::Plan | Wanted::Meaning => Some("`ithaca plan MODEL --gpus N --seq TOKENS -o plan.json` writes a plan"),
+            Wanted::Plan | Wanted::Meaning => {
+                Some("`ithaca plan MODEL --gpus N --seq TOKENS -o plan.json` writes a plan")
+            }
             Wanted::Cluster => Some("`ithaca list clusters` names those that are built in"),
             Wanted::Program => Some("`ithaca emit plan.json --target ir` writes one"),
-            Wanted::Shards => Some("`ithaca shard-weights plan.json --weights model.safetensors -o shards` writes one"),
+            Wanted::Shards => {
+                Some("`ithaca shard-weights plan.json --weights model.safetensors -o shards` writes one")
+            }
             Wanted::Subject | Wanted::Model | Wanted::Rules | Wanted::Tensors => None,
         }
     }
@@ -291,16 +295,13 @@ pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
         return Ok(kind);
     }
     let name = path.display().to_string();
-    let (code, why) = match (kind, wanted) {
-        (Kind::Program(_), Wanted::Subject) => ("C03", ", and only a whole program is run and compared with itself"),
-        _ => ("C05", ""),
-    };
-    let wants = match why {
-        "" => format!(", and {} is wanted", wanted.described()),
-        why => why.to_owned(),
-    };
-    let helps = kind.taken_by(&name).into_iter().chain(wanted.found_by().map(str::to_owned));
-    let refusal = Diagnostic::new(code, format!("`{name}` is {}{wants}", kind.described()));
+    let is_program = matches!((kind, wanted), (Kind::Program(_), Wanted::Subject));
+    let code = if is_program { "C03" } else { "C05" };
+    let instead = is_program.then(|| "give its plan, or the whole program that it was made of".to_owned());
+    let found_by = wanted.found_by().map(str::to_owned);
+    let helps = kind.taken_by(&name).into_iter().chain(found_by).chain(instead);
+    let message = format!("`{name}` is {}, and {} is wanted", kind.described(), wanted.described());
+    let refusal = Diagnostic::new(code, message);
     Err(helps.fold(refusal, Diagnostic::help).into())
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::{self, Cluster};
@@ -154,7 +155,7 @@ pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
         && mesh.ranks() != gpus
     {
-        let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
+        let message = format!("mesh `{mesh}` has {}, but --gpus says {gpus}", counted(mesh.ranks(), "rank"));
         let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
         return Err(Diagnostic::new("C04", message).help(help).into());
     }

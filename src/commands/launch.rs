@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::launch::{self, Seat};
 
 use super::run::{job, run_job};
@@ -28,9 +29,16 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     let ranks = job.options.mesh.ranks();
     if ranks != seat.world {
-        let what = format!("the plan has {ranks} ranks, and there are {} processes (WORLD_SIZE)", seat.world);
+        let what = format!(
+            "the plan has {}, and WORLD_SIZE says {}",
+            counted(ranks, "rank"),
+            match seat.world {
+                1 => "1 process".to_owned(),
+                n => format!("{n} processes"),
+            }
+        );
         return Err(Diagnostic::new("C17", what)
-            .help(format!("start {ranks} processes, one for each rank"))
+            .help("start as many processes as there are ranks")
             .help("leave `--launch` out to run all ranks in one process, a thread each")
             .into());
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ithaca_codegen::trace;
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
@@ -65,8 +66,7 @@ pub(super) fn run_job(
     }
     let save = args.save.as_deref().filter(|_| is_first);
     let save = save.map(|path| training::target(path, &compiled.schedule)).transpose()?;
-    let resumed =
-        args.resume.as_deref().map(|path| resumed(path, &compiled.schedule)).transpose()?;
+    let resumed = args.resume.as_deref().map(|path| resumed(path, &compiled.schedule)).transpose()?;
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
     let data = Data::open(job, &args.subject, expect)?;
@@ -404,8 +404,10 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
         let weights = rows.iter().filter(|row| row.undetermined > 0).count();
         let _ = writeln!(
             text,
-            "note: {left_out} elements of {weights} weights have gradients that are rounding alone, of which the optimizer makes \
-             whole steps; they are no further apart than those"
+            "note: in {} the gradients of {} are rounding alone, of which the optimizer makes whole steps; the weights are no \
+             further apart there than those",
+            counted(weights as u64, "weight"),
+            counted(left_out, "element")
         );
     }
     let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });

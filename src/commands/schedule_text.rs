@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify as verify_program;
 use ithaca_ir::{Diagnostic, Level, Module, schedule, text};
@@ -25,12 +26,9 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
     let parsed = schedule::parse(&source).map_err(in_file)?;
     schedule::verify(&parsed).map_err(in_file)?;
-    let tasks = counted(parsed.frames.values().map(|frame| frame.tasks.len()).sum(), "task");
-    let frames = counted(parsed.frames.len(), "frame");
-    let ranks = match parsed.space.mesh.ranks() {
-        1 => "1 rank".to_owned(),
-        n => format!("{n} ranks"),
-    };
+    let tasks = counted(parsed.frames.values().map(|frame| frame.tasks.len() as u64).sum::<u64>(), "task");
+    let frames = counted(parsed.frames.len() as u64, "frame");
+    let ranks = counted(parsed.space.mesh.ranks(), "rank");
     let mut out = format!(
         "{}\nschedule of {tasks} in {frames} on {ranks}: memory, collectives and order hold\n",
         parsed.name
@@ -88,8 +86,4 @@ fn per_rank(
                 .into())
         }
     }
-}
-
-fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::MAX_PARTS;
 use ithaca_ir::{Diagnostic, schedule};
 use ithaca_kernels::store::shards::{self, Identity};
@@ -53,14 +54,18 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
     let (least, most) = (bytes.iter().min(), bytes.iter().max());
     let each = match (least, most) {
         (Some(least), Some(most)) if least < most => format!("{least} to {most} bytes"),
-        (_, most) => format!("{} bytes", most.unwrap_or(&0)),
+        (_, most) => counted(*most.unwrap_or(&0), "byte"),
     };
     let ranks = match bytes.len() {
         1 => "one rank".to_owned(),
         n => format!("{n} ranks ({})", job.options.mesh),
     };
-    let mut out =
-        format!("{}, {} on {ranks}: {tensors} tensors, {each} each\n", job.title, job.options.strategy);
+    let mut out = format!(
+        "{}, {} on {ranks}: {}, {each} each\n",
+        job.title,
+        job.options.strategy,
+        counted(tensors as u64, "tensor")
+    );
     // Writing to a string cannot fail.
     for note in job.notes.iter().chain(&compiled.notes) {
         let _ = writeln!(out, "note: {note}");

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_kernels::compare::{Judge, Smallest};
@@ -96,7 +97,9 @@ fn refuse_hours(ranks: &Module) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "{n_ranks} ranks run {all} operations each, {total} in all: half an hour and more where one processor plays them all"
+        "{total} operations are half an hour and more where one processor plays all ranks: {} of {}",
+        counted(all, "operation"),
+        counted(n_ranks, "rank")
     );
     Err(Diagnostic::new("C14", message)
         .help("ask for a smaller mesh of the same strategies, with fewer micro-batches")
