@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use ithaca_ir::Diagnostic;
+
 use crate::error::{Failure, Result};
 
 /// The text of a file.
@@ -18,6 +20,7 @@ pub fn read_text(path: &Path) -> Result<String> {
 /// # Errors
 /// `C01` when the folder does not exist or cannot be written to.
 pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
+    check_file(path)?;
     let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -30,12 +33,30 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// That a file may be written at a path: nothing is there, or a file that is replaced.
+///
+/// # Errors
+/// `C01` for a folder.
+pub fn check_file(path: &Path) -> Result<()> {
+    match path.is_dir() {
+        false => Ok(()),
+        true => {
+            let message = format!("`{}` is a folder, and a file is written", path.display());
+            Err(Diagnostic::new("C01", message).help("name a file in it").into())
+        }
+    }
+}
+
 /// Writes several files into a folder, which is made if it does not exist: first all beside, then the renames.
 ///
 /// # Errors
 /// `C01` when the folder cannot be made or written to.
 pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+    if folder.is_file() {
+        let message = format!("`{}` is a file, and a folder is written", folder.display());
+        return Err(Diagnostic::new("C01", message).help("name another place, as in `-o out/`").into());
+    }
     let existed = folder.exists();
     std::fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
     let result = write_staged(folder, files);

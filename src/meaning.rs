@@ -11,7 +11,9 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{self, STAGE_AXIS};
 use serde_json::Value;
 
-use crate::cli::{DeviceArg, LayoutArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs};
+use crate::cli::{
+    DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
+};
 use crate::error::{Failure, Result};
 use crate::kind::Kind;
 use crate::subject::Job;
@@ -243,6 +245,37 @@ pub fn run_notes(args: &RunArgs, schedule: &Schedule) -> Vec<String> {
     let is_narrow = buffers.any(|buffer| matches!(buffer.dtype(), DType::BF16 | DType::F16));
     let is_idle = args.storage == Some(StorageArg::Typed) && args.device == DeviceArg::Cpu && !is_narrow;
     is_idle.then(|| "`--storage typed` has no effect: no value has 16 bits".to_owned()).into_iter().collect()
+}
+
+/// Options of `opt` that are of passes, where there are some.
+///
+/// # Errors
+/// `C00`.
+pub fn opt(args: &OptArgs, n_passes: usize) -> Result<()> {
+    let meaning =
+        |why: &str| unless(n_passes == 0, why, "name passes with `--pipeline`, or rules with `--rules`");
+    refuse([
+        (
+            "--print-after",
+            args.print_after.is_some(),
+            meaning("prints what a pass makes, and no pass is named"),
+        ),
+        (
+            "--verify-each",
+            args.verify_each,
+            meaning("says what is verified after a pass, and no pass is named"),
+        ),
+        (
+            "--stop-after",
+            args.stop_after.is_some(),
+            meaning("counts rewrites of passes, and no pass is named"),
+        ),
+        (
+            "--cluster",
+            args.cluster.is_some(),
+            meaning("has the prices by which passes choose, and no pass is named"),
+        ),
+    ])
 }
 
 /// A seed, where weights or inputs are random.

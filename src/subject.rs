@@ -149,8 +149,12 @@ pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
 /// The mesh that arguments name, and the number of GPUs; they must agree.
 ///
 /// # Errors
-/// `P12` for a malformed mesh, `C04` when its axes do not multiply to the GPUs.
+/// `C00` for a mesh without axes, `P12` for a malformed one, `C04` when its axes do not multiply to the GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
+    if args.mesh.as_deref().is_some_and(|mesh| mesh.trim().is_empty()) {
+        let refusal = Diagnostic::new("C00", "`--mesh` names no axis");
+        return Err(refusal.help("as in `--mesh ulysses=4,tp=2`; leave it out for one device").into());
+    }
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
         && mesh.ranks() != gpus
@@ -486,7 +490,9 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     }
     options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::usual(options.zero)), Fusion::parse)?;
     for item in &args.layer_strategies {
-        let Some((layer, strategy)) = item.split_once('=') else {
+        let parts =
+            item.split_once('=').filter(|(layer, name)| !layer.trim().is_empty() && !name.trim().is_empty());
+        let Some((layer, strategy)) = parts else {
             return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
         };
         options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
@@ -495,7 +501,9 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     choice.movement = args.movement.as_deref().map(parse_movement).transpose()?;
     choice.cross_movement = args.cross_movement.as_deref().map(parse_movement).transpose()?;
     for item in args.sequence_axes.iter().flat_map(|list| list.split(',')) {
-        let Some((dim, axes)) = item.split_once('=') else {
+        let parts =
+            item.split_once('=').filter(|(dim, axes)| !dim.trim().is_empty() && !axes.trim().is_empty());
+        let Some((dim, axes)) = parts else {
             return Err(Failure::usage(format!("`--sequence-axes {item}` is not DIM=AXIS[+AXIS]")));
         };
         choice.sequences.push((dim.trim().to_owned(), parse_axes(axes)));

@@ -58,6 +58,11 @@ pub(super) fn run_job(
         }
     };
     let fault = args.fault.as_deref().map(fault::parse).transpose()?;
+    for path in [&args.output, &args.trace].into_iter().flatten().filter(|_| is_first) {
+        // Before anything runs, for long perhaps.
+        files::check_file(path)?;
+        store::check_writable(path)?;
+    }
     progress("compiling");
     let compiled = job.compile()?;
     let device = Device::open(&compiled.schedule, args)?;

@@ -123,7 +123,16 @@ fn prices_that_nobody_asks_for_are_noted() {
     let opt = |pipeline: &str| said(&at, &format!("opt ulysses.ith --cluster cpu --pipeline={pipeline}"));
     let says = "// note: `--cluster cpu` has no effect: no pass asked for a price";
     let laid_out = "shard{strategy=ulysses,ulysses=4},lower-movements,lower-reshards";
-    assert!(opt("").contains(says));
     assert!(opt("shard{strategy=ulysses,ulysses=4}").contains(says));
     assert!(!opt(laid_out).contains(says));
+}
+
+#[test]
+fn options_of_passes_need_passes() {
+    let at = repository("tests/files/passes");
+    for flag in ["--print-after all", "--verify-each", "--stop-after 3", "--cluster cpu"] {
+        let refusal = refused(&at, &format!("opt ulysses.ith {flag}"));
+        assert!(refusal.contains("[C00]") && refusal.contains("no pass is named"), "{flag}: {refusal}");
+        said(&at, &format!("opt ulysses.ith {flag} --pipeline shard{{strategy=ulysses,ulysses=4}}"));
+    }
 }
