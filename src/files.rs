@@ -36,8 +36,11 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
 /// That a file may be written at a path: nothing is there, or a file that is replaced.
 ///
 /// # Errors
-/// `C01` for a folder.
+/// `C01` for a folder, and for a file of a folder that does not exist.
 pub fn check_file(path: &Path) -> Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::metadata(folder).map_err(|e| Failure::io(&path.display().to_string(), &e))?;
+    }
     match path.is_dir() {
         false => Ok(()),
         true => {
