@@ -29,16 +29,18 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     let ranks = job.options.mesh.ranks();
     if ranks != seat.world {
+        let processes = |n| match n {
+            1 => "1 process".to_owned(),
+            n => format!("{n} processes"),
+        };
         let what = format!(
-            "the plan has {}, and WORLD_SIZE says {}",
+            "the plan has {}, and there {} {} (WORLD_SIZE)",
             counted(ranks, "rank"),
-            match seat.world {
-                1 => "1 process".to_owned(),
-                n => format!("{n} processes"),
-            }
+            if seat.world == 1 { "is" } else { "are" },
+            processes(seat.world)
         );
         return Err(Diagnostic::new("C17", what)
-            .help("start as many processes as there are ranks")
+            .help(format!("start {}, one for each rank", processes(ranks)))
             .help("leave `--launch` out to run all ranks in one process, a thread each")
             .into());
     }

@@ -365,7 +365,10 @@ fn messages_say_what_a_value_should_be() {
         (format!("{plan} --gpus 99999999999999999999"), "is not a whole number from 1 to"),
         ("run examples/gpt2 --shrink --seed x".to_owned(), "`x` is not a whole number from 0 to"),
         ("run examples/gpt2 --shrink --layer-strategy block=ring".to_owned(), "axis that one device lacks"),
-        ("run examples/gpt2 --shrink -o examples".to_owned(), "`examples` is a folder, and a file is written"),
+        (
+            "run examples/gpt2 --shrink -o examples".to_owned(),
+            "`examples` is a folder, and a file is written",
+        ),
         ("run examples/gpt2 --shrink --trace .".to_owned(), "`.` is a folder, and a file is written"),
         (format!("{plan} --gpus 2 -o examples"), "`examples` is a folder, and a file is written"),
         ("plan examples/gpt2 --gpus 1 --seq 64 --mesh ring=2".to_owned(), "has 2 ranks, but --gpus says 1"),
