@@ -43,9 +43,10 @@ pub enum Command {
     Run(RunArgs),
     /// Check that the per-rank program computes what the whole one does, in double precision.
     ///
-    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold.
+    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold, and with
+    /// `--program` that it computes what its program says.
     #[command(
-        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith"
+        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith --program plan.json"
     )]
     Verify(VerifyArgs),
     /// Cut a checkpoint into a file for each rank of a plan.
@@ -101,10 +102,10 @@ pub struct WorkloadArgs {
     pub recompute: Option<String>,
     /// Parts of the tokens of each rank whose loss and gradients a training step computes one after another, so that the
     /// logits of one part are there at a time.
-    #[arg(long, value_name = "C")]
+    #[arg(long, value_name = "C", allow_hyphen_values = true)]
     pub loss_chunks: Option<String>,
     /// Parts of the batch whose gradients are summed in a training step.
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", allow_hyphen_values = true)]
     pub micro_batches: Option<String>,
     /// In which order the stages of a pipeline, on the axis pp of the mesh, run micro-batches: gpipe, 1f1b (as when left
     /// out), or interleaved (with `--train chunks=N` ranges of layers for each stage).
@@ -120,7 +121,7 @@ pub struct WorkloadArgs {
     pub shift_labels: bool,
     /// How many tokens an expert takes: a factor of the even share, and the groups of a sequence that share slots, as in
     /// `1.25/8`; all that choose it when left out.
-    #[arg(long, value_name = "FACTOR[/GROUPS]")]
+    #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
     pub capacity: Option<String>,
     /// A field of the configuration that is known not to change the computation; may be repeated.
     #[arg(long = "ignore-field", value_name = "FIELD")]
@@ -173,7 +174,7 @@ pub struct LayoutArgs {
     #[arg(long)]
     pub prune: bool,
     /// Split over ranks that hold the same weights: 1 and 2 the optimizer and gradients, 3 parameters too.
-    #[arg(long, value_name = "STAGE")]
+    #[arg(long, value_name = "STAGE", allow_hyphen_values = true, value_parser = whole)]
     pub zero: Option<u64>,
     /// What is fused: `pack` joins independent collectives into one message; `overlap` or `overlap(chunks=N)` cuts
     /// collectives and the kernels beside them into chunks as well, so that one travels while another computes; `none`.
@@ -275,7 +276,7 @@ pub struct SubjectArgs {
     #[arg(long)]
     pub shrink: bool,
     /// Seed of random weights and inputs; 0 when left out.
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", allow_hyphen_values = true, value_parser = whole)]
     pub seed: Option<u64>,
 }
 
@@ -339,7 +340,7 @@ pub struct RunArgs {
     /// Let a task of one rank go wrong, to see that the others stop: the task of a frame by its number, as errors and
     /// traces have it, at a layer or the first one; KIND is error, as when left out, panic, or hang, which ends by
     /// --timeout.
-    #[arg(long, value_name = "RANK:FRAME/TASK[:LAYER][=KIND]")]
+    #[arg(long, value_name = "RANK:FRAME/TASK[:LAYER][=KIND]", allow_hyphen_values = true)]
     pub fault: Option<String>,
 }
 
@@ -383,9 +384,13 @@ pub enum CollectivesArg {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// What is verified.
+    /// What is verified; here a schedule in text form too.
     #[command(flatten)]
     pub subject: SubjectArgs,
+    /// What a schedule in text form is to compute: its plan, the per-rank program that `emit --target ir` writes, or a whole
+    /// program, which is laid out by the passes that the schedule names.
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
     /// Steps of training, each on the weights and the optimizer's state that the one before left.
     #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
     pub steps: u64,
@@ -453,14 +458,14 @@ pub struct OptArgs {
     #[arg(long)]
     pub verify_each: bool,
     /// Allow only the first N rewrites.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole)]
     pub stop_after: Option<u64>,
     /// Print how long each pass took.
     #[arg(long)]
     pub timings: bool,
-    /// The cluster by whose prices collectives are chosen.
-    #[arg(long, value_name = "CLUSTER", default_value = DEFAULT_CLUSTER)]
-    pub cluster: String,
+    /// The cluster by whose prices passes choose; dgx-h100 when left out.
+    #[arg(long, value_name = "CLUSTER")]
+    pub cluster: Option<String>,
     /// Where to write the program; standard output when left out.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -506,12 +511,15 @@ pub struct CompletionsArgs {
 
 fn positive(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
-        Ok(0) | Err(_) => Err(format!("`{text}` is not a positive whole number")),
-        Ok(n) if n > ithaca_ir::Dim::MAX_SIZE => {
-            Err(format!("{n} is more than {}", ithaca_ir::Dim::MAX_SIZE))
+        Ok(n) if (1..=ithaca_ir::Dim::MAX_SIZE).contains(&n) => Ok(n),
+        Ok(_) | Err(_) => {
+            Err(format!("`{text}` is not a whole number from 1 to {}", ithaca_ir::Dim::MAX_SIZE))
         }
-        Ok(n) => Ok(n),
     }
+}
+
+fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 to {}", u64::MAX))
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {

@@ -13,6 +13,7 @@ pub const COMMAND_LINE: &[Code] = &[
     code("C02", "a description or a plan is JSON"),
     code("C03", "a program that is run or verified is a whole one"),
     code("C04", "the mesh has as many ranks as there are GPUs"),
+    code("C05", "a file is of a kind that the command reads"),
     code("C10", "tensors are there, of the right shape, in files that are whole"),
     code("C11", "a run fits in this machine's memory"),
     code("C12", "tokens are in the vocabulary"),

@@ -87,6 +87,9 @@ impl From<StoreError> for Failure {
             StoreError::Io { path, .. } if path.ends_with(store::SINGLE) && is_of_parts(path) => {
                 diagnostic.help("join the parts of that folder first with `ithaca merge-weights`").into()
             }
+            StoreError::Io { path, .. } if path.ends_with(shards::INDEX) => diagnostic
+                .help("it is in the folder of all parts, as `ithaca shard-weights` writes it")
+                .into(),
             _ => diagnostic.into(),
         }
     }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use ithaca_ir::Diagnostic;
 use ithaca_kernels::store::WholeFile;
 
 use crate::error::{Failure, Result};
@@ -20,11 +21,29 @@ pub fn read_text(path: &Path) -> Result<String> {
 /// # Errors
 /// `C01` when the folder does not exist or cannot be written to.
 pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
+    check_file(path)?;
     let written = WholeFile::create(path).and_then(|mut file| {
         file.write_all(contents)?;
         file.finish()
     });
     written.map_err(|e| Failure::io(&path.display().to_string(), &e))
+}
+
+/// That a file may be written at a path: nothing is there, or a file that is replaced.
+///
+/// # Errors
+/// `C01` for a folder, and for a file of a folder that does not exist.
+pub fn check_file(path: &Path) -> Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::metadata(folder).map_err(|e| Failure::io(&path.display().to_string(), &e))?;
+    }
+    match path.is_dir() {
+        false => Ok(()),
+        true => {
+            let message = format!("`{}` is a folder, and a file is written", path.display());
+            Err(Diagnostic::new("C01", message).help("name a file in it").into())
+        }
+    }
 }
 
 /// Writes several files into a folder, which is made if it does not exist: first all beside, then the renames.
@@ -33,6 +52,10 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
 /// `C01` when the folder cannot be made or written to.
 pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+    if folder.is_file() {
+        let message = format!("`{}` is a file, and a folder is written", folder.display());
+        return Err(Diagnostic::new("C01", message).help("name another place, as in `-o out/`").into());
+    }
     let existed = folder.exists();
     std::fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
     let result = write_staged(folder, files);

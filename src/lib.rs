@@ -10,6 +10,7 @@ pub mod commands;
 pub mod error;
 pub mod evaluate;
 pub mod files;
+pub mod kind;
 pub mod meaning;
 pub mod shell;
 pub mod subject;

@@ -4,15 +4,18 @@
 //! `--zero`, is known when it is made; those that have none say so in the notes of their plan.
 
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::{DType, Diagnostic, Mesh};
-use ithaca_passes::differentiate::{PipelineOrder, Training};
-use ithaca_passes::import::Mode;
+use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module};
+use ithaca_passes::differentiate::{DropoutChoice, PipelineOrder, Training};
+use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{self, STAGE_AXIS};
 use serde_json::Value;
 
-use crate::cli::{DeviceArg, LayoutArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs};
+use crate::cli::{
+    DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
+};
 use crate::error::{Failure, Result};
+use crate::kind::Kind;
 use crate::subject::Job;
 
 /// An option of the training step as it was given.
@@ -152,6 +155,42 @@ pub fn stages_of(
     }
 }
 
+/// Options of a layout that is settled, of something that is run or verified here.
+///
+/// # Errors
+/// `C00`.
+pub fn layout(args: &LayoutArgs, mesh: &Mesh) -> Result<()> {
+    let why = "names the prices by which collectives are chosen, and one device has no collectives";
+    let help = "what a step takes there is said by `ithaca plan` with `--gpus 1`";
+    refuse([("--cluster", args.cluster.is_some(), unless(mesh.ranks() == 1, why, help))])
+}
+
+/// What is to be said of options of a layout that change nothing of it, beside what its passes say.
+pub fn layout_notes(args: &LayoutArgs, mesh: &Mesh) -> Option<String> {
+    let fuse = args.fuse.as_deref().filter(|_| mesh.ranks() == 1)?;
+    let is_idle = fuse.split('+').all(|pass| matches!(pass.trim(), "fold" | "pack"));
+    is_idle.then(|| format!("`--fuse {fuse}` has no effect: one device has no collectives"))
+}
+
+/// What is to be said of options of a training step that change nothing of it: `step` is what they make of a program,
+/// `as_configured` what it is where all is dropped that the configuration says.
+///
+/// # Errors
+/// Those of `as_configured`.
+pub fn training_notes(
+    workload: &Workload,
+    step: &Module,
+    as_configured: impl FnOnce(&Workload) -> std::result::Result<Module, Diagnostics>,
+) -> Result<Option<String>> {
+    if workload.mode != Mode::Train || workload.training.dropout != DropoutChoice::Off {
+        return Ok(None);
+    }
+    let training = Training { dropout: DropoutChoice::Config, ..workload.training.clone() };
+    let configured = as_configured(&Workload { training, ..workload.clone() })?;
+    let is_idle = configured.functions == step.functions;
+    Ok(is_idle.then(|| "`--train dropout=off` has no effect: the configuration drops nothing".to_owned()))
+}
+
 /// Fields that are to be ignored are there.
 ///
 /// # Errors
@@ -208,6 +247,37 @@ pub fn run_notes(args: &RunArgs, schedule: &Schedule) -> Vec<String> {
     is_idle.then(|| "`--storage typed` has no effect: no value has 16 bits".to_owned()).into_iter().collect()
 }
 
+/// Options of `opt` that are of passes, where there are some.
+///
+/// # Errors
+/// `C00`.
+pub fn opt(args: &OptArgs, n_passes: usize) -> Result<()> {
+    let meaning =
+        |why: &str| unless(n_passes == 0, why, "name passes with `--pipeline`, or rules with `--rules`");
+    refuse([
+        (
+            "--print-after",
+            args.print_after.is_some(),
+            meaning("prints what a pass makes, and no pass is named"),
+        ),
+        (
+            "--verify-each",
+            args.verify_each,
+            meaning("says what is verified after a pass, and no pass is named"),
+        ),
+        (
+            "--stop-after",
+            args.stop_after.is_some(),
+            meaning("counts rewrites of passes, and no pass is named"),
+        ),
+        (
+            "--cluster",
+            args.cluster.is_some(),
+            meaning("has the prices by which passes choose, and no pass is named"),
+        ),
+    ])
+}
+
 /// A seed, where weights or inputs are random.
 ///
 /// # Errors
@@ -223,17 +293,22 @@ pub fn seed(args: &SubjectArgs, is_random: bool) -> Result<u64> {
 /// # Errors
 /// `C00`.
 pub fn verify(args: &VerifyArgs) -> Result<()> {
+    let subject = args.subject.subject.display();
+    let why = format!("says what a schedule in text form is to compute, and `{subject}` is none");
+    let help = "what is verified here has its program in itself";
+    refuse([("--program", args.program.is_some(), Err(vain(why, help)))])?;
     let why = "says how far results may be from those of `--expect`, and nothing is expected";
     let help = "the whole program's own are compared in double precision, to 1e-9";
     refuse([("--tolerance", args.tolerance.is_some(), unless(args.expect.is_none(), why, help))])
 }
 
-/// That nothing is asked of a schedule in text form but that it be checked.
+/// That nothing is asked of a schedule in text form but that it be checked, against `program` where one is given. The
+/// cluster is that by which a whole program is laid out.
 ///
 /// # Errors
 /// `C00`.
-pub fn verify_schedule(args: &VerifyArgs) -> Result<()> {
-    let VerifyArgs { subject, steps, expect, tolerance } = args;
+pub fn verify_schedule(args: &VerifyArgs, program: Option<Kind>) -> Result<()> {
+    let VerifyArgs { subject, steps, expect, tolerance, program: _ } = args;
     let SubjectArgs { subject: _, workload: _, layout: _, inputs, weights, shrink, seed } = subject;
     let rows = [
         ("--inputs", inputs.is_some()),
@@ -245,7 +320,11 @@ pub fn verify_schedule(args: &VerifyArgs) -> Result<()> {
         ("--tolerance", tolerance.is_some()),
     ];
     let own = rows.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
-    let flag = of_workload(&subject.workload).or(of_layout(&subject.layout)).or(own);
+    let mut layout = subject.layout.clone();
+    if program == Some(Kind::Program(Level::Program)) {
+        layout.cluster = None;
+    }
+    let flag = of_workload(&subject.workload).or(of_layout(&layout)).or(own);
     let why = "has no meaning for a schedule, which is checked as it stands";
     refuse(flag.map(|flag| (flag, true, Err(vain(why, "")))))
 }

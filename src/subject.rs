@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use ithaca_ir::module::Level;
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
-use ithaca_passes::cluster::Cluster;
+use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
-use crate::files;
+use crate::kind::{self, Kind, Wanted};
 use crate::meaning::{self, Setting};
 
 /// A model description.
@@ -40,10 +40,10 @@ pub struct Model {
 /// Reads a model description: a folder with `config.json`, or the file.
 ///
 /// # Errors
-/// `C01` when there is none, `C02` when it is not JSON.
+/// `C01` when there is none, `C02` when it is not JSON, `C05` when it is something else.
 pub fn model(path: &Path) -> Result<Model> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let text = files::read_text(&file)?;
+    let text = kind::read(&file, Wanted::Model)?;
     let config = parse_json(&file, &text)?;
     let folder = file.parent().map(Path::to_owned).unwrap_or_default();
     let named =
@@ -55,21 +55,23 @@ pub fn model(path: &Path) -> Result<Model> {
 /// Reads a plan.
 ///
 /// # Errors
-/// `C01` when the file is missing, and what [`Plan::from_json`] refuses.
+/// `C01` when the file is missing, `C05` when it is something else, and what [`Plan::from_json`] refuses.
 pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
-    let text = files::read_text(path)?;
+    let text = kind::read(path, Wanted::Plan)?;
     Plan::from_json_with(registry, &path.display().to_string(), &text).map_err(Failure::from)
 }
 
 /// A cluster: a built-in profile's name, or the path of a file.
 ///
 /// # Errors
-/// `C01` when the file is missing, `M20`–`M22` when it is no cluster or no profile has the name.
+/// `C01` when the file is missing, `C05` when it is something else, `M20`–`M22` when it is no cluster or no profile has
+/// the name.
 pub fn cluster(name: &str) -> Result<Cluster> {
     let path = Path::new(name);
     let is_path = name.contains(['/', '\\']) || path.extension().is_some_and(|e| e == "toml");
-    match is_path {
-        true => Ok(Cluster::parse(name, &files::read_text(path)?)?),
+    let is_other = || path.exists() && !cluster::names().contains(&name);
+    match is_path || is_other() {
+        true => Ok(Cluster::parse(name, &kind::read(path, Wanted::Cluster)?)?),
         false => Ok(Cluster::named(name)?),
     }
 }
@@ -147,13 +149,17 @@ pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
 /// The mesh that arguments name, and the number of GPUs; they must agree.
 ///
 /// # Errors
-/// `P12` for a malformed mesh, `C04` when its axes do not multiply to the GPUs.
+/// `C00` for a mesh without axes, `P12` for a malformed one, `C04` when its axes do not multiply to the GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
+    if args.mesh.as_deref().is_some_and(|mesh| mesh.trim().is_empty()) {
+        let refusal = Diagnostic::new("C00", "`--mesh` names no axis");
+        return Err(refusal.help("as in `--mesh ulysses=4,tp=2`; leave it out for one device").into());
+    }
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
         && mesh.ranks() != gpus
     {
-        let message = format!("mesh `{mesh}` has {} ranks, but --gpus says {gpus}", mesh.ranks());
+        let message = format!("mesh `{mesh}` has {}, but --gpus says {gpus}", counted(mesh.ranks(), "rank"));
         let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
         return Err(Diagnostic::new("C04", message).help(help).into());
     }
@@ -180,6 +186,8 @@ pub struct Job {
     pub registry: Registry,
     /// The plan whose program this is, and which must be kept.
     pub plan: Option<Box<Plan>>,
+    /// What is to be said of options that change nothing.
+    pub notes: Vec<String>,
 }
 
 impl Job {
@@ -259,17 +267,11 @@ impl Job {
 /// Whatever the plan, the model, the program or the layout is refused for.
 pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let path = &args.subject;
-    let extension = path.extension().and_then(|e| e.to_str());
-    let mut job = match extension {
-        Some("ith") => text_job(registry, path, args)?,
-        Some("json") if !path.is_dir() => {
-            let text = files::read_text(path)?;
-            let value = parse_json(path, &text)?;
-            match value.get("model_type").is_some() && value.get("pipeline").is_none() {
-                true => model_job(registry, path, args, lengths)?,
-                false => plan_job(registry, path, args)?,
-            }
-        }
+    let is_config = path.file_name().is_some_and(|name| name == "config.json");
+    let mut job = match kind::expect(path, Wanted::Subject)? {
+        Kind::Program(_) => text_job(registry, path, args)?,
+        Kind::Plan => plan_job(registry, path, args)?,
+        Kind::Json if !is_config => plan_job(registry, path, args)?,
         _ => model_job(registry, path, args, lengths)?,
     };
     if let Some(weights) = &args.weights {
@@ -279,18 +281,11 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 }
 
 fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
-    let source = files::read_text(path)?;
+    let source = kind::read(path, Wanted::Subject)?;
     let name = path.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
     let program = text::parse(&source).map_err(in_file)?;
     ithaca_ir::verify::verify(&program).map_err(in_file)?;
-    if program.level != Level::Program {
-        let message = format!(
-            "`{name}` is {}, and only a whole program can be compared with itself",
-            program.level.name()
-        );
-        return Err(Diagnostic::new("C03", message).into());
-    }
     if args.shrink {
         return Err(Failure::usage(
             "`--shrink` needs a model's configuration; a program in text form has its sizes",
@@ -302,6 +297,7 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         )));
     }
     let (options, cluster) = layout(registry, &args.layout)?;
+    let notes = Vec::from_iter(meaning::layout_notes(&args.layout, &options.mesh));
     Ok(Job {
         title: program.name.clone(),
         program,
@@ -311,6 +307,7 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         weights: None,
         registry: registry.clone(),
         plan: None,
+        notes,
     })
 }
 
@@ -334,6 +331,9 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
     };
     let program = import::program(&config.0, &model.name, &config.1)?;
     let plain = plain(&config.0, &model.name, &config.1)?;
+    let mut notes = Vec::from_iter(meaning::layout_notes(&args.layout, &options.mesh));
+    let as_configured = |workload: &Workload| import::program(&config.0, &model.name, workload);
+    notes.extend(meaning::training_notes(&config.1, &program, as_configured)?);
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
     Ok(Job {
@@ -345,6 +345,7 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
         weights,
         registry: registry.clone(),
         plan: None,
+        notes,
     })
 }
 
@@ -376,6 +377,7 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         weights,
         registry: registry.clone(),
         plan: (!args.shrink).then(|| Box::new(plan)),
+        notes: Vec::new(),
     })
 }
 
@@ -456,6 +458,7 @@ fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Clust
                 .into());
         }
     };
+    meaning::layout(args, &mesh)?;
     let mut options = ShardOptions::new(strategy, mesh);
     set_flags(&mut options, args)?;
     Ok((options, cluster))
@@ -487,7 +490,9 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     }
     options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::usual(options.zero)), Fusion::parse)?;
     for item in &args.layer_strategies {
-        let Some((layer, strategy)) = item.split_once('=') else {
+        let parts =
+            item.split_once('=').filter(|(layer, name)| !layer.trim().is_empty() && !name.trim().is_empty());
+        let Some((layer, strategy)) = parts else {
             return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
         };
         options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
@@ -496,7 +501,9 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     choice.movement = args.movement.as_deref().map(parse_movement).transpose()?;
     choice.cross_movement = args.cross_movement.as_deref().map(parse_movement).transpose()?;
     for item in args.sequence_axes.iter().flat_map(|list| list.split(',')) {
-        let Some((dim, axes)) = item.split_once('=') else {
+        let parts =
+            item.split_once('=').filter(|(dim, axes)| !dim.trim().is_empty() && !axes.trim().is_empty());
+        let Some((dim, axes)) = parts else {
             return Err(Failure::usage(format!("`--sequence-axes {item}` is not DIM=AXIS[+AXIS]")));
         };
         choice.sequences.push((dim.trim().to_owned(), parse_axes(axes)));

@@ -135,6 +135,14 @@ impl std::error::Error for Diagnostic {}
 /// Refusals, in order of discovery; never empty when returned as an error.
 pub type Diagnostics = Vec<Diagnostic>;
 
+/// A number of things, for messages: `1 rank`, `2 ranks`; of a noun whose plural ends in `s`.
+pub fn counted(n: impl Into<u128>, noun: &str) -> String {
+    match n.into() {
+        1 => format!("1 {noun}"),
+        n => format!("{n} {noun}s"),
+    }
+}
+
 /// Diagnostics for a terminal, one after another, with a count at the end when there are several.
 pub fn render(diagnostics: &[Diagnostic], source: Option<Source<'_>>) -> String {
     let mut out = String::new();

@@ -4,6 +4,7 @@ use crate::cpu::fault::NoSuchTask;
 use crate::cuda::CudaError;
 use crate::launch::LaunchError;
 use crate::store::StoreError;
+use ithaca_ir::diagnostic::counted;
 
 /// Why a module or a schedule could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +69,8 @@ pub enum RunError {
     Invalid(String),
     /// More memory is needed than was allowed.
     #[error(
-        "the run needs {needed} bytes ({ranks} ranks with arenas of {arena} bytes, {weights} bytes of weights and inputs), more than the limit of {limit}"
+        "the run needs {needed} bytes ({} with arenas of {arena} bytes, {weights} bytes of weights and inputs), more than the limit of {limit}",
+        counted(*ranks, "rank")
     )]
     Memory {
         /// Bytes needed.

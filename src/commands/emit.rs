@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use ithaca_codegen::{cuda, dot, json, mermaid, svg, trace};
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostic, schedule, text};
 use ithaca_passes::import;
@@ -39,7 +40,11 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             let list: Vec<(PathBuf, Vec<u8>)> =
                 emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
             files::write_all(folder, &list)?;
-            return Ok(Done::said(format!("wrote {} files to {}\n", list.len(), folder.display())));
+            return Ok(Done::said(format!(
+                "wrote {} to {}\n",
+                counted(list.len() as u64, "file"),
+                folder.display()
+            )));
         }
     };
     match &args.output {

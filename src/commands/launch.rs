@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::launch::{self, Seat};
 
 use super::run::{job, run_job};
@@ -28,9 +29,18 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     };
     let ranks = job.options.mesh.ranks();
     if ranks != seat.world {
-        let what = format!("the plan has {ranks} ranks, and there are {} processes (WORLD_SIZE)", seat.world);
+        let processes = |n| match n {
+            1 => "1 process".to_owned(),
+            n => format!("{n} processes"),
+        };
+        let what = format!(
+            "the plan has {}, and there {} {} (WORLD_SIZE)",
+            counted(ranks, "rank"),
+            if seat.world == 1 { "is" } else { "are" },
+            processes(seat.world)
+        );
         return Err(Diagnostic::new("C17", what)
-            .help(format!("start {ranks} processes, one for each rank"))
+            .help(format!("start {}, one for each rank", processes(ranks)))
             .help("leave `--launch` out to run all ranks in one process, a thread each")
             .into());
     }

@@ -12,6 +12,7 @@ mod merge_weights;
 mod opt;
 mod plan;
 mod run;
+mod schedule_text;
 mod shard_weights;
 mod verify;
 

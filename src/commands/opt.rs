@@ -1,24 +1,29 @@
 //! `opt`: passes over a program in text form.
 
+use std::cell::Cell;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use ithaca_ir::{Diagnostic, Module, text};
+use ithaca_ir::{Diagnostic, Module, Op, Space, TensorType, text};
+use ithaca_passes::cluster::Cluster;
 use ithaca_passes::fuse::saturate::Saturate;
-use ithaca_passes::pass::{Context, Instrument, Pass, run_passes};
+use ithaca_passes::pass::{Context, Instrument, Pass, Prices, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::rules::{self, ApplyRules};
 
 use super::{Done, Session};
-use crate::cli::OptArgs;
+use crate::cli::{DEFAULT_CLUSTER, OptArgs};
 use crate::error::{Failure, Result};
 use crate::evaluate::Oracle;
-use crate::{files, subject};
+use crate::kind::{self, Wanted};
+use crate::{files, meaning, subject};
 
 pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
-    let cluster = subject::cluster(&args.cluster)?;
+    let cluster = subject::cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+    let prices = Asked { cluster: &cluster, was_asked: Cell::new(false) };
     let passes = passes(args, session)?;
-    let source = files::read_text(&args.file)?;
+    meaning::opt(args, passes.len())?;
+    let source = kind::read(&args.file, Wanted::Program)?;
     let name = args.file.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
     let started = Instant::now();
@@ -33,13 +38,16 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
         }
     }
     let mut watch = Watch { args, text: String::new(), rows: vec![("parse".to_owned(), parsed)] };
-    let mut cx = Context::new(&cluster).stop_after(args.stop_after);
+    let mut cx = Context::new(&prices).stop_after(args.stop_after);
     let started = Instant::now();
     let module = run_passes(module, &passes, &mut cx, &mut watch)?;
     let total = started.elapsed() + parsed;
     let mut out = watch.text;
     for note in cx.notes() {
         let _ = writeln!(out, "// note: {note}");
+    }
+    if let Some(name) = args.cluster.as_ref().filter(|_| !prices.was_asked.get()) {
+        let _ = writeln!(out, "// note: `--cluster {name}` has no effect: no pass asked for a price");
     }
     if args.timings {
         out.push_str(&timings(&watch.rows, total));
@@ -62,7 +70,7 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
             false => Ok(pipeline::parse_with(session.registry, &args.pipeline)?),
         };
     };
-    let source = files::read_text(path)?;
+    let source = kind::read(path, Wanted::Rules)?;
     let name = path.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
     let rules = rules::parse(&source).map_err(in_file)?;
@@ -98,6 +106,29 @@ fn awaiting_rules(stage: &pipeline::Stage) -> Result<Option<Saturate>> {
 
 fn is_place_of_rules(stage: &pipeline::Stage) -> bool {
     stage.name == "rules" && stage.options.is_empty()
+}
+
+/// A cluster's prices, and whether anybody asked for one.
+struct Asked<'a> {
+    cluster: &'a Cluster,
+    was_asked: Cell<bool>,
+}
+
+impl Prices for Asked<'_> {
+    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+        self.was_asked.set(true);
+        self.cluster.collective_seconds(space, op, from, to)
+    }
+
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        self.was_asked.set(true);
+        self.cluster.op_seconds(space, op, operands, results)
+    }
+
+    fn node_devices(&self) -> Option<u64> {
+        self.was_asked.set(true);
+        self.cluster.node_devices()
+    }
 }
 
 /// Collects what `--print-after`, `--verify-each` and `--timings` ask for.

@@ -49,6 +49,8 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         (Mode::Train, 2..) => (2..=MOST_STAGES).collect(),
         _ => Vec::new(),
     };
+    let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
+    let idle = meaning::training_notes(&workload, &module, as_configured)?;
     let request = Request {
         gpus,
         batch: workload.batch,
@@ -96,6 +98,9 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     if !args.json && args.workload.pipeline.is_some() && !plan.mesh.iter().any(|axis| axis.axis == STAGE_AXIS)
     {
         out.push_str("note: `--pipeline` has no effect: the plan has no stages\n");
+    }
+    if let Some(note) = idle.filter(|_| !args.json) {
+        let _ = writeln!(out, "note: {note}");
     }
     if let Some(path) = &args.output {
         files::write(path, json.as_bytes())?;

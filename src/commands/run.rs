@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ithaca_codegen::trace;
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
@@ -22,6 +23,7 @@ use super::{Done, Session, fault, launch};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
+use crate::kind;
 use crate::meaning;
 use crate::subject::{self, Job, Lengths};
 
@@ -56,6 +58,11 @@ pub(super) fn run_job(
         }
     };
     let fault = args.fault.as_deref().map(fault::parse).transpose()?;
+    for path in [&args.output, &args.trace].into_iter().flatten().filter(|_| is_first) {
+        // Before anything runs, for long perhaps.
+        files::check_file(path)?;
+        store::check_writable(path)?;
+    }
     progress("compiling");
     let compiled = job.compile()?;
     let device = Device::open(&compiled.schedule, args)?;
@@ -64,8 +71,7 @@ pub(super) fn run_job(
     }
     let save = args.save.as_deref().filter(|_| is_first);
     let save = save.map(|path| training::target(path, &compiled.schedule)).transpose()?;
-    let resumed =
-        args.resume.as_deref().map(|path| training::resume(path, &compiled.schedule)).transpose()?;
+    let resumed = args.resume.as_deref().map(|path| resumed(path, &compiled.schedule)).transpose()?;
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
     let data = Data::open(job, &args.subject, expect)?;
@@ -262,11 +268,11 @@ impl Data {
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
         Ok(Data {
             weights: match &job.weights {
-                Some(path) => Box::new(FusedExperts::new(store::open(path)?)),
+                Some(path) => Box::new(FusedExperts::new(tensors(path)?)),
                 None => random(&job.program),
             },
             inputs: match inputs {
-                Some(path) => store::open(path)?,
+                Some(path) => tensors(path)?,
                 None => random(&job.program),
             },
             random_weights: job.weights.is_none(),
@@ -289,9 +295,21 @@ impl Data {
     }
 }
 
+/// Opens the tensors at a path, where nothing else lies.
+fn tensors(path: &Path) -> Result<Box<dyn TensorSource>> {
+    kind::expect_tensors(path)?;
+    Ok(store::open(path)?)
+}
+
+/// What training continues from.
+fn resumed(path: &Path, schedule: &Schedule) -> Result<training::Resumed> {
+    kind::expect_tensors(path)?;
+    Ok(training::resume(path, schedule)?)
+}
+
 /// Lengths of `input_ids`, and of `decoder_input_ids`, in a file of inputs, if it has them.
 pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
-    let inputs = store::open(path)?;
+    let inputs = tensors(path)?;
     let target = match inputs.shape("decoder_input_ids").as_deref() {
         Some(&[_, target]) => Some(target),
         _ => None,
@@ -350,7 +368,7 @@ pub(super) fn judge<A: Real, B: Real>(
     let rows = match expected {
         Expected::Whole(whole) => judge.outputs(found, whole),
         Expected::File(path) => {
-            let file = store::open(path)?;
+            let file = tensors(path)?;
             judge.with_source(found, &FusedExperts::new(file).asked(found.keys().cloned()))?
         }
     };
@@ -396,8 +414,10 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
         let weights = rows.iter().filter(|row| row.undetermined > 0).count();
         let _ = writeln!(
             text,
-            "note: {left_out} elements of {weights} weights have gradients that are rounding alone, of which the optimizer makes \
-             whole steps; they are no further apart than those"
+            "note: in {} the gradients of {} are rounding alone, of which the optimizer makes whole steps; the weights are no \
+             further apart there than those",
+            counted(weights as u64, "weight"),
+            counted(left_out, "element")
         );
     }
     let Tolerance { error, elements } = tolerance;
@@ -416,7 +436,7 @@ pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
         n => format!("{n} ranks ({})", job.options.mesh),
     };
     let mut out = format!("{}, {} on {mesh}; {}\n", job.title, job.options.strategy, data.description());
-    for note in notes {
+    for note in job.notes.iter().chain(notes) {
         let _ = writeln!(out, "note: {note}");
     }
     out

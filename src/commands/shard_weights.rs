@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::MAX_PARTS;
 use ithaca_ir::{Diagnostic, schedule};
 use ithaca_kernels::store::shards::{self, Identity};
@@ -13,6 +14,7 @@ use num_integer::lcm;
 use super::{Done, Session};
 use crate::cli::{ShardWeightsArgs, SubjectArgs};
 use crate::error::{Failure, Result};
+use crate::kind;
 use crate::subject::{self, Lengths};
 
 /// How many names a note lists.
@@ -36,6 +38,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
                 .help("name them with `--weights PATH`"),
         )
     })?;
+    kind::expect_tensors(weights)?;
     let checkpoint = Checkpoint::at(weights)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
@@ -51,16 +54,20 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
     let (least, most) = (bytes.iter().min(), bytes.iter().max());
     let each = match (least, most) {
         (Some(least), Some(most)) if least < most => format!("{least} to {most} bytes"),
-        (_, most) => format!("{} bytes", most.unwrap_or(&0)),
+        (_, most) => counted(*most.unwrap_or(&0), "byte"),
     };
     let ranks = match bytes.len() {
         1 => "one rank".to_owned(),
         n => format!("{n} ranks ({})", job.options.mesh),
     };
-    let mut out =
-        format!("{}, {} on {ranks}: {tensors} tensors, {each} each\n", job.title, job.options.strategy);
+    let mut out = format!(
+        "{}, {} on {ranks}: {}, {each} each\n",
+        job.title,
+        job.options.strategy,
+        counted(tensors as u64, "tensor")
+    );
     // Writing to a string cannot fail.
-    for note in &compiled.notes {
+    for note in job.notes.iter().chain(&compiled.notes) {
         let _ = writeln!(out, "note: {note}");
     }
     if !left_out.is_empty() {

@@ -1,19 +1,18 @@
-//! `verify`: the per-rank program on virtual ranks against the whole one, in double precision; and schedules in text
-//! form, by the checks that need no program.
+//! `verify`: the per-rank program on virtual ranks against the whole one, in double precision.
 
 use std::fmt::Write;
-use std::path::Path;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::{Diagnostic, Module, Op, schedule};
+use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
 use super::run::{Data, Expected, USUAL, all, heading, judge, lengths_of, steps};
-use super::{Done, Session};
+use super::{Done, Session, schedule_text};
 use crate::cli::VerifyArgs;
-use crate::error::{Failure, Result};
-use crate::files;
+use crate::error::Result;
+use crate::kind::Kind;
 use crate::meaning;
 use crate::subject::{self, Job};
 
@@ -21,9 +20,8 @@ use crate::subject::{self, Job};
 const EXACT: f64 = 1e-9;
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
-    if let Some(text) = schedule_text(&args.subject.subject)? {
-        meaning::verify_schedule(args)?;
-        return Ok(Done::said(text));
+    if Kind::of(&args.subject.subject)? == Kind::Schedule {
+        return schedule_text::verify(args, session);
     }
     meaning::verify(args)?;
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
@@ -71,28 +69,6 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     Ok(Done { text: out, code: u8::from(!passed) })
 }
 
-/// What is to be said of a schedule in text form; nothing where the subject is something else.
-fn schedule_text(path: &Path) -> Result<Option<String>> {
-    if path.extension().is_none_or(|e| e != "ith") || path.is_dir() {
-        return Ok(None);
-    }
-    let source = files::read_text(path)?;
-    let level = source.lines().next().and_then(|line| line.split_whitespace().nth(2));
-    if level != Some("schedule") {
-        return Ok(None);
-    }
-    let name = path.display().to_string();
-    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
-    let parsed = schedule::parse(&source).map_err(in_file)?;
-    schedule::verify(&parsed).map_err(in_file)?;
-    let tasks: usize = parsed.frames.values().map(|frame| frame.tasks.len()).sum();
-    let (frames, ranks) = (parsed.frames.len(), parsed.space.mesh.ranks());
-    Ok(Some(format!(
-        "{}\nschedule of {tasks} tasks in {frames} frames on {ranks} ranks: memory, collectives and order hold\n",
-        parsed.name
-    )))
-}
-
 /// Refuses what would take this machine hours; the figures are of two cores.
 fn refuse_hours(ranks: &Module) -> Result<()> {
     /// Runs of operations, some five to ten thousand of which take a second in a small model.
@@ -118,7 +94,9 @@ fn refuse_hours(ranks: &Module) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "{n_ranks} ranks run {all} operations each, {total} in all: half an hour and more where one processor plays them all"
+        "{total} operations are half an hour and more where one processor plays all ranks: {} of {}",
+        counted(all, "operation"),
+        counted(n_ranks, "rank")
     );
     Err(Diagnostic::new("C14", message)
         .help("ask for a smaller mesh of the same strategies, with fewer micro-batches")

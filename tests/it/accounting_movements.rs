@@ -302,19 +302,24 @@ fn balanced_blocks_take_half_the_steps_of_a_ring() {
 #[test]
 fn queries_that_rotate_leave_keys_where_they_are() {
     for ranks in [2, 4, 8] {
-        let case = Case {
-            dtype: DType::BF16,
-            kv_heads: 1,
-            group: 4,
-            ..forward("pass-q", &[(axis("pass-q"), ranks)], 4 * ranks, Mask::Full)
-        };
-        let rows = case.queries / ranks * 4;
-        // Queries go on once less than there are ranks; outputs and lse, in single precision, come home besides.
-        let queries = (ranks - 1) * rows * case.width * DType::BF16.bytes();
-        let partial = ranks * rows * (case.width + 1) * DType::F32.bytes();
-        let sent = sent(&case);
-        assert_eq!(total(&sent, "permute"), (ranks - 1 + 2 * ranks, queries + partial), "{sent:?}");
-        assert_eq!(sent.len(), 1, "{sent:?}");
+        for (extent, n_lse) in [(Extent::Forward, ranks), (Extent::Output, ranks - 1)] {
+            let case = Case {
+                dtype: DType::BF16,
+                kv_heads: 1,
+                group: 4,
+                extent,
+                ..forward("pass-q", &[(axis("pass-q"), ranks)], 4 * ranks, Mask::Full)
+            };
+            let rows = case.queries / ranks * 4;
+            // Queries go on once less than there are ranks; outputs, in single precision, come home besides, and so does lse
+            // where it is read there.
+            let queries = (ranks - 1) * rows * case.width * DType::BF16.bytes();
+            let partial = rows * (ranks * case.width + n_lse) * DType::F32.bytes();
+            let sent = sent(&case);
+            let messages = ranks - 1 + ranks + n_lse;
+            assert_eq!(total(&sent, "permute"), (messages, queries + partial), "{extent:?}: {sent:?}");
+            assert_eq!(sent.len(), 1, "{sent:?}");
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::{
     Context, Misfit, Op, OpError, Random, Types, attention, coalesced, collective, elementwise, linear, norm,
     partial, parts, repeat, rotary, source, state, structure,
 };
+use crate::diagnostic::counted;
 use crate::dim::DimId;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -180,7 +181,7 @@ impl Op {
             true => Ok(()),
             false if expected.start() == expected.end() => Err(OpError::new(
                 "V01",
-                format!("`{}` takes {} operands, not {n}", self.name(), expected.start()),
+                format!("`{}` takes {}, not {n}", self.name(), counted(*expected.start() as u64, "operand")),
             )),
             false => Err(OpError::new(
                 "V01",

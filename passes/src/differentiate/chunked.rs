@@ -16,6 +16,7 @@
 //! gradient that flows into the loss is one, so gradients may be computed at once. Sums over tokens are taken over all parts
 //! before they are reduced over ranks: what is sent is what is sent without parts.
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, Binding, Loss, OpError, Random};
@@ -83,7 +84,8 @@ pub(super) fn of(
         let legal: Vec<String> =
             (1..=size.min(64)).filter(|&n| size.is_multiple_of(n)).map(|n| n.to_string()).collect();
         let message = format!(
-            "{size} tokens `{name}` do not divide into {n} parts of the loss; parts that divide: {}, or a sequence of {} or {}",
+            "a sequence `{name}` of {} does not divide into {n} parts of the loss; parts that divide: {}, or a sequence of {} or {}",
+            counted(size, "token"),
             legal.join(", "),
             (size / n * n).max(n),
             size.next_multiple_of(n)

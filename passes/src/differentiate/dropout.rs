@@ -26,6 +26,16 @@ pub(super) fn check_keys(module: &Module, main: FuncId) -> Result<(), OpError> {
     }
 }
 
+/// Whether a program drops anything.
+pub(super) fn drops(module: &Module) -> bool {
+    let mut nodes = module.functions.values().flat_map(|function| &function.nodes);
+    nodes.any(|node| match &node.op {
+        Op::Random(Random::Dropout { .. }) => true,
+        Op::Attention(attention) => attention.dropout.is_some(),
+        _ => false,
+    })
+}
+
 /// The same program, which drops nothing. Keys stay, and nothing is drawn from them.
 ///
 /// # Errors

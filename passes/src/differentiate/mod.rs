@@ -36,6 +36,7 @@ mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
@@ -82,6 +83,9 @@ impl Pass for Differentiate {
         }
         if !cx.rewrite() {
             return Ok(module.clone());
+        }
+        if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
+            cx.note("`dropout=off` has no effect: the program drops nothing");
         }
         let step = training_step(module, &self.training);
         step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
@@ -300,12 +304,19 @@ fn cut(
     }
     let batches = Roles::of(module).batches;
     let [batch] = batches.iter().copied().collect::<Vec<DimId>>()[..] else {
-        let message = format!("{} dimensions of inputs are batches; micro-batches cut one", batches.len());
+        let message = format!(
+            "micro-batches cut the one dimension of inputs that is a batch, and here are {}",
+            batches.len()
+        );
         return Err(OpError::new("P52", message));
     };
     let dim = &mut stepped.space.dims[batch];
     if !dim.size.is_multiple_of(n) {
-        let message = format!("{} sequences `{}` do not divide into {n} micro-batches", dim.size, dim.name);
+        let message = format!(
+            "a batch `{}` of {} does not divide into {n} micro-batches",
+            dim.name,
+            counted(dim.size, "sequence")
+        );
         return Err(OpError::new("P52", message));
     }
     let (name, all) = (dim.name.clone(), dim.size);

@@ -263,15 +263,17 @@ impl Training {
             }
             "loss_chunks" => {
                 let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_LOSS_CHUNKS).contains(&n));
-                self.loss_chunks = n.ok_or_else(|| refused(&format!("1 to {MAX_LOSS_CHUNKS}")))?;
+                self.loss_chunks =
+                    n.ok_or_else(|| refused(&format!("a whole number from 1 to {MAX_LOSS_CHUNKS}")))?;
             }
             "micro_batches" => {
                 let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_MICRO_BATCHES).contains(&n));
-                self.micro_batches = n.ok_or_else(|| refused(&format!("1 to {MAX_MICRO_BATCHES}")))?;
+                self.micro_batches =
+                    n.ok_or_else(|| refused(&format!("a whole number from 1 to {MAX_MICRO_BATCHES}")))?;
             }
             "stages" | "chunks" => {
                 let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_STAGES).contains(&n));
-                let n = n.ok_or_else(|| refused(&format!("1 to {MAX_STAGES}")))?;
+                let n = n.ok_or_else(|| refused(&format!("a whole number from 1 to {MAX_STAGES}")))?;
                 *(if key == "stages" { &mut self.stages } else { &mut self.chunks }) = n;
             }
             "pipeline" => {
@@ -290,7 +292,10 @@ impl Training {
                     _ => return Err(refused("adamw or none")),
                 };
             }
-            "clip" => self.clip = Some(number(value, |x| x > 0.0).ok_or_else(|| refused("a positive norm"))?),
+            "clip" => {
+                self.clip =
+                    Some(number(value, |x| x > 0.0).ok_or_else(|| refused("a norm, a number above zero"))?)
+            }
             _ => return self.set_constant(key, value),
         }
         Ok(())
@@ -301,19 +306,21 @@ impl Training {
         let mut none = ADAMW;
         let is_none = self.optimizer.is_none();
         let adamw = self.optimizer.as_mut().unwrap_or(&mut none);
-        let (constant, fits): (&mut f64, fn(f64) -> bool) = match key {
-            "lr" => (&mut adamw.lr, |x| x >= 0.0),
-            "beta1" => (&mut adamw.beta1, |x| (0.0..1.0).contains(&x)),
-            "beta2" => (&mut adamw.beta2, |x| (0.0..1.0).contains(&x)),
-            "eps" => (&mut adamw.eps, |x| x >= 0.0),
-            "weight_decay" => (&mut adamw.weight_decay, |x| x >= 0.0),
+        const NOT_NEGATIVE: &str = "a number that is zero or more";
+        const FRACTION: &str = "a number from 0 to 1, 1 left out";
+        let (constant, fits, expected): (&mut f64, fn(f64) -> bool, &str) = match key {
+            "lr" => (&mut adamw.lr, |x| x >= 0.0, NOT_NEGATIVE),
+            "beta1" => (&mut adamw.beta1, |x| (0.0..1.0).contains(&x), FRACTION),
+            "beta2" => (&mut adamw.beta2, |x| (0.0..1.0).contains(&x), FRACTION),
+            "eps" => (&mut adamw.eps, |x| x >= 0.0, NOT_NEGATIVE),
+            "weight_decay" => (&mut adamw.weight_decay, |x| x >= 0.0, NOT_NEGATIVE),
             _ => {
                 let message = format!("`differentiate` has no option `{key}`");
                 return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
             }
         };
         *constant = number(value, fits).ok_or_else(|| {
-            Diagnostic::new("P02", format!("option `{key}={value}` of `differentiate` is out of range"))
+            Diagnostic::new("P02", format!("option `{key}={value}` of `differentiate` is not {expected}"))
         })?;
         if is_none {
             let message = format!(

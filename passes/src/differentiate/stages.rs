@@ -3,6 +3,7 @@
 //! The cost of a layer is the FLOPs of its function; what is no layer, such as the embedding and the head, counts with
 //! its own FLOPs in the chunk that it falls into. Every chunk has a layer.
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::OpError;
@@ -34,7 +35,14 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
     let units = units(module, function);
     let n_layers = units.iter().filter(|u| u.is_layer).count();
     if n_layers < n {
-        return Err(OpError::new("P53", format!("{n_layers} layers do not make {n} chunks of a pipeline")));
+        return Err(OpError::new(
+            "P53",
+            format!(
+                "{n} chunks of a pipeline need a layer each, and there {} {}",
+                if n_layers == 1 { "is" } else { "are" },
+                counted(n_layers as u64, "layer")
+            ),
+        ));
     }
     let chunk_of = balance(&units, n);
 

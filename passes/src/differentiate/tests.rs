@@ -243,5 +243,9 @@ fn a_loss_that_has_no_parts_is_refused() {
     let workload = Workload { mode: Mode::Train, training, ..Workload::prefill(4, 8) };
     let refused = program(&llama(), "m", &workload).unwrap_err();
     assert_eq!(refused[0].code, "P57");
-    assert!(refused[0].message.contains("8 tokens `s` do not divide into 3 parts"), "{}", refused[0].message);
+    assert!(
+        refused[0].message.contains("`s` of 8 tokens does not divide into 3 parts"),
+        "{}",
+        refused[0].message
+    );
 }

@@ -46,6 +46,10 @@ fn check_groups(site: &Site<'_>, groups: u64) -> Result<(), Diagnostic> {
     if groups == 1 {
         return Ok(());
     }
+    if groups == 0 {
+        return Err(Diagnostic::new("P47", "movement `gather` has 1 group of heads or more, not 0")
+            .help("write `gather` for all heads at once"));
+    }
     let dim = &site.space.dims[site.attention.kv_heads];
     let degree = site.space.mesh.degree(site.head_axes);
     if !dim.divides_evenly(degree) {

@@ -497,7 +497,13 @@ impl Plan {
             Some(None) => {
                 return Err(Diagnostic::new("M32", format!("`version` of `{name}` is not a whole number")));
             }
-            None => return Err(Diagnostic::new("M31", format!("`{name}` has no field `version`"))),
+            None => {
+                return Err(Diagnostic::new(
+                    "M31",
+                    format!("`{name}` has no field `version`, which a plan has"),
+                )
+                .help("make it anew with `ithaca plan … -o plan.json`"));
+            }
         }
         let plan: Plan = serde_path_to_error::deserialize(&value).map_err(|e| {
             let place = match e.path().to_string().as_str() {

@@ -1,5 +1,6 @@
 //! Candidates: every strategy and every product of strategies, on every mesh.
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::{Diagnostic, Mesh};
 
 use crate::cluster::Cluster;
@@ -146,12 +147,17 @@ fn check_gpus(cluster: &Cluster, request: &Request) -> Result<(), Diagnostic> {
         return Err(Diagnostic::new("P30", "a plan needs at least 1 GPU"));
     }
     if gpus > most {
-        let message = format!("cluster `{}` has {most} devices, not {gpus}", cluster.name);
-        return Err(Diagnostic::new("P30", message).help(format!("use at most {most} GPUs")));
+        let message = format!("cluster `{}` has {}, not {gpus}", cluster.name, counted(most, "device"));
+        return Err(Diagnostic::new("P30", message).help(format!("use at most {}", counted(most, "GPU"))));
     }
     match &request.mesh {
         Some(mesh) if mesh.ranks() != gpus => {
-            let message = format!("mesh `{mesh}` has {} ranks, but there are {gpus} GPUs", mesh.ranks());
+            let message = format!(
+                "mesh `{mesh}` has {}, and there {} {}",
+                counted(mesh.ranks(), "rank"),
+                if gpus == 1 { "is" } else { "are" },
+                counted(gpus, "GPU")
+            );
             Err(Diagnostic::new("P30", message).help("the sizes of a mesh multiply to the GPUs"))
         }
         Some(_) | None => Ok(()),
@@ -160,9 +166,9 @@ fn check_gpus(cluster: &Cluster, request: &Request) -> Result<(), Diagnostic> {
 
 fn no_candidate(request: &Request) -> Diagnostic {
     let what = match (&request.strategy, &request.mesh) {
-        (Some(name), _) => format!("strategy `{name}` has no mesh of {} GPUs", request.gpus),
+        (Some(name), _) => format!("strategy `{name}` has no mesh of {}", counted(request.gpus, "GPU")),
         (None, Some(mesh)) => format!("no strategy has the axes of mesh `{mesh}`"),
-        (None, None) => format!("no strategy has a mesh of {} GPUs", request.gpus),
+        (None, None) => format!("no strategy has a mesh of {}", counted(request.gpus, "GPU")),
     };
     Diagnostic::new("P30", what).help("`ithaca list strategies` shows the axes of each")
 }

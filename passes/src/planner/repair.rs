@@ -1,6 +1,7 @@
 //! Repairs: what to change in a request that nothing satisfies. Each was tried, and gives a plan.
 
 use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
 
 use crate::cluster::Cluster;
 use crate::planner::search::Search;
@@ -98,7 +99,7 @@ pub(super) fn refusal(
             });
             let message = format!(
                 "no plan fits {} of {} usable: {} is nearest and lacks {}",
-                if request.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", request.gpus) },
+                counted(request.gpus, "GPU"),
                 gibibytes(cluster.usable_bytes()),
                 layout(&priced.options),
                 gibibytes(*over),
@@ -108,7 +109,7 @@ pub(super) fn refusal(
         }
         (None, [(_, only)]) => only.clone(),
         (None, refused) => {
-            let message = format!("no strategy and mesh is legal on {} GPUs", request.gpus);
+            let message = format!("no strategy and mesh is legal on {}", counted(request.gpus, "GPU"));
             let mut messages: Vec<&str> = refused.iter().map(|(_, d)| d.message.as_str()).collect();
             messages.dedup();
             let helps = messages.into_iter().take(2);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::{Family, OpInfo, TABLE};
 use ithaca_ir::text::closest;
 use ithaca_ir::{Diagnostic, Diagnostics};
@@ -132,8 +133,11 @@ impl<'r> Resolver<'r> {
         let n = app.operands.len();
         let (least, most) = (*info.operands.start(), *info.operands.end());
         if !(least..=most).contains(&n) {
-            let takes = if least == most { least.to_string() } else { format!("{least} to {most}") };
-            let message = format!("`{}` takes {takes} operands, not {n}", app.op);
+            let takes = match least == most {
+                true => counted(least as u64, "operand"),
+                false => format!("{least} to {most} operands"),
+            };
+            let message = format!("`{}` takes {takes}, not {n}", app.op);
             self.refuse("P62", place, message, "this operation");
         }
     }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::mask::Tile;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Op};
@@ -98,13 +99,15 @@ pub(super) fn decide(
             let degrees = legal_degrees(*size, "batch", |p| size % p == 0);
             let Some(n) = micro_batches(module, dim) else {
                 let message = format!(
-                    "batch {name} = {size} sequences does not divide by the data-parallel degree {degree}"
+                    "batch {name} = {} does not divide by the data-parallel degree {degree}",
+                    counted(*size, "sequence")
                 );
                 return Err(Diagnostic::new("P25", message).help(degrees));
             };
             let message = format!(
-                "a micro-batch has {size} sequences, of a batch {name} of {} in {n} micro-batches, which do not divide by the \
-                 data-parallel degree {degree}",
+                "a micro-batch of {}, of a batch {name} of {} in {n} micro-batches, does not divide by the data-parallel \
+                 degree {degree}",
+                counted(*size, "sequence"),
                 size * n
             );
             let each = size.next_multiple_of(degree);
@@ -241,7 +244,10 @@ impl Check<'_> {
         }
         let axes = self.degree_text(&axes);
         let refused = if hq % total != 0 {
-            let message = format!("{hq} query heads do not divide by the head degree {total} ({axes})");
+            let message = format!(
+                "{} not divide by the head degree {total} ({axes})",
+                if hq == 1 { "1 query head does".to_owned() } else { format!("{hq} query heads do") }
+            );
             Diagnostic::new("P20", message)
         } else {
             let message = format!(
@@ -328,7 +334,11 @@ impl Check<'_> {
             decisions.copy_activations.insert(kv_heads, total);
         }
         decisions.notes.push(format!(
-            "{hkv} key/value heads are replicated to {total}, {} copies of each, one for each of {total} ranks",
+            "{} replicated to {total}, {} copies of each, one for each of {total} ranks",
+            match hkv {
+                1 => "1 key/value head is".to_owned(),
+                n => format!("{n} key/value heads are"),
+            },
             total / hkv
         ));
         Ok(())
@@ -408,7 +418,8 @@ impl Check<'_> {
                 }
                 _ => {
                     let message = format!(
-                        "sequence {name} = {size} tokens does not divide by the degree {ranks} ({axes})"
+                        "sequence {name} = {} does not divide by the degree {ranks} ({axes})",
+                        counted(*size, "token")
                     );
                     Diagnostic::new("P23", message)
                 }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod goldens;
+mod kinds;
 mod malformed;
 mod pipelines;
 mod refusals;

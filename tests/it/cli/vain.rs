@@ -43,6 +43,10 @@ fn options_without_meaning_are_refused() {
             "add `--pipeline interleaved`",
         ),
         ("plan examples/gpt2 --gpus 2 --seq 64 --ignore-field banana".to_owned(), "does not have"),
+        (format!("{run} --cluster cpu"), "one device has no collectives"),
+        (format!("{run} --strategy ring --mesh ring=1 --cluster cpu"), "one device has no collectives"),
+        ("verify examples/gpt2 --shrink --cluster cpu".to_owned(), "one device has no collectives"),
+        ("verify examples/gpt2 --shrink --program examples".to_owned(), "`--program` says what a schedule"),
     ] {
         let refusal = refused(at, &arguments);
         assert!(refusal.contains("[C0") || refusal.contains("[P02]"), "{arguments}: {refusal}");
@@ -56,6 +60,9 @@ fn options_without_meaning_are_refused() {
         let refusal = refused(&repository(""), &format!("{schedule} {flag}"));
         assert!(refusal.contains("has no meaning for a schedule"), "{flag}: {refusal}");
     }
+    // Prices say how a whole program is laid out, and nothing of what is laid out.
+    let refusal = refused(&repository(""), &format!("{schedule} --cluster cpu"));
+    assert!(refusal.contains("`--cluster` has no meaning for a schedule"), "{refusal}");
 }
 
 #[test]
@@ -80,9 +87,52 @@ fn options_that_a_layout_has_no_use_for_are_noted() {
         ("--fuse overlap(chunks=4)".to_owned(), "`overlap` has no effect"),
         (format!("{ulysses} --fuse overlap(chunks=64)"), "chunks, not 64"),
         (format!("{ulysses} --fuse prefetch+pack"), "`prefetch` has no effect"),
+        ("--fuse pack".to_owned(), "`--fuse pack` has no effect: one device has no collectives"),
         ("--storage typed".to_owned(), "`--storage typed` has no effect"),
     ] {
         let out = said(at, &format!("run examples/gpt2 --shrink {options}"));
         assert!(out.contains("note: ") && out.contains(says), "{options}: {out}");
+    }
+}
+
+#[test]
+fn a_cluster_says_what_one_device_takes() {
+    let folder = workplace();
+    let at = folder.path();
+    let plan = |cluster: &str| said(at, &format!("plan examples/gpt2 --gpus 1 --seq 64 --cluster {cluster}"));
+    assert_ne!(plan("dgx-h100").lines().nth(3), plan("l20-pcie").lines().nth(3));
+}
+
+#[test]
+fn dropout_that_is_none_is_noted() {
+    let folder = workplace();
+    let at = folder.path();
+    let says = "note: `--train dropout=off` has no effect: the configuration drops nothing\n";
+    for (model, is_noted) in [("llama-3-8b", true), ("gpt2", false)] {
+        let of = format!("examples/{model} --mode train --train dropout=off");
+        for arguments in [format!("run {of} --shrink"), format!("plan {of} --gpus 8 --seq 64 --batch 8")] {
+            let out = said(at, &arguments);
+            assert_eq!(out.contains(says), is_noted, "{arguments}: {out}");
+        }
+    }
+}
+
+#[test]
+fn prices_that_nobody_asks_for_are_noted() {
+    let at = repository("tests/files/passes");
+    let opt = |pipeline: &str| said(&at, &format!("opt ulysses.ith --cluster cpu --pipeline={pipeline}"));
+    let says = "// note: `--cluster cpu` has no effect: no pass asked for a price";
+    let laid_out = "shard{strategy=ulysses,ulysses=4},lower-movements,lower-reshards";
+    assert!(opt("shard{strategy=ulysses,ulysses=4}").contains(says));
+    assert!(!opt(laid_out).contains(says));
+}
+
+#[test]
+fn options_of_passes_need_passes() {
+    let at = repository("tests/files/passes");
+    for flag in ["--print-after all", "--verify-each", "--stop-after 3", "--cluster cpu"] {
+        let refusal = refused(&at, &format!("opt ulysses.ith {flag}"));
+        assert!(refusal.contains("[C00]") && refusal.contains("no pass is named"), "{flag}: {refusal}");
+        said(&at, &format!("opt ulysses.ith {flag} --pipeline shard{{strategy=ulysses,ulysses=4}}"));
     }
 }

@@ -321,7 +321,10 @@ fn what_is_no_pipeline_is_refused() {
         (found[0].code, found[0].message.clone())
     };
     let (code, message) = refused(3, staged(4, PipelineOrder::Gpipe, 4));
-    assert_eq!((code, message.as_str()), ("P53", "3 layers do not make 4 chunks of a pipeline"));
+    assert_eq!(
+        (code, message.as_str()),
+        ("P53", "4 chunks of a pipeline need a layer each, and there are 3 layers")
+    );
     let (code, message) = refused(8, staged(4, PipelineOrder::Interleaved, 2));
     assert_eq!(code, "P53");
     assert!(message.contains("2 micro-batches") && message.contains("groups of 4"), "{message}");

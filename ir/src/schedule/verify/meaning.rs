@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 
 use super::{Frame, MAX_DIAGNOSTICS, Schedule, Work, describe, in_frame, in_task, name, partner};
 use crate::boxes::Side;
-use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::diagnostic::{Diagnostic, Diagnostics, counted};
 use crate::entity::Entity;
 use crate::layout::At;
+use crate::mesh::Mesh;
 use crate::module::{FuncId, Function, Layers, Module};
 use crate::ops::{Binding, Op, OpError, Scan, Stage, Target};
 use crate::schedule::{BufferId, Content, FrameId, Place, Task, Transfer};
@@ -34,9 +35,8 @@ type Home<'a> = (Target, &'a Binding);
 pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), Diagnostics> {
     let module = program.module();
     let mut found = Diagnostics::new();
-    let names = |n: usize| format!("{n} frames stand for {} functions", module.functions.len());
-    if schedule.frames.len() != module.functions.len() || schedule.space != module.space {
-        found.push(Diagnostic::new("S18", format!("{} of another space", names(schedule.frames.len()))));
+    if let Some(message) = otherness(schedule, module) {
+        found.push(Diagnostic::new("S18", message));
         return Err(found);
     }
     let effects = effects_of(module);
@@ -55,6 +55,37 @@ pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), 
     }
     found.truncate(MAX_DIAGNOSTICS);
     if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+/// How a schedule and a program are of different ranks, dimensions or functions, if they are.
+fn otherness(schedule: &Schedule, module: &Module) -> Option<String> {
+    let ranks = |mesh: &Mesh| match mesh.axes.len() {
+        0 => "one device".to_owned(),
+        _ => format!("mesh `{mesh}`"),
+    };
+    let (scheduled, said) = (&schedule.space, &module.space);
+    if scheduled.mesh != said.mesh {
+        return Some(format!(
+            "the schedule is for {}, and the program for {}",
+            ranks(&scheduled.mesh),
+            ranks(&said.mesh)
+        ));
+    }
+    if schedule.frames.len() != module.functions.len() {
+        return Some(format!(
+            "the schedule has {}, and the program {}",
+            counted(schedule.frames.len() as u64, "frame"),
+            counted(module.functions.len() as u64, "function")
+        ));
+    }
+    let other = scheduled.dims.values().zip(said.dims.values()).find(|(a, b)| a != b);
+    match other {
+        _ if scheduled == said => None,
+        Some((a, b)) if a.name == b.name => {
+            Some(format!("dimension `{}` is not the same in the schedule and in the program", a.name))
+        }
+        Some(_) | None => Some("the schedule and the program do not have the same dimensions".to_owned()),
+    }
 }
 
 /// What lasts that a function reads and writes, callees included.

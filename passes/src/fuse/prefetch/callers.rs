@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Module, Node, Output, ValueId};
 use ithaca_ir::ops::structure::is_sliced;
@@ -132,10 +133,16 @@ impl Plan {
             let (gathers, ahead, deferred) = body.counts();
             let mut what = Vec::new();
             if ahead > 0 {
-                what.push(format!("{ahead} of {gathers} messages of weights travel in the layer before"));
+                what.push(format!(
+                    "{ahead} of {} of weights travel in the layer before",
+                    counted(gathers as u64, "message")
+                ));
             }
             if deferred > 0 {
-                what.push(format!("gradients of {deferred} reductions in the layer behind"));
+                what.push(format!(
+                    "gradients of {} in the layer behind",
+                    counted(deferred as u64, "reduction")
+                ));
             }
             let name = &module.functions[body.of.callee].name;
             cx.note(format!("`prefetch`: of `@{name}` {}", what.join(", ")));

@@ -6,6 +6,7 @@ mod t5;
 
 use std::ops::Range;
 
+use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{Pairs, Scaling, Unary};
 use ithaca_ir::{DType, Diagnostic, Dim, Mask};
@@ -257,11 +258,11 @@ fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagn
     Err(Diagnostic::new(
         "M08",
         format!(
-            "a sequence of {} tokens, but `{field}` is {n}: positions beyond have no embedding",
-            workload.sequence
+            "a sequence of {}, but `{field}` is {n}: positions beyond have no embedding",
+            counted(workload.sequence, "token")
         ),
     )
-    .help(format!("ask for at most {n} tokens"))
+    .help(format!("ask for at most {}", counted(n, "token")))
     .repairs([format!("--seq {n}")]))
 }
 
@@ -271,7 +272,7 @@ fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnost
         None => Ok(()),
         Some(n) => Err(Diagnostic::new(
             "M10",
-            format!("a target sequence of {n} tokens, but a {model_type} has one sequence"),
+            format!("a target sequence of {}, but a {model_type} has one sequence", counted(n, "token")),
         )
         .help("only models with an encoder and a decoder have a target sequence, as t5 has")),
     }

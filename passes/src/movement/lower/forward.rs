@@ -36,8 +36,12 @@ pub(super) fn forward(
             attend(b, &a, [q, k, v], bias)
         }
         Plan::Steps(steps) => {
+            let n_wanted = match attention.returns {
+                Returns::Output => 1,
+                Returns::WithLse | Returns::Part => 2,
+            };
             a.returns = Returns::Part;
-            steps_forward(b, &a, steps, [q, k, v], bias)
+            steps_forward(b, &a, steps, [q, k, v], bias, n_wanted)
         }
         Plan::TwoPass { steps, columns } => two_pass(b, &a, steps, *columns, [q, k, v]),
         Plan::Reduce { parts, axes } => {
@@ -86,6 +90,7 @@ fn steps_forward(
     steps: &[Step],
     [q, k, v]: [ValueId; 3],
     bias: &[ValueId],
+    n_wanted: usize,
 ) -> Result<Vec<ValueId>, OpError> {
     let (mut queries, mut keys) = (Travellers::new(&[q]), Travellers::new(&[k, v]));
     let mut sums = Sums::new(merge);
@@ -99,7 +104,7 @@ fn steps_forward(
         let part = attend(b, a, [q, kv[0], kv[1]], bias)?;
         sums.add(b, &step.queries, &part)?;
     }
-    sums.finish(b)
+    sums.finish_first(b, n_wanted)
 }
 
 /// Rows of scores are completed before any value is looked at.

@@ -153,6 +153,20 @@ impl Sums {
 
     /// The sum of all, at home.
     pub(super) fn finish(self, b: &mut FunctionBuilder<'_>) -> Result<Vec<ValueId>, OpError> {
+        self.finish_first(b, usize::MAX)
+    }
+
+    /// The sum of all, at home, of which the first `n_wanted` values are read.
+    ///
+    /// A sum that is whole where it stands comes home without the others; sums that are yet to be joined need all.
+    pub(super) fn finish_first(
+        mut self,
+        b: &mut FunctionBuilder<'_>,
+        n_wanted: usize,
+    ) -> Result<Vec<ValueId>, OpError> {
+        if let [whole] = self.sums.as_mut_slice() {
+            whole.values.truncate(n_wanted);
+        }
         let mut total: Option<Vec<ValueId>> = None;
         for mut sum in self.sums {
             sum.travel(b, &Seat::new())?;

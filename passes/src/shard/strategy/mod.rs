@@ -224,7 +224,11 @@ pub fn placement(
             continue;
         }
         let Some(axes) = axes else {
-            let message = format!("strategy `{}` needs a mesh axis that `{mesh}` lacks", strategy.name());
+            let mesh = match mesh.axes.len() {
+                0 => "one device".to_owned(),
+                _ => format!("`{mesh}`"),
+            };
+            let message = format!("strategy `{}` needs a mesh axis that {mesh} lacks", strategy.name());
             return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
         };
         strategy.place(&axes, &mut placement);
@@ -277,6 +281,13 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, Diagnostic> {
     let mut axes: Vec<(String, u64)> = Vec::new();
     let items = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
     for item in items {
+        if item.is_empty() {
+            return Err(Diagnostic::new(
+                "P12",
+                format!("between two commas of mesh `{text}`, or beside one, is no axis"),
+            )
+            .help("as in `ulysses=4,tp=2`"));
+        }
         let Some((name, size)) = item.split_once('=') else {
             return Err(Diagnostic::new("P12", format!("mesh axis `{item}` has no size"))
                 .help("as in `ulysses=4,tp=2`"));
@@ -293,7 +304,9 @@ pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) ->
     let ranks: u64 = axes.iter().map(|a| a.1).product();
     let problem = match size.parse::<u64>() {
         _ if !well_named => format!("`{name}` is not the name of a mesh axis"),
-        Err(_) | Ok(0) => format!("size `{size}` of mesh axis `{name}` is not a positive number"),
+        Err(_) | Ok(0) => {
+            format!("size `{size}` of mesh axis `{name}` is not a whole number from 1 to {MAX_RANKS}")
+        }
         Ok(n) if ranks.checked_mul(n).is_none_or(|r| r > MAX_RANKS) => {
             format!("the mesh has more than {MAX_RANKS} ranks")
         }

@@ -1,0 +1,341 @@
+//! What a file is, by its content: what was given in place of what is wanted is named, with the command that takes it.
+//!
+//! Nothing is judged here: a file that is cut or misspelled is left to whoever reads it, who knows the place of the mistake.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use ithaca_ir::{Diagnostic, Level};
+use ithaca_kernels::store::shards;
+use serde_json::Value;
+
+use crate::error::{Failure, Result};
+use crate::files;
+
+/// What there is to be found at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A folder.
+    Folder,
+    /// A pipe or a device, which is read once only: by whom it is meant for.
+    Stream,
+    /// A file without content.
+    Empty,
+    /// A program in text form.
+    Program(Level),
+    /// A schedule in text form.
+    Schedule,
+    /// Rewrite rules.
+    Rules,
+    /// A plan.
+    Plan,
+    /// A model's `config.json`.
+    Config,
+    /// The index of a checkpoint of several files.
+    Index,
+    /// A schedule as JSON.
+    ScheduleJson,
+    /// A timeline for Perfetto.
+    Trace,
+    /// Other JSON, or what begins like JSON.
+    Json,
+    /// A cluster's description.
+    Cluster,
+    /// A safetensors file.
+    Tensors,
+    /// A checkpoint as PyTorch writes it.
+    Pickle,
+    /// Other bytes that are no text.
+    Binary,
+    /// Other text.
+    Text,
+}
+
+/// What a command reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A plan.
+    Plan,
+    /// A plan, a model, or a program: what is run.
+    Subject,
+    /// A model's description.
+    Model,
+    /// A cluster's description.
+    Cluster,
+    /// A program in text form, of any level.
+    Program,
+    /// A plan or a program in text form: what a schedule is to compute.
+    Meaning,
+    /// Rewrite rules.
+    Rules,
+    /// Tensors.
+    Tensors,
+    /// A folder of parts of a checkpoint.
+    Shards,
+}
+
+/// Bytes by which text and other files are told apart.
+const HEAD: usize = 4096;
+
+/// JSON and TOML that are read to be told apart, bytes; what is larger is what it begins like.
+const MOST: u64 = 1 << 28;
+
+impl Kind {
+    /// What is at `path`.
+    ///
+    /// # Errors
+    /// `C01` when nothing is there, or it cannot be read.
+    pub fn of(path: &Path) -> Result<Kind> {
+        let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
+        let about = std::fs::metadata(path).map_err(|e| failed(&e))?;
+        if about.is_dir() {
+            return Ok(Kind::Folder);
+        }
+        if !about.is_file() {
+            return Ok(Kind::Stream);
+        }
+        let mut head = Vec::with_capacity(HEAD);
+        let file = File::open(path).map_err(|e| failed(&e))?;
+        file.take(HEAD as u64).read_to_end(&mut head).map_err(|e| failed(&e))?;
+        Ok(match Kind::of_head(&head) {
+            Kind::Json | Kind::Text if about.len() <= MOST => Kind::of_text(&files::read_text(path)?),
+            kind => kind,
+        })
+    }
+
+    /// What begins with these bytes.
+    fn of_head(head: &[u8]) -> Kind {
+        if head.len() > 8 && head[8] == b'{' && head[5..8] == [0; 3] {
+            // The length of a header, and the header.
+            return Kind::Tensors;
+        }
+        if head.starts_with(b"PK\x03\x04") || head.starts_with(b"\x80\x02") {
+            return Kind::Pickle;
+        }
+        let text = match std::str::from_utf8(head) {
+            Ok(text) => text,
+            // A character may be cut by the end.
+            Err(e) if e.error_len().is_none() => std::str::from_utf8(&head[..e.valid_up_to()])
+                .expect("what stands before a mistake of UTF-8 is UTF-8"),
+            Err(_) => return Kind::Binary,
+        };
+        if text.contains('\0') {
+            return Kind::Binary;
+        }
+        let code = code(text);
+        match code.chars().next() {
+            None if head.len() < HEAD => Kind::Empty,
+            Some('{' | '[') => Kind::Json,
+            None | Some(_) => Kind::Text,
+        }
+    }
+
+    /// What a text is.
+    fn of_text(text: &str) -> Kind {
+        let code = code(text);
+        let mut words = code.split_whitespace();
+        match (words.next(), words.next(), words.next()) {
+            (Some("ithaca"), _, Some("schedule")) => return Kind::Schedule,
+            (Some("ithaca"), _, Some(level)) => {
+                // A level that is none is a mistake in a program.
+                return Kind::Program(Level::parse(level).unwrap_or(Level::Program));
+            }
+            (Some("rule"), Some(_), _) => return Kind::Rules,
+            (Some("ithaca"), _, None) => return Kind::Program(Level::Program),
+            (None | Some(_), _, _) => {}
+        }
+        if code.starts_with(['{', '[']) && !code.starts_with("[[") && !is_table(code) {
+            return serde_json::from_str(text).map_or(Kind::Json, |value| Kind::of_json(&value));
+        }
+        match text.lines().any(|line| matches!(line.trim(), "[accelerator]" | "[[levels]]")) {
+            true => Kind::Cluster,
+            false => Kind::Text,
+        }
+    }
+
+    /// What a JSON value is.
+    pub fn of_json(value: &Value) -> Kind {
+        let has = |fields: &[&str]| fields.iter().all(|&field| value.get(field).is_some());
+        if has(&["frames", "dims"]) {
+            Kind::ScheduleJson
+        } else if has(&["workload"]) || has(&["strategy", "alternatives"]) || has(&["pipeline", "gpus"]) {
+            Kind::Plan
+        } else if has(&["model_type"]) {
+            Kind::Config
+        } else if has(&["weight_map"]) {
+            Kind::Index
+        } else if has(&["traceEvents"]) {
+            Kind::Trace
+        } else {
+            Kind::Json
+        }
+    }
+
+    /// Whether it may be what is wanted; who reads it says where it is not.
+    pub fn may_be(self, wanted: Wanted) -> bool {
+        if self == Kind::Stream {
+            return true;
+        }
+        match wanted {
+            Wanted::Plan => matches!(self, Kind::Plan | Kind::Json),
+            Wanted::Subject => matches!(
+                self,
+                Kind::Plan | Kind::Config | Kind::Json | Kind::Folder | Kind::Program(Level::Program)
+            ),
+            Wanted::Model => matches!(self, Kind::Config | Kind::Json | Kind::Folder),
+            Wanted::Cluster => matches!(self, Kind::Cluster | Kind::Text),
+            Wanted::Program => matches!(self, Kind::Program(_) | Kind::Text),
+            Wanted::Meaning => matches!(self, Kind::Program(_) | Kind::Plan | Kind::Json),
+            Wanted::Rules => matches!(self, Kind::Rules | Kind::Text),
+            // Bytes that are cut are told by the reader, with what is missing.
+            Wanted::Tensors => {
+                matches!(self, Kind::Tensors | Kind::Index | Kind::Folder | Kind::Binary | Kind::Empty)
+            }
+            Wanted::Shards => matches!(self, Kind::Folder),
+        }
+    }
+
+    /// What it is, with an article.
+    fn described(self) -> &'static str {
+        match self {
+            Kind::Folder => "a folder",
+            Kind::Stream => "a stream",
+            Kind::Empty => "empty",
+            Kind::Program(Level::Program) => "a whole program in text form",
+            Kind::Program(Level::Sharded) => "a sharded program in text form",
+            Kind::Program(Level::PerRank) => "a per-rank program in text form",
+            Kind::Schedule => "a schedule in text form",
+            Kind::Rules => "a file of rewrite rules",
+            Kind::Plan => "a plan",
+            Kind::Config => "a model's description",
+            Kind::Index => "the index of a checkpoint",
+            Kind::ScheduleJson => "a schedule as JSON",
+            Kind::Trace => "a timeline",
+            Kind::Json => "JSON",
+            Kind::Cluster => "the description of a cluster",
+            Kind::Tensors => "a safetensors file",
+            Kind::Pickle => "an archive or a pickle, as PyTorch writes checkpoints",
+            Kind::Binary => "a file that is no text",
+            Kind::Text => "text that is none of Ithaca's forms and no JSON",
+        }
+    }
+
+    /// What takes it: a command, or an option; `path` stands for it.
+    fn taken_by(self, path: &str) -> Option<String> {
+        let said = match self {
+            Kind::Program(Level::Program) => format!("`ithaca run {path}` runs it, `ithaca opt {path}` runs passes over it"),
+            Kind::Program(Level::Sharded) => format!("`ithaca opt {path}` runs passes over it"),
+            Kind::Program(Level::PerRank) => {
+                format!("`ithaca opt {path}` runs passes over it, and `ithaca verify SCHEDULE --program {path}` checks a schedule against it")
+            }
+            Kind::Schedule => format!("`ithaca verify {path} --program plan.json` checks it"),
+            Kind::Rules => format!("`ithaca opt PROGRAM --rules {path}` applies them"),
+            Kind::Plan => format!("`ithaca explain {path}` says what it does; `run`, `verify` and `emit` take it too"),
+            Kind::Config => format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan of it"),
+            Kind::Tensors | Kind::Index => "tensors are given as `--weights`, `--inputs` or `--expect` to `ithaca run`".to_owned(),
+            Kind::ScheduleJson => {
+                "no command reads it: `ithaca emit plan.json --target schedule` writes the text form, which `ithaca verify` checks".to_owned()
+            }
+            Kind::Trace => "open it in Perfetto or Chrome; no command reads it".to_owned(),
+            Kind::Cluster => format!("it is given as `--cluster {path}`"),
+            Kind::Pickle => "convert it to safetensors; no command reads it as it is".to_owned(),
+            Kind::Folder if Path::new(path).join(shards::INDEX).exists() => {
+                format!("`ithaca merge-weights {path} -o model.safetensors` joins its parts")
+            }
+            Kind::Folder if Path::new(path).join("config.json").exists() => {
+                format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan of its model")
+            }
+            Kind::Folder | Kind::Stream | Kind::Empty | Kind::Json | Kind::Binary | Kind::Text => return None,
+        };
+        Some(said)
+    }
+}
+
+impl Wanted {
+    /// What is wanted, with an article.
+    fn described(self) -> &'static str {
+        match self {
+            Wanted::Plan => "a plan",
+            Wanted::Subject => "a plan, a model or a whole program",
+            Wanted::Model => "a model's folder or its config.json",
+            Wanted::Cluster => "the description of a cluster",
+            Wanted::Program => "a program in text form",
+            Wanted::Meaning => "a plan or a program in text form",
+            Wanted::Rules => "a file of rewrite rules",
+            Wanted::Tensors => "a safetensors file, its index or a folder with either",
+            Wanted::Shards => "a folder that `ithaca shard-weights` wrote",
+        }
+    }
+
+    /// Where there is one.
+    fn found_by(self) -> Option<&'static str> {
+        match self {
+            Wanted::Plan | Wanted::Meaning => {
+                Some("`ithaca plan MODEL --gpus N --seq TOKENS -o plan.json` writes a plan")
+            }
+            Wanted::Cluster => Some("`ithaca list clusters` names those that are built in"),
+            Wanted::Program => Some("`ithaca emit plan.json --target ir` writes one"),
+            Wanted::Shards => {
+                Some("`ithaca shard-weights plan.json --weights model.safetensors -o shards` writes one")
+            }
+            Wanted::Subject | Wanted::Model | Wanted::Rules | Wanted::Tensors => None,
+        }
+    }
+}
+
+/// What is at `path`, which may be what is wanted.
+///
+/// # Errors
+/// `C01` when nothing is there, or it cannot be read; `C03` for a program that is no whole one where one is run; `C05` for
+/// another kind, which is named with the command that takes it.
+pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
+    let kind = Kind::of(path)?;
+    if kind.may_be(wanted) {
+        return Ok(kind);
+    }
+    let name = path.display().to_string();
+    let is_program = matches!((kind, wanted), (Kind::Program(_), Wanted::Subject));
+    let code = if is_program { "C03" } else { "C05" };
+    let instead = is_program.then(|| "give its plan, or the whole program that it was made of".to_owned());
+    let found_by = wanted.found_by().map(str::to_owned);
+    let helps = kind.taken_by(&name).into_iter().chain(found_by).chain(instead);
+    let message = format!("`{name}` is {}, and {} is wanted", kind.described(), wanted.described());
+    let refusal = Diagnostic::new(code, message);
+    Err(helps.fold(refusal, Diagnostic::help).into())
+}
+
+/// That there are tensors at a path, or nothing, which the reader says.
+///
+/// # Errors
+/// As [`expect`].
+pub fn expect_tensors(path: &Path) -> Result<()> {
+    if path.exists() {
+        expect(path, Wanted::Tensors)?;
+    }
+    Ok(())
+}
+
+/// The text of a file that may be what is wanted.
+///
+/// # Errors
+/// As [`expect`].
+pub fn read(path: &Path, wanted: Wanted) -> Result<String> {
+    expect(path, wanted)?;
+    files::read_text(path)
+}
+
+/// A text without the space and the comments that it begins with.
+fn code(text: &str) -> &str {
+    let mut rest = text.trim_start_matches('\u{feff}').trim_start();
+    while rest.starts_with("//") {
+        rest = rest.find('\n').map_or("", |end| rest[end..].trim_start());
+    }
+    rest
+}
+
+/// Whether a text that begins with a bracket begins with a table of TOML.
+fn is_table(code: &str) -> bool {
+    let name = code.strip_prefix('[').and_then(|rest| rest.split_once(']')).map(|(name, _)| name);
+    name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
+}
