@@ -47,7 +47,7 @@ fn each_layer_gathers_for_the_next_and_the_last_for_nobody() {
     assert_eq!(shown(&module, "layer.first"), ["layer.shards 1..2 +1", "all_gather", "silu", "mul"]);
     assert_eq!(shown(&module, "layer.last"), ["silu", "mul"]);
     assert!(module.function("layer").is_none(), "nobody calls it any more");
-    assert_eq!(notes, ["`prefetch`: of `@layer` 1 of 1 messages of weights travel in the layer before"]);
+    assert_eq!(notes, ["`prefetch`: of `@layer` 1 of 1 message of weights travel in the layer before"]);
 }
 
 #[test]
