@@ -36,6 +36,8 @@ const RUNTIME: &[(&str, &str)] = &[
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
     ("task.hpp", include_str!("runtime/task.hpp")),
+    ("patience.hpp", include_str!("runtime/patience.hpp")),
+    ("communicators.hpp", include_str!("runtime/communicators.hpp")),
     ("watch.hpp", include_str!("runtime/watch.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("launch.hpp", include_str!("runtime/launch.hpp")),

@@ -26,6 +26,7 @@ inline std::vector<char> fetch_part(const Device& device, int64_t rank, char* mi
     const ncclComm_t comm = device.communicators().world;
     if (device.rank() == rank && rank != 0) {
         ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.stream(kCompute)));
+        device.watch().settle(comm);
         device.synchronize();
     }
     if (device.rank() != 0) return {};
@@ -33,6 +34,7 @@ inline std::vector<char> fetch_part(const Device& device, int64_t rank, char* mi
     if (rank != 0) {
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&from), count));
         ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.stream(kCompute)));
+        device.watch().settle(comm);
         device.synchronize();
     }
     std::vector<char> host(count);
