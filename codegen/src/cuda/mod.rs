@@ -50,6 +50,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("collective.hpp", include_str!("runtime/collective.hpp")),
     ("message.hpp", include_str!("runtime/message.hpp")),
     ("gather.hpp", include_str!("runtime/gather.hpp")),
+    ("compare.hpp", include_str!("runtime/compare.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
 

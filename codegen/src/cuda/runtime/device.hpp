@@ -52,6 +52,7 @@ struct Program {
     std::vector<const Transfer*> transfers;
     std::vector<OutputOf> outputs;
     int64_t id_bound;  // token ids lie below
+    double reach;      // how far a step of an optimizer may move an element of a weight; zero without one
     void (*run)(const Device& device, char* frame);
 };
 

@@ -87,14 +87,15 @@ inline bool keeps(const Program& program) {
     return std::any_of(program.sources.begin(), program.sources.end(), [](const Source* s) { return s->is_written; });
 }
 
-// The stored tensors that sources write parts of, by name; what no part covers is what it was before.
+// The stored tensors that sources write parts of, by name, if that begins with `prefix`; what no part covers is what it was
+// before.
 inline std::vector<HostTensor> gather_kept(const Program& program, const Device& device, const Tensors& tensors,
-                                           int64_t n_ranks) {
+                                           int64_t n_ranks, const char* prefix = "") {
     const Space& space = program.space;
     std::map<std::string, HostTensor> kept;
     for (size_t s = 0; s < program.sources.size(); ++s) {
         const Source& source = *program.sources[s];
-        if (!source.is_written) continue;
+        if (!source.is_written || !begins_with(source.name, prefix)) continue;
         const DType dtype = source.type.dtype;
         const size_t width = static_cast<size_t>(bytes_of(dtype));
         const Range layers = layers_of(source);
