@@ -15,6 +15,7 @@ mod pipeline;
 mod profile;
 mod self_check;
 mod steps;
+mod suite;
 mod together;
 mod training;
 
