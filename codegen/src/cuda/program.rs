@@ -307,7 +307,8 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String], ran: &[
     let _ = writeln!(out, "        {{{}}},", sequences.join(", "));
     let _ = writeln!(out, "        {{{}}},", list("X", cx.tables.transfers.len()));
     let _ = writeln!(out, "        {{{}}},", outputs.join(", "));
-    let _ = writeln!(out, "        {}, {}, run,", id_bound(schedule, ran), names::double(reach(schedule, ran)));
+    let _ =
+        writeln!(out, "        {}, {}, run,", id_bound(schedule, ran), names::double(reach(schedule, ran)));
     out.push_str("    };\n    return program;\n}\n");
 }
 

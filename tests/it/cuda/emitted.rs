@@ -1,8 +1,8 @@
 //! What emitted programs do with what they are given: ranks that do not come, outputs that are no files, frames that nobody
 //! calls.
 
-use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,27 +17,16 @@ use ithaca_passes::pass::Volume;
 use super::distributed::{can_run, module};
 use super::{found, options, root, write_program};
 
-/// What shows that nobody hung.
+/// What shows that nobody waited for ever.
 const NOT_FOR_EVER: Duration = Duration::from_secs(200);
 
-/// A model on four ranks, as a program that is run with arguments and an environment.
-fn run_on_four() -> (tempfile::TempDir, impl Fn(&[&str], &[(&str, &str)]) -> Command) {
+/// A model on four ranks, written as a program.
+fn program_of_four() -> tempfile::TempDir {
     let whole = super::module(&root().join("tests/goldens/llama-gqa"), &Workload::prefill(1, 8));
     let options = options("ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")]);
     let out = tempfile::tempdir().unwrap();
     write_program(&compile(&whole, &options, &Volume).unwrap().schedule, None, out.path());
-    let directory = out.path().to_owned();
-    let run = move |arguments: &[&str], environment: &[(&str, &str)]| {
-        let mut command = Command::new("bash");
-        command.arg(root().join("tests/cuda/host/run.sh")).arg(&directory).args([
-            "4",
-            "--random-weights",
-            "3",
-        ]);
-        command.args(arguments).envs(environment.iter().copied());
-        command
-    };
-    (out, run)
+    out
 }
 
 #[test]
@@ -45,13 +34,23 @@ fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
     if !can_run() {
         return;
     }
-    let (out, run) = run_on_four();
+    let out = program_of_four();
+    let run = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let mut command = Command::new("bash");
+        command.arg(root().join("tests/cuda/host/run.sh")).arg(out.path()).args([
+            "4",
+            "--random-weights",
+            "3",
+        ]);
+        command.args(arguments).envs(environment.iter().copied()).output().unwrap()
+    };
     let at = |name: &str| out.path().join(name);
-    let output = |path: &str| run(&["--output", path], &[]).output().unwrap();
+    let output = |path: &str| run(&["--output", path], &[]);
 
     // A link stays one, and what it leads to is replaced.
     fs::create_dir(at("there")).unwrap();
     fs::write(at("there/target"), "before").unwrap();
+    fs::set_permissions(at("there/target"), Permissions::from_mode(0o640)).unwrap();
     std::os::unix::fs::symlink("there/target", at("link")).unwrap();
     std::os::unix::fs::symlink("there/nothing", at("dangling")).unwrap();
     for (link, target) in [("link", "there/target"), ("dangling", "there/nothing")] {
@@ -62,6 +61,7 @@ fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
         assert_eq!(written.names(), ["logits"]);
     }
     assert_eq!(fs::read_dir(at("there")).unwrap().count(), 2);
+    assert_eq!(fs::metadata(at("there/target")).unwrap().permissions().mode() & 0o777, 0o640);
 
     if found("mkfifo") && found("timeout") {
         let pipe = at("pipe");
@@ -82,7 +82,7 @@ fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
         ("NCCL_ON_HOST_ABSENT_PART", "the communicators along `"),
     ] {
         let begun = Instant::now();
-        let ran = run(&["--timeout", "1"], &[(absent, "2")]).output().unwrap();
+        let ran = run(&["--timeout", "1"], &[(absent, "2")]);
         let said = String::from_utf8_lossy(&ran.stderr);
         assert_eq!(ran.status.code(), Some(1), "{absent}: {said}");
         assert!(said.contains("error: rank ") && said.contains(says), "{absent}: {said}");

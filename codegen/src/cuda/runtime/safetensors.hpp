@@ -301,8 +301,8 @@ inline std::string behind_links(std::string path) {
     return path;
 }
 
-// Writes a file beside and renames, so that no partial one is left and links stay; what is there and no file, as a device or a
-// pipe, is written into. f16 and bf16 are written as F32.
+// Writes a file beside and renames, so that no partial one is left, and links and permissions stay; what is there and no file, as
+// a device or a pipe, is written into. f16 and bf16 are written as F32.
 inline void write_tensors(const std::string& path, const std::vector<HostTensor>& tensors) {
     std::string header = "{";
     int64_t offset = 0;
@@ -329,6 +329,7 @@ inline void write_tensors(const std::string& path, const std::vector<HostTensor>
     const std::string to = is_file ? behind_links(path) : path, written = is_file ? to + ".new" : path;
     std::FILE* out = std::fopen(written.c_str(), "wb");
     if (out == nullptr) throw Error(written + ": " + std::strerror(errno));
+    if (is_file && std::filesystem::exists(there)) std::filesystem::permissions(written, there.permissions(), none);
     bool good = true;
     auto put = [&](const void* data, size_t n) { good = good && std::fwrite(data, 1, n, out) == n; };
     unsigned char length[8];
