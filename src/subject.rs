@@ -225,14 +225,11 @@ impl Job {
         self.plain.as_ref().unwrap_or(&self.program)
     }
 
-    /// How far an optimizer may move an element of a weight in so many steps: the learning rate in each, and more where
-    /// the first moment forgets sooner than the root of the second.
+    /// How far an optimizer may move an element of a weight in so many steps.
     pub fn reach(&self, steps: u64) -> f64 {
         let nodes = self.program.functions.values().flat_map(|f| &f.nodes);
         let farthest = nodes.filter_map(|node| match &node.op {
-            Op::Optimizer(Optimizer::AdamW(a)) => {
-                Some(a.lr * ((1.0 - a.beta1) / (1.0 - a.beta2).sqrt()).max(1.0))
-            }
+            Op::Optimizer(Optimizer::AdamW(adamw)) => Some(adamw.reach()),
             _ => None,
         });
         farthest.fold(0.0, f64::max) * steps as f64

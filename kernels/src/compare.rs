@@ -10,6 +10,8 @@ use crate::real::Real;
 use crate::store::{StoreError, TensorSource};
 use crate::tensor::Tensor;
 
+// Emitted programs check themselves by these rules and constants too: `codegen/src/cuda/runtime/compare.hpp`.
+
 /// What single precision cannot tell from zero beside sums of numbers near one, or in parts of the largest element of all
 /// gradients: the gradient of the bias of keys is zero, and computed as less than this.
 pub const NOISE: f64 = 1e-5;
@@ -19,6 +21,9 @@ pub const NOISE: f64 = 1e-5;
 /// was seen as rounding of sums in single precision.
 pub const FLOOR: f64 = 1e-4;
 
+/// In parts of what steps of an optimizer could do, what two elements of a weight differ by that differ visibly.
+pub const VISIBLE: f64 = 1e-3;
+
 /// How one tensor compares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
@@ -26,7 +31,7 @@ pub struct Comparison {
     pub name: String,
     /// What was found.
     pub verdict: Verdict,
-    /// Elements of a weight that were left out though they differ visibly, by a thousandth of what steps could do and more:
+    /// Elements of a weight that were left out though they differ visibly, by [`VISIBLE`] of what steps could do and more:
     /// their gradients are rounding alone, of which an optimizer makes whole steps, and they are no further apart than those
     /// could take them.
     pub undetermined: u64,
@@ -236,7 +241,7 @@ impl Judge<'_> {
             // Both may have gone all the way, in opposite directions.
             let apart = (a - b).abs();
             let leave_out = of_rounding && apart <= 2.0 * self.reach;
-            undetermined += u64::from(leave_out && apart > 1e-3 * self.reach);
+            undetermined += u64::from(leave_out && apart > VISIBLE * self.reach);
             leave_out
         });
         Comparison { name: name.to_owned(), verdict, undetermined }

@@ -5,6 +5,7 @@
 
 mod device;
 mod distributed;
+mod emitted;
 mod everything;
 mod experts;
 mod faults;
@@ -12,6 +13,7 @@ mod flash;
 mod folded;
 mod pipeline;
 mod profile;
+mod self_check;
 mod steps;
 mod suite;
 mod together;

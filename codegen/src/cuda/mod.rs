@@ -36,6 +36,8 @@ const RUNTIME: &[(&str, &str)] = &[
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
     ("task.hpp", include_str!("runtime/task.hpp")),
+    ("patience.hpp", include_str!("runtime/patience.hpp")),
+    ("communicators.hpp", include_str!("runtime/communicators.hpp")),
     ("watch.hpp", include_str!("runtime/watch.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
     ("launch.hpp", include_str!("runtime/launch.hpp")),
@@ -48,6 +50,7 @@ const RUNTIME: &[(&str, &str)] = &[
     ("collective.hpp", include_str!("runtime/collective.hpp")),
     ("message.hpp", include_str!("runtime/message.hpp")),
     ("gather.hpp", include_str!("runtime/gather.hpp")),
+    ("compare.hpp", include_str!("runtime/compare.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{At, AxisList, Move};
 use ithaca_ir::message::Parcel;
-use ithaca_ir::ops::Op;
+use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Work};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
@@ -58,9 +58,12 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
     };
     let space = &schedule.space;
     let mut names = Names::default();
+    let runs = runs_of_frames(schedule);
+    let ran: Vec<FrameId> = schedule.frames.ids().filter(|id| !runs[id.index()].is_empty()).collect();
     let mut events = vec![0];
-    for frame in schedule.frames.values() {
-        events.push(events[events.len() - 1] + frame.n_events);
+    for (id, frame) in schedule.frames.iter() {
+        let n_events = if ran.contains(&id) { frame.n_events } else { 0 };
+        events.push(events[events.len() - 1] + n_events);
     }
     let mut cx = Context {
         schedule,
@@ -71,9 +74,8 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
         tables: Tables::default(),
     };
 
-    let runs = runs_of_frames(schedule);
     let mut frames = String::new();
-    for id in schedule.frames.ids() {
+    for &id in &ran {
         frames.push_str(&frame::emit(&mut cx, id, &runs[id.index()])?);
         frames.push('\n');
     }
@@ -88,17 +90,17 @@ pub(super) fn emit(namespace: &str, schedule: &Schedule) -> Result<Namespace, Di
     write_space(&mut out, &cx);
     write_tables(&mut out, &cx);
     out.push_str(&frames);
-    write_program(&mut out, &cx, &outputs);
+    write_program(&mut out, &cx, &outputs, &ran);
     let _ = write!(out, "\n}}  // namespace {namespace}\n");
     Ok(Namespace { source: out, dtypes: cx.tables.dtypes() })
 }
 
-/// The layers that each frame runs for and the ranks that run it; those of `main` and of frames that nobody calls are
-/// `0..1`, everywhere.
+/// The layers that each frame runs for and the ranks that run it; those of `main` are `0..1`, everywhere. A frame that
+/// nobody calls has none, and is left out.
 fn runs_of_frames(schedule: &Schedule) -> Vec<Vec<Run>> {
     let mut runs = schedule.layers_by_place();
-    for of_frame in runs.iter_mut().filter(|of_frame| of_frame.is_empty()) {
-        of_frame.push((0..1, None));
+    if let Some(main) = schedule.main() {
+        runs[main.index()].push((0..1, None));
     }
     runs
 }
@@ -239,7 +241,11 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
                 SourceFile::Inputs => "File::Inputs",
                 SourceFile::States => "File::States",
             },
-            if source.is_written { ", true" } else { "" }
+            match (source.is_written, source.binding.ahead, source.binding.fill) {
+                (false, 0, 0) => String::new(),
+                (true, 0, 0) => ", true".to_owned(),
+                (is_written, ahead, fill) => format!(", {is_written}, {ahead}, {fill}"),
+            }
         );
     }
     out.push('\n');
@@ -277,7 +283,7 @@ fn kind_of(cx: &Context<'_>, transfer: &Parcel) -> (&'static str, String) {
     }
 }
 
-fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
+fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String], ran: &[FrameId]) {
     let schedule = cx.schedule;
     let list =
         |prefix: &str, n: usize| (0..n).map(|i| format!("&{prefix}{i}")).collect::<Vec<_>>().join(", ");
@@ -301,7 +307,8 @@ fn write_program(out: &mut String, cx: &Context<'_>, outputs: &[String]) {
     let _ = writeln!(out, "        {{{}}},", sequences.join(", "));
     let _ = writeln!(out, "        {{{}}},", list("X", cx.tables.transfers.len()));
     let _ = writeln!(out, "        {{{}}},", outputs.join(", "));
-    let _ = writeln!(out, "        {}, run,", id_bound(schedule));
+    let _ =
+        writeln!(out, "        {}, {}, run,", id_bound(schedule, ran), names::double(reach(schedule, ran)));
     out.push_str("    };\n    return program;\n}\n");
 }
 
@@ -317,11 +324,29 @@ fn arenas(cx: &Context<'_>) -> Vec<String> {
     }
 }
 
+/// What the frames that run compute.
+fn computed<'s>(schedule: &'s Schedule, ran: &[FrameId]) -> impl Iterator<Item = &'s Op> {
+    let tasks = ran.iter().flat_map(|&id| &schedule.frames[id].tasks);
+    tasks.filter_map(|task| match &task.work {
+        Work::Compute(op) => Some(op),
+        Work::Call { .. } | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => None,
+    })
+}
+
 /// Token ids below it have a row in every table that is looked up.
-fn id_bound(schedule: &Schedule) -> u64 {
-    let tables = schedule.frames.values().flat_map(|f| &f.tasks).filter_map(|task| match &task.work {
-        Work::Compute(Op::Embed { over, .. }) => Some(schedule.space.dims[*over].valid),
+fn id_bound(schedule: &Schedule, ran: &[FrameId]) -> u64 {
+    let tables = computed(schedule, ran).filter_map(|op| match op {
+        Op::Embed { over, .. } => Some(schedule.space.dims[*over].valid),
         _ => None,
     });
     tables.min().unwrap_or(1).max(1)
+}
+
+/// How far a step of an optimizer may move an element of a weight; zero without one.
+fn reach(schedule: &Schedule, ran: &[FrameId]) -> f64 {
+    let farthest = computed(schedule, ran).filter_map(|op| match op {
+        Op::Optimizer(Optimizer::AdamW(adamw)) => Some(adamw.reach()),
+        _ => None,
+    });
+    farthest.fold(0.0, f64::max)
 }

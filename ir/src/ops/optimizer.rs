@@ -39,6 +39,14 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
+impl AdamW {
+    /// How far one step may move an element of a weight, decay aside: the learning rate, and more where the first moment
+    /// forgets sooner than the root of the second (Kingma and Ba, arXiv 1412.6980, section 2.1).
+    pub fn reach(&self) -> f64 {
+        self.lr * ((1.0 - self.beta1) / (1.0 - self.beta2).sqrt()).max(1.0)
+    }
+}
+
 impl Optimizer {
     /// The name in the text form.
     pub fn name(&self) -> &'static str {

@@ -1,13 +1,18 @@
 // NCCL between processes of one host, over a mesh of Unix sockets. Operations between a group's start and end make
-// progress together, as NCCL promises; calls return when their data has arrived, which synchronous streams allow.
+// progress together, as NCCL promises. Nothing blocks: communicators and their parts come, and data moves, while they are
+// looked at; what was asked of one has to have ended before it is asked for more, and its data is there then, which synchronous
+// streams allow.
+//
+// NCCL_ON_HOST_ABSENT is a rank that never comes into the communicator of all, NCCL_ON_HOST_ABSENT_PART one that never comes
+// into a part.
 #pragma once
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -30,13 +35,23 @@ enum ncclRedOp_t { ncclSum = 0 };
 struct ncclUniqueId {
     char internal[128];
 };
-struct ncclConfig_t;
+struct ncclConfig_t {
+    int blocking;
+};
+#define NCCL_CONFIG_INITIALIZER \
+    { 1 }
 
 // A communicator: for each member the socket to it.
 struct ncclComm {
     int rank;
     std::vector<int> peers;
     bool owns;
+    // Where it is being made: what the others find this rank by, and how many of them are there.
+    ncclUniqueId id = {};
+    int listener = -1, n_there = 0;
+    // Looks until it is ready, once all is done.
+    int looks = 0;
+    bool never = false;
 };
 using ncclComm_t = ncclComm*;
 
@@ -48,11 +63,21 @@ struct Job {
     size_t n;
 };
 
+constexpr int kLooks = 2;
+
 struct Group {
     int depth = 0;
     std::deque<Job> sends, recvs;
     std::vector<std::function<void()>> after;
+    // Those that something was asked of.
+    std::vector<ncclComm_t> comms;
 };
+
+// The rank that a variable of the environment names, or none.
+inline int rank_of(const char* variable) {
+    const char* const text = std::getenv(variable);
+    return text != nullptr ? std::atoi(text) : -1;
+}
 
 inline Group& group() {
     static Group g;
@@ -101,21 +126,29 @@ inline bool progress(std::deque<Job>& jobs, bool sending) {
     return true;
 }
 
-inline ncclResult_t finish() {
+// Moves what can be moved of what groups asked for.
+inline ncclResult_t go_on() {
     Group& g = group();
-    while (!g.sends.empty() || !g.recvs.empty()) {
-        if (!progress(g.sends, true) || !progress(g.recvs, false)) return ncclSystemError;
-        std::vector<pollfd> waits;
-        for (const Job& j : g.sends) waits.push_back({j.fd, POLLOUT, 0});
-        for (const Job& j : g.recvs) waits.push_back({j.fd, POLLIN, 0});
-        if (!waits.empty()) ::poll(waits.data(), waits.size(), 10000);
-    }
+    if (g.depth > 0) return ncclSuccess;
+    if (!progress(g.sends, true) || !progress(g.recvs, false)) return ncclSystemError;
+    if (!g.sends.empty() || !g.recvs.empty()) return ncclInProgress;
     for (const auto& f : g.after) f();
     g.after.clear();
+    g.comms.clear();
     return ncclSuccess;
 }
 
-inline ncclResult_t done() { return group().depth == 0 ? finish() : ncclSuccess; }
+// Something is asked of a communicator, which nothing goes on in unless it is of the same group.
+inline bool ask(ncclComm_t c) {
+    Group& g = group();
+    const bool asked = std::find(g.comms.begin(), g.comms.end(), c) != g.comms.end();
+    if (c->n_there + 1 < static_cast<int>(c->peers.size()) || (!asked && c->looks > 0) || (asked && g.depth == 0)) return false;
+    if (!asked) g.comms.push_back(c);
+    c->looks = kLooks;
+    return true;
+}
+
+inline ncclResult_t done() { return group().depth == 0 ? ncclInProgress : ncclSuccess; }
 
 template <typename T, typename Add>
 void sum_into(char* z, const std::vector<std::vector<char>>& parts, size_t n, Add add) {
@@ -203,37 +236,51 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return ncclSuccess;
 }
 
-inline ncclResult_t ncclCommInitRank(ncclComm_t* out, int n, ncclUniqueId id, int rank) {
+inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int n, ncclUniqueId id, int rank, ncclConfig_t* config) {
     using namespace nccl_on_host;
-    if (n < 1 || rank < 0 || rank >= n) return ncclInvalidArgument;
-    auto* comm = new ncclComm{rank, std::vector<int>(static_cast<size_t>(n), -1), true};
+    if (n < 1 || rank < 0 || rank >= n || config == nullptr || config->blocking != 0) return ncclInvalidArgument;
+    auto* comm = new ncclComm{rank, std::vector<int>(static_cast<size_t>(n), -1), true, id, -1, 0, kLooks, false};
     *out = comm;
-    if (n == 1) return ncclSuccess;
+    comm->never = rank == rank_of("NCCL_ON_HOST_ABSENT");
+    if (n == 1 || comm->never) return ncclInProgress;
     socklen_t len = 0;
-    const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    comm->listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
     const sockaddr_un own = address(id, rank, len);
-    if (::bind(listener, reinterpret_cast<const sockaddr*>(&own), len) != 0 || ::listen(listener, n) != 0)
+    if (::bind(comm->listener, reinterpret_cast<const sockaddr*>(&own), len) != 0 || ::listen(comm->listener, n) != 0)
         return ncclSystemError;
-    for (int peer = 0; peer < rank; ++peer) {
-        const sockaddr_un there = address(id, peer, len);
+    return ncclInProgress;
+}
+
+namespace nccl_on_host {
+
+// Meets whoever has come: those of lower rank are gone to, the others come.
+inline ncclResult_t meet(ncclComm_t comm) {
+    if (comm->listener < 0) return ncclSuccess;
+    socklen_t len = 0;
+    for (int peer = 0; peer < comm->rank; ++peer) {
+        if (comm->peers[static_cast<size_t>(peer)] >= 0) continue;
+        const sockaddr_un there = address(comm->id, peer, len);
         const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
-        int tries = 0;
-        while (::connect(fd, reinterpret_cast<const sockaddr*>(&there), len) != 0) {
-            if (++tries > 3000) return ncclSystemError;
-            ::usleep(10000);
+        if (::connect(fd, reinterpret_cast<const sockaddr*>(&there), len) != 0) {
+            ::close(fd);
+            continue;
         }
-        if (!transfer(fd, &rank, sizeof rank, true)) return ncclSystemError;
+        if (!transfer(fd, &comm->rank, sizeof comm->rank, true)) return ncclSystemError;
         comm->peers[static_cast<size_t>(peer)] = fd;
+        ++comm->n_there;
     }
-    for (int i = rank + 1; i < n; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
+    for (int fd; (fd = ::accept(comm->listener, nullptr, nullptr)) >= 0; ++comm->n_there) {
         int peer = 0;
-        if (fd < 0 || !transfer(fd, &peer, sizeof peer, false)) return ncclSystemError;
+        if (!transfer(fd, &peer, sizeof peer, false)) return ncclSystemError;
         comm->peers[static_cast<size_t>(peer)] = fd;
     }
-    ::close(listener);
+    if (comm->n_there + 1 < static_cast<int>(comm->peers.size())) return ncclInProgress;
+    ::close(comm->listener);
+    comm->listener = -1;
     return ncclSuccess;
 }
+
+}  // namespace nccl_on_host
 
 inline ncclResult_t ncclGroupStart() {
     ++nccl_on_host::group().depth;
@@ -243,22 +290,25 @@ inline ncclResult_t ncclGroupEnd() {
     nccl_on_host::Group& g = nccl_on_host::group();
     if (g.depth == 0) return ncclInvalidUsage;
     --g.depth;
-    return nccl_on_host::done();
+    return g.comms.empty() ? ncclSuccess : nccl_on_host::done();
 }
 
 inline ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t) {
     if (peer < 0 || peer >= static_cast<int>(c->peers.size()) || peer == c->rank) return ncclInvalidArgument;
+    if (!nccl_on_host::ask(c)) return ncclInvalidUsage;
     nccl_on_host::enqueue(nccl_on_host::group().sends, c->peers[static_cast<size_t>(peer)], data, n * nccl_on_host::width(t));
     return nccl_on_host::done();
 }
 inline ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t) {
     if (peer < 0 || peer >= static_cast<int>(c->peers.size()) || peer == c->rank) return ncclInvalidArgument;
+    if (!nccl_on_host::ask(c)) return ncclInvalidUsage;
     nccl_on_host::enqueue(nccl_on_host::group().recvs, c->peers[static_cast<size_t>(peer)], data, n * nccl_on_host::width(t));
     return nccl_on_host::done();
 }
 
 inline ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t) {
     using namespace nccl_on_host;
+    if (!ask(c)) return ncclInvalidUsage;
     const size_t bytes = n * width(t);
     for (size_t p = 0; p < c->peers.size(); ++p) {
         char* there = static_cast<char*>(to) + p * bytes;
@@ -275,6 +325,7 @@ inline ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclData
 inline ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t, int root,
                                ncclComm_t c, cudaStream_t) {
     if (root < 0 || root >= static_cast<int>(c->peers.size())) return ncclInvalidArgument;
+    if (!nccl_on_host::ask(c)) return ncclInvalidUsage;
     nccl_on_host::reduce_to(c, root, static_cast<const char*>(from), static_cast<char*>(to), n, t);
     return nccl_on_host::done();
 }
@@ -282,6 +333,7 @@ inline ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataTyp
 inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t,
                                       ncclComm_t c, cudaStream_t) {
     using namespace nccl_on_host;
+    if (!ask(c)) return ncclInvalidUsage;
     for (size_t root = 0; root < c->peers.size(); ++root)
         reduce_to(c, static_cast<int>(root), static_cast<const char*>(from) + root * n * width(t),
                   static_cast<char*>(to), n, t);
@@ -291,6 +343,7 @@ inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, nccl
 inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t c,
                                   cudaStream_t) {
     using namespace nccl_on_host;
+    if (!ask(c)) return ncclInvalidUsage;
     // Every member sums for itself, in the same order, so all have the same bits.
     auto* parts = new std::vector<std::vector<char>>(c->peers.size());
     const size_t bytes = n * width(t);
@@ -312,36 +365,59 @@ inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclData
     return done();
 }
 
-inline ncclResult_t ncclCommSplit(ncclComm_t world, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+// The place of a part is written when the one that is split is ready.
+inline ncclResult_t ncclCommSplit(ncclComm_t world, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
+    using namespace nccl_on_host;
+    if (config == nullptr || config->blocking != 0) return ncclInvalidArgument;
     const size_t n = world->peers.size();
     struct Seat {
         int color, key;
-    } own{color, key};
-    std::vector<Seat> seats(n);
-    const ncclResult_t status = ncclAllGather(&own, seats.data(), sizeof own, ncclInt8, world, nullptr);
-    if (status != ncclSuccess) return status;
-    std::vector<size_t> members;
-    for (size_t p = 0; p < n; ++p) {
-        if (seats[p].color != color) continue;
-        size_t at = members.size();
-        while (at > 0 && seats[members[at - 1]].key > seats[p].key) --at;
-        members.insert(members.begin() + static_cast<long>(at), p);
+    };
+    auto* const seats = new std::vector<Seat>(n + 1);
+    seats->back() = {color, key};
+    if (world->rank == rank_of("NCCL_ON_HOST_ABSENT_PART")) {
+        world->never = true;
+        return ncclInProgress;
     }
-    auto* comm = new ncclComm{0, {}, false};
-    for (size_t i = 0; i < members.size(); ++i) {
-        if (static_cast<int>(members[i]) == world->rank) comm->rank = static_cast<int>(i);
-        comm->peers.push_back(world->peers[members[i]]);
-    }
-    *out = comm;
+    const ncclResult_t status = ncclAllGather(&seats->back(), seats->data(), sizeof(Seat), ncclInt8, world, nullptr);
+    if (status != ncclInProgress) return status;
+    group().after.push_back([=] {
+        std::vector<size_t> members;
+        for (size_t p = 0; p < n; ++p) {
+            if ((*seats)[p].color != color) continue;
+            size_t at = members.size();
+            while (at > 0 && (*seats)[members[at - 1]].key > (*seats)[p].key) --at;
+            members.insert(members.begin() + static_cast<long>(at), p);
+        }
+        delete seats;
+        auto* comm = new ncclComm{0, {}, false, {}, -1, static_cast<int>(members.size()) - 1, kLooks, false};
+        for (size_t i = 0; i < members.size(); ++i) {
+            if (static_cast<int>(members[i]) == world->rank) comm->rank = static_cast<int>(i);
+            comm->peers.push_back(world->peers[members[i]]);
+        }
+        *out = comm;
+    });
+    return ncclInProgress;
+}
+
+// After so many looks that found nothing going on something has failed in the background, as NCCL_ON_HOST_BREAKS says.
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* state) {
+    using namespace nccl_on_host;
+    static const char* const breaks = std::getenv("NCCL_ON_HOST_BREAKS");
+    static long left = breaks != nullptr ? std::atol(breaks) : 0;
+    const std::vector<ncclComm_t>& asked = group().comms;
+    *state = meet(c);
+    if (*state == ncclSuccess && std::find(asked.begin(), asked.end(), c) != asked.end()) *state = go_on();
+    if (*state == ncclSuccess && c->looks > 0 && --c->looks > 0) *state = ncclInProgress;
+    if (c->never) *state = ncclInProgress;
+    if (*state == ncclSuccess && breaks != nullptr && left-- <= 0) *state = ncclSystemError;
     return ncclSuccess;
 }
 
-// After so many looks something has failed in the background, as NCCL_ON_HOST_BREAKS says.
-inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) {
-    static const char* const breaks = std::getenv("NCCL_ON_HOST_BREAKS");
-    static long left = breaks != nullptr ? std::atol(breaks) : 0;
-    *state = breaks != nullptr && left-- <= 0 ? ncclSystemError : ncclSuccess;
-    return ncclSuccess;
+inline ncclResult_t ncclCommFinalize(ncclComm_t c) {
+    if (c->looks > 0) return ncclInvalidUsage;
+    c->looks = nccl_on_host::kLooks;
+    return ncclInProgress;
 }
 
 inline ncclResult_t ncclCommDestroy(ncclComm_t c) {

@@ -142,23 +142,3 @@ fn stages_beside_other_forms_of_parallelism_on_the_host() {
         of(in_order(2, 2), ShardOptions { zero: Zero::Parameters, ..data_parallel }),
     ]);
 }
-
-/// Gradients are in single precision, and have come through values that are not.
-#[test]
-fn a_step_in_bf16_agrees_with_itself_on_one_device() {
-    if !can_run() {
-        return;
-    }
-    let mut config = llama(2, false);
-    config["torch_dtype"] = json!("bfloat16");
-    // An optimizer would make whole steps of what is rounding alone.
-    let whole = step(&config, Training { optimizer: None, ..Training::default() }, 2);
-    let options = options("ulysses", "ulysses=2");
-    together::run(&[Case {
-        name: "bf16".to_owned(),
-        schedule: compile(&whole, &options, &Volume).unwrap().schedule,
-        reference: Some(lower(verify(&whole).unwrap()).unwrap()),
-        sources: Sources::of(&RandomTensors::of_module(&whole, 13)),
-        steps: 1,
-    }]);
-}

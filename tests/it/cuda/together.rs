@@ -45,7 +45,7 @@ impl Sources {
     }
 
     /// Files of weights and of inputs; what is not in a file yet is written to `to`.
-    fn files(&self, schedule: &Schedule, to: PathBuf) -> [PathBuf; 2] {
+    pub(super) fn files(&self, schedule: &Schedule, to: PathBuf) -> [PathBuf; 2] {
         match self {
             Sources::Golden(golden) => ["model.safetensors", "io.safetensors"].map(|file| golden.join(file)),
             Sources::Tensors(tensors) => {
@@ -122,7 +122,7 @@ pub(super) struct Program<'a> {
 }
 
 /// Which of the programs runs, by number.
-const WHICH: &str = "ITHACA_TEST_PROGRAM";
+pub(super) const WHICH: &str = "ITHACA_TEST_PROGRAM";
 
 /// Writes programs as one, which runs the one that the environment says.
 pub(super) fn write(programs: &[Program<'_>], out: &Path) {

@@ -52,6 +52,9 @@ inline const char* describe(cublasStatus_t status) {
     }
 }
 
+// What goes on in the background is looked at where it is waited for.
+inline bool has_failed(ncclResult_t status) { return status != ncclSuccess && status != ncclInProgress; }
+
 }  // namespace ithaca
 
 #define ITHACA_CUDA(call)                                                                                     \
@@ -70,5 +73,6 @@ inline const char* describe(cublasStatus_t status) {
 #define ITHACA_NCCL(call)                                                                                     \
     do {                                                                                                      \
         const ncclResult_t status_ = (call);                                                                  \
-        if (status_ != ncclSuccess) ::ithaca::fail(__FILE__, __LINE__, #call, ncclGetErrorString(status_));   \
+        if (::ithaca::has_failed(status_))                                                                    \
+            ::ithaca::fail(__FILE__, __LINE__, #call, ncclGetErrorString(status_));                           \
     } while (0)

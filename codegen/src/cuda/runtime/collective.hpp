@@ -227,6 +227,7 @@ inline void exchange_blocks(const Device& device, Queue queue, const Load& load,
         to += n_recv * width;
     }
     ITHACA_NCCL(ncclGroupEnd());
+    device.watch().settle(peers.comm);
     if (own > 0)
         ITHACA_CUDA(cudaMemcpyAsync(own_to, own_from, static_cast<size_t>(own * width), cudaMemcpyDeviceToDevice, stream));
 }
@@ -252,6 +253,7 @@ inline void gather_blocks(const Device& device, Queue queue, const Load& load, D
         to += n * width;
     }
     ITHACA_NCCL(ncclGroupEnd());
+    device.watch().settle(peers.comm);
 }
 
 // Elements that a rank sends to others; a sum over all counts what is sent where each member sums its share and then
@@ -288,12 +290,12 @@ inline void communicate(const Device& device, Queue queue, const Transfer& x, co
         case Collective::AllGather:
             if (!all_equal(load.recv)) return gather_blocks(device, queue, load, dtype, peers, from, to);
             ITHACA_NCCL(ncclAllGather(from, to, static_cast<size_t>(load.mine), nccl_type(dtype), comm, stream));
-            return;
+            return device.watch().settle(comm);
         case Collective::ReduceScatter:
             if (all_equal(load.send)) {
                 ITHACA_NCCL(ncclReduceScatter(from, to, static_cast<size_t>(load.wanted), nccl_type(dtype), ncclSum, comm,
                                               stream));
-                return;
+                return device.watch().settle(comm);
             }
             ITHACA_NCCL(ncclGroupStart());
             for (size_t i = 0; i < load.group.size(); ++i) {
@@ -304,10 +306,10 @@ inline void communicate(const Device& device, Queue queue, const Transfer& x, co
                 from += n * bytes_of(dtype);
             }
             ITHACA_NCCL(ncclGroupEnd());
-            return;
+            return device.watch().settle(comm);
         case Collective::AllReduce:
             ITHACA_NCCL(ncclAllReduce(from, to, static_cast<size_t>(load.mine), nccl_type(dtype), ncclSum, comm, stream));
-            return;
+            return device.watch().settle(comm);
     }
 }
 

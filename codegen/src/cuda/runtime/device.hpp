@@ -1,4 +1,4 @@
-// One rank's device: memory, streams, events, communicators.
+// One rank's device: memory, streams, events.
 #pragma once
 
 #include <array>
@@ -7,8 +7,8 @@
 
 #include "boxes.hpp"
 #include "check.hpp"
+#include "communicators.hpp"
 #include "kernels/copy.cuh"
-#include "rendezvous.hpp"
 #include "source.hpp"
 #include "task.hpp"
 #include "watch.hpp"
@@ -52,43 +52,12 @@ struct Program {
     std::vector<const Transfer*> transfers;
     std::vector<OutputOf> outputs;
     int64_t id_bound;  // token ids lie below
+    double reach;      // how far a step of an optimizer may move an element of a weight; zero without one
     void (*run)(const Device& device, char* frame);
 };
 
 constexpr int64_t kAlignment = 256;
 inline int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Communicators of the mesh: the world, and one for each axis.
-struct Communicators {
-    ncclComm_t world = nullptr;
-    std::vector<ncclComm_t> axes;
-
-    // Collective over the world.
-    void open(const Space& space, const World& self) {
-        ncclUniqueId id{};
-        if (self.rank == 0) ITHACA_NCCL(ncclGetUniqueId(&id));
-        rendezvous(self, id);
-        ITHACA_NCCL(ncclCommInitRank(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank)));
-        for (size_t a = 0; a < space.axes.size(); ++a) {
-            const int axis = static_cast<int>(a);
-            const int key = static_cast<int>(space.coordinate(self.rank, axis));
-            const int color = static_cast<int>(space.group(self.rank, {axis}).front());
-            axes.push_back(nullptr);
-            ITHACA_NCCL(ncclCommSplit(world, color, key, &axes.back(), nullptr));
-        }
-    }
-
-    std::vector<ncclComm_t> all() const {
-        std::vector<ncclComm_t> all = axes;
-        if (world != nullptr) all.push_back(world);
-        return all;
-    }
-
-    void close() {
-        for (ncclComm_t comm : axes) ITHACA_NCCL(ncclCommDestroy(comm));
-        if (world != nullptr) ITHACA_NCCL(ncclCommDestroy(world));
-    }
-};
 
 // What a rank needs to run a program: everything is allocated here, nothing while it runs.
 class Device {

@@ -3,10 +3,9 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <set>
 
-#include "config.hpp"
+#include "compare.hpp"
 #include "device.hpp"
 #include "gather.hpp"
 
@@ -93,48 +92,6 @@ inline Options parse(int argc, char** argv) {
     return options;
 }
 
-// The tolerance of a tensor: by the narrowest type of the program, whose rounding every result has come through.
-inline double tolerance_of(DType dtype) {
-    const double halves = ITHACA_HAS_BF16 ? 5e-2 : ITHACA_HAS_F16 ? 1e-2 : 0;
-    switch (dtype) {
-        // Parts of attention and their lse are in single precision, whatever the operands are.
-        case DType::F64: return std::max(halves, ITHACA_HAS_F32 ? 1e-5 : 1e-10);
-        case DType::F32: return std::max(halves, 1e-4);
-        case DType::F16: case DType::BF16: return halves;
-        case DType::I32: case DType::Bool: return 0;
-    }
-    return 0;
-}
-
-// Prints the errors of each tensor; true when all are within the tolerance.
-inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<HostTensor>& reference, double tolerance) {
-    bool good = outputs.size() == reference.size();
-    for (const HostTensor& ours : outputs) {
-        const auto theirs = std::find_if(reference.begin(), reference.end(),
-                                         [&](const HostTensor& t) { return t.name == ours.name && t.shape == ours.shape; });
-        if (theirs == reference.end()) {
-            std::printf("self-check %s: the reference has no such tensor\n", ours.name.c_str());
-            good = false;
-            continue;
-        }
-        double largest = 0, error = 0, norm = 0;
-        for (size_t i = 0; i < ours.values.size(); ++i) {
-            const double difference = ours.values[i] - theirs->values[i];
-            // What is not a number stays the largest.
-            if (!std::isnan(largest) && !(std::fabs(difference) <= largest)) largest = std::fabs(difference);
-            error += difference * difference;
-            norm += theirs->values[i] * theirs->values[i];
-        }
-        const double relative = error == 0 ? 0 : std::sqrt(error / norm);
-        const double bound = tolerance >= 0 ? tolerance : tolerance_of(ours.dtype);
-        const bool close = relative <= bound;  // false for what is not a number
-        std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
-                    largest, relative, bound, close ? "ok" : "FAILED");
-        good = good && close;
-    }
-    return good;
-}
-
 inline int run(const Options& options, const Program& program, const Program* reference) {
     World self = world_of_environment();
     self.seconds = options.seconds;
@@ -189,9 +146,14 @@ inline int run(const Options& options, const Program& program, const Program* re
         const Device device(*reference, 0, nobody, tensors, static_cast<double>(options.seconds));
         // Only a program that keeps something gives other outputs when it runs again.
         const int64_t steps = keeps(*reference) ? options.steps : 1;
-        for (int64_t step = 0; step < steps; ++step) device.run();
-        device.synchronize();
-        good = agree(outputs, gather(*reference, device, tensors, 1), options.tolerance);
+        Smallest smallest;
+        for (int64_t step = 0; step < steps; ++step) {
+            device.run();
+            device.synchronize();
+            smallest.after(gather_kept(*reference, device, tensors, 1, kGradient));
+        }
+        const double reach = reference->reach * static_cast<double>(steps);
+        good = agree(outputs, gather(*reference, device, tensors, 1), reach, smallest, options.tolerance);
     }
     communicators.close();
     return good ? 0 : 1;

@@ -26,6 +26,7 @@ inline std::vector<char> fetch_part(const Device& device, int64_t rank, char* mi
     const ncclComm_t comm = device.communicators().world;
     if (device.rank() == rank && rank != 0) {
         ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.stream(kCompute)));
+        device.watch().settle(comm);
         device.synchronize();
     }
     if (device.rank() != 0) return {};
@@ -33,6 +34,7 @@ inline std::vector<char> fetch_part(const Device& device, int64_t rank, char* mi
     if (rank != 0) {
         ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&from), count));
         ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.stream(kCompute)));
+        device.watch().settle(comm);
         device.synchronize();
     }
     std::vector<char> host(count);
@@ -85,14 +87,15 @@ inline bool keeps(const Program& program) {
     return std::any_of(program.sources.begin(), program.sources.end(), [](const Source* s) { return s->is_written; });
 }
 
-// The stored tensors that sources write parts of, by name; what no part covers is what it was before.
+// The stored tensors that sources write parts of, by name, if that begins with `prefix`; what no part covers is what it was
+// before.
 inline std::vector<HostTensor> gather_kept(const Program& program, const Device& device, const Tensors& tensors,
-                                           int64_t n_ranks) {
+                                           int64_t n_ranks, const char* prefix = "") {
     const Space& space = program.space;
     std::map<std::string, HostTensor> kept;
     for (size_t s = 0; s < program.sources.size(); ++s) {
         const Source& source = *program.sources[s];
-        if (!source.is_written) continue;
+        if (!source.is_written || !begins_with(source.name, prefix)) continue;
         const DType dtype = source.type.dtype;
         const size_t width = static_cast<size_t>(bytes_of(dtype));
         const Range layers = layers_of(source);

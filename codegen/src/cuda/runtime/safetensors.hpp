@@ -288,7 +288,21 @@ struct HostTensor {
     std::vector<double> values;
 };
 
-// Writes beside and renames, so no partial file is left. f16 and bf16 are written as F32.
+// Where symbolic links lead, whether or not anything is there.
+inline std::string behind_links(std::string path) {
+    namespace fs = std::filesystem;
+    std::error_code none;
+    // As many as the system follows.
+    for (int i = 0; i < 40 && fs::is_symlink(fs::symlink_status(path, none)); ++i) {
+        const fs::path to = fs::read_symlink(path, none);
+        if (to.empty()) break;
+        path = (fs::path(path).parent_path() / to).string();
+    }
+    return path;
+}
+
+// Writes a file beside and renames, so that no partial one is left, and links and permissions stay; what is there and no file, as
+// a device or a pipe, is written into. f16 and bf16 are written as F32.
 inline void write_tensors(const std::string& path, const std::vector<HostTensor>& tensors) {
     std::string header = "{";
     int64_t offset = 0;
@@ -309,9 +323,13 @@ inline void write_tensors(const std::string& path, const std::vector<HostTensor>
     header += "}";
     header.resize((header.size() + 7) / 8 * 8, ' ');
 
-    const std::string beside = path + ".new";
-    std::FILE* out = std::fopen(beside.c_str(), "wb");
-    if (out == nullptr) throw Error(beside + ": " + std::strerror(errno));
+    std::error_code none;
+    const std::filesystem::file_status there = std::filesystem::status(path, none);
+    const bool is_file = !std::filesystem::exists(there) || std::filesystem::is_regular_file(there);
+    const std::string to = is_file ? behind_links(path) : path, written = is_file ? to + ".new" : path;
+    std::FILE* out = std::fopen(written.c_str(), "wb");
+    if (out == nullptr) throw Error(written + ": " + std::strerror(errno));
+    if (is_file && std::filesystem::exists(there)) std::filesystem::permissions(written, there.permissions(), none);
     bool good = true;
     auto put = [&](const void* data, size_t n) { good = good && std::fwrite(data, 1, n, out) == n; };
     unsigned char length[8];
@@ -328,10 +346,9 @@ inline void write_tensors(const std::string& path, const std::vector<HostTensor>
         }
     }
     good = std::fclose(out) == 0 && good;
-    if (!good || std::rename(beside.c_str(), path.c_str()) != 0) {
-        std::remove(beside.c_str());
-        throw Error(path + ": cannot be written");
-    }
+    if (good && (!is_file || std::rename(written.c_str(), to.c_str()) == 0)) return;
+    if (is_file) std::remove(written.c_str());
+    throw Error(path + ": cannot be written");
 }
 
 }  // namespace ithaca

@@ -12,6 +12,14 @@ namespace ithaca {
 
 enum class File { Weights, Inputs, States };
 
+// What the names of states begin with; the rest is the weight's.
+inline constexpr const char* kGradient = "grad.";
+inline constexpr const char* kFirstMoment = "optimizer.exp_avg.";
+inline constexpr const char* kSecondMoment = "optimizer.exp_avg_sq.";
+inline constexpr const char* kMaster = "optimizer.master.";  // the weight in full precision
+
+inline bool begins_with(const std::string& name, const char* prefix) { return name.rfind(prefix, 0) == 0; }
+
 // Layers, and the ranks that run them.
 struct Layers {
     int64_t start, end;
@@ -27,8 +35,10 @@ struct Source {
     std::vector<int64_t> view;    // empty: as it is stored
     std::vector<Range> window;    // of the view; empty: all
     std::vector<Layers> layers;   // the layers it is loaded for; one layer 0..1 when the name has no {layer}
-    File file;                    // a state is among the weights, or zero
+    File file;                    // a state is among the weights, or what it begins with
     bool is_written = false;      // by the program, which keeps it from step to step
+    int64_t ahead = 0;            // an index of the last dimension reads what is stored so many places further on
+    int64_t fill = 0;             // what is read in padding, and beyond the end
 };
 
 // The first layer, and one behind the last, that some rank has.
@@ -145,14 +155,21 @@ inline std::vector<int64_t> stored_shape(const Space& space, const Source& sourc
     return source.stored.empty() ? held_of(space, source.type) : source.stored;
 }
 
-// The elements of the stored tensor before the program runs: of a file, from the seed, or zeros.
+// The elements of the stored tensor before the program runs: of a file, or from the seed. Where the file has no state of that
+// name, a weight in full precision begins as the weight, and any other state as zeros.
 inline std::function<double(int64_t)> elements_before(const Space& space, const Source& source, int64_t layer,
                                                       const Tensors& tensors) {
     const Type& type = source.type;
-    const std::string name = stored_name(source, layer);
+    std::string name = stored_name(source, layer);
     const std::vector<int64_t> shape = stored_shape(space, source);
     const TensorFiles& files = source.file == File::Inputs ? tensors.inputs : tensors.weights;
-    const std::vector<std::string> names = members(name, shape.empty() ? 1 : shape.front());
+    const int64_t n_members = shape.empty() ? 1 : shape.front();
+    std::vector<std::string> names = members(name, n_members);
+    if (source.file == File::States && (names.empty() || files.find(names.front()) == nullptr)) {
+        if (!begins_with(name, kMaster)) return [](int64_t) { return 0.0; };
+        name.erase(0, std::strlen(kMaster));
+        names = members(name, n_members);
+    }
     std::vector<const StoredTensor*> stored;
     for (const std::string& member : names)
         if (const StoredTensor* found = files.find(member)) stored.push_back(found);
@@ -171,7 +188,6 @@ inline std::function<double(int64_t)> elements_before(const Space& space, const 
         }
         return [stored, size](int64_t i) { return element_of(*stored[static_cast<size_t>(i / size)], i % size); };
     }
-    if (source.file == File::States) return [](int64_t) { return 0.0; };
     if (tensors.seed >= 0 && files.empty()) {
         uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
         for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
@@ -190,7 +206,8 @@ inline std::function<double(int64_t)> elements_before(const Space& space, const 
     throw Error("tensor `" + name + "` is not in the file of " + (source.file == File::Inputs ? "inputs" : "weights"));
 }
 
-// For each element that a rank holds of a source, dense and row-major, its place in the stored tensor; -1 for padding.
+// For each element that a rank holds of a source, dense and row-major, its place in the stored tensor; -1 for padding and what
+// lies beyond the end.
 inline std::vector<int64_t> stored_places(const Space& space, const Source& source, int64_t rank) {
     const Type& type = source.type;
     const size_t n_dims = type.dims.size();
@@ -229,6 +246,8 @@ inline std::vector<int64_t> stored_places(const Space& space, const Source& sour
         for (int64_t i = box[d].start; i < box[d].end; ++i)
             places.back().push_back(originals[static_cast<size_t>(i / copies)]);
     }
+    if (n_dims > 0)
+        for (int64_t& place : places.back()) place += source.ahead;
     std::vector<int64_t> out(static_cast<size_t>(elements(box)), -1);
     std::vector<size_t> index(n_dims, 0);
     for (int64_t& out_place : out) {
@@ -245,7 +264,7 @@ inline std::vector<int64_t> stored_places(const Space& space, const Source& sour
     return out;
 }
 
-// A rank's part of a source, dense and row-major, padding filled with zeros.
+// A rank's part of a source, dense and row-major, padding filled.
 inline std::vector<char> load_source(const Space& space, const Source& source, int64_t layer, int64_t rank,
                                      const Tensors& tensors) {
     const std::function<double(int64_t)> element = elements_before(space, source, layer, tensors);
@@ -253,7 +272,8 @@ inline std::vector<char> load_source(const Space& space, const Source& source, i
     const size_t width = static_cast<size_t>(bytes_of(source.type.dtype));
     std::vector<char> out(places.size() * width, 0);
     for (size_t i = 0; i < places.size(); ++i) {
-        if (places[i] >= 0) store_element(source.type.dtype, out.data() + i * width, element(places[i]));
+        const double value = places[i] >= 0 ? element(places[i]) : static_cast<double>(source.fill);
+        store_element(source.type.dtype, out.data() + i * width, value);
     }
     return out;
 }

@@ -5,13 +5,13 @@
 #include <csignal>
 #include <unistd.h>
 
-#include <chrono>
 #include <deque>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "communicators.hpp"
+#include "patience.hpp"
 #include "task.hpp"
 
 namespace ithaca {
@@ -57,6 +57,11 @@ class Watch {
         if (marks_[queue].size() >= kAhead) wait([&] { return marks_[queue].size() < kAhead; });
     }
 
+    // Waits until what was asked of a communicator is issued: events that are recorded before do not wait for it.
+    void settle(ncclComm_t comm) {
+        if (is_busy(comm)) wait([&] { return !is_busy(comm); });
+    }
+
     // Waits until all that was given to the two streams has ended, what belongs to no task included.
     void wait(const cudaStream_t (&streams)[2]) {
         begin({}, 0);
@@ -79,26 +84,21 @@ class Watch {
 
     template <typename Reached>
     void wait(const Reached& reached) {
-        using Clock = std::chrono::steady_clock;
-        auto since = Clock::now();
+        Patience patience(seconds_);
         for (;;) {
             const bool went_on = look();
             for (ncclComm_t comm : communicators_) {
-                ncclResult_t state = ncclSuccess;
-                const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-                if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
+                const ncclResult_t state = state_of(comm);
+                if (!has_failed(state)) continue;
                 at_oldest(kComm);
-                fail(__FILE__, __LINE__, "ncclCommGetAsyncError", ncclGetErrorString(asked != ncclSuccess ? asked : state));
+                fail(__FILE__, __LINE__, "ncclCommGetAsyncError", ncclGetErrorString(state));
             }
             if (reached()) return;
-            if (went_on) since = Clock::now();
-            const double waited = std::chrono::duration<double>(Clock::now() - since).count();
-            if (waited > seconds_) {
+            if (went_on) patience.renew();
+            if (!patience.pause()) {
                 at_oldest(kCompute);
-                fail(__FILE__, __LINE__, "waiting", ("it has not ended after " + std::to_string(waited) + " s").c_str());
+                fail(__FILE__, __LINE__, "waiting", patience.complaint().c_str());
             }
-            if (waited < 0.02) std::this_thread::yield();
-            else std::this_thread::sleep_for(std::chrono::microseconds(100));
         }
     }
 
@@ -120,14 +120,13 @@ class Watch {
         return went_on;
     }
 
-    // A failure is that of the first task that has not ended: tasks wait for those before them only. One of `queue` comes
-    // before others where that is the communication stream.
+    // A failure is that of the first task that has not ended, or of the one that is being issued where all have: tasks wait for
+    // those before them only. One of `queue` comes before others where that is the communication stream.
     void at_oldest(Queue queue) {
         const std::deque<Mark>&compute = marks_[kCompute], &comm = marks_[kComm];
         if (!comm.empty() && (queue == kComm || compute.empty() || comm.front().number < compute.front().number))
             here_ = comm.front();
         else if (!compute.empty()) here_ = compute.front();
-        else here_ = {};
     }
 
     std::string where() const {

@@ -1,0 +1,109 @@
+//! What emitted programs do with what they are given: ranks that do not come, outputs that are no files, frames that nobody
+//! calls.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ithaca_codegen::cuda;
+use ithaca_ir::verify::verify;
+use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
+use ithaca_passes::compile::compile;
+use ithaca_passes::import::Workload;
+use ithaca_passes::lower::lower;
+use ithaca_passes::pass::Volume;
+
+use super::distributed::{can_run, module};
+use super::{found, options, root, write_program};
+
+/// What shows that nobody waited for ever.
+const NOT_FOR_EVER: Duration = Duration::from_secs(200);
+
+/// A model on four ranks, written as a program.
+fn program_of_four() -> tempfile::TempDir {
+    let whole = super::module(&root().join("tests/goldens/llama-gqa"), &Workload::prefill(1, 8));
+    let options = options("ulysses+megatron-tp", &[("ulysses", "2"), ("tp", "2")]);
+    let out = tempfile::tempdir().unwrap();
+    write_program(&compile(&whole, &options, &Volume).unwrap().schedule, None, out.path());
+    out
+}
+
+#[test]
+fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
+    if !can_run() {
+        return;
+    }
+    let out = program_of_four();
+    let run = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let mut command = Command::new("bash");
+        command.arg(root().join("tests/cuda/host/run.sh")).arg(out.path()).args([
+            "4",
+            "--random-weights",
+            "3",
+        ]);
+        command.args(arguments).envs(environment.iter().copied()).output().unwrap()
+    };
+    let at = |name: &str| out.path().join(name);
+    let output = |path: &str| run(&["--output", path], &[]);
+
+    // A link stays one, and what it leads to is replaced.
+    fs::create_dir(at("there")).unwrap();
+    fs::write(at("there/target"), "before").unwrap();
+    fs::set_permissions(at("there/target"), Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("there/target", at("link")).unwrap();
+    std::os::unix::fs::symlink("there/nothing", at("dangling")).unwrap();
+    for (link, target) in [("link", "there/target"), ("dangling", "there/nothing")] {
+        let ran = output(at(link).to_str().unwrap());
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        assert!(fs::symlink_metadata(at(link)).unwrap().is_symlink());
+        let written = SafeTensorsFile::open(at(target)).unwrap();
+        assert_eq!(written.names(), ["logits"]);
+    }
+    assert_eq!(fs::read_dir(at("there")).unwrap().count(), 2);
+    assert_eq!(fs::metadata(at("there/target")).unwrap().permissions().mode() & 0o777, 0o640);
+
+    if found("mkfifo") && found("timeout") {
+        let pipe = at("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut reader = Command::new("timeout");
+        let reader = reader.args(["200", "cat"]).arg(&pipe).stdout(Stdio::piped()).spawn().unwrap();
+        let ran = output(pipe.to_str().unwrap());
+        let read = reader.wait_with_output().unwrap().stdout;
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo() && !at("pipe.new").exists());
+        assert_eq!(read, fs::read(at("there/target")).unwrap());
+    }
+    let ran = output(at("there").to_str().unwrap());
+    assert_eq!(ran.status.code(), Some(2));
+
+    for (absent, says) in [
+        ("NCCL_ON_HOST_ABSENT", "the communicator of all ranks: it has not ended after"),
+        ("NCCL_ON_HOST_ABSENT_PART", "the communicators along `"),
+    ] {
+        let begun = Instant::now();
+        let ran = run(&["--timeout", "1"], &[(absent, "2")]);
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{absent}: {said}");
+        assert!(said.contains("error: rank ") && said.contains(says), "{absent}: {said}");
+        assert!(begun.elapsed() < NOT_FOR_EVER);
+    }
+}
+
+#[test]
+fn frames_that_nobody_calls_are_left_out() {
+    let whole = module(
+        "ithaca 1 program\nmodel \"m\"\ndim k = 4\ndim l = 2\n\nfunc @spare() {\n  \
+         %w = param {name=\"spare.{layer}\"} : f64[k l]\n  %y = tanh %w : f64[k l]\n  return %y\n}\n\nfunc @used(%x: f32[k l]) {\n  \
+         %w = param {name=\"used.{layer}\"} : f32[k l]\n  %y = add %x, %w : f32[k l]\n  return %y\n}\n\nfunc @main() {\n  \
+         %x = input {name=\"x\"} : f32[k l]\n  %y = call %x {callee=@used, layers=2..4} : f32[k l]\n  return y = %y\n}\n",
+    );
+    let schedule = lower(verify(&whole).unwrap()).unwrap();
+    assert!(schedule.frames.values().any(|frame| frame.name == "spare"), "frames are as functions are");
+    let files = cuda::emit(&schedule, None, &[]).unwrap();
+    let text = |path: &str| &files.iter().find(|file| file.path == path).unwrap().contents;
+    let main = text("main.cu");
+    assert!(!main.contains("spare"), "{main}");
+    assert!(main.contains("{\"used.{layer}\"") && main.contains("{{2, 4}}"), "{main}");
+    assert!(text("runtime/config.hpp").contains("ITHACA_HAS_F64 0"));
+}
