@@ -249,7 +249,7 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
         let rows = Judge { reach, smallest: None }.outputs(&found, &expected);
         for (name, largest, relative, by_reach) in verdicts(&found, reach) {
             let row = rows.iter().find(|row| row.name == name).unwrap();
-            let Verdict::Distance { max_abs, relative: cpu } = row.verdict else { panic!("{row:?}") };
+            let Verdict::Distance { max_abs, relative: cpu, .. } = row.verdict else { panic!("{row:?}") };
             let same = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
             by_reach_of_all += by_reach;
             assert_eq!(by_reach, row.undetermined, "{name} by {by} within {reach}");
