@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use ithaca_kernels::store::WholeFile;
+
 use crate::error::{Failure, Result};
 
 /// The text of a file.
@@ -13,21 +15,16 @@ pub fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| Failure::io(&path.display().to_string(), &e))
 }
 
-/// Writes a file beside its place and renames it, so that a reader never sees a part of it.
+/// Writes a file, of which a reader never sees a part.
 ///
 /// # Errors
 /// `C01` when the folder does not exist or cannot be written to.
 pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
-    let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| failed(&e))?;
-    file.write_all(contents).map_err(|e| failed(&e))?;
-    set_readable(file.path()).map_err(|e| failed(&e))?;
-    file.persist(path).map_err(|e| failed(&e.error))?;
-    Ok(())
+    let written = WholeFile::create(path).and_then(|mut file| {
+        file.write_all(contents)?;
+        file.finish()
+    });
+    written.map_err(|e| Failure::io(&path.display().to_string(), &e))
 }
 
 /// Writes several files into a folder, which is made if it does not exist: first all beside, then the renames.
@@ -53,25 +50,12 @@ fn write_staged(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
         let path = folder.join(name);
         let parent = path.parent().unwrap_or(folder).to_owned();
         std::fs::create_dir_all(&parent).map_err(|e| failed(&parent, &e))?;
-        let mut file = tempfile::NamedTempFile::new_in(&parent).map_err(|e| failed(&path, &e))?;
+        let mut file = WholeFile::create(&path).map_err(|e| failed(&path, &e))?;
         file.write_all(contents).map_err(|e| failed(&path, &e))?;
-        set_readable(file.path()).map_err(|e| failed(&path, &e))?;
         staged.push((file, path));
     }
     for (file, path) in staged {
-        file.persist(&path).map_err(|e| failed(&path, &e.error))?;
+        file.finish().map_err(|e| failed(&path, &e))?;
     }
-    Ok(())
-}
-
-/// Temporary files are private; what is written for others has the usual permissions.
-#[cfg(unix)]
-fn set_readable(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn set_readable(_path: &Path) -> std::io::Result<()> {
     Ok(())
 }

@@ -1,21 +1,36 @@
 #!/usr/bin/env bash
-# Checks the runtime on a GPU: tests/gpu.sh ITHACA
+# Checks the runtime on a GPU: tests/gpu.sh ITHACA [PART…]
 #
 # ITHACA is the built program; nothing is built here but CUDA code, at run time by NVRTC. Needed are a GPU with its driver,
 # NVRTC and cuBLASLt (CUDA_HOME, or where the loader finds them), and NCCL for the second kind of collectives (NCCL_HOME).
 #
-# Every kernel is compared with the oracle on fresh random inputs, in memory that was filled with bits that are no number;
-# every strategy runs on 1, 2, 4 and 8 ranks of one GPU, by both kinds of collectives; small shapes run under
-# compute-sanitizer where that is installed; then a table of times stands beside the two floors, what the bytes and what
-# the FLOPs take at least, and PyTorch's attention where python3 has torch.
+# The parts, all when none is named:
+#   kernels     every kernel beside the oracle, on fresh random inputs, in memory that was filled with bits that are no number
+#   goldens     logits of a model as its own framework gave them, under several strategies
+#   in-process  every strategy on 1, 2, 4 and 8 ranks of the GPU, forward and training, beside the oracle; collectives are copies
+#   nccl        the same; collectives are NCCL's, 2.30.3 or later, which takes several ranks on one GPU
+#   graph       a step captured as a CUDA graph
+#   sanitizer   small shapes under compute-sanitizer, where that is installed
+#   times       a table of times beside two floors, what the bytes and what the FLOPs take at least, and PyTorch's attention
+#               where python3 has torch
+#
+# JOBS is how many runs of a part with many are there at a time (4), SEED that of random inputs.
 #
 # The exit status is 0 when all passed, 1 when something failed, 2 for wrong arguments, 77 when there is no GPU.
 set -euo pipefail
 
-if [ $# -ne 1 ] || [ ! -x "$1" ]; then
-    echo "usage: $0 ITHACA   (the path of the built program)" >&2
+known="kernels goldens in-process nccl graph sanitizer times"
+if [ $# -lt 1 ] || [ ! -x "$1" ]; then
+    echo "usage: $0 ITHACA [PART…]   (the path of the built program; parts: $known)" >&2
     exit 2
 fi
+for part in "${@:2}"; do
+    if [[ " $known " != *" $part "* ]]; then
+        echo "$0: \`$part\` is no part; parts: $known" >&2
+        exit 2
+    fi
+done
+parts=" ${*:2} "
 ithaca=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi --query-gpu=name --format=csv,noheader >/dev/null 2>&1; then
@@ -23,6 +38,9 @@ if ! command -v nvidia-smi >/dev/null || ! nvidia-smi --query-gpu=name --format=
     exit 77
 fi
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+
+# asked PART: whether it is to run.
+asked() { [ "$parts" = "  " ] || [[ $parts == *" $1 "* ]]; }
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -45,6 +63,34 @@ check() {
     fi
 }
 
+# later NAME COMMAND…: as check, but beside others; `settle` waits for all and says what came of them, in order.
+jobs=${JOBS:-4}
+begun=0
+later() {
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
+    local at=$scratch/later-$begun
+    begun=$((begun + 1))
+    echo "$1" >"$at.name"
+    shift
+    ("$@" >"$at.log" 2>&1 </dev/null && touch "$at.good") &
+}
+settle() {
+    wait
+    for ((i = 0; i < begun; i++)); do
+        local at=$scratch/later-$i
+        if [ -e "$at.good" ]; then
+            passed=$((passed + 1))
+            echo "ok      $(cat "$at.name")"
+        else
+            failed=$((failed + 1))
+            echo "FAILED  $(cat "$at.name")"
+            sed 's/^/        /' "$at.log"
+        fi
+        rm -f "$at".*
+    done
+    begun=0
+}
+
 # in_type PROGRAM TYPE: a program with tensors of another type; lse, losses, the optimizer and sums of squares stay as they
 # are.
 in_type() {
@@ -56,18 +102,7 @@ in_type() {
     echo "$out"
 }
 
-echo
-echo "== kernels against the oracle"
-for program in training attention attention_wide; do
-    check "$program in f32" "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed" --tolerance 1e-4
-    for dtype in bf16 f16; do
-        check "$program in $dtype" "$ithaca" run "$(in_type "$program" "$dtype")" --device cuda --seed "$seed" --tolerance 0.1
-    done
-done
-
-echo
-echo "== attention on tensor cores against the oracle, by width of keys and of values"
-# The oracle rounds nothing, so most of the difference, 0.03 in the widest, is that operands are stored in 16 bits.
+widths="64,64 96,96 128,128 192,128 192,192 256,256 40,56"
 # of_widths PROGRAM WIDTH VALUE_WIDTH TYPE HEADS: a program of attention with rows of these widths.
 of_widths() {
     local out=$scratch/$1-$2-$3-$4.ith
@@ -75,171 +110,170 @@ of_widths() {
         "$here/gpu/$1.ith" >"$out"
     echo "$out"
 }
-widths="64,64 96,96 128,128 192,128 192,192 256,256 40,56"
-for pair in $widths; do
-    for dtype in bf16 f16; do
-        check "widths $pair in $dtype" "$ithaca" run "$(of_widths tensor_cores "${pair%,*}" "${pair#*,}" "$dtype")" \
-            --device cuda --seed "$seed" --tolerance 0.1
-    done
-done
 
-# strategy RANKS COLLECTIVES NAME OPTIONS…: a golden's logits under a strategy.
-strategy() {
-    local ranks=$1 collectives=$2 golden=$3
-    shift 3
-    local io=$here/goldens/$golden/io.safetensors
-    check "$golden on $ranks ranks, $collectives: $*" "$ithaca" run "$here/goldens/$golden" --inputs "$io" --expect "$io" \
-        --device cuda --collectives "$collectives" --tolerance 1e-3 "$@"
-}
-step() {
-    local ranks=$1 collectives=$2 golden=$3
-    shift 3
-    check "a step of $golden on $ranks ranks, $collectives: $*" "$ithaca" run "$here/goldens/$golden" --mode train --seq 16 --batch 8 \
-        --device cuda --collectives "$collectives" --tolerance 1e-2 --seed "$seed" "$@"
-}
-
-export NCCL_MULTI_RANK_GPU_ENABLE=1
-for collectives in in-process nccl; do
+part_kernels() {
     echo
-    echo "== strategies, collectives $collectives"
-    strategy 1 "$collectives" llama-gqa
-    step 1 "$collectives" llama-gqa
-    for n in 2 4 8; do
-        strategy "$n" "$collectives" llama-gqa --strategy ulysses --mesh "ulysses=$n"
-        strategy "$n" "$collectives" llama-gqa --strategy megatron-tp --mesh "tp=$n"
-        strategy "$n" "$collectives" llama-gqa --strategy megatron-tp-sp --mesh "tp=$n"
-        strategy "$n" "$collectives" llama-gqa --strategy ring --mesh "ring=$n" --pad-sequence
-        strategy "$n" "$collectives" mistral-swa --strategy sparse-fetch --mesh "ring=$n" --pad-sequence
-        step "$n" "$collectives" llama-gqa --strategy ulysses --mesh "ulysses=$n"
-        step "$n" "$collectives" llama-gqa --strategy ring --mesh "ring=$n" --pad-sequence
-        step "$n" "$collectives" llama-gqa --strategy data-parallel --mesh "dp=$n" --zero 3
+    echo "== kernels against the oracle"
+    for program in training attention attention_wide; do
+        later "$program in f32" "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed" --tolerance 1e-4
+        for dtype in bf16 f16; do
+            later "$program in $dtype" "$ithaca" run "$(in_type "$program" "$dtype")" --device cuda --seed "$seed" --tolerance 0.1
+        done
     done
-    strategy 4 "$collectives" llama-gqa --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2
-    strategy 8 "$collectives" llama-gqa --strategy loongtrain --mesh outer=2,ring=2,ulysses=2
-    strategy 2 "$collectives" mixtral --strategy ep --mesh ep=2
-    step 2 "$collectives" llama-gqa --strategy pipeline --mesh pp=2 --micro-batches 2
-done
+    settle
 
-echo
-echo "== a step as a graph"
-io=$here/goldens/llama-gqa/io.safetensors
-check "llama-gqa, ulysses 4, as a graph" "$ithaca" run "$here/goldens/llama-gqa" --inputs "$io" --expect "$io" --tolerance 1e-3 \
-    --strategy ulysses --mesh ulysses=4 --device cuda --graph
+    echo
+    echo "== attention on tensor cores against the oracle, by width of keys and of values"
+    # The oracle rounds nothing, so most of the difference, 0.03 in the widest, is that operands are stored in 16 bits.
+    for pair in $widths; do
+        for dtype in bf16 f16; do
+            later "widths $pair in $dtype" "$ithaca" run "$(of_widths tensor_cores "${pair%,*}" "${pair#*,}" "$dtype")" \
+                --device cuda --seed "$seed" --tolerance 0.1
+        done
+    done
+    settle
+}
 
-echo
-if command -v compute-sanitizer >/dev/null; then
+# golden OPTIONS…: logits of llama-gqa, as its own framework gave them.
+golden() {
+    local io=$here/goldens/llama-gqa/io.safetensors
+    later "logits of llama-gqa: $*" "$ithaca" run "$here/goldens/llama-gqa" --inputs "$io" --expect "$io" --device cuda \
+        --tolerance 1e-3 "$@"
+}
+part_goldens() {
+    echo
+    echo "== logits of another framework"
+    golden
+    golden --strategy ulysses --mesh ulysses=4
+    golden --strategy ring --mesh ring=4 --pad-sequence
+    golden --strategy loongtrain --mesh outer=2,ring=2,ulysses=2 --pad-sequence
+    golden --strategy ulysses+megatron-tp --mesh ulysses=2,tp=2
+    settle
+}
+
+# strategies COLLECTIVES: all lines of strategies.txt.
+strategies() {
+    echo
+    echo "== strategies, collectives $1"
+    local modes subject options
+    while read -r modes subject options; do
+        case $modes in '' | '#'*) continue ;; esac
+        for mode in ${modes//,/ }; do
+            local of=(--mode "$mode" --seq 32 --batch 8 --tolerance 1e-3)
+            case $mode in
+                train) of=(--mode train --seq 32 --batch 8 --tolerance 1e-2) ;;
+                # In bf16, while the oracle rounds nothing.
+                program) of=(--tolerance 5e-2) ;;
+            esac
+            # Options are words without blanks.
+            later "$mode of $subject $options" "$ithaca" run "$here/$subject" "${of[@]}" --device cuda --collectives "$1" \
+                --seed "$seed" $options
+        done
+    done <"$here/gpu/strategies.txt"
+    settle
+}
+
+part_in-process() { strategies in-process; }
+part_nccl() { strategies nccl; }
+
+part_graph() {
+    echo
+    echo "== a step as a graph"
+    golden --graph
+    golden --strategy ulysses --mesh ulysses=4 --graph
+    settle
+}
+
+part_sanitizer() {
+    echo
+    if ! command -v compute-sanitizer >/dev/null; then
+        echo "compute-sanitizer is not installed: skipped"
+        return
+    fi
     echo "== compute-sanitizer"
     for tool in memcheck racecheck initcheck synccheck; do
         for program in training attention tensor_cores; do
-            check "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            later "$tool of $program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$ithaca" run "$here/gpu/$program.ith" --device cuda --seed "$seed"
         done
     done
-else
-    echo "compute-sanitizer is not installed: skipped"
-fi
+    settle
+}
 
-echo
-echo "== times, one layer's pieces: 4096 tokens, 32 heads of 128 on 8, 4096 × 14336, bf16"
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
-# Peak TFLOP/s of dense bf16 and TB/s, from datasheets; others are given by hand.
-case $gpu in
-    *H200*) peak="989 4.8" ;;
-    *H100*PCIe*) peak="756 2.0" ;;
-    *H100*) peak="989 3.35" ;;
-    *A100*80GB*) peak="312 2.0" ;;
-    *A100*) peak="312 1.55" ;;
-    *) peak=${PEAK:-} ;;
-esac
-if "$ithaca" run "$here/gpu/times.ith" --device cuda --timings --unchecked >"$scratch/times" 2>&1; then
-    if [ -z "$peak" ]; then
-        echo "the peak of $gpu is not known: PEAK='TFLOPS TB/s' gives it"
-        cat "$scratch/times"
-    else
-        # Seconds, tasks and name of each row; FLOPs and bytes of each piece are those of its shapes.
-        awk -v peak="$peak" '
-            BEGIN {
-                split(peak, of, " ")
-                s = 4096; h = 32; k = 8; d = 128; m = 4096; f = 14336
-                flops["attention"] = 2 * s * s * h * d; bytes["attention"] = 2 * s * d * (2 * h + 2 * k) + 4 * s * h
-                flops["attention_backward"] = 5 * s * s * h * d; bytes["attention_backward"] = 2 * s * d * (4 * h + 4 * k) + 8 * s * h
-                flops["rms_norm"] = 4 * s * m; bytes["rms_norm"] = 2 * (2 * s * m + m)
-                flops["einsum"] = 2 * s * m * f + 2 * s * h * d; bytes["einsum"] = 2 * (s * m + m * f + s * f) + 4 * s * h * d
-                flops["silu"] = 4 * s * f; bytes["silu"] = 4 * s * f
-                printf "%-20s %10s %12s %12s %8s\n", "piece", "ms", "bytes, ms", "FLOPs, ms", "of floor"
-            }
-            $NF in flops {
-                ms = 1e3 * $1; b = bytes[$NF] / of[2] / 1e9; c = flops[$NF] / of[1] / 1e9; floor = b > c ? b : c
-                printf "%-20s %10.3f %12.4f %12.4f %7.1f%%\n", $NF, ms, b, c, 100 * floor / ms
-            }' "$scratch/times"
-    fi
-    passed=$((passed + 1))
-else
-    failed=$((failed + 1))
-    cat "$scratch/times"
-fi
-
-echo
-echo "== times of causal attention, 8192 tokens, 2048 columns of heads, bf16, by width"
-# The FLOPs of a matrix are counted where the mask shows it: half of all; backward has five products where forward has two,
-# though ours computes seven, to give each sum one order.
-printf "%-10s %14s %14s %14s %14s\n" "widths" "forward, ms" "TFLOP/s" "backward, ms" "TFLOP/s"
-for pair in $widths; do
-    d=${pair%,*} e=${pair#*,}
-    h=$((2048 / d))
-    if "$ithaca" run "$(of_widths times_attention "$d" "$e" bf16 "$h")" --device cuda --timings --unchecked >"$scratch/times" 2>&1; then
-        awk -v pair="$pair" -v d="$d" -v e="$e" -v h="$h" '
-            $NF == "attention" { forward = 1e3 * $1 }
-            $NF == "attention_backward" { backward = 1e3 * $1 }
-            END {
-                half = 8192 * 8192 * h / 1e9
-                printf "%-10s %14.3f %14.1f %14.3f %14.1f\n", pair, forward, half * (d + e) / forward, backward, half * (3 * d + 2 * e) / backward
-            }' "$scratch/times"
+part_times() {
+    echo
+    echo "== times, one layer's pieces: 4096 tokens, 32 heads of 128 on 8, 4096 × 14336, bf16"
+    gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+    # Peak TFLOP/s of dense bf16 and TB/s, from datasheets; others are given by hand.
+    case $gpu in
+        *H200*) peak="989 4.8" ;;
+        *H100*PCIe*) peak="756 2.0" ;;
+        *H100*) peak="989 3.35" ;;
+        *A100*80GB*) peak="312 2.0" ;;
+        *A100*) peak="312 1.55" ;;
+        *) peak=${PEAK:-} ;;
+    esac
+    if "$ithaca" run "$here/gpu/times.ith" --device cuda --timings --unchecked >"$scratch/times" 2>&1; then
+        if [ -z "$peak" ]; then
+            echo "the peak of $gpu is not known: PEAK='TFLOPS TB/s' gives it"
+            cat "$scratch/times"
+        else
+            # Seconds, tasks and name of each row; FLOPs and bytes of each piece are those of its shapes.
+            awk -v peak="$peak" '
+                BEGIN {
+                    split(peak, of, " ")
+                    s = 4096; h = 32; k = 8; d = 128; m = 4096; f = 14336
+                    flops["attention"] = 2 * s * s * h * d; bytes["attention"] = 2 * s * d * (2 * h + 2 * k) + 4 * s * h
+                    flops["attention_backward"] = 5 * s * s * h * d; bytes["attention_backward"] = 2 * s * d * (4 * h + 4 * k) + 8 * s * h
+                    flops["rms_norm"] = 4 * s * m; bytes["rms_norm"] = 2 * (2 * s * m + m)
+                    flops["einsum"] = 2 * s * m * f + 2 * s * h * d; bytes["einsum"] = 2 * (s * m + m * f + s * f) + 4 * s * h * d
+                    flops["silu"] = 4 * s * f; bytes["silu"] = 4 * s * f
+                    printf "%-20s %10s %12s %12s %8s\n", "piece", "ms", "bytes, ms", "FLOPs, ms", "of floor"
+                }
+                $NF in flops {
+                    ms = 1e3 * $1; b = bytes[$NF] / of[2] / 1e9; c = flops[$NF] / of[1] / 1e9; floor = b > c ? b : c
+                    printf "%-20s %10.3f %12.4f %12.4f %7.1f%%\n", $NF, ms, b, c, 100 * floor / ms
+                }' "$scratch/times"
+        fi
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
         cat "$scratch/times"
     fi
+
+    echo
+    echo "== times of causal attention, 8192 tokens, 2048 columns of heads, bf16, by width"
+    # The FLOPs of a matrix are counted where the mask shows it: half of all; backward has five products where forward has two,
+    # though ours computes seven, to give each sum one order.
+    printf "%-10s %14s %14s %14s %14s\n" "widths" "forward, ms" "TFLOP/s" "backward, ms" "TFLOP/s"
+    for pair in $widths; do
+        d=${pair%,*} e=${pair#*,}
+        h=$((2048 / d))
+        if "$ithaca" run "$(of_widths times_attention "$d" "$e" bf16 "$h")" --device cuda --timings --unchecked >"$scratch/times" 2>&1; then
+            awk -v pair="$pair" -v d="$d" -v e="$e" -v h="$h" '
+                $NF == "attention" { forward = 1e3 * $1 }
+                $NF == "attention_backward" { backward = 1e3 * $1 }
+                END {
+                    half = 8192 * 8192 * h / 1e9
+                    printf "%-10s %14.3f %14.1f %14.3f %14.1f\n", pair, forward, half * (d + e) / forward, backward, half * (3 * d + 2 * e) / backward
+                }' "$scratch/times"
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+            cat "$scratch/times"
+        fi
+    done
+    if command -v python3 >/dev/null && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        python3 "$here/gpu/attention.py"
+    else
+        echo "python3 with torch and a GPU is not there: no comparison with PyTorch"
+    fi
+}
+
+export NCCL_MULTI_RANK_GPU_ENABLE=1
+for part in $known; do
+    if asked "$part"; then "part_$part"; fi
 done
-if command -v python3 >/dev/null && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    python3 - <<'PY'
-import torch
-
-def time(run, n=20):
-    for _ in range(3):
-        run()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(n):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / n
-
-
-def measure(s, h, k, d, e):
-    q, k_, v = (
-        torch.randn(1, n, s, w, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n, w in ((h, d), (k, d), (k, e))
-    )
-
-    def forward():
-        wide = [x.repeat_interleave(h // k, dim=1) for x in (k_, v)]
-        return torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
-
-    def both():
-        forward().sum().backward()
-
-    print(f"{s} tokens, {h} heads on {k}, {d},{e}: attention {time(forward):.3f} ms, forward and backward {time(both):.3f} ms")
-
-
-print(f"PyTorch {torch.__version__}")
-measure(4096, 32, 8, 128, 128)
-for d, e in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
-    measure(8192, 2048 // d, 2048 // d, d, e)
-PY
-else
-    echo "python3 with torch and a GPU is not there: no comparison with PyTorch"
-fi
 
 echo
 echo "$passed passed, $failed failed"

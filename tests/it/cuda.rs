@@ -13,6 +13,7 @@ mod folded;
 mod pipeline;
 mod profile;
 mod steps;
+mod suite;
 mod together;
 mod training;
 

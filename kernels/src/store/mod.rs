@@ -11,6 +11,7 @@ mod memory;
 mod random;
 mod renamed;
 mod stored;
+mod whole;
 mod write;
 
 pub mod shards;
@@ -26,6 +27,7 @@ pub use memory::Tensors;
 pub use random::RandomTensors;
 pub use renamed::{MODEL_PREFIXES, Renamed};
 pub use stored::Stored;
+pub use whole::WholeFile;
 pub use write::{About, Entry, Writer, check_writable, write, write_about};
 
 use crate::tensor::Tensor;

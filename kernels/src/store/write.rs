@@ -1,16 +1,14 @@
-//! Writes tensors: into a file beside, which then takes the name, so that no half-written file is ever seen.
+//! Writes tensors: a file is whole when it is seen.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::{StoreError, Stored, WholeFile};
+use crate::tensor::{Tensor, index};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use tempfile::NamedTempFile;
-
-use super::{StoreError, Stored};
-use crate::tensor::{Tensor, index};
 
 /// What a file says of itself, beside its tensors.
 pub type About = BTreeMap<String, String>;
@@ -47,7 +45,7 @@ impl Entry {
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
-    out: BufWriter<NamedTempFile>,
+    out: BufWriter<WholeFile>,
     /// Bytes of the tensors that are still to come, the next one last.
     expected: Vec<usize>,
 }
@@ -72,7 +70,7 @@ impl Writer {
         }
         let mut header = Value::Object(header).to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        let mut out = BufWriter::new(beside(path).map_err(io)?);
+        let mut out = BufWriter::new(WholeFile::create(path).map_err(io)?);
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         out.write_all(&header).map_err(io)?;
         let expected = entries.iter().rev().map(Entry::bytes).collect();
@@ -98,17 +96,12 @@ impl Writer {
     ///
     /// # Panics
     /// When tensors are still to come: a bug of the caller.
-    pub fn finish(mut self) -> Result<(), StoreError> {
+    pub fn finish(self) -> Result<(), StoreError> {
         assert!(self.expected.is_empty(), "all tensors of the header were written");
-        self.out.flush().map_err(|source| self.failed(source))?;
-        let beside = self.out.get_ref();
-        let ready = beside.as_file().sync_all().and_then(|()| set_readable(beside.path()));
-        ready.map_err(|source| self.failed(source))?;
         let Self { path, out, expected: _ } = self;
         let io = |source| StoreError::Io { action: "write", path: path.clone(), source };
-        let beside = out.into_inner().map_err(|e| io(e.into_error()))?;
-        beside.persist(&path).map_err(|e| io(e.error))?;
-        Ok(())
+        let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+        file.keep().and_then(|()| file.finish()).map_err(io)
     }
 
     fn failed(&self, source: std::io::Error) -> StoreError {
@@ -153,32 +146,7 @@ pub fn write_about(
 /// # Errors
 /// [`StoreError::Io`] as [`Writer::create`] would have it.
 pub fn check_writable(path: &Path) -> Result<(), StoreError> {
-    beside(path).map(drop).map_err(|source| StoreError::Io { action: "write", path: path.to_owned(), source })
-}
-
-/// A file beside a path, for what will have that name.
-fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
-    let folder = folder(path);
-    std::fs::metadata(folder)?;
-    // The reason alone: the name of a temporary file is another every time.
-    NamedTempFile::new_in(folder).map_err(|error| error.kind().into())
-}
-
-/// The folder of a path.
-pub(super) fn folder(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Temporary files are private; what is written for others has the usual permissions.
-#[cfg(unix)]
-fn set_readable(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn set_readable(_path: &Path) -> std::io::Result<()> {
-    Ok(())
+    WholeFile::check(path).map_err(|source| StoreError::Io { action: "write", path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use ithaca_ir::schedule::{Schedule, Stream};
-use ithaca_ir::text;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::verify::verify;
@@ -24,7 +23,7 @@ use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
 use super::distributed::{can_run, module};
-use super::{found, root};
+use super::root;
 
 /// The compiler that the callers have found.
 const COMPILER: &str = "g++";
@@ -172,36 +171,6 @@ fn tasks_are_timed_as_they_come() {
         assert!(!own.is_empty() && own.iter().all(|s| s.start <= s.end));
         assert!(own.windows(2).all(|pair| pair[0].end <= pair[1].start), "{rank} {stream}");
     }
-}
-
-#[test]
-fn the_gpu_suite_is_a_script_and_says_where_there_is_no_gpu() {
-    if !found("bash") {
-        return;
-    }
-    let script = root().join("tests/gpu.sh");
-    let run = |arguments: &[&Path]| Command::new("bash").args(arguments).output().unwrap();
-    assert!(run(&[Path::new("-n"), &script]).status.success());
-    assert_eq!(run(&[&script]).status.code(), Some(2));
-    if !Path::new("/dev/nvidia0").exists() {
-        let run = run(&[&script, Path::new(env!("CARGO_BIN_EXE_ithaca"))]);
-        assert_eq!(run.status.code(), Some(77));
-        assert!(String::from_utf8_lossy(&run.stderr).contains("no GPU at hand"));
-    }
-}
-
-/// The programs that run on a GPU are programs.
-#[test]
-fn programs_of_the_gpu_suite_are_valid() {
-    let mut found = 0;
-    for entry in std::fs::read_dir(root().join("tests/gpu")).unwrap() {
-        let path = entry.unwrap().path();
-        let source = std::fs::read_to_string(&path).unwrap();
-        let program = text::parse(&source).unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
-        verify(&program).unwrap_or_else(|d| panic!("{}: {d:?}", path.display()));
-        found += 1;
-    }
-    assert!(found > 2, "only {found} programs");
 }
 
 /// Without CUDA the command names every part that is missing.

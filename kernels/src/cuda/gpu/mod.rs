@@ -175,6 +175,7 @@ impl Device for Gpu {
         let at = unsafe { result::malloc_sync(size) }.map_err(failed("cuMemAlloc"))?;
         // SAFETY: the memory was just made; all ones is no number in any float type.
         unsafe { result::memset_d8_sync(at, 0xFF, size) }.map_err(failed("cuMemsetD8"))?;
+        settle()?;
         Ok(Address(at))
     }
 
@@ -191,7 +192,8 @@ impl Device for Gpu {
             return Ok(());
         }
         // SAFETY: the caller vouches for the memory.
-        unsafe { result::memcpy_htod_sync(to.number(), bytes) }.map_err(failed("cuMemcpyHtoD"))
+        unsafe { result::memcpy_htod_sync(to.number(), bytes) }.map_err(failed("cuMemcpyHtoD"))?;
+        settle()
     }
 
     unsafe fn download(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
@@ -383,6 +385,14 @@ impl Drop for Gpu {
             untold(result::primary_ctx::release(self.device));
         }
     }
+}
+
+/// Waits for what was asked of the device without a stream: memory is filled, and the last of what was copied to it
+/// arrives, after the call has returned (CUDA Driver API, "API synchronization behavior"), and streams that do not block
+/// do not wait for either.
+fn settle() -> Result<(), CudaError> {
+    // SAFETY: the stream of calls without one is always there.
+    unsafe { result::stream::synchronize(std::ptr::null_mut()) }.map_err(failed("cuStreamSynchronize"))
 }
 
 /// A failure that there is no one to tell of.

@@ -16,8 +16,11 @@ use crate::cuda::error::CudaError;
 /// Bytes that a product may use beside its matrices, as NVIDIA recommends for Hopper; each stream has its own.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// A product without its addresses.
-type Shape = ([i64; 10], [bool; 2], DType);
+/// Bytes at whose multiples every matrix starts as far as the library supposes, unless it is told.
+const ALIGNMENT: u64 = 256;
+
+/// A product without its addresses, but with what they are multiples of.
+type Shape = ([i64; 10], [bool; 2], [u32; 3], DType);
 
 /// How products of a shape are done.
 #[derive(Clone, Copy)]
@@ -125,7 +128,8 @@ impl Products {
     fn plan(&self, handle: sys::cublasLtHandle_t, product: &Product) -> Result<Plan, CudaError> {
         let Product { dtype, rows, columns, inner, batch, a, b, c } = *product;
         let numbers = [rows, columns, inner, batch, a.leading, a.step, b.leading, b.step, c.leading, c.step];
-        let shape: Shape = (numbers, [a, b].map(|m| m.form == Form::Transposed), dtype);
+        let alignments = [a, b, c].map(|m| alignment(m, dtype, batch));
+        let shape: Shape = (numbers, [a, b].map(|m| m.form == Form::Transposed), alignments, dtype);
         if let Some(&known) = self.plans.borrow().get(&shape) {
             return Ok(known);
         }
@@ -151,11 +155,18 @@ impl Products {
             [(rows, inner, a), (inner, columns, b), (rows, columns, c)].map(|m| layout(data, m, batch));
         let layouts = [la?, lb?, lc?];
         let preference = result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+        let prefer = |attribute, value: *const c_void, bytes| {
+            // SAFETY: the preference is alive; the caller vouches for the attribute.
+            unsafe { result::set_matmul_pref_attribute(preference, attribute, value, bytes) }
+                .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
+        };
         let limit = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let most = WORKSPACE_BYTES;
-        // SAFETY: the preference is alive, and the attribute is a 64-bit number.
-        unsafe { result::set_matmul_pref_attribute(preference, limit, (&raw const most).cast(), 8) }
-            .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))?;
+        let most = WORKSPACE_BYTES as u64;
+        // The attributes are a 64-bit number and four of 32 bits.
+        prefer(limit, (&raw const most).cast(), 8)?;
+        for (attribute, alignment) in ALIGNMENTS.into_iter().zip([0, 1, 2, 2].map(|i| alignments[i])) {
+            prefer(attribute, (&raw const alignment).cast(), 4)?;
+        }
         let [a, b, c] = layouts;
         // SAFETY: everything is alive.
         let found = unsafe { result::get_matmul_algo_heuristic(handle, description, a, b, c, c, preference) };
@@ -167,6 +178,25 @@ impl Products {
         self.plans.borrow_mut().insert(shape, plan);
         Ok(plan)
     }
+}
+
+/// What the library is told of the alignment of both operands and, twice, of the result.
+const ALIGNMENTS: [sys::cublasLtMatmulPreferenceAttributes_t; 4] = {
+    use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+    [
+        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+    ]
+};
+
+/// The power of two, at most [`ALIGNMENT`], at whose multiples in bytes the matrices of a batch start: a part of a tensor
+/// starts wherever its first element lies.
+fn alignment(m: Matrix, dtype: DType, batch: i64) -> u32 {
+    let step = if batch > 1 { m.step.unsigned_abs() * dtype.bytes() } else { 0 };
+    let bits = (m.at.number() | step | ALIGNMENT).trailing_zeros();
+    1 << bits
 }
 
 /// The layout of a batch of matrices `(rows, columns, matrix)`, as they lie in memory.
@@ -217,4 +247,20 @@ fn device(at: u64) -> *const c_void {
 
 fn failed(call: &'static str) -> impl Fn(CublasError) -> CudaError {
     move |error| CudaError::Failed { call, detail: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::arguments::Address;
+
+    #[test]
+    fn an_algorithm_is_chosen_for_where_matrices_start() {
+        let matrix = |at, step| Matrix { at: Address(at), form: Form::Plain, leading: 8, step };
+        let aligned = |at, step, batch| alignment(matrix(at, step), DType::BF16, batch);
+        assert_eq!(aligned(0x1000, 64, 2), 128);
+        assert_eq!(aligned(0x1000, 64, 1), 256);
+        assert_eq!(aligned(0x1006, 64, 4), 2);
+        assert_eq!(aligned(0x1000, 0, 4), 256);
+    }
 }

@@ -11,7 +11,7 @@ use super::part::product;
 use super::resolve::resolve;
 use super::{Part, ShardError};
 use crate::lasting;
-use crate::store::write::folder;
+use crate::store::whole::folder;
 use crate::store::{About, Checkpoint, Entry, StoreError, TensorSource, Writer};
 use crate::tensor::index;
 

@@ -1,0 +1,192 @@
+//! Files that are written whole or not at all: beside their place first, then renamed.
+//!
+//! A rename replaces what has the name, whatever it is. So what is no regular file (a device such as `/dev/null`, a pipe
+//! with a name) is written straight into, and of a symbolic link the file that it leads to is replaced.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// A file in the making. Nothing is seen at its path before [`finish`](Self::finish); dropped, it leaves nothing.
+#[derive(Debug)]
+pub struct WholeFile(Out);
+
+#[derive(Debug)]
+enum Out {
+    Beside(NamedTempFile, PathBuf),
+    /// Into what is no regular file, which can be neither replaced nor half-written.
+    Straight(File),
+}
+
+/// What a path stands for.
+enum Place {
+    /// A regular file, or none yet: here, when all links are followed.
+    File(PathBuf),
+    /// A device, a pipe or a socket.
+    Other,
+}
+
+impl WholeFile {
+    /// Begins a file.
+    ///
+    /// # Errors
+    /// When its folder is missing or cannot be written to, or a folder has its name.
+    pub fn create(path: &Path) -> std::io::Result<Self> {
+        match place(path)? {
+            Place::File(path) => Ok(Self(Out::Beside(beside(&path)?, path))),
+            Place::Other => OpenOptions::new().write(true).open(path).map(|file| Self(Out::Straight(file))),
+        }
+    }
+
+    /// Says before long work whether a file could be made at `path` after it.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); what is no regular file is not opened for this, as a pipe would wait for its reader.
+    pub fn check(path: &Path) -> std::io::Result<()> {
+        match place(path)? {
+            Place::File(path) => beside(&path).map(drop),
+            Place::Other => Ok(()),
+        }
+    }
+
+    /// Has the machine keep what was written, so that a power cut after [`finish`](Self::finish) takes nothing of it.
+    ///
+    /// # Errors
+    /// When the machine cannot.
+    pub fn keep(&self) -> std::io::Result<()> {
+        match &self.0 {
+            Out::Beside(file, _) => file.as_file().sync_all(),
+            Out::Straight(_) => Ok(()),
+        }
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// When the machine cannot; nothing is left at the path then that was not there before.
+    pub fn finish(self) -> std::io::Result<()> {
+        match self.0 {
+            Out::Beside(file, path) => file.persist(path).map(drop).map_err(|e| e.error),
+            Out::Straight(_) => Ok(()),
+        }
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut self.0 {
+            Out::Beside(file, _) => file.write(bytes),
+            Out::Straight(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match &mut self.0 {
+            Out::Beside(file, _) => file.flush(),
+            Out::Straight(file) => file.flush(),
+        }
+    }
+}
+
+/// The folder of a path.
+pub(super) fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn place(path: &Path) -> std::io::Result<Place> {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(ErrorKind::IsADirectory.into()),
+        Ok(there) if there.is_file() => std::fs::canonicalize(path).map(Place::File),
+        Ok(_) => Ok(Place::Other),
+        Err(error) if error.kind() == ErrorKind::NotFound => match std::fs::read_link(path) {
+            // A link to what is not there yet; links in a circle are another error.
+            Ok(to) => place(&folder(path).join(to)),
+            Err(_) => Ok(Place::File(path.to_owned())),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// A file in the folder of `path`, with the permissions that its place has or that any new file would.
+fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let folder = folder(path);
+    std::fs::metadata(folder)?;
+    let mut builder = tempfile::Builder::new();
+    let there = std::fs::metadata(path).map(|there| there.permissions()).ok();
+    if let Some(permissions) = there.or_else(of_new_files) {
+        builder.permissions(permissions);
+    }
+    // The reason alone: the name of a temporary file is another every time.
+    builder.tempfile_in(folder).map_err(|error| error.kind().into())
+}
+
+/// Readable and writable by all, less what the process takes away from its files; temporary files are private else.
+#[cfg(unix)]
+fn of_new_files() -> Option<Permissions> {
+    use std::os::unix::fs::PermissionsExt;
+    Some(Permissions::from_mode(0o666))
+}
+
+#[cfg(not(unix))]
+fn of_new_files() -> Option<Permissions> {
+    None
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        let mut file = WholeFile::create(path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.finish().unwrap();
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_written_into_and_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        WholeFile::check(&pipe).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe).unwrap()
+        });
+        write(&pipe, "all of it");
+        assert_eq!(reader.join().unwrap(), "all of it");
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_one_and_what_it_leads_to_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, absent) = (dir.path().join("link"), dir.path().join("to/there"));
+        fs::create_dir(dir.path().join("to")).unwrap();
+        symlink("to/there", &link).unwrap();
+        for text in ["not there before", "there before"] {
+            write(&link, text);
+            assert_eq!(fs::read_to_string(&absent).unwrap(), text);
+            assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        }
+    }
+
+    #[test]
+    fn a_file_keeps_its_permissions_and_a_folder_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        write(&path, "new");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path) & 0o600, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        write(&path, "newer");
+        assert_eq!((mode(&path), fs::read_to_string(&path).unwrap().as_str()), (0o640, "newer"));
+        assert_eq!(WholeFile::check(dir.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+    }
+}
