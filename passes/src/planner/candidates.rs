@@ -181,7 +181,9 @@ fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
         Search::Candidate => true,
         Search::Sparse => request.sparsity == Sparsity::All,
         Search::Experts => request.experts > 0,
-        Search::Stages | Search::Named => false,
+        // Stages are asked for by a mesh that has them; without one they are tried where nothing else fits.
+        Search::Stages => request.mesh.as_ref().is_some_and(|mesh| mesh.axis(STAGE_AXIS).is_some()),
+        Search::Named => false,
     };
     for strategy in registry.strategies().filter(tried) {
         let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];

@@ -13,6 +13,7 @@ use crate::planner::floor::{Floor, Held};
 use crate::planner::{Compiler, Request, candidates_with, price};
 use crate::registry::Registry;
 use crate::shard::ShardOptions;
+use crate::shard::strategy::CONTEXT_AXES;
 
 /// What a search may cost; a layout of a few GPUs costs one.
 const EFFORT: u64 = 256;
@@ -23,8 +24,8 @@ const SHARE: u64 = 64;
 /// Of that what goes to layouts that probably fit, of which the best is wanted.
 const EASY: u64 = 48;
 
-/// As many GPUs cost one more: rings have a step for each.
-const GPUS_OF_ONE: u64 = 64;
+/// As many ranks of a ring cost one more: a ring has a step for each.
+const RANKS_OF_ONE: u64 = 64;
 
 /// A search.
 pub(super) struct Search<'a> {
@@ -155,13 +156,13 @@ impl<'a> Search<'a> {
         kept
     }
 
-    /// A legal layout, where it fits and there is something left of the share and of the whole effort.
+    /// A legal layout, where it fits and there is enough left of the share and of the whole effort.
     fn fitting(&self, options: &ShardOptions, share: &Cell<u64>) -> Option<Found> {
-        if share.get() == 0 || self.left.get() == 0 {
+        if cost(options) > share.get().min(self.left.get()) {
             return None;
         }
         for purse in [share, &self.left] {
-            purse.set(purse.get().saturating_sub(cost(options)));
+            purse.set(purse.get() - cost(options));
         }
         let priced = price(self.compiler, self.cluster, options).ok()?;
         let fits = priced.memory.over(self.cluster).is_none();
@@ -171,9 +172,10 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What trying a layout costs.
+/// What trying a layout costs: its longest axis along which something may pass around.
 fn cost(options: &ShardOptions) -> u64 {
-    1 + options.mesh.ranks() / GPUS_OF_ONE
+    let passes_around = options.mesh.axes.values().filter(|axis| CONTEXT_AXES.contains(&axis.name.as_str()));
+    1 + passes_around.map(|axis| axis.size / RANKS_OF_ONE).max().unwrap_or(0)
 }
 
 /// As many layouts as may be tried of those that probably fit, the first and others evenly behind it.
