@@ -242,6 +242,21 @@ fn malformed_requests_are_refused_with_what_they_could_have_been() {
     assert!(rank(&Fake::SMALL, &h100(), &unfit).is_ok(), "the fake does not look at axes");
 }
 
+/// Without a mesh stages are tried only where nothing else fits.
+#[test]
+fn a_mesh_with_stages_names_strategies_that_have_them() {
+    let of = |mesh: Option<&str>| {
+        let mesh = mesh.map(|text| crate::shard::parse_mesh(text).unwrap());
+        let found = candidates(&h100(), &Request { mesh, batch: 8, ..Request::new(8) }).unwrap();
+        found.into_iter().map(|options| options.strategy).collect::<Vec<_>>()
+    };
+    let staged = of(Some("dp=2,pp=2,tp=2"));
+    assert!(staged.iter().any(|name| name.split('+').count() == 3), "{staged:?}");
+    assert!(staged.iter().all(|name| name.contains("pipeline")), "{staged:?}");
+    assert_eq!(of(Some("pp=8")), ["pipeline"]);
+    assert!(of(None).iter().all(|name| !name.contains("pipeline")));
+}
+
 #[test]
 fn plans_are_stable_and_read_back() {
     let (a, b) = (plan_of(&Fake::SMALL, &Request::new(8)), plan_of(&Fake::SMALL, &Request::new(8)));
