@@ -8,6 +8,7 @@
 mod attention;
 mod experts;
 mod frame;
+mod integers;
 mod names;
 mod program;
 mod tables;

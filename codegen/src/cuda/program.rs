@@ -11,6 +11,7 @@ use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Work};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;
+use super::integers::{self, Integers};
 use super::names::{self, Names};
 use super::tables::{Run, SourceFile, Tables};
 
@@ -217,7 +218,9 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
             ty(to)
         );
     }
+    let integers = integers::of_inputs(cx.schedule);
     for (i, source) in cx.tables.sources.iter().enumerate() {
+        let allowed = integers.get(&source.binding.name).filter(|_| source.file == SourceFile::Inputs);
         let sizes = |list: &[u64]| list.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         let ranges = |list: &[Range<u64>]| {
             list.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
@@ -241,10 +244,14 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
                 SourceFile::Inputs => "File::Inputs",
                 SourceFile::States => "File::States",
             },
-            match (source.is_written, source.binding.ahead, source.binding.fill) {
-                (false, 0, 0) => String::new(),
-                (true, 0, 0) => ", true".to_owned(),
-                (is_written, ahead, fill) => format!(", {is_written}, {ahead}, {fill}"),
+            match (source.is_written, source.binding.ahead, source.binding.fill, allowed) {
+                (false, 0, 0, None) => String::new(),
+                (true, 0, 0, None) => ", true".to_owned(),
+                (is_written, ahead, fill, None) => format!(", {is_written}, {ahead}, {fill}"),
+                (is_written, ahead, fill, Some(&Integers { below, ignored })) => {
+                    let ignored = ignored.map_or(String::new(), |ignored| format!(", {ignored}"));
+                    format!(", {is_written}, {ahead}, {fill}, {below}{ignored}")
+                }
             }
         );
     }

@@ -1,5 +1,5 @@
-//! What emitted programs do with what they are given: ranks that do not come, outputs that are no files, frames that nobody
-//! calls.
+//! What emitted programs do with what they are given: ranks that do not come, outputs that are no files, integers that
+//! mean nothing, frames that nobody calls.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use ithaca_codegen::cuda;
 use ithaca_ir::verify::verify;
-use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
+use ithaca_kernels::store::{self, RandomTensors, SafeTensorsFile, Stored, TensorSource};
 use ithaca_passes::compile::compile;
+use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::Workload;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
 use super::distributed::{can_run, module};
 use super::{found, options, root, write_program};
+use crate::training::sharded::{deep_llama, step};
 
 /// What shows that nobody waited for ever.
 const NOT_FOR_EVER: Duration = Duration::from_secs(200);
@@ -87,6 +89,56 @@ fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
         assert_eq!(ran.status.code(), Some(1), "{absent}: {said}");
         assert!(said.contains("error: rank ") && said.contains(says), "{absent}: {said}");
         assert!(begun.elapsed() < NOT_FOR_EVER);
+    }
+}
+
+/// A rank takes a row that it lacks as one that another rank has, so the loss would look right.
+#[test]
+fn tokens_and_labels_that_no_rank_has_are_refused() {
+    if !can_run() {
+        return;
+    }
+    // Frames are given micro-batches of inputs, and parts of these.
+    let training = Training { loss_chunks: 2, micro_batches: 2, ..Training::default() };
+    let whole = step(&deep_llama(2), training);
+    let out = tempfile::tempdir().unwrap();
+    let schedule = compile(&whole, &options("megatron-tp", &[("tp", "2")]), &Volume).unwrap().schedule;
+    write_program(&schedule, None, out.path());
+    let random = RandomTensors::of_module(&whole, 3);
+    let file = out.path().join("inputs.safetensors");
+    let says = |name: &str, value: f64| {
+        let [mut ids, mut labels] = ["input_ids", "labels"].map(|name| random.read(name).unwrap());
+        let changed = if name == "labels" { &mut labels } else { &mut ids };
+        changed.data[17] = value;
+        store::write(&file, &[("input_ids", Stored::I64, &ids), ("labels", Stored::I64, &labels)]).unwrap();
+        let ran = Command::new("bash")
+            .arg(root().join("tests/cuda/host/run.sh"))
+            .arg(out.path())
+            .args(["2", "--random-weights", "3", "--inputs"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    for (name, value) in [("input_ids", 127.0), ("labels", 127.0), ("labels", -100.0)] {
+        let (status, said) = says(name, value);
+        assert_eq!(status, Some(0), "{name} {value}: {said}");
+    }
+    let tokens = "but the model needs integers from 0 and below 128\n";
+    let labels = "but the model needs integers from 0 and below 128, or -100\n";
+    let too_large = "which is not a 32-bit integer\n";
+    for (name, value, why) in [
+        ("input_ids", 128.0, tokens),
+        ("input_ids", -100.0, tokens),
+        ("input_ids", 4294967301.0, too_large),
+        ("labels", 128.0, labels),
+        ("labels", -1.0, labels),
+        ("labels", 4294967301.0, too_large),
+    ] {
+        let (status, said) = says(name, value);
+        assert_eq!(status, Some(2), "{name} {value}: {said}");
+        let error = format!("error: tensor `{name}` holds {value} at 17, {why}");
+        assert!(said.contains(&error), "{name} {value}: {said}");
     }
 }
 

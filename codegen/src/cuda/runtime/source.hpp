@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "kernels/numeric.cuh"
@@ -39,6 +40,8 @@ struct Source {
     bool is_written = false;      // by the program, which keeps it from step to step
     int64_t ahead = 0;            // an index of the last dimension reads what is stored so many places further on
     int64_t fill = 0;             // what is read in padding, and beyond the end
+    int64_t below = -1;           // integers are not negative and lie below, or are `ignored`; -1: they may be any
+    int64_t ignored = 0;
 };
 
 // The first layer, and one behind the last, that some rank has.
@@ -264,10 +267,35 @@ inline std::vector<int64_t> stored_places(const Space& space, const Source& sour
     return out;
 }
 
+// Refuses integers of a file that are not what the program takes. A kernel would take a row or a label that no rank has as one
+// that another rank has, and nobody would notice.
+inline void check_integers(const Space& space, const Source& source, int64_t layer, const Tensors& tensors) {
+    if (source.type.dtype != DType::I32 || source.file != File::Inputs) return;
+    const std::function<double(int64_t)> element = elements_before(space, source, layer, tensors);
+    int64_t n = 1, last = 1;
+    for (int64_t extent : stored_shape(space, source)) n *= last = extent;
+    for (int64_t i = 0; i < n; ++i) {
+        const double value = element(i);
+        auto refuse = [&](const std::string& what) {
+            throw Error("tensor `" + stored_name(source, layer) + "` holds " +
+                        std::to_string(static_cast<long long>(value)) + " at " + std::to_string(i) + ", " + what);
+        };
+        if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
+            refuse("which is not a 32-bit integer");
+        // What lies before the first that is read.
+        if (source.below < 0 || i % last < source.ahead) continue;
+        const bool inside = value >= 0 && value < static_cast<double>(source.below);
+        if (!inside && (source.ignored == 0 || value != static_cast<double>(source.ignored)))
+            refuse("but the model needs integers from 0 and below " + std::to_string(source.below) +
+                   (source.ignored == 0 ? "" : ", or " + std::to_string(source.ignored)));
+    }
+}
+
 // A rank's part of a source, dense and row-major, padding filled.
 inline std::vector<char> load_source(const Space& space, const Source& source, int64_t layer, int64_t rank,
                                      const Tensors& tensors) {
     const std::function<double(int64_t)> element = elements_before(space, source, layer, tensors);
+    check_integers(space, source, layer, tensors);
     const std::vector<int64_t> places = stored_places(space, source, rank);
     const size_t width = static_cast<size_t>(bytes_of(source.type.dtype));
     std::vector<char> out(places.size() * width, 0);
