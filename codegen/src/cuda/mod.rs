@@ -8,7 +8,6 @@
 mod attention;
 mod experts;
 mod frame;
-mod integers;
 mod names;
 mod program;
 mod tables;

@@ -7,11 +7,10 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::{At, AxisList, Move};
 use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::{Op, Optimizer};
-use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Work};
+use ithaca_ir::schedule::{Content, FrameId, Place, Schedule, Work, integers};
 use ithaca_ir::{AxisId, DType, Diagnostic, Dim, DimId, Fetched, Order, Part, TensorType, boxes, text};
 
 use super::frame;
-use super::integers::{self, Integers};
 use super::names::{self, Names};
 use super::tables::{Run, SourceFile, Tables};
 
@@ -248,9 +247,9 @@ fn write_tables(out: &mut String, cx: &Context<'_>) {
                 (false, 0, 0, None) => String::new(),
                 (true, 0, 0, None) => ", true".to_owned(),
                 (is_written, ahead, fill, None) => format!(", {is_written}, {ahead}, {fill}"),
-                (is_written, ahead, fill, Some(&Integers { below, ignored })) => {
-                    let ignored = ignored.map_or(String::new(), |ignored| format!(", {ignored}"));
-                    format!(", {is_written}, {ahead}, {fill}, {below}{ignored}")
+                (is_written, ahead, fill, Some(integers)) => {
+                    let ignored = integers.ignored().map_or(String::new(), |ignored| format!(", {ignored}"));
+                    format!(", {is_written}, {ahead}, {fill}, {}{ignored}", integers.below)
                 }
             }
         );

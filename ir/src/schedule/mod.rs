@@ -8,6 +8,7 @@
 //! end of a frame that communicates both streams have met. A frame that does not is one task of the compute stream to its
 //! caller, whose communication goes on meanwhile.
 
+pub mod integers;
 mod reach;
 mod text;
 mod verify;

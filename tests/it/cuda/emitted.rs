@@ -8,13 +8,17 @@ use std::time::{Duration, Instant};
 
 use ithaca_codegen::cuda;
 use ithaca_ir::verify::verify;
-use ithaca_kernels::store::{self, RandomTensors, SafeTensorsFile, Stored, TensorSource};
+use ithaca_kernels::RunError;
+use ithaca_kernels::cuda::collectives::InProcess;
+use ithaca_kernels::cuda::{self as runtime, Host};
+use ithaca_kernels::store::{self, RandomTensors, SafeTensorsFile, Stored, TensorSource, Tensors};
 use ithaca_passes::compile::compile;
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::Workload;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
+use super::device::kernels_for;
 use super::distributed::{can_run, module};
 use super::{found, options, root, write_program};
 use crate::training::sharded::{deep_llama, step};
@@ -139,6 +143,43 @@ fn tokens_and_labels_that_no_rank_has_are_refused() {
         assert_eq!(status, Some(2), "{name} {value}: {said}");
         let error = format!("error: tensor `{name}` holds {value} at 17, {why}");
         assert!(said.contains(&error), "{name} {value}: {said}");
+    }
+}
+
+/// The same by the CUDA runtime, on this machine in the place of a device.
+#[test]
+fn tokens_and_labels_that_no_rank_has_are_refused_by_the_runtime() {
+    if !can_run() {
+        return;
+    }
+    let training = Training { loss_chunks: 2, micro_batches: 2, ..Training::default() };
+    let whole = step(&deep_llama(2), training);
+    let schedule = compile(&whole, &options("megatron-tp", &[("tp", "2")]), &Volume).unwrap().schedule;
+    let random = RandomTensors::of_module(&whole, 3);
+    let host = Host::new(kernels_for([&schedule]));
+    let says = |name: &str, value: f64| {
+        let mut inputs = Tensors::new();
+        for one in ["input_ids", "labels"] {
+            let mut tensor = random.read(one).unwrap();
+            if one == name {
+                tensor.data[17] = value;
+            }
+            inputs.insert(one, tensor);
+        }
+        let collectives = InProcess::new(&host, 2).unwrap();
+        let how = runtime::Options::default();
+        runtime::execute_on(&schedule, &host, &collectives, (&random, &inputs), &how).map(drop)
+    };
+    for (name, value) in [("input_ids", 127.0), ("labels", 127.0), ("labels", -100.0)] {
+        says(name, value).unwrap_or_else(|e| panic!("{name} {value}: {e}"));
+    }
+    for value in [128.0, -100.0] {
+        let error = says("input_ids", value).unwrap_err();
+        assert!(matches!(error, RunError::TokenOutOfRange { rows: 128, .. }), "{value}: {error}");
+    }
+    for value in [128.0, -1.0] {
+        let error = says("labels", value).unwrap_err();
+        assert!(matches!(error, RunError::LabelOutOfRange { labels: 128, .. }), "{value}: {error}");
     }
 }
 

@@ -5,29 +5,51 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::{Gradient, Loss, Op, Window};
-use ithaca_ir::schedule::{BufferId, Frame, Place, Schedule, Work};
-use ithaca_ir::{DimId, Space};
+use super::{BufferId, Frame, Place, Schedule, Work};
+use crate::dim::DimId;
+use crate::entity::Entity;
+use crate::ops::{Gradient, Loss, Op, Window};
+use crate::space::Space;
 
 /// Integers from zero, below a bound, and perhaps one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Integers {
-    pub(super) below: u64,
-    /// The label of tokens that do not count.
-    pub(super) ignored: Option<i64>,
+pub struct Integers {
+    /// What they are below: elements of this dimension, without its padding.
+    pub below: u64,
+    /// Whose elements they number.
+    pub dim: DimId,
+    /// What they are for.
+    pub meaning: Meaning,
+}
+
+/// What integers are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// Rows of a table.
+    Rows,
+    /// Labels, or this number where a token does not count.
+    Labels(i64),
 }
 
 impl Integers {
-    /// What both take.
+    /// The label of tokens that do not count.
+    pub fn ignored(self) -> Option<i64> {
+        match self.meaning {
+            Meaning::Rows => None,
+            Meaning::Labels(ignored) => Some(ignored),
+        }
+    }
+
+    /// What both take: a number that only one of them ignores is none.
     fn and(self, other: Integers) -> Integers {
-        let ignored = if self.ignored == other.ignored { self.ignored } else { None };
-        Integers { below: self.below.min(other.below), ignored }
+        let narrower = if other.below < self.below { other } else { self };
+        let meaning = if self.meaning == other.meaning { self.meaning } else { Meaning::Rows };
+        Integers { meaning, ..narrower }
     }
 }
 
 /// By name, the inputs whose integers mean something to a task, in whatever frame it reads them.
-pub(super) fn of_inputs(schedule: &Schedule) -> BTreeMap<String, Integers> {
+pub fn of_inputs(schedule: &Schedule) -> BTreeMap<String, Integers> {
     let mut inputs = BTreeMap::new();
     // A callee stands before its callers.
     let mut arguments: Vec<BTreeMap<usize, Integers>> = Vec::new();
@@ -94,10 +116,10 @@ fn add<K: Ord>(all: &mut BTreeMap<K, Integers>, key: K, integers: Integers) {
 /// What the second operand of an operation may hold.
 fn meaning(space: &Space, op: &Op) -> Option<Integers> {
     match op {
-        Op::Embed { over, .. } => Some(Integers { below: size(space, *over), ignored: None }),
+        Op::Embed { over, .. } => Some(integers(space, *over, Meaning::Rows)),
         Op::Loss(Loss::CrossEntropy { over, ignore } | Loss::Pick { over, ignore })
         | Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
-            Some(Integers { below: size(space, *over), ignored: Some(*ignore) })
+            Some(integers(space, *over, Meaning::Labels(*ignore)))
         }
         _ => None,
     }
@@ -108,8 +130,10 @@ fn keeps_elements(op: &Op) -> bool {
     matches!(op, Op::Slice { .. } | Op::Take { .. } | Op::Window(Window::Cut { .. }))
 }
 
-/// Elements of a dimension without padding; of a part of another, that one's.
-fn size(space: &Space, dim: DimId) -> u64 {
-    let dim = &space.dims[dim];
-    dim.part.as_ref().map_or(dim.valid, |part| size(space, part.of))
+/// Numbers of a dimension's elements, without its padding; of a part of another, of that one's.
+fn integers(space: &Space, dim: DimId, meaning: Meaning) -> Integers {
+    match &space.dims[dim].part {
+        Some(part) => integers(space, part.of, meaning),
+        None => Integers { below: space.dims[dim].valid, dim, meaning },
+    }
 }
