@@ -79,7 +79,7 @@ pub fn cluster(name: &str) -> Result<Cluster> {
 /// The cluster that arguments name, or the default.
 ///
 /// # Errors
-/// As [`cluster`].
+/// As [`cluster()`].
 pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
     cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))
 }
