@@ -1,7 +1,7 @@
 //! Why a run failed.
 
 use crate::cpu::fault::NoSuchTask;
-use crate::cuda::CudaError;
+use crate::cuda::error::CudaError;
 use crate::launch::LaunchError;
 use crate::store::StoreError;
 use ithaca_ir::diagnostic::counted;

@@ -12,7 +12,7 @@ pub mod argument;
 pub mod catalogue;
 pub mod error;
 pub mod flash;
-mod lower;
+pub mod lower;
 mod merge;
 mod ops;
 pub mod program;
@@ -23,7 +23,7 @@ pub mod value;
 
 pub use argument::{Arg, ArgType, Scalar, Word};
 pub use error::LowerError;
-pub use lower::{Options, lower};
+pub use lower::lower;
 pub use program::{
     Call, Check, DeviceProgram, Frame, Held, HeldDim, Operand, Output, Source, SourceFile, Step, Table, Wait,
     Work,

@@ -1,13 +1,13 @@
 //! A device program: frames of steps, and the memory that they use.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, ScanOrder};
 use ithaca_ir::schedule::integers::Integers;
-use ithaca_ir::schedule::{FrameId, Stream};
+use ithaca_ir::schedule::{BufferId, FrameId, Stream};
 use ithaca_ir::{DType, Mesh, TensorType, entity};
 
 use crate::record::{Address, Record};
@@ -88,6 +88,8 @@ pub struct Frame {
     pub runs: Vec<(Layers, Option<At>)>,
     /// Whether both streams meet at its start and its end.
     pub meets: bool,
+    /// The stored tensors that it uses, by the number of the buffer in the schedule's frame.
+    pub sources: BTreeMap<SourceId, BufferId>,
     /// The steps, in order of issue: one for each task of the schedule's frame.
     pub steps: Vec<Step>,
 }
@@ -172,7 +174,7 @@ pub struct Operand {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
     /// The number of the buffer in the schedule's frame.
-    pub buffer: ithaca_ir::schedule::BufferId,
+    pub buffer: BufferId,
     /// Elements.
     pub n: Int,
     /// The search.

@@ -64,6 +64,12 @@ impl Sources {
         Ok(sources)
     }
 
+    /// The stored tensors of a frame, with its buffers.
+    pub(super) fn of_frame(&self, frame: FrameId) -> BTreeMap<SourceId, BufferId> {
+        let own = self.of.iter().filter(|((of, _), _)| *of == frame);
+        own.map(|(&(_, buffer), &source)| (source, buffer)).collect()
+    }
+
     fn add(&mut self, file: SourceFile, binding: &Binding, ty: &TensorType, runs: &Runs) -> SourceId {
         let at = ty.layout.at;
         let ty = ty.located(None);

@@ -80,6 +80,7 @@ pub fn lower(schedule: &Schedule, options: Options) -> Result<DeviceProgram, Low
             bytes: frame.bytes,
             meets: schedule.main() == Some(id) || lowering.communicates[id.index()],
             steps: if runs.is_empty() { Vec::new() } else { lowering.frame(id)? },
+            sources: lowering.sources.of_frame(id),
             runs,
         });
     }

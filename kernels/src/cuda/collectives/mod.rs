@@ -1,4 +1,4 @@
-//! Collectives between the ranks of a run: what is asked of them, and who does it.
+//! Collectives between the ranks of a run: the transfers of a device program, and who does them.
 //!
 //! One thread issues the tasks of all its ranks, task by task, so that a collective is asked for once, for all ranks that
 //! take part: [`InProcess`] copies and sums on one device, [`Nccl`] has a communicator for each rank.
@@ -10,46 +10,18 @@ pub use in_process::InProcess;
 pub use nccl::Nccl;
 pub use nccl_rs::Library;
 
-use ithaca_ir::boxes::Side;
-use ithaca_ir::layout::AxisList;
-use ithaca_ir::message::{self, Parcel};
-use ithaca_ir::{DType, Op, Rank, Space, boxes};
+use ithaca_device::{Communicator, Transfer};
+use ithaca_ir::{DType, Mesh, Rank};
 
 use super::arguments::Address;
 use super::device::Stream;
 use super::error::CudaError;
 
-/// What happens to the blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Each member gets a block of its own from each.
-    Blocks,
-    /// Each member gets the whole of what others have, where they have some for it.
-    Whole,
-    /// As [`Whole`](Self::Whole), of every member as much.
-    Gather,
-    /// Blocks for each member, which it gets summed.
-    ReduceScatter,
-    /// All get the sum.
-    AllReduce,
-}
+/// A collective as one rank issues it.
+pub type Collective = ithaca_device::Collective<Address, u64>;
 
-impl Kind {
-    /// That of a collective.
-    ///
-    /// # Errors
-    /// [`CudaError::Unsupported`] for what is none.
-    pub fn of(op: &Op) -> Result<Self, CudaError> {
-        Ok(match op {
-            Op::AllToAll { .. } | Op::Fetch { .. } | Op::FetchSum { .. } => Kind::Blocks,
-            Op::Permute => Kind::Whole,
-            Op::AllGather { .. } => Kind::Gather,
-            Op::ReduceScatter { .. } => Kind::ReduceScatter,
-            Op::AllReduce { .. } => Kind::AllReduce,
-            other => return Err(CudaError::Unsupported(format!("`{}` as a collective", other.name()))),
-        })
-    }
-}
+/// A block of a collective of one rank.
+pub type Block = ithaca_device::Block<Address, u64>;
 
 /// One rank's end of a collective.
 #[derive(Clone, Debug)]
@@ -58,63 +30,39 @@ pub struct End {
     pub rank: Rank,
     /// Where it is issued.
     pub stream: Stream,
-    /// The ranks of its group, itself among them, in order.
-    pub group: Vec<Rank>,
-    /// Elements that it has for each of them; they lie one after another, but are one and the same where every member
-    /// gets the whole.
-    pub send: Vec<u64>,
-    /// Elements that it gets from each, one after another.
-    pub recv: Vec<u64>,
-    /// Elements that it has.
-    pub mine: u64,
-    /// Elements that it will have.
-    pub wanted: u64,
-    /// Where what it has lies.
-    pub from: Address,
-    /// Where what it gets goes.
-    pub to: Address,
+    /// The ranks of its communicator, by their numbers in it.
+    pub members: Vec<Rank>,
+    /// What it issues.
+    pub collective: Collective,
 }
 
 impl End {
-    /// That of `rank` in a message, its memory aside.
-    pub fn of(space: &Space, parcels: &[Parcel], rank: Rank, stream: Stream) -> Self {
-        let [sent, received] =
-            [Side::Sent, Side::Received].map(|side| message::wire(space, parcels, side, rank));
-        let held = |ty: &ithaca_ir::TensorType| boxes::elements(&space.local_box(ty, rank));
-        let holds = |ty: &ithaca_ir::TensorType| space.holds(ty, rank);
-        End {
-            rank,
-            stream,
-            group: sent.group,
-            send: sent.elements,
-            recv: received.elements,
-            mine: parcels.iter().map(|p| &p.from).filter(|ty| holds(ty)).map(held).sum(),
-            wanted: parcels.iter().map(|p| &p.to).filter(|ty| holds(ty)).map(held).sum(),
-            from: Address::NONE,
-            to: Address::NONE,
+    /// The end of a rank, its collective aside.
+    pub fn members(mesh: &Mesh, transfer: &Transfer, rank: Rank) -> Vec<Rank> {
+        match transfer.communicator {
+            Communicator::World => mesh.iter_ranks().collect(),
+            Communicator::Axis(axis) => mesh.group(rank, axis),
         }
+    }
+
+    /// Its number in its communicator.
+    fn number(&self) -> u64 {
+        self.members.iter().position(|&member| member == self.rank).unwrap_or(0) as u64
     }
 
     /// What went wrong here.
     fn broken(&self, error: CudaError) -> Broken {
         Broken { rank: self.rank, error }
     }
-
-    /// The element at which the block for, or from, the `i`-th member starts.
-    fn start(counts: &[u64], i: usize) -> u64 {
-        counts[..i].iter().sum()
-    }
 }
 
 /// A collective of all ranks that take part.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// What happens.
-    pub kind: Kind,
     /// The element type.
     pub dtype: DType,
-    /// The axes along which ranks are grouped; none for a permute over the whole mesh.
-    pub axes: AxisList,
+    /// The ranks that communicate.
+    pub communicator: Communicator,
     /// The ends, in order of ranks.
     pub ends: Vec<End>,
 }
