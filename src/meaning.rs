@@ -141,7 +141,7 @@ pub fn stages_of(
     training: &Training,
 ) -> Option<u64> {
     let of_mesh = |mesh: &Mesh| mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis));
-    let named = layout.strategy.as_deref().map(|name| strategy::product(registry, name));
+    let named = layout.strategy.as_deref().map(|name| registry.product(name));
     let has_stages = match named {
         Some(Ok(strategies)) => strategies.iter().any(|s| s.axes().contains(&STAGE_AXIS)),
         // Another rule refuses it.

@@ -485,7 +485,7 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
     if let Some(stage) = args.zero {
         options.zero = Zero::of_stage(stage)?;
     }
-    options.fusion = args.fuse.as_deref().map_or(Ok(Fusion::usual(options.zero)), Fusion::parse)?;
+    options.fusion = args.fuse.as_deref().map_or(Ok(options.zero.usual_fusion()), Fusion::parse)?;
     for item in &args.layer_strategies {
         let parts =
             item.split_once('=').filter(|(layer, name)| !layer.trim().is_empty() && !name.trim().is_empty());
@@ -510,7 +510,7 @@ pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
 
 /// The mesh of a strategy with one axis.
 fn only_mesh(registry: &Registry, strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
-    let strategies = ithaca_passes::shard::strategy::product(registry, strategy)?;
+    let strategies = registry.product(strategy)?;
     let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     match (axes.as_slice(), gpus) {
         ([], None | Some(1)) => Ok(Mesh::single()),

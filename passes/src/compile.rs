@@ -8,7 +8,8 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module, Op};
 
 use crate::lower::lower;
-use crate::movement::{LOCAL, LowerMovements};
+use crate::lower_movements::LowerMovements;
+use crate::movement::LOCAL;
 use crate::pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
 use crate::registry::Registry;
 use crate::reshard::LowerReshards;

@@ -12,6 +12,21 @@ use ithaca_ir::ops::{Attention, Cost};
 use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 
 use crate::cluster::Cluster;
+use crate::pass::Prices;
+
+impl Prices for Cluster {
+    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+        Cluster::collective_seconds(self, space, op, from, to)
+    }
+
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        op_seconds(self, space, op, operands, results)
+    }
+
+    fn node_devices(&self) -> Option<u64> {
+        Some(self.devices_per_node.value)
+    }
+}
 
 /// One run of a whole module on the busiest rank, nothing overlapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

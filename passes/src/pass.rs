@@ -69,20 +69,6 @@ impl Prices for Volume {
     }
 }
 
-impl Prices for crate::cluster::Cluster {
-    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
-        crate::cluster::Cluster::collective_seconds(self, space, op, from, to)
-    }
-
-    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
-        crate::cost::op_seconds(self, space, op, operands, results)
-    }
-
-    fn node_devices(&self) -> Option<u64> {
-        Some(self.devices_per_node.value)
-    }
-}
-
 /// What a pass may use and say.
 pub struct Context<'a> {
     /// Prices of collectives on the cluster at hand.
@@ -174,6 +160,12 @@ impl std::fmt::Display for dyn Pass + '_ {
         }
         Ok(())
     }
+}
+
+/// The text of a pipeline.
+pub fn print(passes: &[Box<dyn Pass>]) -> String {
+    let passes: Vec<String> = passes.iter().map(|p| p.to_string()).collect();
+    passes.join(",")
 }
 
 /// Watches a pipeline run.

@@ -8,8 +8,9 @@ use crate::fuse::overlap::{self, Overlap};
 use crate::fuse::prefetch::{self, Prefetch};
 use crate::fuse::saturate::{self, Saturate};
 use crate::fuse::{self, Pack};
-use crate::movement::LowerMovements;
+use crate::lower_movements::LowerMovements;
 use crate::pass::Pass;
+pub use crate::pass::print;
 use crate::registry::Registry;
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
@@ -202,10 +203,4 @@ fn without_options(stage: &Stage) -> Result<(), Diagnostic> {
         None => Ok(()),
         Some((key, _)) => Err(Diagnostic::new("P02", format!("`{}` has no option `{key}`", stage.name))),
     }
-}
-
-/// The text of a pipeline.
-pub fn print(passes: &[Box<dyn Pass>]) -> String {
-    let passes: Vec<String> = passes.iter().map(|p| p.to_string()).collect();
-    passes.join(",")
 }

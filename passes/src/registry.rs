@@ -4,7 +4,7 @@ use ithaca_ir::Diagnostic;
 
 use crate::movement::{MOVEMENTS, Movement};
 use crate::pass::Pass;
-use crate::shard::{STRATEGIES, Strategy};
+use crate::strategy::{STRATEGIES, Strategy};
 
 /// Strategies, movements and passes of one's own, by name.
 ///
@@ -81,9 +81,36 @@ impl Registry {
         self.movements.iter().copied()
     }
 
-    /// The strategy called `name`, if there is one. Products are read by [`product`](crate::shard::strategy::product).
+    /// The strategy called `name`, if there is one. Products are read by [`product`](Self::product).
     pub fn strategy(&self, name: &str) -> Option<&'static dyn Strategy> {
         self.strategies().find(|s| s.name() == name)
+    }
+
+    /// A product of strategies: the names between the plus signs.
+    ///
+    /// # Errors
+    /// `P10` for an unknown name, and for two strategies that use the same axis.
+    pub fn product(&self, text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
+        let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
+        for name in text.split('+').map(str::trim) {
+            let Some(strategy) = self.strategy(name) else {
+                let known: Vec<&str> = self.strategies().map(|s| s.name()).collect();
+                return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
+                    .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
+            };
+            for other in &strategies {
+                if let Some(axis) = strategy.axes().iter().find(|a| other.axes().contains(a)) {
+                    let message = format!(
+                        "strategies `{}` and `{}` both use axis `{axis}`",
+                        other.name(),
+                        strategy.name()
+                    );
+                    return Err(Diagnostic::new("P10", message));
+                }
+            }
+            strategies.push(strategy);
+        }
+        Ok(strategies)
     }
 
     /// The movement called `name`.

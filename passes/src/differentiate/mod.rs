@@ -44,7 +44,7 @@ use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
 
 use crate::pass::{Context, Pass};
-use crate::shard::Roles;
+use crate::roles::Roles;
 use active::Activity;
 use joint::{Kept, joint};
 use pipelined::{Ends, Stages, Tied};
@@ -90,11 +90,6 @@ impl Pass for Differentiate {
         let step = training_step(module, &self.training);
         step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
     }
-}
-
-/// The name of the function that `name` was made from: `block` of `block.backward`.
-pub fn origin(name: &str) -> &str {
-    name.split('.').next().unwrap_or(name)
 }
 
 /// One training step of `module`, which computes an output `loss`.

@@ -10,7 +10,6 @@ use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
 use super::prefetch::{MAX_LAYERS, Prefetch};
 use crate::pass::Pass;
-use crate::shard::Zero;
 
 /// The passes of fusion that a program goes through, around the choice of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,16 +77,6 @@ impl Fusion {
     /// The same, with weights ahead of their use.
     pub const fn ahead(self, prefetch: Prefetch) -> Fusion {
         Fusion { prefetch: Some(prefetch), ..self }
-    }
-
-    /// What is done unless asked otherwise: messages that nothing packs where that can be, and weights that ZeRO splits ahead
-    /// of their use.
-    pub fn usual(zero: Zero) -> Self {
-        let usual = Fusion::PACK.folded();
-        match zero {
-            Zero::Off | Zero::Optimizer | Zero::Gradients => usual,
-            Zero::Parameters => usual.ahead(Prefetch::default()),
-        }
     }
 
     /// The choice spelled `text`, words joined by `+`: one of `none`, `pack`, `overlap` and `overlap(chunks=N)`, which is

@@ -1,6 +1,6 @@
 //! Movements: how blocks of keys and queries visit each other when ranks split the sequence inside attention.
 //!
-//! A movement says who meets whom, and nothing else; [`lower`](LowerMovements) derives the transfers, the merge of
+//! A movement says who meets whom, and nothing else; [`LowerMovements`](crate::lower_movements::LowerMovements) derives the transfers, the merge of
 //! partial results and the whole backward pass from it. To add one, implement [`Movement`] and name it in a
 //! [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
 //! `docs/guide/your-first-sharding-pass.md` does so from nothing, `examples/template.rs` is there to be copied.
@@ -9,13 +9,11 @@ mod admit;
 mod balance;
 mod fetch;
 mod gather;
-mod lower;
 mod reduce;
 mod rotate;
 mod two_pass;
 
 pub(crate) use admit::admit;
-pub use lower::LowerMovements;
 
 use ithaca_ir::layout::Move;
 use ithaca_ir::mask::Positions;

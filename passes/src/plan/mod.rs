@@ -6,6 +6,7 @@
 
 mod diff;
 mod digest;
+mod reason;
 mod stated;
 
 use std::collections::BTreeMap;
@@ -17,12 +18,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::compile::{AttentionUse, Compiled, compile_with};
+use crate::compile::{self, AttentionUse, Compiled, compile_with};
 use crate::differentiate::{self, Differentiate};
 use crate::fuse::Fusion;
 use crate::import::{self, Mode};
 use crate::memory;
-use crate::pass::Pass;
+use crate::pass::{self, Pass};
 use crate::registry::Registry;
 use crate::shard::{
     self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_movement,
@@ -32,6 +33,8 @@ use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
 pub use digest::digest;
+pub(crate) use reason::row;
+pub use reason::why_chosen;
 
 /// The version of the document that this program reads and writes.
 ///
@@ -547,12 +550,12 @@ impl Plan {
         for text in choice.movement.iter().chain(&choice.cross_movement) {
             parse_movement(text)?;
         }
-        let strategies = strategy::product(registry, &self.strategy)?;
+        let strategies = registry.product(&self.strategy)?;
         let own = choice.sequences.iter().flat_map(|s| &s.axes);
         let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
         strategy::placement(&strategies, &options.mesh, &own)?;
         let workload = self.workload.to_import()?;
-        let mut expected = crate::pipeline::print(&crate::compile::passes(&options));
+        let mut expected = pass::print(&compile::passes(&options));
         if workload.mode == Mode::Train {
             let first: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
             expected = format!("{first},{expected}");

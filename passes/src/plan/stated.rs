@@ -5,10 +5,10 @@ use serde_json::Value;
 
 use super::{
     Change, MemoryUse, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, rounded,
+    why_chosen,
 };
 use crate::compile::Compiled;
 use crate::memory;
-use crate::planner;
 use crate::simulate::simulate;
 
 /// How far two times may be apart that are one time, in parts of the larger: a unit in the sixth digit, the last that a
@@ -62,7 +62,7 @@ impl Plan {
                 Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
                     (*step_seconds, *exposed_seconds) = (time.step_seconds, time.exposed_seconds);
                     *memory_bytes = memory.total;
-                    *reason = planner::why_chosen(&simulation);
+                    *reason = why_chosen(&simulation);
                     one.strategy = options.strategy_text();
                     one.mesh = mesh_axes(&options.mesh);
                 }

@@ -6,7 +6,7 @@ use ithaca_ir::{Diagnostic, Mesh};
 use crate::cluster::Cluster;
 use crate::planner::{Request, Sparsity};
 use crate::registry::Registry;
-use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, STAGE_AXIS, Search, TENSOR_AXIS, product};
+use crate::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, STAGE_AXIS, Search, TENSOR_AXIS};
 use crate::shard::{ShardOptions, Strategy};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
@@ -38,7 +38,7 @@ pub fn candidates_with(
     let near = cluster.levels.first().is_none_or(|level| request.gpus <= level.devices.value);
     let reach = if near { Reach::Near } else { Reach::Far };
     for name in &names {
-        let product = product(registry, name)?;
+        let product = registry.product(name)?;
         let axes: Vec<&str> = product.iter().flat_map(|s| s.axes()).copied().collect();
         // Without an axis of its own a strategy that shares takes those of the others.
         let others = product.iter().filter(|s| !s.shares_axes()).flat_map(|s| s.axes()).copied();
@@ -101,8 +101,7 @@ pub(super) fn staged(
     }
     let pipelines = registry.strategies().filter(|s| s.search() == Search::Stages);
     let pipelines: Vec<&dyn Strategy> = pipelines.collect();
-    let splits =
-        |name: &String| product(registry, name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
+    let splits = |name: &String| registry.product(name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
     let names = strategies(registry, request).into_iter();
     let single = names.filter(|name| !name.contains('+') && splits(name));
     let names = |pipeline: &&dyn Strategy| -> Vec<String> {

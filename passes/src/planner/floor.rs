@@ -30,7 +30,7 @@ impl Floor {
     /// What the busiest rank of a layout holds.
     pub(super) fn of_layout(&self, options: &ShardOptions) -> Held {
         let mesh = &options.mesh;
-        let strategies = strategy::product(&self.registry, &options.strategy).ok();
+        let strategies = self.registry.product(&options.strategy).ok();
         // A mesh that does not fit the strategy is refused elsewhere.
         let placement = strategies.and_then(|s| strategy::placement(&s, mesh, &[]).ok());
         let Some(placement) = placement else { return Held::default() };

@@ -27,9 +27,8 @@ use crate::shard::{self, AttentionChoice, HeadSplit, OrderChoice, Prune, Sequenc
 use crate::simulate::{Simulation, simulate};
 
 pub use candidates::{candidates, candidates_with};
-pub(crate) use reasons::why_chosen;
 pub use repair::repairs;
-pub use table::{gibibytes, seconds, table};
+pub use table::table;
 
 /// What is asked of the planner.
 #[derive(Clone, Debug, Default, PartialEq)]

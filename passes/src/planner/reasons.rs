@@ -1,12 +1,11 @@
 //! Why a candidate won or lost, in words and figures.
 
 use ithaca_ir::Diagnostic;
+use ithaca_ir::units::{bytes, seconds};
 
-use crate::plan::{self, Alternative, Outcome, rounded};
+use crate::plan::{self, Alternative, Outcome, rounded, row, why_chosen};
 use crate::planner::Priced;
-use crate::planner::table::{gibibytes, seconds};
 use crate::shard::ShardOptions;
-use crate::simulate::Simulation;
 
 /// A candidate that fits, beside the winner.
 pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {
@@ -55,30 +54,14 @@ fn alternative(options: &ShardOptions, outcome: Outcome) -> Alternative {
     Alternative { strategy: options.strategy_text(), mesh: plan::mesh_axes(&options.mesh), outcome }
 }
 
-/// Why a plan is the plan: that it takes least time, and what of that time is communication.
-pub(crate) fn why_chosen(simulation: &Simulation) -> String {
-    match simulation.most_exposed() {
-        None => "least step time; no communication is exposed".to_owned(),
-        Some((key, time)) => {
-            let part = 100.0 * simulation.exposed() / simulation.seconds;
-            let row = row(key);
-            format!(
-                "least step time; {part:.1} % of it is exposed communication, most in {row}: {}",
-                seconds(time.exposed)
-            )
-        }
-    }
-}
-
 fn why_slower(priced: &Priced, winner: &Priced) -> String {
     let (this, best) = (&priced.simulation, &winner.simulation);
     let more = rounded(this.seconds) - rounded(best.seconds);
     if more <= 0.0 {
         return match priced.memory.total() > winner.memory.total() {
-            true => format!(
-                "as fast, with {} more memory",
-                gibibytes(priced.memory.total() - winner.memory.total())
-            ),
+            true => {
+                format!("as fast, with {} more memory", bytes(priced.memory.total() - winner.memory.total()))
+            }
             false => "as fast and as large; the winner comes first by name".to_owned(),
         };
     }
@@ -98,11 +81,4 @@ fn why_slower(priced: &Priced, winner: &Priced) -> String {
     causes.sort_by(|a, b| b.0.total_cmp(&a.0));
     let causes: Vec<String> = causes.into_iter().map(|c| c.1).collect();
     format!("{percent:.1} % slower: {}", causes.join("; "))
-}
-
-fn row((kind, axis): &(&'static str, String)) -> String {
-    match axis.as_str() {
-        "" => (*kind).to_owned(),
-        axis => format!("{kind} over {axis}"),
-    }
 }

@@ -2,10 +2,10 @@
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::units;
 
 use crate::cluster::Cluster;
 use crate::planner::search::Search;
-use crate::planner::table::gibibytes;
 use crate::planner::{Compiler, Request, Tried, candidates_with};
 use crate::shard::{HeadSplit, SequenceFit, ShardOptions};
 
@@ -95,17 +95,17 @@ pub(super) fn refusal(
         (Some((priced, over)), _) => {
             let largest = priced.memory.largest.first();
             let tensor = largest.map_or_else(String::new, |h| {
-                format!("; the largest tensor is `{}`, {}", h.name, gibibytes(h.bytes))
+                format!("; the largest tensor is `{}`, {}", h.name, units::bytes(h.bytes))
             });
             let message = format!(
                 "no plan fits {} of {} usable: {} is nearest and lacks {}",
                 counted(request.gpus, "GPU"),
-                gibibytes(cluster.usable_bytes()),
+                units::bytes(cluster.usable_bytes()),
                 layout(&priced.options),
-                gibibytes(*over),
+                units::bytes(*over),
             );
             Diagnostic::new("P32", message)
-                .help(format!("it needs {}{tensor}", gibibytes(priced.memory.total())))
+                .help(format!("it needs {}{tensor}", units::bytes(priced.memory.total())))
         }
         (None, [(_, only)]) => only.clone(),
         (None, refused) => {

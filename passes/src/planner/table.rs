@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use ithaca_ir::units::{bytes, seconds};
+
 use crate::plan::{Alternative, MeshAxis, Outcome};
 
 /// The alternatives as a table for a terminal, with a final newline.
@@ -49,7 +51,7 @@ fn rows(alternatives: &[Alternative]) -> impl Iterator<Item = [String; 6]> {
 fn row(alternative: &Alternative) -> [String; 6] {
     let Alternative { strategy, mesh, outcome } = alternative;
     let priced = |step: f64, exposed: f64, memory: u64, reason: String| {
-        [strategy.clone(), mesh_text(mesh), seconds(step), seconds(exposed), gibibytes(memory), reason]
+        [strategy.clone(), mesh_text(mesh), seconds(step), seconds(exposed), bytes(memory), reason]
     };
     match outcome {
         Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
@@ -68,8 +70,8 @@ fn row(alternative: &Alternative) -> [String; 6] {
         } => {
             let reason = format!(
                 "out of memory by {}: largest is {tensor}, {}",
-                gibibytes(*over_bytes),
-                gibibytes(*tensor_bytes)
+                bytes(*over_bytes),
+                bytes(*tensor_bytes)
             );
             priced(*step_seconds, *exposed_seconds, *memory_bytes, reason)
         }
@@ -89,25 +91,5 @@ fn mesh_text(mesh: &[MeshAxis]) -> String {
     match mesh {
         [] => "-".to_owned(),
         _ => mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect::<Vec<_>>().join(","),
-    }
-}
-
-/// A time for people: four significant digits at most.
-pub fn seconds(s: f64) -> String {
-    match s {
-        0.0 => "0 s".to_owned(),
-        s if s >= 1.0 => format!("{s:.3} s"),
-        s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
-        s => format!("{:.3} us", s * 1e6),
-    }
-}
-
-/// Bytes for people.
-pub fn gibibytes(bytes: u64) -> String {
-    let gib = bytes as f64 / f64::from(1u32 << 30);
-    match gib {
-        gib if gib >= 0.1 => format!("{gib:.2} GiB"),
-        gib if gib >= 0.1 / 1024.0 => format!("{:.2} MiB", gib * 1024.0),
-        _ => format!("{bytes} B"),
     }
 }

@@ -7,8 +7,8 @@ use ithaca_ir::ops::experts::{Capacity, Experts};
 use ithaca_ir::{Diagnostic, Dim, Mesh, Module, Space};
 
 use super::legality::legal_degrees;
-use super::roles::Roles;
 use super::strategy::Placement;
+use crate::roles::Roles;
 
 /// Experts divide by the degree, and there are some.
 ///

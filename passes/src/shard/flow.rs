@@ -11,7 +11,7 @@ use ithaca_ir::ops::{Op, OpError};
 use ithaca_ir::{FunctionBuilder, Module, TensorType};
 
 use super::inner::Inner;
-use crate::differentiate::origin;
+use crate::roles::origin;
 
 /// How a result leaves its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,9 +9,9 @@ use ithaca_ir::{Diagnostic, DimId, Module, Order, Space};
 use super::options::{OrderChoice, Prune};
 use super::orders::{self, Split};
 use super::placements::Placements;
-use super::roles::Roles;
 use crate::movement::{Movement, Site, admit};
 use crate::registry::Registry;
+use crate::roles::Roles;
 
 /// An attention with a movement.
 pub(super) struct Inside<'a> {

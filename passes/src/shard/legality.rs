@@ -17,10 +17,10 @@ use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
 use super::placements::Placements;
-use super::roles::Roles;
 use super::strategy::Placement;
 use crate::movement::Orders;
 use crate::registry::Registry;
+use crate::roles::Roles;
 
 /// What sharding will change in the space before it lays values out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -28,9 +28,7 @@ mod orders;
 mod placements;
 mod respace;
 mod rewrite;
-mod roles;
 mod stages;
-pub mod strategy;
 pub mod table;
 mod training;
 mod zero;
@@ -40,9 +38,10 @@ pub use layouts::demand;
 pub use legality::Decisions;
 pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
 pub use placements::Placements;
-pub use roles::Roles;
-pub use strategy::{Placement, STRATEGIES, Strategy, parse_mesh};
 pub use zero::Zero;
+
+pub use crate::roles::Roles;
+pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};
 
 use ithaca_ir::module::Level;
 use ithaca_ir::ops::{Op, OpError};

@@ -9,10 +9,10 @@ use ithaca_ir::ops::{Attention, Movement};
 use ithaca_ir::{Diagnostic, DimId, Mesh, Module};
 
 use super::options::ShardOptions;
-use super::roles::Roles;
 use super::strategy::{self, Placement};
-use crate::differentiate::origin;
 use crate::registry::Registry;
+use crate::roles::Roles;
+use crate::roles::origin;
 
 /// Placements by function, and what departs from them.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,7 +124,7 @@ impl Placements {
 }
 
 fn placement(registry: &Registry, text: &str, mesh: &Mesh, also: &[AxisId]) -> Result<Placement, Diagnostic> {
-    strategy::placement(&strategy::product(registry, text)?, mesh, also)
+    strategy::placement(&registry.product(text)?, mesh, also)
 }
 
 /// The axes of the sequences that have their own.

@@ -8,7 +8,7 @@ use ithaca_ir::ops::{Loss, Op};
 use ithaca_ir::{Dim, DimId, Mesh, Module, TensorType};
 
 use super::legality::Decisions;
-use super::roles::Roles;
+use crate::roles::Roles;
 
 /// The program in a space with the mesh and the decided dimensions, still laid out whole; and for each key/value head
 /// dimension that attention must see copied, the dimension that copies it.

@@ -12,11 +12,11 @@ use super::flow::{Flows, Passing};
 use super::layouts::{Found, demand};
 use super::legality::Decisions;
 use super::placements::Placements;
-use super::roles::Roles;
 use super::stages::Stages;
 use super::strategy::Placement;
 use super::training;
 use super::zero::Zero;
+use crate::roles::Roles;
 
 /// What the rewriting goes by.
 pub(super) struct Plan {

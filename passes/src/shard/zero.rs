@@ -20,6 +20,8 @@ use ithaca_ir::{Diagnostic, Module, Space, TensorType};
 
 use super::placements::Placements;
 use super::rewrite::Plan;
+use crate::fuse::Fusion;
+use crate::fuse::prefetch::Prefetch;
 
 /// What is split over ranks that hold the same weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +48,16 @@ impl Zero {
             Zero::Optimizer => 1,
             Zero::Gradients => 2,
             Zero::Parameters => 3,
+        }
+    }
+
+    /// The fusion of a plan that asks for none: coalesced messages, folded into kernels, and prefetched weights where
+    /// ranks hold parts of them.
+    pub fn usual_fusion(self) -> Fusion {
+        let usual = Fusion::PACK.folded();
+        match self {
+            Zero::Off | Zero::Optimizer | Zero::Gradients => usual,
+            Zero::Parameters => usual.ahead(Prefetch::default()),
         }
     }
 

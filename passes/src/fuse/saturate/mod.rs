@@ -35,7 +35,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::OpError;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op};
+use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
 
 use crate::pass::{Context, Pass};
 use crate::rules::{self, CheckedRules, Rule};
@@ -241,8 +241,8 @@ impl Cheaper {
         format!(
             "saturate: `@{}` takes {} less of {} in {runs} runs, nothing overlapped, by {by}",
             self.function.name,
-            crate::planner::seconds(saved),
-            crate::planner::seconds(runs as f64 * self.seconds.0),
+            units::seconds(saved),
+            units::seconds(runs as f64 * self.seconds.0),
         )
     }
 }

@@ -13,8 +13,6 @@ use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{AxisId, Mesh};
 use ithaca_ir::{Diagnostic, Mesh as MeshType};
 
-use crate::registry::Registry;
-
 /// Which axes split what.
 ///
 /// A strategy adds to it, in [`Strategy::place`]; [`heads_inside`](Self::heads_inside) and
@@ -177,30 +175,6 @@ pub trait Strategy: Sync {
     }
     /// Adds what this strategy splits; `axes` are those of [`axes`](Self::axes), in that order.
     fn place(&self, axes: &[AxisId], placement: &mut Placement);
-}
-
-/// A product of strategies: the names between the plus signs.
-///
-/// # Errors
-/// `P10` for an unknown name, and for two strategies that use the same axis.
-pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strategy>, Diagnostic> {
-    let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
-    for name in text.split('+').map(str::trim) {
-        let Some(strategy) = registry.strategy(name) else {
-            let known: Vec<&str> = registry.strategies().map(|s| s.name()).collect();
-            return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
-                .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
-        };
-        for other in &strategies {
-            if let Some(axis) = strategy.axes().iter().find(|a| other.axes().contains(a)) {
-                let message =
-                    format!("strategies `{}` and `{}` both use axis `{axis}`", other.name(), strategy.name());
-                return Err(Diagnostic::new("P10", message));
-            }
-        }
-        strategies.push(strategy);
-    }
-    Ok(strategies)
 }
 
 /// The placement of a product on a mesh, of whose axes something else than a strategy uses `also`.

@@ -6,7 +6,10 @@ use ithaca_ir::module::{Function, Node};
 use ithaca_ir::ops::{Experts, Op, Window};
 use ithaca_ir::{DimId, Module, ValueId};
 
-use crate::differentiate::origin;
+/// The name of the function that `name` was made from: `block` of `block.backward`.
+pub fn origin(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
+}
 
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
