@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module};
 use ithaca_passes::differentiate::{DropoutChoice, PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::strategy::{self, STAGE_AXIS};
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 use serde_json::Value;
 
 use crate::cli::{

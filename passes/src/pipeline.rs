@@ -1,19 +1,19 @@
 //! Pipelines as text: `shard{strategy=ulysses,ulysses=4},lower-reshards`.
 
+use ithaca_differentiate::{self as differentiate, Differentiate, Training};
 use ithaca_ir::Diagnostic;
+use ithaca_layout::fuse::levels::{self, TwoLevel};
+use ithaca_layout::fuse::overlap::{self, Overlap};
+use ithaca_layout::fuse::prefetch::{self, Prefetch};
+use ithaca_layout::fuse::saturate::{self, Saturate};
+use ithaca_layout::fuse::{self, Pack};
+use ithaca_layout::lower_movements::LowerMovements;
+use ithaca_layout::registry::Registry;
+use ithaca_layout::reshard::LowerReshards;
+use ithaca_layout::shard::{Shard, ShardOptions};
+use ithaca_pass::Pass;
 
-use crate::differentiate::{self, Differentiate, Training};
-use crate::fuse::levels::{self, TwoLevel};
-use crate::fuse::overlap::{self, Overlap};
-use crate::fuse::prefetch::{self, Prefetch};
-use crate::fuse::saturate::{self, Saturate};
-use crate::fuse::{self, Pack};
-use crate::lower_movements::LowerMovements;
-use crate::pass::Pass;
-pub use crate::pass::print;
-use crate::registry::Registry;
-use crate::reshard::LowerReshards;
-use crate::shard::{Shard, ShardOptions};
+pub use ithaca_pass::print;
 
 /// A pass as written: its name and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
