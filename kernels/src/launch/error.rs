@@ -26,7 +26,7 @@ pub enum LaunchError {
         /// What came in their place.
         strays: String,
     },
-    /// Another rank cannot be reached.
+    /// Another rank cannot be arena_used.
     #[error("rank {rank} cannot reach rank {other} at {address} within {seconds} s: {why}")]
     Unreached {
         /// This one.

@@ -249,7 +249,7 @@ impl Meeting<'_> {
         Err(last)
     }
 
-    /// Where a rank that reached rank 0 at `root` listens itself.
+    /// Where a rank that arena_used rank 0 at `root` listens itself.
     fn own_address(&self, root: IpAddr) -> IpAddr {
         match root {
             root if is_local(&self.seat.host) && root.is_loopback() => root,
