@@ -10,9 +10,9 @@ use ithaca_ir::schedule::Stream;
 
 use crate::error::RunError;
 
-/// The meeting point of one rank.
+/// The sync point of one rank.
 #[derive(Debug, Default)]
-pub(super) struct Meeting {
+pub(super) struct StreamSync {
     state: Mutex<State>,
     wake: Condvar,
 }
@@ -27,17 +27,17 @@ struct State {
     events: BTreeMap<EventOf, u64>,
     /// For each stream, how often it came to meet the other.
     arrived: [u64; Stream::ALL.len()],
-    /// For each stream, the tasks that it had begun at its last meeting and at the one before, by parity. A stream cannot
+    /// For each stream, the tasks that it had begun at its last sync and at the one before, by parity. A stream cannot
     /// come to a third one before the other has left the first.
     tasks: [[u64; 2]; Stream::ALL.len()],
 }
 
-impl Meeting {
+impl StreamSync {
     /// Waits for the other stream, which comes to as many meetings; `tasks` were begun so far. Gives those of the other.
     ///
     /// # Errors
     /// [`RunError::Stopped`].
-    pub(super) fn meet(&self, stream: Stream, tasks: u64) -> Result<u64, RunError> {
+    pub(super) fn barrier(&self, stream: Stream, tasks: u64) -> Result<u64, RunError> {
         let mut state = self.state();
         let (own, other) = (stream as usize, other(stream) as usize);
         let parity = usize::from(state.arrived[own] % 2 == 1);
@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn streams_meet_as_often_as_they_like() {
-        let meeting = Meeting::default();
+        let sync = StreamSync::default();
         let walk = |stream: Stream, step: u64| -> Vec<u64> {
-            (0..1000).map(|n| meeting.meet(stream, n * step).unwrap()).collect()
+            (0..1000).map(|n| sync.barrier(stream, n * step).unwrap()).collect()
         };
         std::thread::scope(|scope| {
             let comm = scope.spawn(|| walk(Stream::Comm, 3));
@@ -128,18 +128,18 @@ mod tests {
 
     #[test]
     fn who_waits_is_woken_by_the_event_or_by_the_end() {
-        let meeting = Meeting::default();
+        let sync = StreamSync::default();
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| (meeting.wait((0, 1)), meeting.wait((1, 1))));
-            meeting.record((0, 0), 4);
-            meeting.record((0, 1), 5);
-            meeting.stop();
+            let waits = scope.spawn(|| (sync.wait((0, 1)), sync.wait((1, 1))));
+            sync.record((0, 0), 4);
+            sync.record((0, 1), 5);
+            sync.stop();
             let (first, second) = waits.join().unwrap();
             assert!(matches!(first, Ok(5) | Err(RunError::Stopped)));
             assert!(matches!(second, Err(RunError::Stopped)));
         });
-        meeting.forget(0);
-        assert!(meeting.wait((0, 1)).is_err());
-        assert!(meeting.meet(Stream::Comm, 0).is_err());
+        sync.forget(0);
+        assert!(sync.wait((0, 1)).is_err());
+        assert!(sync.barrier(Stream::Comm, 0).is_err());
     }
 }

@@ -1,11 +1,9 @@
 //! One stream's way through the frames of a schedule.
 //!
 //! Both streams of a rank walk the same frames. In a frame that communicates each runs the tasks of its own stream, in
-//! order of issue, waits for the events of the other's, and meets it where the frame begins and where it ends. Any other
-//! frame is walked by the stream of the call alone.
+//! order of issue, waits for the events of the other's, and is_joint it where the frame begins and where it ends. Any other
+//! frame is result by the stream of the call alone.
 
-use std::any::Any;
-use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use ithaca_ir::entity::Entity;
@@ -13,14 +11,17 @@ use ithaca_ir::layers;
 use ithaca_ir::ops::{ScanOrder, Stage};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, Stream, Task, Work};
 
+use super::buffers::{Buffers, Location, Scope};
+use super::claims::Memory;
+use super::context::RunContext;
+use super::describe::describe;
 use super::fault::{Fault, FaultKind};
-use super::locate::{Buffers, Location, Scope};
-use super::meeting::Meeting;
-use super::rank::{World, describe};
-use super::shared::Memory;
-use super::task::{Running, Turn};
+use super::options::Trace;
+use super::panics::guarded;
+use super::sync::StreamSync;
+use super::task::{Running, StreamPosition};
 use super::timings::Timings;
-use super::{RanTask, Trace};
+use super::trace::TaskSpan;
 use crate::error::RunError;
 use crate::tensor::index;
 
@@ -29,77 +30,77 @@ const HANG: Duration = Duration::from_secs(60);
 
 /// Who walks a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Company {
-    /// Both streams; it is the n-th frame that they walk together.
-    Both(u64),
+pub(super) enum Participants {
+    /// Both streams; it is the n-th frame that they walk joint_frame.
+    BothStreams(u64),
     /// This one, which runs all tasks.
-    Alone,
+    OneStream,
 }
 
 /// A stream of a rank on its way.
-pub(super) struct Walker<'a> {
+pub(super) struct StreamExecutor<'a> {
     buffers: Buffers<'a>,
     stream: Stream,
     memory: &'a Memory,
-    meeting: &'a Meeting,
+    sync: &'a StreamSync,
     /// Tasks begun.
     begun: u64,
     /// Tasks of the other stream that are known to have ended.
     seen: u64,
     /// Frames begun that both streams walk.
-    together: u64,
-    walked: Walked,
+    joint_frames: u64,
+    result: StreamResult,
 }
 
 /// What a stream did.
 #[derive(Debug, Default)]
-pub(super) struct Walked {
+pub(super) struct StreamResult {
     /// The end of the arena as far as it was written, bytes of the schedule.
-    pub(super) reached: u64,
+    pub(super) arena_used: u64,
     /// How long tasks took.
     pub(super) timings: Timings,
     /// When tasks ran, if that was asked for.
-    pub(super) spans: Vec<RanTask>,
+    pub(super) spans: Vec<TaskSpan>,
 }
 
-impl<'a> Walker<'a> {
+impl<'a> StreamExecutor<'a> {
     pub(super) fn new(
         buffers: Buffers<'a>,
         stream: Stream,
-        (memory, meeting): (&'a Memory, &'a Meeting),
+        (memory, sync): (&'a Memory, &'a StreamSync),
     ) -> Self {
-        let walked = Walked::default();
-        Self { buffers, stream, memory, meeting, begun: 0, seen: 0, together: 0, walked }
+        let result = StreamResult::default();
+        Self { buffers, stream, memory, sync, begun: 0, seen: 0, joint_frames: 0, result }
     }
 
     /// Runs the tasks of `main` that are this stream's.
-    pub(super) fn main(mut self, scope: &Scope<'_>) -> Result<Walked, RunError> {
-        let company = match self.world().communicates[scope.frame.index()] {
-            true => self.join(),
-            false => Company::Alone,
+    pub(super) fn main(mut self, scope: &Scope<'_>) -> Result<StreamResult, RunError> {
+        let participants = match self.context().communicates[scope.frame.index()] {
+            true => self.enter_joint_frame(),
+            false => Participants::OneStream,
         };
-        self.frame(scope, company)?;
+        self.frame(scope, participants)?;
         self.memory.leave(self.stream);
-        Ok(self.walked)
+        Ok(self.result)
     }
 
-    fn world(&self) -> World<'a> {
-        self.buffers.world
+    fn context(&self) -> RunContext<'a> {
+        self.buffers.context
     }
 
     /// Begins a frame that both streams walk.
-    fn join(&mut self) -> Company {
-        self.together += 1;
-        Company::Both(self.together)
+    fn enter_joint_frame(&mut self) -> Participants {
+        self.joint_frames += 1;
+        Participants::BothStreams(self.joint_frames)
     }
 
     /// Runs the tasks of a frame that are this stream's.
-    fn frame(&mut self, scope: &Scope<'_>, company: Company) -> Result<(), RunError> {
-        let schedule = self.world().schedule;
+    fn frame(&mut self, scope: &Scope<'_>, participants: Participants) -> Result<(), RunError> {
+        let schedule = self.context().schedule;
         let frame = &schedule.frames[scope.frame];
         let recorders = recorders(frame);
         for (i, task) in frame.tasks.iter().enumerate() {
-            self.step(scope, company, &recorders, i).map_err(|error| match error {
+            self.step(scope, participants, &recorders, i).map_err(|error| match error {
                 // A task in a callee has placed its error already.
                 RunError::Rank { .. } => error,
                 error => RunError::Rank {
@@ -119,19 +120,19 @@ impl<'a> Walker<'a> {
     fn step(
         &mut self,
         scope: &Scope<'_>,
-        company: Company,
+        participants: Participants,
         recorders: &[Option<usize>],
         number: usize,
     ) -> Result<(), RunError> {
-        let World { schedule, communicator, .. } = self.world();
+        let RunContext { schedule, communicator, .. } = self.context();
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
-        let together = match company {
-            Company::Both(run) => Some(run),
-            Company::Alone => None,
+        let joint_frame = match participants {
+            Participants::BothStreams(run) => Some(run),
+            Participants::OneStream => None,
         };
-        let meets = together.is_some() && self.meets(task);
-        let is_mine = together.is_none() || meets || task.stream == self.stream;
+        let is_joint = joint_frame.is_some() && self.is_joint(task);
+        let is_mine = joint_frame.is_none() || is_joint || task.stream == self.stream;
         // Other ranks do what is not run here.
         if !is_mine || !frame.runs(&schedule.space, task, self.buffers.rank) {
             return Ok(());
@@ -141,17 +142,17 @@ impl<'a> Walker<'a> {
             let recorded = &frame.tasks[recorder];
             let is_due = frame.runs(&schedule.space, recorded, self.buffers.rank)
                 && recorded.stream != self.stream
-                && !self.meets(recorded);
-            if let Some(run) = together.filter(|_| is_due) {
-                self.seen = self.seen.max(self.meeting.wait((run, event.index()))?);
+                && !self.is_joint(recorded);
+            if let Some(run) = joint_frame.filter(|_| is_due) {
+                self.seen = self.seen.max(self.sync.wait((run, event.index()))?);
             }
         }
         communicator.check()?;
-        if task.stream == self.stream || together.is_none() {
+        if task.stream == self.stream || joint_frame.is_none() {
             guarded(|| self.fault(scope, number))?;
         }
         match &task.work {
-            Work::Call { .. } => self.call(scope, number, meets)?,
+            Work::Call { .. } => self.call(scope, number, is_joint)?,
             Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
                 self.task(scope, number)?;
             }
@@ -160,16 +161,16 @@ impl<'a> Walker<'a> {
             if event.index() >= frame.n_events {
                 return Err(RunError::invalid("a task records an event that is not declared"));
             }
-            if let Some(run) = together {
-                self.meeting.record((run, event.index()), self.begun);
+            if let Some(run) = joint_frame {
+                self.sync.record((run, event.index()), self.begun);
             }
         }
         Ok(())
     }
 
     /// Whether both streams meet at a task.
-    fn meets(&self, task: &Task) -> bool {
-        matches!(task.work, Work::Call { callee, .. } if self.world().communicates[callee.index()])
+    fn is_joint(&self, task: &Task) -> bool {
+        matches!(task.work, Work::Call { callee, .. } if self.context().communicates[callee.index()])
     }
 
     /// The task that records an event for which another waits; it stands before that one, for what is issued later has
@@ -185,7 +186,7 @@ impl<'a> Walker<'a> {
             Some(recorder) if recorder < number => Ok(recorder),
             Some(recorder) => Err(RunError::invalid(format!(
                 "{waits}, which task {recorder} ({}) records, and that stands behind it",
-                describe(self.world().schedule, &frame.tasks[recorder].work)
+                describe(self.context().schedule, &frame.tasks[recorder].work)
             ))),
             None => Err(RunError::invalid(format!("{waits}, which no task before it records"))),
         }
@@ -193,24 +194,24 @@ impl<'a> Walker<'a> {
 
     /// Runs a task that is no call.
     fn task(&mut self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
-        let World { schedule, options, begun, .. } = self.world();
+        let RunContext { schedule, options, begun, .. } = self.context();
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
         // One thread of a rank talks to the others.
-        let is_elsewhere = self.stream != Stream::Comm && self.together > 0;
+        let is_elsewhere = self.stream != Stream::Comm && self.joint_frames > 0;
         if matches!(task.work, Work::Exchange(_)) && is_elsewhere {
             return Err(RunError::invalid("a collective is not on the stream `comm`"));
         }
         let start = Instant::now();
-        let turn = Turn { memory: self.memory, stream: self.stream, seen: self.seen };
-        let running = Running::begin(self.buffers, scope, number, turn)?;
+        let position = StreamPosition { memory: self.memory, stream: self.stream, seen: self.seen };
+        let running = Running::begin(self.buffers, scope, number, position)?;
         self.begun = running.along();
-        let reached = guarded(|| running.run())?;
+        let arena_used = guarded(|| running.run())?;
         let end = Instant::now();
-        self.walked.reached = self.walked.reached.max(reached);
-        self.walked.timings.add(&describe(schedule, &task.work), end - start);
+        self.result.arena_used = self.result.arena_used.max(arena_used);
+        self.result.timings.add(&describe(schedule, &task.work), end - start);
         if options.trace == Trace::Spans {
-            self.walked.spans.push(RanTask {
+            self.result.spans.push(TaskSpan {
                 stream: self.stream,
                 frame: scope.frame,
                 layer: scope.layer,
@@ -223,8 +224,8 @@ impl<'a> Walker<'a> {
     }
 
     /// Runs a frame for each layer: what is carried is handed on, of stacks each layer has its slice.
-    fn call(&mut self, scope: &Scope<'_>, number: usize, meets: bool) -> Result<(), RunError> {
-        let World { schedule, shape, .. } = self.world();
+    fn call(&mut self, scope: &Scope<'_>, number: usize, is_joint: bool) -> Result<(), RunError> {
+        let RunContext { schedule, shape, .. } = self.context();
         let task = &schedule.frames[scope.frame].tasks[number];
         let Work::Call { callee, layers, stride, scan, stage, base } = &task.work else {
             return Err(RunError::invalid("it is no call"));
@@ -244,8 +245,8 @@ impl<'a> Walker<'a> {
             None => *location,
         };
         let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
-        if meets {
-            self.meet()?;
+        if is_joint {
+            self.barrier()?;
         }
         for (done, layer) in order.layers(&layers).enumerate() {
             let k = index(layer - layers.start);
@@ -260,31 +261,31 @@ impl<'a> Walker<'a> {
             let own_results: Vec<Location> =
                 results.iter().zip(&strides.writes).map(|(l, stride)| place(l, stride, k)).collect();
             let inner = Scope { frame: callee, base, layer, at, arguments: &own, results: &own_results };
-            match meets {
+            match is_joint {
                 true => {
-                    let company = self.join();
-                    self.frame(&inner, company)?;
-                    self.meet()?;
-                    if let (Company::Both(run), Stream::Compute) = (company, self.stream) {
-                        self.meeting.forget(run);
+                    let participants = self.enter_joint_frame();
+                    self.frame(&inner, participants)?;
+                    self.barrier()?;
+                    if let (Participants::BothStreams(run), Stream::Compute) = (participants, self.stream) {
+                        self.sync.forget(run);
                     }
                 }
-                false => self.frame(&inner, Company::Alone)?,
+                false => self.frame(&inner, Participants::OneStream)?,
             }
         }
         Ok(())
     }
 
     /// Waits until the other stream has come as far.
-    fn meet(&mut self) -> Result<(), RunError> {
-        let seen = self.meeting.meet(self.stream, self.begun)?;
+    fn barrier(&mut self) -> Result<(), RunError> {
+        let seen = self.sync.barrier(self.stream, self.begun)?;
         self.seen = self.seen.max(seen);
         Ok(())
     }
 
     /// Lets a task go wrong, if that was asked for.
     fn fault(&self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
-        let World { schedule, communicator, options, .. } = self.world();
+        let RunContext { schedule, communicator, options, .. } = self.context();
         let name = &schedule.frames[scope.frame].name;
         let is_here = |fault: &&Fault| fault.is_at(self.buffers.rank, name, scope.layer, number);
         let Some(fault) = options.fault.as_ref().filter(is_here) else { return Ok(()) };
@@ -298,7 +299,7 @@ impl<'a> Walker<'a> {
                 let end = patience.and_then(|patience| Instant::now().checked_add(patience));
                 while end.is_none_or(|end| Instant::now() < end) {
                     communicator.check()?;
-                    if self.meeting.has_stopped() {
+                    if self.sync.has_stopped() {
                         return Err(RunError::Stopped);
                     }
                     std::thread::sleep(Duration::from_millis(5));
@@ -318,16 +319,4 @@ fn recorders(frame: &Frame) -> Vec<Option<usize>> {
         }
     }
     recorders
-}
-
-/// What `f` gives, a panic being an error of the task.
-pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
-    std::panic::catch_unwind(AssertUnwindSafe(f))
-        .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
-}
-
-/// What a panic said.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }

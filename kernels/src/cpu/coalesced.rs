@@ -10,13 +10,13 @@ use crate::error::RunError;
 use crate::tensor::{extents, index, read_part, write_part};
 
 /// A message, seen from one rank.
-pub(super) struct Message<'a> {
+pub(super) struct CoalescedTransfer<'a> {
     pub(super) space: &'a Space,
     pub(super) parcels: &'a [Parcel],
     pub(super) rank: Rank,
 }
 
-impl Message<'_> {
+impl CoalescedTransfer<'_> {
     /// The wire, of the tensors that the rank holds.
     pub(super) fn pack<T: AsRef<[f32]>>(&self, tensors: &[T]) -> Result<Vec<f32>, RunError> {
         if tensors.len() != self.parcels.len() {

@@ -20,7 +20,7 @@ use ithaca_ir::schedule::{FrameId, Stream};
 /// Elements of one part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// [`ARENA`], or a number from [`lasting`].
+    /// [`ARENA`], or a number from [`written`].
     pub(super) part: usize,
     /// The elements.
     pub(super) range: Range<usize>,
@@ -30,17 +30,17 @@ pub(super) struct Extent {
 pub(super) const ARENA: usize = 0;
 
 /// The part that is the weight or state of this number.
-pub(super) fn lasting(number: usize) -> usize {
+pub(super) fn written(number: usize) -> usize {
     number + 1
 }
 
 impl Extent {
-    fn meets(&self, other: &Extent) -> bool {
+    fn overlaps(&self, other: &Extent) -> bool {
         let (a, b) = (&self.range, &other.range);
         self.part == other.part && a.start.max(b.start) < a.end.min(b.end)
     }
 
-    fn has(&self, other: &Extent) -> bool {
+    fn contains(&self, other: &Extent) -> bool {
         self.part == other.part && self.range.start <= other.range.start && other.range.end <= self.range.end
     }
 }
@@ -65,26 +65,26 @@ pub(super) struct Conflict {
 /// The elements, and who touches them.
 pub(super) struct Memory {
     parts: Vec<Box<[UnsafeCell<f32>]>>,
-    streams: Mutex<[Touched; Stream::ALL.len()]>,
+    streams: Mutex<[StreamAccesses; Stream::ALL.len()]>,
 }
 
-// SAFETY: elements are reached through claims only. Of two claims that are there at a time neither writes what the other
+// SAFETY: elements are arena_used through claims only. Of two claims that are there at a time neither writes what the other
 // touches, so an element that one thread writes is read and written by no other thread meanwhile. The mutex orders the
 // end of a claim before the beginning of the next one of the same elements.
 unsafe impl Sync for Memory {}
 
 /// What the tasks of a stream touched that the other stream is not known to come after.
 #[derive(Default)]
-struct Touched {
+struct StreamAccesses {
     /// Tasks so far.
     count: u64,
     /// In order of numbers.
-    tasks: VecDeque<Touch>,
+    tasks: VecDeque<TaskAccess>,
     /// Whether the stream has no more tasks.
     has_ended: bool,
 }
 
-struct Touch {
+struct TaskAccess {
     number: u64,
     run: TaskRun,
     reads: Vec<Extent>,
@@ -92,20 +92,20 @@ struct Touch {
     is_running: bool,
 }
 
-impl Touch {
+impl TaskAccess {
     /// What of `reads` and `writes` keeps two tasks from running in any order.
     fn conflict<'e>(&self, reads: &'e [Extent], writes: &'e [Extent]) -> Option<&'e Extent> {
-        let touches = |e: &&Extent| self.reads.iter().chain(&self.writes).any(|own| own.meets(e));
-        let is_written = |e: &&Extent| self.writes.iter().any(|own| own.meets(e));
+        let touches = |e: &&Extent| self.reads.iter().chain(&self.writes).any(|own| own.overlaps(e));
+        let is_written = |e: &&Extent| self.writes.iter().any(|own| own.overlaps(e));
         writes.iter().find(touches).or_else(|| reads.iter().find(is_written))
     }
 }
 
 impl Memory {
-    /// The memory with this arena, and `lasting` by number.
-    pub(super) fn new(arena: Vec<f32>, lasting: Vec<Vec<f32>>) -> Self {
+    /// The memory with this arena, and `written` by number.
+    pub(super) fn new(arena: Vec<f32>, written: Vec<Vec<f32>>) -> Self {
         let cells = |part: Vec<f32>| part.into_iter().map(UnsafeCell::new).collect();
-        let parts = std::iter::once(arena).chain(lasting).map(cells).collect();
+        let parts = std::iter::once(arena).chain(written).map(cells).collect();
         Self { parts, streams: Mutex::default() }
     }
 
@@ -146,7 +146,7 @@ impl Memory {
         let own = &mut streams[stream as usize];
         own.count += 1;
         let number = own.count;
-        own.tasks.push_back(Touch {
+        own.tasks.push_back(TaskAccess {
             number,
             run,
             reads: reads.clone(),
@@ -181,7 +181,7 @@ impl Memory {
     }
 
     /// Who panics with the lock in hand has changed nothing, or all that it wanted to.
-    fn streams(&self) -> MutexGuard<'_, [Touched; Stream::ALL.len()]> {
+    fn streams(&self) -> MutexGuard<'_, [StreamAccesses; Stream::ALL.len()]> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -209,7 +209,7 @@ impl Claim<'_> {
 
     /// Elements that the task reads or writes; none where it did not say so.
     pub(super) fn read(&self, extent: &Extent) -> Option<&[f32]> {
-        let is_claimed = self.reads.iter().chain(&self.writes).any(|own| own.has(extent));
+        let is_claimed = self.reads.iter().chain(&self.writes).any(|own| own.contains(extent));
         let first = self.memory.pointer(extent).filter(|_| is_claimed)?;
         // SAFETY: the elements lie in one allocation and live as long as the memory, which this claim borrows.
         // `UnsafeCell<f32>` has the layout of `f32`. No other claim writes them while this one is there, and this one
@@ -219,7 +219,7 @@ impl Claim<'_> {
 
     /// Elements that the task writes; none where it did not say so.
     pub(super) fn write(&mut self, extent: &Extent) -> Option<&mut [f32]> {
-        let is_claimed = self.writes.iter().any(|own| own.has(extent));
+        let is_claimed = self.writes.iter().any(|own| own.contains(extent));
         let first = self.memory.pointer(extent).filter(|_| is_claimed)?;
         // SAFETY: as for `read`; and no other claim has these elements, and `&mut self` lets this one give them once. The
         // pointer comes from a slice of cells, so writing through it is allowed.
@@ -259,7 +259,7 @@ mod tests {
         let refused = comm(7, 1, arena(3..5), vec![]).err().unwrap();
         assert_eq!((refused.other, refused.extent), (run(0), arena(3..5)[0].clone()));
         assert!(comm(0, 1, vec![], arena(0..3)).is_err());
-        drop(comm(0, 1, arena(4..8), vec![Extent { part: lasting(0), range: 2..4 }]).unwrap());
+        drop(comm(0, 1, arena(4..8), vec![Extent { part: written(0), range: 2..4 }]).unwrap());
         drop(first);
         let (arena, kept) = memory.into_parts();
         assert_eq!((&arena[..5], kept[0].len()), (&[0.0, 0.0, 1.0, 1.0, 0.0][..], 4));

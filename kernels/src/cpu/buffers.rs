@@ -7,10 +7,10 @@ use ithaca_ir::ops::{Scan, structure};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, FrameId, Place, Task};
 use ithaca_ir::{DType, Rank, TensorType};
 
-use super::inside;
+use super::claims::{self, Extent};
+use super::context::RunContext;
 use super::memory::Found;
-use super::rank::World;
-use super::shared::{self, Extent};
+use super::wire_rows;
 use crate::error::RunError;
 use crate::tensor::{extents, index};
 
@@ -20,9 +20,9 @@ pub(super) enum Location {
     /// At this element of the arena.
     Arena(usize),
     /// In a part of the sources, at an element.
-    Loaded(usize, usize),
-    /// In what the rank has of a weight or state that is written, at an element.
-    Lasting(usize, usize),
+    Shared(usize, usize),
+    /// In the rank's copy of the n-th written weight or state, at an element.
+    Written(usize, usize),
 }
 
 impl Location {
@@ -30,8 +30,8 @@ impl Location {
     pub(super) fn further(self, n: usize) -> Location {
         match self {
             Location::Arena(start) => Location::Arena(start + n),
-            Location::Loaded(part, start) => Location::Loaded(part, start + n),
-            Location::Lasting(number, start) => Location::Lasting(number, start + n),
+            Location::Shared(part, start) => Location::Shared(part, start + n),
+            Location::Written(number, start) => Location::Written(number, start + n),
         }
     }
 }
@@ -39,10 +39,10 @@ impl Location {
 /// The elements of a buffer that a rank has.
 #[derive(Clone, Debug)]
 pub(super) enum Area<'a> {
-    /// What nobody writes.
-    Loaded(&'a [f32]),
-    /// The rank's own.
-    Own(Extent),
+    /// Read-only elements that ranks share.
+    Shared(&'a [f32]),
+    /// Elements of the rank's own memory.
+    Private(Extent),
 }
 
 /// Elements of a dense tensor, and where in a wire they lie.
@@ -70,13 +70,13 @@ pub(super) struct Scope<'a> {
 /// The buffers of a rank.
 #[derive(Clone, Copy)]
 pub(super) struct Buffers<'a> {
-    pub(super) world: World<'a>,
+    pub(super) context: RunContext<'a>,
     pub(super) rank: Rank,
 }
 
 impl<'a> Buffers<'a> {
     pub(super) fn buffer(&self, scope: &Scope<'_>, id: BufferId) -> Result<&'a Buffer, RunError> {
-        let buffers = &self.world.schedule.frames[scope.frame].buffers;
+        let buffers = &self.context.schedule.frames[scope.frame].buffers;
         buffers.get(id).ok_or_else(|| RunError::invalid(format!("there is no buffer {id:?}")))
     }
 
@@ -92,22 +92,22 @@ impl<'a> Buffers<'a> {
 
     /// Whether the rank has a buffer of its frame.
     pub(super) fn holds(&self, scope: &Scope<'_>, id: BufferId) -> bool {
-        let schedule = self.world.schedule;
+        let schedule = self.context.schedule;
         schedule.frames[scope.frame].at(id).is_none_or(|at| at.has(&schedule.space.mesh, self.rank))
     }
 
     pub(super) fn locate(&self, scope: &Scope<'_>, id: BufferId) -> Result<Location, RunError> {
         let buffer = self.buffer(scope, id)?;
         let found = match &buffer.place {
-            Place::Frame(offset) => Some(Location::Arena(scope.base + self.world.shape.slot(*offset)?)),
+            Place::Frame(offset) => Some(Location::Arena(scope.base + self.context.shape.slot(*offset)?)),
             Place::Wire { wire, .. } => Some(self.wire(scope, *wire)?),
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                self.world.sources.find((scope.frame, id, scope.layer, scope.at), self.rank).map(|found| {
+                self.context.sources.find((scope.frame, id, scope.layer, scope.at), self.rank).map(|found| {
                     match found {
-                        Found::Part(part) => Location::Loaded(part, 0),
-                        Found::Lasting(number) => Location::Lasting(number, 0),
+                        Found::Shared(part) => Location::Shared(part, 0),
+                        Found::Written(number) => Location::Written(number, 0),
                     }
                 })
             }
@@ -118,7 +118,7 @@ impl<'a> Buffers<'a> {
     /// Where a wire begins in which a tensor lies.
     fn wire(&self, scope: &Scope<'_>, wire: BufferId) -> Result<Location, RunError> {
         match self.buffer(scope, wire)?.place {
-            Place::Frame(offset) => Ok(Location::Arena(scope.base + self.world.shape.slot(offset)?)),
+            Place::Frame(offset) => Ok(Location::Arena(scope.base + self.context.shape.slot(offset)?)),
             _ => Err(RunError::invalid("a tensor lies in what is no wire")),
         }
     }
@@ -126,7 +126,7 @@ impl<'a> Buffers<'a> {
     /// Where the elements of a tensor are in its wire, as rows: those of the dense tensor and those of the wire. None for a
     /// tensor that lies in no wire.
     pub(super) fn rows(&self, scope: &Scope<'_>, id: BufferId) -> Result<Option<Rows>, RunError> {
-        let schedule = self.world.schedule;
+        let schedule = self.context.schedule;
         let (Place::Wire { .. }, Content::Tensor(ty)) =
             (&self.buffer(scope, id)?.place, &self.buffer(scope, id)?.content)
         else {
@@ -135,14 +135,14 @@ impl<'a> Buffers<'a> {
         let strided = schedule.frames[scope.frame].strided(&schedule.space, id);
         let strided =
             strided.ok_or_else(|| RunError::invalid("a tensor lies in a wire that has no such part"))?;
-        Ok(Some(inside::rows(&strided, &extents(&schedule.space.local_box(ty, self.rank)))))
+        Ok(Some(wire_rows::rows(&strided, &extents(&schedule.space.local_box(ty, self.rank)))))
     }
 
     /// Elements that the rank has of a buffer.
     pub(super) fn length(&self, scope: &Scope<'_>, id: BufferId) -> Result<usize, RunError> {
         Ok(match &self.buffer(scope, id)?.content {
             Content::Tensor(ty) => {
-                extents(&self.world.schedule.space.local_box(ty, self.rank)).iter().product()
+                extents(&self.context.schedule.space.local_box(ty, self.rank)).iter().product()
             }
             Content::Wire { elements, .. } => index(*elements),
         })
@@ -155,13 +155,13 @@ impl<'a> Buffers<'a> {
             _ => self.length(scope, id)?,
         };
         Ok(match self.locate(scope, id)? {
-            Location::Arena(start) => Area::Own(Extent { part: shared::ARENA, range: start..start + n }),
-            Location::Lasting(number, start) => {
-                Area::Own(Extent { part: shared::lasting(number), range: start..start + n })
+            Location::Arena(start) => Area::Private(Extent { part: claims::ARENA, range: start..start + n }),
+            Location::Written(number, start) => {
+                Area::Private(Extent { part: claims::written(number), range: start..start + n })
             }
-            Location::Loaded(part, start) => {
-                let data = self.world.sources.part(part).get(start..start + n);
-                Area::Loaded(data.ok_or_else(|| self.outside(scope, id))?)
+            Location::Shared(part, start) => {
+                let data = self.context.sources.part(part).get(start..start + n);
+                Area::Shared(data.ok_or_else(|| self.outside(scope, id))?)
             }
         })
     }
@@ -170,8 +170,8 @@ impl<'a> Buffers<'a> {
     pub(super) fn footprint(&self, extent: &Extent, dtype: DType) -> Extent {
         let Extent { part, range } = extent.clone();
         match part {
-            shared::ARENA => {
-                let end = range.start + self.world.shape.slots_of(range.len(), dtype);
+            claims::ARENA => {
+                let end = range.start + self.context.shape.slots_of(range.len(), dtype);
                 Extent { part, range: range.start..end }
             }
             _ => Extent { part, range },
@@ -189,7 +189,7 @@ impl<'a> Buffers<'a> {
         let mut strides =
             Strides { reads: vec![None; task.reads.len()], writes: vec![None; task.writes.len()] };
         let Some(scan) = scan else { return Ok(strides) };
-        let schedule = self.world.schedule;
+        let schedule = self.context.schedule;
         for buffer in schedule.frames[callee].buffers.values() {
             let Content::Tensor(ty) = &buffer.content else { continue };
             let n: usize = extents(&schedule.space.local_box(ty, self.rank)).iter().product();
@@ -209,7 +209,7 @@ impl<'a> Buffers<'a> {
 
     /// The refusal of a buffer that ends outside of what it lies in.
     pub(super) fn outside(&self, scope: &Scope<'_>, id: BufferId) -> RunError {
-        let frame = &self.world.schedule.frames[scope.frame];
+        let frame = &self.context.schedule.frames[scope.frame];
         RunError::invalid(format!(
             "buffer `{}` of `{}` is not as large as its content",
             frame.buffers[id].name, frame.name
