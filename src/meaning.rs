@@ -57,7 +57,7 @@ fn unless(is_vain: bool, why: impl Into<String>, help: &'static str) -> std::res
     if is_vain { Err(vain(why, help)) } else { Ok(()) }
 }
 
-/// The options of the training step, in the order in which they take effect.
+/// The options of the training step.
 ///
 /// # Errors
 /// `C00` where the mode is another, for an option that is said twice, and for what is no `KEY=VALUE`.
@@ -98,8 +98,6 @@ pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
         }
         settings.push(Setting { key, value, written });
     }
-    // Constants of an optimizer that is none are refused wherever they stand.
-    settings.sort_by_key(|setting| setting.key != "optimizer");
     Ok(settings)
 }
 

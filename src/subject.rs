@@ -120,10 +120,9 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
-    let mut training = Training::default();
-    for Setting { key, value, written: _ } in meaning::settings(args, mode)? {
-        training.set(&key, &value)?;
-    }
+    let settings = meaning::settings(args, mode)?.into_iter();
+    let settings: Vec<(String, String)> = settings.map(|Setting { key, value, .. }| (key, value)).collect();
+    let training = Training::from_pipeline(&settings)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
@@ -352,7 +351,7 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
         let message = format!("`{flag}` is settled by the plan `{}`", path.display());
         return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
     }
-    let options = plan.shard_options();
+    let options = plan.shard_options()?;
     let workload = plan.workload.to_import()?;
     let (config, workload) = match args.shrink {
         true => shrunk(&plan.model.config, &workload, &options)?,

@@ -12,6 +12,7 @@ pub mod import;
 pub mod lower;
 pub mod memory;
 pub mod movement;
+pub mod options;
 mod parts;
 pub mod pass;
 pub mod pipeline;

@@ -92,9 +92,8 @@ impl Registry {
     /// `P47` for an unknown name.
     pub fn movement(&self, name: &str) -> Result<&'static dyn Movement, Diagnostic> {
         self.movements().find(|m| m.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = self.movements().map(|m| m.name()).collect();
-            Diagnostic::new("P47", format!("there is no movement `{name}`"))
-                .help(format!("movements: {}", known.join(", ")))
+            let known = self.movements().map(|m| m.name());
+            Diagnostic::new("P47", format!("there is no movement `{name}`")).names("movements", name, known)
         })
     }
 }

@@ -179,8 +179,7 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
         batch: 1,
         strategy: args.layout.strategy,
         mesh,
-        heads: flags.heads,
-        sequence: flags.sequence,
+        options: flags,
         ..Request::default()
     };
     let module = module(args.workload.seq.unwrap());

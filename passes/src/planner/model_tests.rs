@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::import::{self, Workload};
+use crate::shard::{HeadSplit, SequenceFit};
 
 fn llama(hidden: u64, inner: u64, layers: u64, heads: u64, kv_heads: u64) -> Value {
     json!({
@@ -55,8 +56,8 @@ fn repaired(request: &Request, repair: &str) -> Request {
                 request.mesh = None;
             }
             "--mesh" => request.mesh = Some(crate::shard::parse_mesh(words.next().unwrap()).unwrap()),
-            "--uneven-heads" => request.heads = HeadSplit::Uneven,
-            "--pad-sequence" => request.sequence = SequenceFit::Pad,
+            "--uneven-heads" => request.options.heads = HeadSplit::Uneven,
+            "--pad-sequence" => request.options.sequence = SequenceFit::Pad,
             other => panic!("{other} in {repair}"),
         }
     }

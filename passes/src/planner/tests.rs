@@ -10,6 +10,7 @@ use ithaca_ir::{Arena, DType, Diagnostic, Dim, Module, Op, Space, TensorType};
 
 use super::*;
 use crate::plan::Outcome;
+use crate::shard::{HeadSplit, SequenceFit};
 
 /// A model of one layer: `x [s k] · w [k n]`, heads 32/8.
 struct Fake {
@@ -129,8 +130,8 @@ fn repaired(fake: &Fake, request: &Request, repair: &str) -> bool {
             "--gpus" => request.gpus = words[i + 1].parse().unwrap(),
             "--strategy" => request.strategy = Some(words[i + 1].to_owned()),
             "--mesh" => request.mesh = Some(crate::shard::parse_mesh(words[i + 1]).unwrap()),
-            "--uneven-heads" => request.heads = HeadSplit::Uneven,
-            "--pad-sequence" => request.sequence = SequenceFit::Pad,
+            "--uneven-heads" => request.options.heads = HeadSplit::Uneven,
+            "--pad-sequence" => request.options.sequence = SequenceFit::Pad,
             _ => assert!(!word.starts_with("--"), "{repair}"),
         }
     }

@@ -187,9 +187,9 @@ pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strat
     let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
     for name in text.split('+').map(str::trim) {
         let Some(strategy) = registry.strategy(name) else {
-            let known: Vec<&str> = registry.strategies().map(|s| s.name()).collect();
-            return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
-                .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
+            let known = registry.strategies().map(|s| s.name());
+            let refusal = Diagnostic::new("P10", format!("there is no strategy `{name}`"));
+            return Err(refusal.names("strategies, which a plus joins to a product", name, known));
         };
         for other in &strategies {
             if let Some(axis) = strategy.axes().iter().find(|a| other.axes().contains(a)) {
