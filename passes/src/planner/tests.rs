@@ -285,9 +285,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json("plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 2", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 2", "\"version\": \"two\"", "M32", "version"),
-        ("\"version\": 2,", "", "M31", "version"),
+        ("\"version\": 3", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 3", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 3,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),

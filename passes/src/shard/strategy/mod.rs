@@ -9,9 +9,10 @@ mod recipes;
 
 pub use recipes::STRATEGIES;
 
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{AxisId, Mesh};
-use ithaca_ir::{Diagnostic, Mesh as MeshType};
 
 use crate::registry::Registry;
 
@@ -203,13 +204,44 @@ pub fn product(registry: &Registry, text: &str) -> Result<Vec<&'static dyn Strat
     Ok(strategies)
 }
 
+/// Strategies that a mesh implies by an axis of theirs, in the order of a product: before the strategies that are named,
+/// and after them.
+const IMPLIED: [&[(&str, &str)]; 2] = [
+    &[(DATA_AXIS, "data-parallel"), (STAGE_AXIS, "pipeline")],
+    &[(TENSOR_AXIS, "megatron-tp"), (EXPERT_AXIS, "ep")],
+];
+
+/// The product `named` with a strategy for each axis `dp`, `pp`, `tp` and `ep` of the mesh that it does not use:
+/// `ulysses` on `dp=2,ulysses=2` is `data-parallel+ulysses`. Axes in `taken` are used otherwise.
+///
+/// A product that is not one, and an axis whose strategy is not in the registry, stay as they are.
+pub fn with_implied(
+    registry: &Registry,
+    named: Option<&str>,
+    mesh: &Mesh,
+    taken: &[String],
+) -> Option<String> {
+    let used: Vec<&str> = match named.map(|named| product(registry, named)) {
+        Some(Ok(strategies)) => strategies.iter().flat_map(|s| s.axes()).copied().collect(),
+        Some(Err(_)) => return named.map(str::to_owned),
+        None => Vec::new(),
+    };
+    let is_implied = |(axis, strategy): &&(&str, &str)| {
+        let is_free = !used.contains(axis) && !taken.iter().any(|other| other == axis);
+        is_free && mesh.axis(axis).is_some() && registry.strategy(strategy).is_some()
+    };
+    let [before, after] = IMPLIED.map(|implied| implied.iter().filter(is_implied).map(|&(_, name)| name));
+    let names: Vec<&str> = before.chain(named).chain(after).collect();
+    (!names.is_empty()).then(|| names.join("+"))
+}
+
 /// The placement of a product on a mesh, of whose axes something else than a strategy uses `also`.
 ///
 /// # Errors
 /// `P11` when the mesh lacks an axis that a strategy uses, or has one that nothing uses, or one of size zero.
 pub fn placement(
     strategies: &[&dyn Strategy],
-    mesh: &MeshType,
+    mesh: &Mesh,
     also: &[AxisId],
 ) -> Result<Placement, Diagnostic> {
     let mut placement = Placement::default();
@@ -241,7 +273,10 @@ pub fn placement(
     let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
     if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id) && !also.contains(id)) {
         let message = format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names());
-        return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
+        let refusal = Diagnostic::new("P11", message);
+        let near = nearest(&axis.name, used.iter().copied());
+        let refusal = near.iter().fold(refusal, |d, near| d.help(format!("did you mean `{near}`?")));
+        return Err(refusal.help(expected_axes(&used)));
     }
     if let (Some(first), Some(second)) = (&placement.movement, placement.contested.first()) {
         let message = format!("strategies {} bring two movements, `{first}` and `{second}`", names());
@@ -253,7 +288,7 @@ pub fn placement(
 
 /// The axis of the mesh that serves as `name`. A strategy with one axis for its context takes it under any of the
 /// field's names, so that layers of different strategies can share it.
-fn axis_for(name: &str, own: &[&str], used: &[&str], mesh: &MeshType) -> Option<AxisId> {
+fn axis_for(name: &str, own: &[&str], used: &[&str], mesh: &Mesh) -> Option<AxisId> {
     const CONTEXT: [&str; 3] = ["cp", "ring", "ulysses"];
     if let Some(axis) = mesh.axis(name) {
         return Some(axis);
