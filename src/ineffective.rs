@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module};
 use ithaca_passes::differentiate::{DropoutChoice, PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::strategy::{self, STAGE_AXIS};
+use ithaca_passes::shard::strategy::STAGE_AXIS;
 use serde_json::Value;
 
 use crate::cli::{
@@ -134,7 +134,7 @@ pub fn stages_of(
     training: &Training,
 ) -> Option<u64> {
     let of_mesh = |mesh: &Mesh| mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis));
-    let named = layout.strategy.as_deref().map(|name| strategy::product(registry, name));
+    let named = layout.strategy.as_deref().map(|name| registry.product(name));
     let has_stages = match named {
         Some(Ok(strategies)) => strategies.iter().any(|s| s.axes().contains(&STAGE_AXIS)),
         // The planner refuses the strategy.

@@ -13,7 +13,7 @@ use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
 use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
-use ithaca_passes::shard::strategy::{self, DATA_AXIS, STAGE_AXIS};
+use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 use ithaca_passes::shard::{
     AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh,
     parse_movement,
@@ -472,9 +472,9 @@ fn strategy_for(
     mesh: &Mesh,
     args: &LayoutArgs,
 ) -> Result<String> {
-    let implied = strategy::with_implied(registry, named.as_deref(), mesh, &own_axes(args)?);
+    let implied = registry.with_implied(named.as_deref(), mesh, &own_axes(args)?);
     let is_complete = |name: &String| {
-        let strategies = strategy::product(registry, name).unwrap_or_default();
+        let strategies = registry.product(name).unwrap_or_default();
         mesh.axes.values().all(|axis| strategies.iter().any(|s| s.axes().contains(&axis.name.as_str())))
     };
     let strategy = match (named, implied) {
@@ -499,9 +499,7 @@ pub fn requested_strategy(
     mesh: Option<&Mesh>,
 ) -> Result<Option<String>> {
     match (&args.strategy, mesh) {
-        (Some(named), Some(mesh)) => {
-            Ok(strategy::with_implied(registry, Some(named.as_str()), mesh, &own_axes(args)?))
-        }
+        (Some(named), Some(mesh)) => Ok(registry.with_implied(Some(named.as_str()), mesh, &own_axes(args)?)),
         (named, _) => Ok(named.clone()),
     }
 }
@@ -539,8 +537,7 @@ pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh
     let own_axes = own_axes(args)?;
     let layers = args.layer_strategies.iter().map(|item| {
         let (layer, named) = pair("layer-strategy", item, "FUNCTION=NAME")?;
-        let completed =
-            mesh.and_then(|mesh| strategy::with_implied(registry, Some(named.as_str()), mesh, &own_axes));
+        let completed = mesh.and_then(|mesh| registry.with_implied(Some(named.as_str()), mesh, &own_axes));
         Ok((layer, completed.unwrap_or(named)))
     });
     Ok(ShardOptions {
@@ -559,14 +556,14 @@ pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh
             cross_movement: args.cross_movement.as_deref().map(parse_movement).transpose()?,
             sequences: sequence_axes(args)?,
         },
-        fusion: args.fuse.as_deref().map_or(Ok(Fusion::usual(zero)), Fusion::parse)?,
+        fusion: args.fuse.as_deref().map_or(Ok(zero.usual_fusion()), Fusion::parse)?,
         ..ShardOptions::default()
     })
 }
 
 /// The mesh of a strategy with one axis.
 fn only_mesh(registry: &Registry, strategy: &str, gpus: Option<u64>) -> Result<Mesh> {
-    let strategies = strategy::product(registry, strategy)?;
+    let strategies = registry.product(strategy)?;
     let axes: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
     match (axes.as_slice(), gpus) {
         ([], None | Some(1)) => Ok(Mesh::single()),

@@ -1,19 +1,20 @@
 //! Pipelines as text: `shard{strategy=ulysses,ulysses=4},lower-reshards`.
 
+use ithaca_differentiate::{self as differentiate, Differentiate, Training};
 use ithaca_ir::Diagnostic;
+use ithaca_layout::fuse::levels::{self, TwoLevel};
+use ithaca_layout::fuse::overlap::{self, Overlap};
+use ithaca_layout::fuse::prefetch::{self, Prefetch};
+use ithaca_layout::fuse::saturate::{self, Saturate};
+use ithaca_layout::fuse::{self, Pack};
+use ithaca_layout::lower_movements::LowerMovements;
+use ithaca_layout::registry::Registry;
+use ithaca_layout::reshard::LowerReshards;
+use ithaca_layout::shard::{self, Shard, ShardOptions};
+use ithaca_pass::Pass;
+use ithaca_pass::options::{self, NoOptions};
 
-use crate::differentiate::{self, Differentiate, Training};
-use crate::fuse::levels::{self, TwoLevel};
-use crate::fuse::overlap::{self, Overlap};
-use crate::fuse::prefetch::{self, Prefetch};
-use crate::fuse::saturate::{self, Saturate};
-use crate::fuse::{self, Pack};
-use crate::movement::LowerMovements;
-use crate::options::{self, NoOptions};
-use crate::pass::Pass;
-use crate::registry::Registry;
-use crate::reshard::LowerReshards;
-use crate::shard::{self, Shard, ShardOptions};
+pub use ithaca_pass::print;
 
 /// A pass as written: its name and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,10 +199,4 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
 
 fn without_options(stage: &Stage) -> Result<(), Diagnostic> {
     options::read::<NoOptions>(&stage.name, "none", &stage.options).map(|NoOptions {}| ())
-}
-
-/// The text of a pipeline.
-pub fn print(passes: &[Box<dyn Pass>]) -> String {
-    let passes: Vec<String> = passes.iter().map(|p| p.to_string()).collect();
-    passes.join(",")
 }
