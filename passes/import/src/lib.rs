@@ -41,6 +41,9 @@ pub use capacity::Capacity;
 pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
 
+/// Inputs that are zero where they are not given, as the library has them.
+pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
+
 /// What the program is run for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -136,10 +139,10 @@ impl Workload {
 ///
 /// Of a decoder, input `input_ids` is `i32[b s]`, output `logits` is `[b s v]`, and functions are `@embed`, one per kind
 /// of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not shifted,
-/// and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; the library takes zeros for types
-/// that are not given, so zeros are what to give. It returns `logits`, or `last_hidden_state` `[b s m]` and
-/// `pooler_output` `[b n]`. There is no mask of padding among the inputs: every token counts. A sequence beyond `max_position_embeddings` is accepted for rotary positions, as the library
-/// computes it too; for learned positions it is refused.
+/// and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`, of which
+/// the second is optional ([`OPTIONAL_INPUTS`]). It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output`
+/// `[b n]`. The inputs have no padding mask: every token counts. A sequence beyond `max_position_embeddings` is accepted
+/// for rotary positions, as the library computes it too; for learned positions it is refused.
 ///
 /// # Errors
 /// An `M` diagnostic, see the module's table.

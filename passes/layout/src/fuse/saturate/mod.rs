@@ -36,7 +36,8 @@ use ithaca_ir::ops::OpError;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
-use ithaca_pass::{Context, Pass};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
@@ -56,6 +57,9 @@ pub const RULE_FILES: &[(&str, &str)] = &[
 /// What options the pass has, for a list.
 pub const OPTIONS: &str =
     "nodes=N (4000), iterations=N (8), rules=builtin|added (those of `--rules` as well)";
+
+/// The most terms of an e-graph, and the most rounds.
+const MOST: u64 = 1_000_000;
 
 /// The part of what a function holds at once by which it may grow.
 const MEMORY: u64 = 8;
@@ -83,28 +87,39 @@ pub fn with_saturation(passes: Vec<Box<dyn Pass>>) -> Vec<Box<dyn Pass>> {
 }
 
 /// Which rules are used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Source {
-    /// Those that come with Ithaca.
+    /// The built-in rules.
     #[default]
     Builtin,
-    /// Those of a file as well, which is yet to be given.
-    Awaited,
-    /// Those of a file as well.
-    Added(CheckedRules),
+    /// The rules of a file as well.
+    Added,
+}
+
+/// Options in a pipeline.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
+    nodes: u64,
+    #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
+    iterations: u64,
+    rules: Source,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { nodes: 4000, iterations: 8, rules: Source::Builtin }
+    }
 }
 
 /// The pass.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Saturate {
-    limits: Limits,
-    source: Source,
-}
-
-impl Default for Saturate {
-    fn default() -> Self {
-        Self { limits: Limits { nodes: 4000, iterations: 8 }, source: Source::Builtin }
-    }
+    options: Options,
+    /// The rules of the file, once they are given.
+    added: Option<CheckedRules>,
 }
 
 impl Saturate {
@@ -113,53 +128,37 @@ impl Saturate {
     /// # Errors
     /// `P02` for an option that there is not, or a value that it cannot have.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut pass = Self::default();
-        for (key, value) in options {
-            let number = || {
-                let read = value.parse::<usize>().ok().filter(|n| (1..=1_000_000).contains(n));
-                read.ok_or_else(|| {
-                    Diagnostic::new(
-                        "P02",
-                        format!("`saturate`: `{key}={value}` is no number from 1 to 1000000"),
-                    )
-                })
-            };
-            match (key.as_str(), value.as_str()) {
-                ("nodes", _) => pass.limits.nodes = number()?,
-                ("iterations", _) => pass.limits.iterations = number()?,
-                ("rules", "builtin") => pass.source = Source::Builtin,
-                ("rules", "added") => pass.source = Source::Awaited,
-                _ => {
-                    return Err(Diagnostic::new("P02", format!("`saturate` has no option `{key}={value}`"))
-                        .help(format!("options: {OPTIONS}")));
-                }
-            }
-        }
-        Ok(pass)
+        Ok(Self { options: options::read("saturate", OPTIONS, options)?, added: None })
     }
 
     /// Whether a file of rules was asked for and is yet to be given.
     pub fn awaits_rules(&self) -> bool {
-        matches!(self.source, Source::Awaited)
+        self.options.rules == Source::Added && self.added.is_none()
     }
 
     /// With these rules beside those that come with Ithaca.
     pub fn with_rules(mut self, rules: CheckedRules) -> Self {
-        self.source = Source::Added(rules);
+        self.options.rules = Source::Added;
+        self.added = Some(rules);
         self
+    }
+
+    fn limits(&self) -> Limits {
+        let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        Limits { nodes: size(self.options.nodes), iterations: size(self.options.iterations) }
     }
 
     fn rules(&self) -> Result<Vec<Rule>, Diagnostic> {
         let mut all = builtin();
-        match &self.source {
-            Source::Builtin => {}
-            Source::Awaited => {
+        match (self.options.rules, &self.added) {
+            (Source::Builtin, _) => {}
+            (Source::Added, None) => {
                 let message = "`saturate{rules=added}` takes its rules from a file";
                 return Err(
                     Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`")
                 );
             }
-            Source::Added(added) => all.extend(added.rules().iter().cloned()),
+            (Source::Added, Some(added)) => all.extend(added.rules().iter().cloned()),
         }
         Ok(all)
     }
@@ -171,20 +170,7 @@ impl Pass for Saturate {
     }
 
     fn options(&self) -> Vec<(String, String)> {
-        let standard = Self::default().limits;
-        let Limits { nodes, iterations } = self.limits;
-        let mut options = Vec::new();
-        if nodes != standard.nodes {
-            options.push(("nodes".to_owned(), nodes.to_string()));
-        }
-        if iterations != standard.iterations {
-            options.push(("iterations".to_owned(), iterations.to_string()));
-        }
-        match self.source {
-            Source::Builtin => {}
-            Source::Awaited | Source::Added(_) => options.push(("rules".to_owned(), "added".to_owned())),
-        }
-        options
+        options::write(&self.options)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
@@ -262,7 +248,7 @@ impl Saturate {
     ) -> Result<Option<Cheaper>, OpError> {
         let before = prices.of_function(function);
         let mut block = Block::of(function, names);
-        let made = grow(&mut block.graph, names, level, rules, self.limits);
+        let made = grow(&mut block.graph, names, level, rules, self.limits());
         let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
         let Some(rewritten) = block.rebuilt(names, &chosen)? else { return Ok(None) };
