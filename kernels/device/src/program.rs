@@ -8,19 +8,13 @@ use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, ScanOrder};
 use ithaca_ir::schedule::integers::Integers;
 use ithaca_ir::schedule::{BufferId, FrameId, Stream};
-use ithaca_ir::{DType, Mesh, TensorType, entity};
+use ithaca_ir::{DType, Mesh, TensorType};
 
-use crate::record::{Address, Record};
+use crate::address::Address;
+use crate::record::Record;
 use crate::value::{Choice, Int};
 
-entity!(
-    /// A stored tensor of a [`DeviceProgram`].
-    SourceId, "source"
-);
-entity!(
-    /// A list of numbers of a [`DeviceProgram`].
-    TableId, "table"
-);
+pub use crate::address::{SourceId, TableId};
 
 /// A schedule as records, for all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -169,7 +163,7 @@ pub struct Operand {
 
 /// A search for the first NaN in a buffer that a step wrote.
 ///
-/// The word at [`Region::Finding`](crate::record::Region::Finding) is zero before. Afterwards it is zero where there is no
+/// The word at [`Region::Finding`](crate::Region::Finding) is zero before. Afterwards it is zero where there is no
 /// NaN, and otherwise `n - i` for the first, element `i` of `n`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {

@@ -10,7 +10,7 @@ use ithaca_device::structs::{MEMBERS, MOST_MEMBERS};
 use ithaca_ir::boxes::chunk;
 use ithaca_ir::{DType, Rank};
 
-use super::{Block, Broken, Collective, Collectives, End, Exchange};
+use super::exchange::{Block, Broken, Collective, Collectives, End, Exchange};
 use crate::cuda::arguments::{Address, Arguments};
 use crate::cuda::device::{Device, Event, Grid};
 use crate::cuda::error::CudaError;

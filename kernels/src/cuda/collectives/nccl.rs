@@ -13,10 +13,11 @@ use std::time::Duration;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::{DType, Rank, Space};
 use nccl_rs::{
-    Communicator, Config, DataType, DevicePointer, Library, Reduction, Split, State, Status, Stream, Waiting,
+    Collective as Call, Communicator, DataType, DevicePointer, Library, Reduction, Split, State, Status,
+    Stream,
 };
 
-use super::{Block, Broken, Collective, Collectives, End, Exchange};
+use super::exchange::{Block, Broken, Collective, Collectives, End, Exchange};
 use crate::cuda::arguments::Address;
 use crate::cuda::device::Device;
 use crate::cuda::error::{CudaError, Part, Unavailable};
@@ -31,9 +32,6 @@ const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
 /// How long communicators that are not used any more may take to finalize.
 const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How communicators are made.
-const CONFIG: Config = Config { waiting: Waiting::NonBlocking, blocks: None };
 
 /// The communicators of one rank.
 struct Member {
@@ -94,7 +92,7 @@ impl<'d> Nccl<'d> {
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
             device.enter()?;
-            let world = library.init_rank_config(ranks.len(), &id, index(rank.0), &CONFIG);
+            let world = library.init_rank(ranks.len(), &id, index(rank.0));
             worlds.push(world.map_err(absent(rank, ALL_RANKS))?);
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, longest)?;
@@ -106,7 +104,7 @@ impl<'d> Nccl<'d> {
                 device.enter()?;
                 let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
                 let key = index(space.mesh.coordinate(rank, axis));
-                splits.push(world.begin_split(Some(color), key, &CONFIG).map_err(absent(rank, &what))?);
+                splits.push(world.begin_split(Some(color), key).map_err(absent(rank, &what))?);
             }
             ready(ranks.iter().copied().zip(&worlds), &what, longest)?;
             let mut parts = Vec::with_capacity(ranks.len());
@@ -132,24 +130,25 @@ impl<'d> Nccl<'d> {
         self.devices[index(end.rank.0)].enter()?;
         let stream = Stream(end.stream.0);
         let at = |address: Address| DevicePointer(address.number());
+        let call = |which: Call, from: Address, to: Address, n: u64| {
+            // SAFETY: the caller vouches for the memory and the streams.
+            unsafe { comm.collective(which, at(from), at(to), count(n), dtype, stream) }
+        };
         // SAFETY: the caller vouches for the memory and the streams.
         unsafe {
             match &end.collective {
-                &Collective::AllReduce { from, to, count: n } => {
-                    comm.all_reduce(at(from), at(to), count(n), dtype, Reduction::Sum, stream)?;
+                &Collective::AllReduce { from, to, count } => {
+                    call(Call::AllReduce(Reduction::Sum), from, to, count)?;
                 }
-                &Collective::AllGather { from, to, count: n } => {
-                    comm.all_gather(at(from), at(to), count(n), dtype, stream)?;
+                &Collective::AllGather { from, to, count } => call(Call::AllGather, from, to, count)?,
+                &Collective::ReduceScatter { from, to, count } => {
+                    call(Call::ReduceScatter(Reduction::Sum), from, to, count)?;
                 }
-                &Collective::ReduceScatter { from, to, count: n } => {
-                    comm.reduce_scatter(at(from), at(to), count(n), dtype, Reduction::Sum, stream)?;
-                }
-                &Collective::AllToAll { from, to, count: n } => {
-                    comm.all_to_all(at(from), at(to), count(n), dtype, stream)?;
-                }
+                &Collective::AllToAll { from, to, count } => call(Call::AllToAll, from, to, count)?,
                 Collective::Reduce { blocks, to } => {
-                    for &Block { peer, at: from, count: n } in blocks {
-                        comm.reduce(at(from), at(*to), count(n), dtype, Reduction::Sum, index(peer), stream)?;
+                    for &Block { peer, at, count } in blocks {
+                        let reduce = Call::Reduce { reduction: Reduction::Sum, root: index(peer) };
+                        call(reduce, at, *to, count)?;
                     }
                 }
                 Collective::SendReceive { sends, receives } => {

@@ -9,103 +9,31 @@
 mod failures;
 mod nan;
 mod records;
+mod state;
 
 use std::time::{Duration, Instant};
 
-use ithaca_device::{Call, DeviceProgram, Operand, Output, Step, Work};
+use ithaca_device::{Call, Choice, Operand, Output, Record, Step, Work};
 use ithaca_ir::layers;
-use ithaca_ir::layout::At;
 use ithaca_ir::message;
-use ithaca_ir::schedule::{self, FrameId, Schedule, Stream as Queue, Transfer};
-use ithaca_ir::traffic::{self, Ledger};
-use ithaca_ir::{Rank, boxes};
+use ithaca_ir::schedule::{self, Stream as Queue, Transfer};
+use ithaca_ir::{boxes, traffic};
 
-use crate::cpu::memory::SourcePlan;
-use crate::cpu::rank::describe;
-use crate::cpu::{Fault, LookForNan, Timings};
+use crate::cpu::describe;
 use crate::cuda::arguments::Address;
-use crate::cuda::collectives::{Broken, Collectives, Exchange};
+use crate::cuda::collectives::{Broken, Exchange};
 use crate::cuda::device::{Event, Stream};
 use crate::cuda::error::CudaError;
 use crate::cuda::moments::{self, Moments};
-use crate::cuda::options::{Clock, Options};
-use crate::cuda::rank::Seat;
-use crate::cuda::watch::{Run, Watch};
+use crate::cuda::options::Clock;
+use crate::cuda::watch::Run;
 use crate::error::RunError;
 use crate::tensor::index;
 
-/// One run of a frame.
-struct Scope {
-    frame: FrameId,
-    /// Bytes from the start of the arena.
-    base: u64,
-    layer: u64,
-    /// The ranks that run the frame, by number of their seats.
-    seats: Vec<usize>,
-    at: Option<At>,
-    /// For each seat, those that do not run the frame included, the addresses of its arguments.
-    arguments: Vec<Vec<Address>>,
-    results: Vec<Vec<Address>>,
-}
+pub(in crate::cuda) use state::Steps;
+use state::{Recording, Scope};
 
-/// Whether what is issued is done.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Recording {
-    /// It is.
-    Off,
-    /// It becomes part of a graph.
-    On,
-}
-
-/// A schedule on the ranks of a process.
-pub(in crate::cuda) struct Steps<'a> {
-    pub(in crate::cuda) schedule: &'a Schedule,
-    pub(in crate::cuda) program: &'a DeviceProgram,
-    pub(in crate::cuda) plan: &'a SourcePlan<'a>,
-    pub(in crate::cuda) collectives: &'a dyn Collectives,
-    pub(in crate::cuda) seats: Vec<Seat<'a>>,
-    pub(in crate::cuda) clock: Clock,
-    fault: Option<Fault>,
-    look_for_nan: LookForNan,
-    pub(in crate::cuda) ledger: Ledger,
-    pub(in crate::cuda) timings: Timings,
-    /// When tasks ran, where streams are timed.
-    pub(in crate::cuda) moments: Moments,
-    /// Where the issue is: a rank and its task.
-    here: Option<(Rank, Run)>,
-    watch: Watch,
-    /// How what is issued comes to run.
-    recording: Recording,
-}
-
-impl<'a> Steps<'a> {
-    pub(in crate::cuda) fn new(
-        schedule: &'a Schedule,
-        program: &'a DeviceProgram,
-        plan: &'a SourcePlan<'a>,
-        collectives: &'a dyn Collectives,
-        seats: Vec<Seat<'a>>,
-        options: &Options,
-    ) -> Self {
-        let watch = Watch::new(seats.len(), options.timeout);
-        Self {
-            schedule,
-            program,
-            plan,
-            collectives,
-            seats,
-            clock: options.clock,
-            fault: options.fault.clone(),
-            look_for_nan: options.look_for_nan,
-            here: None,
-            watch,
-            recording: Recording::Off,
-            ledger: Ledger::default(),
-            timings: Timings::default(),
-            moments: Moments::default(),
-        }
-    }
-
+impl Steps<'_> {
     /// Issues `main` once.
     pub(in crate::cuda) fn issue(&mut self) -> Result<(), RunError> {
         let scope = self.main()?;
@@ -179,16 +107,6 @@ impl<'a> Steps<'a> {
             arguments: none.clone(),
             results: none,
         })
-    }
-
-    fn rank(&self, seat: usize) -> Rank {
-        self.seats[seat].rank
-    }
-
-    /// Whether the rank of a seat is at one of some places; it is where there is no list.
-    fn is_at(&self, seat: usize, places: Option<&[At]>) -> bool {
-        let (mesh, rank) = (&self.program.mesh, self.rank(seat));
-        places.is_none_or(|places| places.iter().any(|at| at.has(mesh, rank)))
     }
 
     fn frame(&mut self, scope: &Scope) -> Result<(), RunError> {
@@ -313,7 +231,7 @@ impl<'a> Steps<'a> {
         &mut self,
         scope: &Scope,
         run: Run,
-        records: &ithaca_device::Choice<Vec<ithaca_device::Record>>,
+        records: &Choice<Vec<Record>>,
         seats: &[usize],
     ) -> Result<(), RunError> {
         let queue = self.program.frames[run.frame].steps[run.task].stream;

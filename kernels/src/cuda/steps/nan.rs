@@ -6,7 +6,7 @@
 use ithaca_device::{Check, Step};
 use ithaca_ir::schedule::{Content, Stream as Queue};
 
-use super::{Recording, Scope, Steps};
+use super::state::{Recording, Scope, Steps};
 use crate::cpu::LookForNan;
 use crate::cuda::watch::Run;
 use crate::error::RunError;

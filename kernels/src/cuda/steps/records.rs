@@ -3,7 +3,7 @@
 use ithaca_device::{Launch, Record, Region, Transfer, Word};
 use ithaca_ir::schedule::Stream as Queue;
 
-use super::{Scope, Steps};
+use super::state::{Scope, Steps};
 use crate::cuda::arguments::{Address, Arguments};
 use crate::cuda::collectives::End;
 use crate::error::RunError;
