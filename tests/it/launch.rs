@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::tier;
+
 const GOLDENS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens");
 
 /// What launchers set; a test may itself be run under one.
@@ -102,14 +104,14 @@ fn under(golden: &str, strategy: &str, mesh: &str, rest: &[&str]) {
 
 #[test]
 fn every_strategy_forward() {
-    for (golden, strategy, mesh) in STRATEGIES {
+    for (golden, strategy, mesh) in tier::one_in(3, STRATEGIES) {
         under(golden, strategy, mesh, &[]);
     }
 }
 
 #[test]
 fn every_strategy_in_a_training_step() {
-    for (golden, strategy, mesh) in STRATEGIES {
+    for (golden, strategy, mesh) in tier::one_in(7, STRATEGIES) {
         under(golden, strategy, mesh, &["--mode", "train"]);
     }
     let pipeline = ["--mode", "train", "--micro-batches", "2"];
@@ -186,7 +188,7 @@ fn an_environment_that_says_too_little_is_refused() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let port = ("ITHACA_PORT", free_port());
-    let args = ["llama-gqa", "--seq", "16", "--strategy", "ulysses", "--mesh", "ulysses=4", "--timeout", "2"];
+    let args = ["llama-gqa", "--seq", "16", "--strategy", "ulysses", "--mesh", "ulysses=4", "--timeout", "5"];
     let children = [0, 2].map(|rank| start(rank, 4, port, &args));
     for said in refusals(children.map(|child| child.wait_with_output().unwrap()).into()) {
         assert!(said.contains("ranks 1, 3 are missing of 4"), "{said}");
