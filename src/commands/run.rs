@@ -12,7 +12,7 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
 use ithaca_kernels::compare::{self, Comparison, Measure, Tolerance, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
-use ithaca_kernels::launch::{Process, Step, Then};
+use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
@@ -104,10 +104,10 @@ pub(super) fn run_job(
         let execution = match &agreed {
             None => device.execute(&compiled.schedule, weights, data.inputs(), &options)?,
             Some(agreed) => {
-                let then = if left > 0 { Then::Another } else { Then::End };
-                match agreed.step(weights, data.inputs(), &options, then)? {
-                    Step::Whole(execution) => execution,
-                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
+                match agreed.step(weights, data.inputs(), &options, next)? {
+                    Step::Full(execution) => execution,
+                    Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }
             }
         };

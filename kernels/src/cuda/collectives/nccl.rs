@@ -27,8 +27,8 @@ const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 /// The first version that does.
 const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
-/// How long communicators that are not used any more may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// The time limit for finalizing communicators.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The communicators of one rank.
 struct Member {
@@ -256,23 +256,23 @@ impl Collectives for Nccl<'_> {
 }
 
 impl Drop for Nccl<'_> {
-    /// Ranks say goodbye together, as each waits for the others; who does not is aborted.
+    /// Ranks finalize together, as each waits for the others; a communicator that does not end is aborted.
     fn drop(&mut self) {
         let mut members = self.members.take();
         for (i, member) in members.iter_mut().enumerate() {
             if self.devices[i].enter().is_err() {
                 return;
             }
-            // Libraries that cannot say goodbye in the background do so when they are dropped.
+            // Without `ncclCommFinalize` a communicator ends when it is dropped.
             for part in member.axes.iter_mut().flatten() {
                 drop(part.finalize());
             }
         }
         let parts = members.iter().flat_map(|m| m.axes.iter().flatten()).map(|part| (Rank(0), part));
-        drop(settled(parts.collect(), Some(GOODBYE)));
+        drop(settled(parts.collect(), Some(FINALIZE_TIMEOUT)));
         members.iter_mut().for_each(|member| drop(member.world.finalize()));
         let worlds = members.iter().map(|member| (Rank(0), &member.world)).collect();
-        drop(settled(worlds, Some(GOODBYE)));
+        drop(settled(worlds, Some(FINALIZE_TIMEOUT)));
     }
 }
 

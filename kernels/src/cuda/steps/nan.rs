@@ -22,8 +22,8 @@ impl Steps<'_> {
     /// [`RunError::NotANumber`] for the first such element, placed at its rank and task.
     pub(super) fn look_for_nan(&mut self, scope: &Scope, run: Run, seats: &[usize]) -> Result<(), RunError> {
         match (self.look_for_nan, self.recording) {
-            (LookForNan::InWhatIsWritten, Recording::Off) => {}
-            (LookForNan::Nowhere, _) | (_, Recording::On) => return Ok(()),
+            (LookForNan::Writes, Recording::Off) => {}
+            (LookForNan::Off, _) | (_, Recording::On) => return Ok(()),
         }
         self.wait()?;
         let task = &self.schedule.frames[scope.frame].tasks[run.task];
