@@ -88,7 +88,7 @@ fn a_place_that_is_none_is_refused_with_those_there_are() {
     );
     assert!(refused(fault(0, "block", (0, Some(3)), kind)).ends_with("it does for layers 0..3"));
     let nowhere = NoSuchTask::Elsewhere { rank: 0, frame: "main".to_owned(), task: 3, layers: Vec::new() };
-    assert_eq!(nowhere.to_string(), "rank 0 does not run task 3 of `main`, which is of another stage");
+    assert_eq!(nowhere.to_string(), "rank 0 does not run task 3 of `main`, which belongs to another stage");
 }
 
 #[test]
