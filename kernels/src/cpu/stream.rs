@@ -185,7 +185,7 @@ impl<'a> StreamExecutor<'a> {
         match recorders.get(event.index()).copied().flatten() {
             Some(recorder) if recorder < number => Ok(recorder),
             Some(recorder) => Err(RunError::invalid(format!(
-                "{waits}, which a later task records: {recorder} ({})",
+                "{waits}, which task {recorder} ({}) records only later",
                 describe(self.context().schedule, &frame.tasks[recorder].work)
             ))),
             None => Err(RunError::invalid(format!("{waits}, which no task before it records"))),
