@@ -12,7 +12,7 @@ use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
 use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
-use ithaca_kernels::launch::{Process, Step, Then};
+use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
@@ -106,10 +106,10 @@ pub(super) fn run_job(
         let execution = match &agreed {
             None => device.execute(&compiled.schedule, weights, inputs.as_ref(), &options)?,
             Some(agreed) => {
-                let then = if left > 0 { Then::Another } else { Then::End };
-                match agreed.step(weights, inputs.as_ref(), &options, then)? {
-                    Step::Whole(execution) => execution,
-                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
+                match agreed.step(weights, inputs.as_ref(), &options, next)? {
+                    Step::Full(execution) => execution,
+                    Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }
             }
         };
