@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
@@ -50,6 +51,38 @@ impl Level {
     /// The level spelled `name`.
     pub fn parse(name: &str) -> Option<Level> {
         [Level::Program, Level::Sharded, Level::PerRank].into_iter().find(|l| l.name() == name)
+    }
+}
+
+/// When in a step a function runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// In the forward pass.
+    #[default]
+    Forward,
+    /// In the backward pass.
+    Backward,
+    /// In the step of the optimizer.
+    Update,
+}
+
+impl Phase {
+    /// Every phase, in the order of a step.
+    pub const ALL: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Update];
+
+    /// The spelling in text forms, plans and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+        }
+    }
+
+    /// The phase spelled `name`.
+    pub fn parse(name: &str) -> Option<Phase> {
+        Self::ALL.into_iter().find(|phase| phase.name() == name)
     }
 }
 
@@ -136,6 +169,10 @@ impl Module {
 pub struct Function {
     /// The name, without its `@`.
     pub name: String,
+    /// When in a step it runs.
+    pub phase: Phase,
+    /// The function of the model from which a pass made this one; absent for functions of the model itself.
+    pub origin: Option<String>,
     /// Parameters; the first values of the arena.
     pub params: Vec<ValueId>,
     /// All values, in order of definition.
@@ -152,6 +189,11 @@ impl Function {
     /// A function with no parameters and no nodes.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The name of the function of the model that this one is, or was made from.
+    pub fn model_name(&self) -> &str {
+        self.origin.as_deref().unwrap_or(&self.name)
     }
 
     /// The type of a value.
@@ -173,8 +215,10 @@ impl Function {
 /// Spans do not take part in equality: a function equals its reparsed text.
 impl PartialEq for Function {
     fn eq(&self, other: &Self) -> bool {
-        let Self { name, params, values, nodes, outputs, span: _ } = self;
+        let Self { name, phase, origin, params, values, nodes, outputs, span: _ } = self;
         *name == other.name
+            && *phase == other.phase
+            && *origin == other.origin
             && *params == other.params
             && *values == other.values
             && *nodes == other.nodes

@@ -28,7 +28,7 @@ use crate::layers;
 use crate::layout::At;
 use crate::mesh::Rank;
 use crate::message::Parcel;
-use crate::module::Layers;
+use crate::module::{Layers, Phase};
 use crate::ops::{Binding, Op, Scan, Stage};
 use crate::space::Space;
 use crate::strided::Strided;
@@ -164,6 +164,8 @@ impl Schedule {
 pub struct Frame {
     /// The function's name, without its `@`.
     pub name: String,
+    /// When in a step it runs.
+    pub phase: Phase,
     /// Number of arguments; argument `i` is the buffer placed at [`Place::Argument`]`(i)`.
     pub n_arguments: usize,
     /// What the frame returns: its name in `main`, and the buffer that holds it. A buffer that is placed at

@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::entity::Arena;
 use crate::layout::{At, AxisList, Move};
 use crate::mesh::{Axis, AxisId};
-use crate::module::{FuncId, Function};
+use crate::module::{FuncId, Function, Phase};
 use crate::ops::attr::{Names, Quoted};
 use crate::ops::{Attr, Attrs, Op, TABLE};
 use crate::order::{Order, write_ranges};
@@ -317,6 +317,15 @@ pub(crate) fn read_dtype(cx: &mut Cursor<'_>) -> Parsed<DType> {
         .into_iter()
         .find(|d| d.name() == name)
         .ok_or_else(|| unknown("element type", name, span, DType::ALL.iter().map(|d| d.name())))
+}
+
+/// Reads `phase NAME`, where it is there.
+pub(crate) fn read_phase(cx: &mut Cursor<'_>) -> Parsed<Phase> {
+    if !cx.eat(Token::Word("phase")) {
+        return Ok(Phase::default());
+    }
+    let (name, span) = cx.word("a phase of a step")?;
+    Phase::parse(name).ok_or_else(|| unknown("phase", name, span, Phase::ALL.map(Phase::name)))
 }
 
 /// Reads a type.

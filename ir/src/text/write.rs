@@ -4,7 +4,7 @@ use std::fmt;
 use std::fmt::Write;
 
 use crate::entity::Entity;
-use crate::module::{Function, Module, Node, Output, ValueId};
+use crate::module::{Function, Module, Node, Output, Phase, ValueId};
 use crate::ops::attr::Names;
 use crate::text::grammar::{write_attrs, write_header};
 use crate::text::show;
@@ -34,7 +34,14 @@ fn write_function(out: &mut String, module: &Module, function: &Function) -> fmt
         let ty = show(&module.space, function.ty(param));
         write!(out, "{}{}: {ty}", if i == 0 { "" } else { ", " }, ValueText(function, param))?;
     }
-    out.push_str(") {\n");
+    out.push(')');
+    if function.phase != Phase::default() {
+        write!(out, " phase {}", function.phase.name())?;
+    }
+    if let Some(origin) = &function.origin {
+        write!(out, " origin @{origin}")?;
+    }
+    out.push_str(" {\n");
     for node in &function.nodes {
         write_node(out, module, function, node)?;
     }

@@ -38,7 +38,7 @@ pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Train
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, Phase, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
@@ -200,6 +200,8 @@ fn stepped(
             halves.forward = regroup::forward(&inner, &stepped.space, &stepped.functions, &halves)?;
         } else if is_member {
             halves.forward.name = format!("{}.again.backward", function.name);
+            halves.forward.origin = Some(function.model_name().to_owned());
+            halves.forward.phase = Phase::Backward;
         }
         let forward = stepped.functions.push(halves.forward.clone());
         let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));

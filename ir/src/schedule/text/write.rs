@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use crate::entity::{Arena, Entity};
 use crate::message::Parcel;
+use crate::module::Phase;
 use crate::ops::attr::Names;
 use crate::ops::attr::training::{scan_attrs, stage_attrs, stride_attrs};
 use crate::ops::{Attr, Op};
@@ -24,8 +25,12 @@ fn write_schedule(out: &mut String, schedule: &Schedule) -> fmt::Result {
     let Schedule { name, pipeline, space, frames } = schedule;
     write_header(out, "schedule", name, pipeline, space)?;
     for frame in frames.values() {
-        let Frame { name, n_arguments, n_events, bytes, buffers, tasks, outputs } = frame;
-        writeln!(out, "\nframe @{name}({n_arguments}) bytes {bytes} events {n_events} {{")?;
+        let Frame { name, phase, n_arguments, n_events, bytes, buffers, tasks, outputs } = frame;
+        write!(out, "\nframe @{name}({n_arguments})")?;
+        if *phase != Phase::default() {
+            write!(out, " phase {}", phase.name())?;
+        }
+        writeln!(out, " bytes {bytes} events {n_events} {{")?;
         for buffer in buffers.values() {
             write_buffer(out, space, frame, buffer)?;
         }
