@@ -5,27 +5,20 @@
 //! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
-use crate::entity;
 use crate::entity::Arena;
 use crate::layout::At;
-use crate::ops::{Op, Stage};
+use crate::ops::attr::FunctionNames;
+use crate::ops::table::op::Op;
+use crate::ops::table::structure::Stage;
+use crate::phase::Phase;
 use crate::space::Space;
 use crate::types::TensorType;
 
-entity!(
-    /// A value of a [`Function`].
-    ValueId, "%"
-);
-entity!(
-    /// A function of a [`Module`].
-    FuncId, "@"
-);
+pub use crate::handles::{FuncId, Layers, ValueId};
 
 /// How far a module has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,38 +47,6 @@ impl Level {
     }
 }
 
-/// When in a step a function runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// In the forward pass.
-    #[default]
-    Forward,
-    /// In the backward pass.
-    Backward,
-    /// In the step of the optimizer.
-    Update,
-}
-
-impl Phase {
-    /// Every phase, in the order of a step.
-    pub const ALL: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Update];
-
-    /// The spelling in text forms, plans and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Forward => "forward",
-            Phase::Backward => "backward",
-            Phase::Update => "update",
-        }
-    }
-
-    /// The phase spelled `name`.
-    pub fn parse(name: &str) -> Option<Phase> {
-        Self::ALL.into_iter().find(|phase| phase.name() == name)
-    }
-}
-
 /// A program: functions over one space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Module {
@@ -109,7 +70,7 @@ impl Module {
 
     /// The function called `name`.
     pub fn function(&self, name: &str) -> Option<FuncId> {
-        self.functions.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+        self.functions.called(name)
     }
 
     /// The module without functions, for a pass to fill: name, pipeline and space are kept.
@@ -278,5 +239,13 @@ pub struct Output {
     pub value: ValueId,
 }
 
-/// The layers a call runs over, as `{layer}` in the names of parameters.
-pub type Layers = Range<u64>;
+/// Callees by name, for attributes.
+impl FunctionNames for Arena<FuncId, Function> {
+    fn name_of(&self, function: FuncId) -> Option<&str> {
+        self.get(function).map(|f| f.name.as_str())
+    }
+
+    fn called(&self, name: &str) -> Option<FuncId> {
+        self.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+    }
+}

@@ -8,15 +8,15 @@ use serde::Serialize;
 
 use crate::boxes;
 use crate::entity::Entity;
+use crate::handles::ValueId;
 use crate::mesh::Rank;
 use crate::message::{self, Parcel};
-use crate::module::{Function, Module, Node, ValueId};
-
-use crate::ops::Op;
+use crate::module::{Function, Module, Node};
+use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Frame, Schedule, Task, Work};
 use crate::space::Space;
 
-pub use crate::module::Phase;
+pub use crate::phase::Phase;
 
 /// The key of a row: the kind of collective, the mesh axis (`mesh` for a permute), the phase.
 pub type Key = (&'static str, String, Phase);

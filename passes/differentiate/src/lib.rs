@@ -38,8 +38,9 @@ pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Train
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, Phase, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
 use ithaca_pass::roles::Roles;

@@ -14,8 +14,9 @@
 //! itself, gives the sum away before the update, and is given the new weight.
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, Phase, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, source, state};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::joint::{Kept, assign, copy_node, renamed};

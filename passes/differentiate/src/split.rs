@@ -13,8 +13,9 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{FuncId, Function, Node, Output, Phase, ValueId};
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, OpError, Random};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 
 use super::active::Activity;

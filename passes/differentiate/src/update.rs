@@ -3,8 +3,9 @@
 //! For each function that owns weights there are up to three: `.zero` clears gradients that are summed, `.squares` adds up
 //! the squares of gradients, `.update` changes the weights. They run over the layers that the function runs over.
 
-use ithaca_ir::module::{FuncId, Function, Layers, Output, Phase, ValueId};
+use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Stage, Target, state};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
 use super::joint::{Kept, assign, renamed, wide, zeros};
