@@ -1,0 +1,341 @@
+// The safetensors format: 8 bytes with the length of a JSON header, the header, the data. A truncated or inconsistent file
+// is an `Error`.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "check.hpp"
+#include "kernels/numeric.cuh"
+
+namespace ithaca {
+
+enum class DType { F64, F32, F16, BF16, I32, Bool, I64 };  // I64 in files only
+
+inline int64_t bytes_of(DType dtype) {
+    static constexpr int64_t bytes[] = {8, 4, 2, 2, 4, 1, 8};
+    return bytes[static_cast<size_t>(dtype)];
+}
+
+template <typename Body>
+auto with_type(DType dtype, const Body& body) {
+    switch (dtype) {
+        case DType::F64: return body(double{});
+        case DType::F32: return body(float{});
+        case DType::F16: return body(__half{});
+        case DType::BF16: return body(__nv_bfloat16{});
+        case DType::I32: return body(int32_t{});
+        case DType::Bool: return body(uint8_t{});
+        case DType::I64: return body(int64_t{});
+    }
+    return body(double{});
+}
+
+inline double widen(uint8_t x) { return x; }
+inline double widen(int64_t x) { return static_cast<double>(x); }
+
+// An element as f64, which holds every value but 64-bit integers beyond 2^53.
+inline double load_element(DType dtype, const char* from, int64_t i = 0) {
+    return with_type(dtype, [&](auto value) {
+        std::memcpy(&value, from + i * static_cast<int64_t>(sizeof value), sizeof value);
+        return static_cast<double>(widen(value));
+    });
+}
+
+inline void store_element(DType dtype, char* to, double value) {
+    with_type(dtype, [&](auto type) {
+        const auto stored = narrow<decltype(type)>(dtype == DType::Bool ? static_cast<double>(value != 0) : value);
+        std::memcpy(to, &stored, sizeof stored);
+    });
+}
+
+struct StoredTensor {
+    DType dtype;
+    std::vector<int64_t> shape;
+    const char* data;
+};
+
+// The JSON of a header.
+class HeaderReader {
+  public:
+    HeaderReader(const std::string& path, const char* text, size_t n) : path_(path), at_(text), end_(text + n) {}
+
+    [[noreturn]] void fail(const std::string& why) const { throw Error(path_ + ": header: " + why); }
+
+    bool at_end() {
+        while (at_ < end_ && (std::strchr(" \n\t\r", *at_) != nullptr)) ++at_;  // zeros are padding
+        return at_ == end_;
+    }
+    char peek() {
+        if (at_end()) fail("it ends too early");
+        return *at_;
+    }
+    bool accept(char c) { return peek() == c && ++at_ != nullptr; }
+    void expect(char c) {
+        if (!accept(c)) fail(std::string("expected '") + c + "'");
+    }
+
+    std::string string() {
+        expect('"');
+        for (std::string out;;) {
+            const char c = next();
+            if (c == '"') return out;
+            if (c != '\\') {
+                out.push_back(c);
+                continue;
+            }
+            const char escaped = next();
+            static const std::string letters = "ntrbf", meanings = "\n\t\r\b\f";
+            if (escaped == 'u') code_point(out);
+            else if (letters.find(escaped) != std::string::npos) out.push_back(meanings[letters.find(escaped)]);
+            else out.push_back(escaped);
+        }
+    }
+
+    int64_t number() {
+        peek();
+        int64_t value = 0;
+        const char* first = at_;
+        for (; at_ < end_ && *at_ >= '0' && *at_ <= '9'; ++at_) {
+            if (value > (std::numeric_limits<int64_t>::max() - 9) / 10) fail("a number is too large");
+            value = value * 10 + (*at_ - '0');
+        }
+        if (at_ == first) fail("expected a number");
+        return value;
+    }
+
+    // Calls `item` for each item of a list or an object.
+    template <typename Item>
+    void items(char open, char close, const Item& item) {
+        expect(open);
+        if (accept(close)) return;
+        do item();
+        while (accept(','));
+        expect(close);
+    }
+
+    std::vector<int64_t> numbers() {
+        std::vector<int64_t> out;
+        items('[', ']', [&] { out.push_back(number()); });
+        return out;
+    }
+
+    // Passes over a value of any kind.
+    void skip(int depth = 0) {
+        if (depth > 64) fail("it is nested too deeply");
+        const char c = peek();
+        if (c == '"') {
+            string();
+        } else if (c == '[') {
+            items('[', ']', [&] { skip(depth + 1); });
+        } else if (c == '{') {
+            items('{', '}', [&] { string(), expect(':'), skip(depth + 1); });
+        } else {
+            const char* first = at_;
+            while (at_ < end_ && (std::isalnum(static_cast<unsigned char>(*at_)) || std::strchr("+-.", *at_))) ++at_;
+            if (at_ == first) fail("expected a value");
+        }
+    }
+
+  private:
+    char next() {
+        if (at_ == end_) fail("a string does not end");
+        return *at_++;
+    }
+    void code_point(std::string& out) {
+        unsigned code = 0;
+        for (int i = 0; i < 4; ++i) {
+            const char c = next();
+            if (!std::isxdigit(static_cast<unsigned char>(c))) fail("a \\u escape is not hexadecimal");
+            code = code * 16 + static_cast<unsigned>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
+        }
+        if (code >= 0x800) out.push_back(static_cast<char>(0xE0 | code >> 12));
+        if (code >= 0x80) out.push_back(static_cast<char>(code >= 0x800 ? 0x80 | (code >> 6 & 0x3F) : 0xC0 | code >> 6));
+        out.push_back(static_cast<char>(code >= 0x80 ? 0x80 | (code & 0x3F) : code));
+    }
+
+    const std::string& path_;
+    const char* at_;
+    const char* end_;
+};
+
+// One mapped file.
+class TensorFile {
+  public:
+    explicit TensorFile(const std::string& path) {
+        const int fd = ::open(path.c_str(), O_RDONLY);
+        if (fd < 0) throw Error(path + ": " + std::strerror(errno));
+        struct stat info{};
+        if (::fstat(fd, &info) == 0 && info.st_size >= 8) size_ = static_cast<size_t>(info.st_size);
+        void* map = size_ > 0 ? ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+        ::close(fd);
+        if (map == MAP_FAILED) throw Error(path + ": no safetensors file");
+        map_ = std::shared_ptr<const char>(static_cast<const char*>(map), [n = size_](const char* p) {
+            ::munmap(const_cast<char*>(p), n);
+        });
+        read(path);
+    }
+
+    std::map<std::string, StoredTensor> tensors;
+
+  private:
+    void read(const std::string& path) {
+        uint64_t n_header = 0;
+        for (int i = 7; i >= 0; --i) n_header = n_header << 8 | static_cast<unsigned char>(map_.get()[i]);
+        if (n_header > size_ - 8) throw Error(path + ": the header does not fit in the file");
+        const char* const data = map_.get() + 8 + n_header;
+        HeaderReader in(path, map_.get() + 8, n_header);
+        in.items('{', '}', [&] {
+            const std::string name = in.string();
+            in.expect(':');
+            if (name == "__metadata__") in.skip();
+            else tensor(in, name, size_ - 8 - n_header, data);
+        });
+        if (!in.at_end()) in.fail("something follows it");
+    }
+
+    void tensor(HeaderReader& in, const std::string& name, uint64_t n_data, const char* data) {
+        static const std::map<std::string, DType> names = {
+            {"F64", DType::F64}, {"F32", DType::F32}, {"F16", DType::F16},
+            {"BF16", DType::BF16}, {"I64", DType::I64}, {"I32", DType::I32},
+        };
+        std::string dtype;
+        std::vector<int64_t> shape, offsets;
+        in.items('{', '}', [&] {
+            const std::string key = in.string();
+            in.expect(':');
+            if (key == "dtype") dtype = in.string();
+            else if (key == "shape") shape = in.numbers();
+            else if (key == "data_offsets") offsets = in.numbers();
+            else in.skip();
+        });
+        const auto known = names.find(dtype);
+        if (known == names.end()) return;  // an error only if the program needs it
+        if (offsets.size() != 2 || offsets[0] > offsets[1] || static_cast<uint64_t>(offsets[1]) > n_data)
+            in.fail("tensor `" + name + "` does not lie in the file");
+        int64_t bytes = bytes_of(known->second);
+        for (int64_t extent : shape) {
+            if (extent != 0 && bytes > (int64_t{1} << 56) / extent) in.fail("tensor `" + name + "` is too large");
+            bytes *= extent;
+        }
+        if (bytes != offsets[1] - offsets[0])
+            in.fail("tensor `" + name + "` has " + std::to_string(offsets[1] - offsets[0]) + " bytes, not " +
+                    std::to_string(bytes));
+        tensors[name] = {known->second, shape, data + offsets[0]};
+    }
+
+    size_t size_ = 0;
+    std::shared_ptr<const char> map_;
+};
+
+// The tensors of several files. A directory stands for the files in it.
+class TensorFiles {
+  public:
+    void add(const std::string& path) {
+        std::vector<std::string> found;
+        if (!std::filesystem::is_directory(path)) {
+            found.push_back(path);
+        } else {
+            for (const auto& entry : std::filesystem::directory_iterator(path))
+                if (entry.path().extension() == ".safetensors") found.push_back(entry.path().string());
+            if (found.empty()) throw Error(path + ": no safetensors files");
+        }
+        std::sort(found.begin(), found.end());
+        for (const std::string& file : found) files_.emplace_back(file);
+    }
+
+    bool empty() const { return files_.empty(); }
+
+    // Null if no file has it.
+    const StoredTensor* find(const std::string& name) const {
+        for (const TensorFile& file : files_) {
+            const auto found = file.tensors.find(name);
+            if (found != file.tensors.end()) return &found->second;
+        }
+        return nullptr;
+    }
+
+  private:
+    std::vector<TensorFile> files_;
+};
+
+// A whole tensor on the host, in f64, which holds every element type exactly.
+struct HostTensor {
+    std::string name;
+    DType dtype;
+    std::vector<int64_t> shape;
+    std::vector<double> values;
+};
+
+// The target of a chain of symbolic links, whether or not it exists.
+inline std::string resolve_links(std::string path) {
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    for (int i = 0; i < 40 && fs::is_symlink(fs::symlink_status(path, ignored)); ++i) {
+        const fs::path to = fs::read_symlink(path, ignored);
+        if (to.empty()) break;
+        path = (fs::path(path).parent_path() / to).string();
+    }
+    return path;
+}
+
+// Writes a new file beside the old one and renames it, so that no partial file remains; links and permissions are kept. A
+// pipe or a device is written to directly. f16 and bf16 are written as F32.
+inline void write_tensors(const std::string& path, const std::vector<HostTensor>& tensors) {
+    std::string header = "{";
+    int64_t offset = 0;
+    auto stored_as = [](DType t) { return t == DType::F64 || t == DType::I32 ? t : DType::F32; };
+    for (const HostTensor& t : tensors) {
+        const DType dtype = stored_as(t.dtype);
+        header += header.size() > 1 ? ",\"" : "\"";
+        for (char c : t.name) {
+            if (c == '"' || c == '\\') header.push_back('\\');
+            header.push_back(c);
+        }
+        header += std::string("\":{\"dtype\":\"") + (dtype == DType::F64 ? "F64" : dtype == DType::I32 ? "I32" : "F32");
+        header += "\",\"shape\":[";
+        for (size_t d = 0; d < t.shape.size(); ++d) header += (d ? "," : "") + std::to_string(t.shape[d]);
+        const int64_t end = offset + bytes_of(dtype) * static_cast<int64_t>(t.values.size());
+        header += "],\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(end) + "]}";
+        offset = end;
+    }
+    header += "}";
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+
+    std::error_code ignored;
+    const std::filesystem::file_status there = std::filesystem::status(path, ignored);
+    const bool is_file = !std::filesystem::exists(there) || std::filesystem::is_regular_file(there);
+    const std::string to = is_file ? resolve_links(path) : path, written = is_file ? to + ".new" : path;
+    std::FILE* out = std::fopen(written.c_str(), "wb");
+    if (out == nullptr) throw Error(written + ": " + std::strerror(errno));
+    if (is_file && std::filesystem::exists(there)) std::filesystem::permissions(written, there.permissions(), ignored);
+    bool good = true;
+    auto put = [&](const void* data, size_t n) { good = good && std::fwrite(data, 1, n, out) == n; };
+    for (int i = 0; i < 8; ++i) {
+        const auto byte = static_cast<unsigned char>(static_cast<uint64_t>(header.size()) >> 8 * i);
+        put(&byte, 1);
+    }
+    put(header.data(), header.size());
+    char element[8];
+    for (const HostTensor& t : tensors)
+        for (double value : t.values) {
+            store_element(stored_as(t.dtype), element, value);
+            put(element, static_cast<size_t>(bytes_of(stored_as(t.dtype))));
+        }
+    good = std::fclose(out) == 0 && good;
+    if (good && (!is_file || std::rename(written.c_str(), to.c_str()) == 0)) return;
+    if (is_file) std::remove(written.c_str());
+    throw Error(path + ": cannot be written");
+}
+
+}  // namespace ithaca
