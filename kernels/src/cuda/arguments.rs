@@ -1,10 +1,6 @@
 //! Arguments of kernels: numbers, addresses, and the structs that `kernels/cuda/*.cuh` declare, in their layout.
-//!
-//! [`layout_checks`] states the size of every struct here as assertions in C++, and each compilation of the kernels
-//! makes them, for a device as for the host.
 
 use std::ffi::c_void;
-use std::fmt::Write as _;
 use std::mem::MaybeUninit;
 
 /// An address in a device's memory; zero is none.
@@ -319,14 +315,6 @@ macro_rules! structs {
             // is asserted where they are compiled.
             unsafe impl Argument for $ty {}
         )*
-
-        /// Assertions in C++ that the structs here are as large as those of the kernels.
-        pub fn layout_checks() -> String {
-            let mut text = String::new();
-            // Writing to a string cannot fail.
-            $(let _ = writeln!(text, "static_assert(sizeof({}) == {}, \"{}\");", $name, size_of::<$ty>(), $name);)*
-            text
-        }
     };
 }
 

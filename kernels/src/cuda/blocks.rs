@@ -5,9 +5,9 @@ use ithaca_ir::message::{self, Parcel, Piece};
 use ithaca_ir::{DType, DimId, Op, TensorType};
 
 use super::arguments::{Address, Pieces, PiecesShape, Walk, arguments};
-use super::catalogue::{bits_type, c_type};
 use super::error::CudaError;
 use super::ops::view::{Cx, Local, View, place, row_major, signed, step};
+use ithaca_device::catalogue::{bits_type, c_type};
 
 /// Which way elements go.
 #[derive(Clone, Copy, PartialEq, Eq)]

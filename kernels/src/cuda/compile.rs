@@ -7,8 +7,8 @@ use cudarc::nvrtc::sys;
 
 use super::SOURCES;
 use super::available;
-use super::catalogue::translation_unit;
 use super::error::CudaError;
+use ithaca_device::catalogue::translation_unit;
 
 /// A generation of GPUs, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +139,8 @@ mod tests {
     use ithaca_ir::DType;
 
     use super::*;
-    use crate::cuda::catalogue::{c_type, catalogue};
     use crate::cuda::flash;
+    use ithaca_device::catalogue::{c_type, catalogue};
 
     /// Compiles all kernels of some types. None tells architectures apart, and all for each of them takes minutes: those
     /// on tensor cores are compiled in each width for one, and in one width for the others.

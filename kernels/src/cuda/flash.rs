@@ -1,10 +1,7 @@
 //! The kernels of attention on tensor cores: which there are, which attention they take, and the blocks that each is
 //! launched on.
 //!
-//! `kernels/cuda/flash*.cuh` decide all of it. What the host needs of it before anything is compiled is here again, and
-//! [`checks`] states it as assertions in C++, which every compilation of the kernels makes.
-
-use std::fmt::Write as _;
+//! `kernels/cuda/flash*.cuh` decide all of it. What the host needs of it before anything is compiled is here again.
 
 use ithaca_ir::DType;
 
@@ -122,37 +119,6 @@ impl Flash {
     pub(super) fn kernels(&self, t: &str) -> [String; 3] {
         ["flash", "flash_backward_queries", "flash_backward_keys"].map(|name| self.kernel(name, t))
     }
-}
-
-/// Assertions in C++ that the kernels are what is said here of them.
-pub(super) fn checks() -> String {
-    let mut text = String::new();
-    let mut check = |is: String| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "static_assert({is});");
-    };
-    for flash in &ALL {
-        let widths = format!("{}, {}", flash.width, flash.value_width);
-        for (kind, block) in [("", flash.forward), ("Backward", flash.backward)] {
-            let Block { rows, threads, shared_bytes } = block;
-            let tile = format!("ithaca::kernel::Flash{kind}Tile<{widths}>");
-            check(format!("{tile}::kRows == {rows} && {tile}::kThreads == {threads}"));
-            for t in ["__half", "__nv_bfloat16"] {
-                check(format!("sizeof(ithaca::kernel::Flash{kind}Shared<{t}, {widths}>) == {shared_bytes}"));
-            }
-        }
-        check(format!("ithaca::kernel::FlashBackwardTile<{widths}>::kParts == {}", flash.parts));
-    }
-    // Widths around each bound.
-    let some = [0, 4, 8, 40, 64, 72, 96, 100, 128, 136, 192, 200, 256, 264];
-    for width in some {
-        for value_width in some {
-            let found = for_widths(width, value_width).map_or((0, 0), |f| (f.width, f.value_width));
-            let widths = format!("ithaca::kernel::flash_widths({width}, {value_width})");
-            check(format!("{widths}.width == {} && {widths}.value_width == {}", found.0, found.1));
-        }
-    }
-    text
 }
 
 #[cfg(test)]

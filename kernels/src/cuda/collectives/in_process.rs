@@ -10,9 +10,9 @@ use ithaca_ir::{DType, Rank};
 
 use super::{Broken, Collectives, End, Exchange, Kind};
 use crate::cuda::arguments::{Address, MOST_MEMBERS, Members, arguments};
-use crate::cuda::catalogue::c_type;
 use crate::cuda::device::{Device, Event, Grid};
 use crate::cuda::error::CudaError;
+use ithaca_device::catalogue::c_type;
 
 /// Collectives between ranks of one device.
 pub struct InProcess<'d> {

@@ -5,9 +5,9 @@ use ithaca_ir::{DType, Dim, DimId, TensorType};
 
 use super::view::{Cx, Local, View, float, reals, row_major, signed, step, stride_of, written};
 use crate::cuda::arguments::{Address, AttentionShape, Bias, Dropout, Gradient, Mask, Rows, Walk, arguments};
-use crate::cuda::catalogue::c_type;
 use crate::cuda::error::CudaError;
 use crate::cuda::flash::{self, Block, Flash, Operands};
+use ithaca_device::catalogue::c_type;
 
 /// The operands behind the first ones of an attention.
 #[derive(Clone, Copy, Default)]

@@ -5,8 +5,8 @@ use ithaca_ir::{DType, DimId};
 
 use super::view::{Cx, View, bits, float, place, signed, step, stride_of};
 use crate::cuda::arguments::{Sequence, Walk, arguments};
-use crate::cuda::catalogue::c_type;
 use crate::cuda::error::CudaError;
+use ithaca_device::catalogue::c_type;
 
 /// The number of a function in the kernels' `enum class Unary`.
 pub(super) fn number_of_unary(f: Unary) -> i32 {

@@ -5,8 +5,8 @@ use ithaca_ir::{DType, DimId, TensorType};
 
 use super::view::{Cx, View, float, place, reals, row_major, signed, stride_of};
 use crate::cuda::arguments::{self, Address, Labels, Padding, Vocabulary, arguments};
-use crate::cuda::catalogue::{accumulator, c_type};
 use crate::cuda::error::CudaError;
+use ithaca_device::catalogue::{accumulator, c_type};
 
 /// Dimensions of labels with padding at most.
 const MOST_PADDED: usize = 2;

@@ -5,11 +5,11 @@ use ithaca_ir::strided::Strided;
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType};
 
 use crate::cuda::arguments::{Address, Arguments, MOST_DIMS, Reals, Sequence, Walk, Written};
-use crate::cuda::catalogue::{bits_type, c_type};
 use crate::cuda::device::{Device, Grid, Stream};
 use crate::cuda::error::CudaError;
 use crate::cuda::flash::Block;
 use crate::cuda::tables::Tables;
+use ithaca_device::catalogue::{bits_type, c_type};
 
 /// A buffer with the type of what lies in it.
 #[derive(Clone, Copy)]

@@ -1,19 +1,19 @@
 //! Every kernel that the runtime may launch, by name.
 //!
 //! A kernel's name is its C++ name within `ithaca::kernel`, template arguments included: `rms_norm<float>`. A schedule
-//! needs some of them, which a [`Recorder`](super::recorder::Recorder) finds out, and only these are compiled for it.
+//! needs some of them ([`DeviceProgram::kernels`](crate::DeviceProgram::kernels)), and only these are compiled for it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use ithaca_ir::DType;
 
-use super::SOURCES;
-use super::arguments::layout_checks;
-use super::flash;
+use crate::SOURCES;
+use crate::flash;
+use crate::structs::layout_checks;
 
 /// The C++ type of an element.
-pub(super) fn c_type(dtype: DType) -> &'static str {
+pub fn c_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
         DType::F32 => "float",
@@ -25,7 +25,7 @@ pub(super) fn c_type(dtype: DType) -> &'static str {
 }
 
 /// The C++ type that elements are computed in.
-pub(super) fn accumulator(dtype: DType) -> &'static str {
+pub fn accumulator(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
         DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => "float",
@@ -33,7 +33,7 @@ pub(super) fn accumulator(dtype: DType) -> &'static str {
 }
 
 /// The C++ integer as wide as an element, for what moves elements and does not compute.
-pub(super) fn bits_type(dtype: DType) -> &'static str {
+pub fn bits_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "uint64_t",
         DType::F32 | DType::I32 => "uint32_t",
@@ -125,7 +125,7 @@ pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
 }
 
 /// C++ that includes every kernel and asserts that structs are as large as here, and kernels as they are launched.
-pub(super) fn translation_unit() -> String {
+pub fn translation_unit() -> String {
     let mut text = String::new();
     for (name, _) in SOURCES {
         // Writing to a string cannot fail.
