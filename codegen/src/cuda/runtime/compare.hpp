@@ -1,60 +1,47 @@
-// Judges outputs: how far they are from what one GPU computed. The rules and constants are those by which the compiler judges
-// what it runs itself (its kernels/src/compare.rs), but that nothing above the noise is measured by anything but its own norm.
+// The self-check: distances between the outputs and those of one GPU. The rules and constants are those of the compiler's
+// kernels/src/compare.rs, except that tensors above the noise are measured by their own norm only.
 //
-// An optimizer such as AdamW makes whole steps of a gradient, however small it is. Where a gradient is rounding alone a weight
-// may go either way, and is judged by how far steps can take it.
+// An optimizer such as AdamW makes whole steps of a gradient, however small it is. Where a gradient is rounding alone, a
+// weight may move either way, and is compared by the distance that the steps allow.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <map>
-#include <string>
-#include <vector>
 
-#include "config.hpp"
-#include "safetensors.hpp"
-#include "source.hpp"
+#include "gather.hpp"
 
 namespace ithaca {
 
-// What rounding cannot be told from, in parts of the largest element of all gradients; `NOISE` of the compiler.
+// Gradients below this part of the largest of all gradients are rounding; `NOISE` of the compiler.
 inline constexpr double kNoise = 1e-5;
-// What elements of rounding are at least taken to be, in parts of the largest of their kind; `FLOOR` of the compiler.
+// Elements of rounding count as at least this part of the largest of their kind; `FLOOR` of the compiler.
 inline constexpr double kFloor = 1e-4;
-// In parts of what steps can do, what two elements differ by that differ visibly; `VISIBLE` of the compiler.
+// The part of the allowed distance from which a difference is reported; `VISIBLE` of the compiler.
 inline constexpr double kVisible = 1e-3;
 
-// The tolerance of a tensor: by the narrowest type of the program, whose rounding every result has come through.
-inline double tolerance_of(DType dtype) {
-    const double halves = ITHACA_HAS_BF16 ? 5e-2 : ITHACA_HAS_F16 ? 1e-2 : 0;
+// The tolerance of a tensor: by the narrowest type of the program, whose rounding every result went through.
+inline double tolerance_of(DType dtype, const std::vector<DType>& all) {
+    const auto has = [&](DType t) { return std::count(all.begin(), all.end(), t) > 0; };
+    const double halves = has(DType::BF16) ? 5e-2 : has(DType::F16) ? 1e-2 : 0;
     switch (dtype) {
-        // Parts of attention and their lse are in single precision, whatever the operands are.
-        case DType::F64: return std::max(halves, ITHACA_HAS_F32 ? 1e-5 : 1e-10);
+        // Parts of attention and their lse are in single precision for every operand type.
+        case DType::F64: return std::max(halves, has(DType::F32) ? 1e-5 : 1e-10);
         case DType::F32: return std::max(halves, 1e-4);
         case DType::F16: case DType::BF16: return halves;
-        case DType::I32: case DType::Bool: return 0;
+        default: return 0;
     }
-    return 0;
 }
 
-// Half the distance of neighbouring numbers of a type, in parts of them.
+// Half the relative distance of neighbouring numbers.
 inline double rounding_of(DType dtype) {
-    switch (dtype) {
-        case DType::F64: return 0x1p-53;
-        case DType::F32: return 0x1p-24;
-        case DType::F16: return 0x1p-11;
-        case DType::BF16: return 0x1p-8;
-        case DType::I32: case DType::Bool: return 0;
-    }
-    return 0;
+    static constexpr double rounding[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8, 0, 0, 0};
+    return rounding[static_cast<size_t>(dtype)];
 }
 
 // The largest magnitude that is finite of all tensors whose names begin so.
 inline double largest_of(const std::vector<HostTensor>& tensors, const char* prefix) {
     double largest = 0;
     for (const HostTensor& t : tensors) {
-        if (!begins_with(t.name, prefix)) continue;
+        if (!has_prefix(t.name, prefix)) continue;
         for (double value : t.values)
             if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
     }
@@ -63,13 +50,13 @@ inline double largest_of(const std::vector<HostTensor>& tensors, const char* pre
 
 // For each weight and each of its elements the smallest magnitude that its gradient had in any step, in parts of the largest
 // element of all gradients of that step.
-class Smallest {
+class SmallestGradients {
   public:
     // Takes a step's gradients into account, among whatever else there is.
     void after(const std::vector<HostTensor>& step) {
         const double largest = largest_of(step, kGradient);
         for (const HostTensor& gradient : step) {
-            if (!begins_with(gradient.name, kGradient)) continue;
+            if (!has_prefix(gradient.name, kGradient)) continue;
             std::vector<double>& parts = parts_[gradient.name.substr(std::strlen(kGradient))];
             if (parts.empty()) parts.assign(gradient.values.size(), std::numeric_limits<double>::infinity());
             for (size_t i = 0; i < parts.size(); ++i)
@@ -97,7 +84,7 @@ struct Verdict {
 class Judge {
   public:
     // `reach` is how far an optimizer may have moved an element of a weight in all steps; zero without one.
-    Judge(const std::vector<HostTensor>& reference, double reach, const Smallest& smallest)
+    Judge(const std::vector<HostTensor>& reference, double reach, const SmallestGradients& smallest)
         : reach_(reach),
           smallest_(smallest),
           kinds_{
@@ -113,7 +100,7 @@ class Judge {
         double floor = 0;
         bool moves = true;  // as steps of an optimizer do
         for (const auto& [prefix, of_kind] : kinds_) {
-            if (!begins_with(ours.name, prefix)) continue;
+            if (!has_prefix(ours.name, prefix)) continue;
             weight.erase(0, std::strlen(prefix));
             floor = of_kind;
             moves = prefix == kMaster;
@@ -150,13 +137,13 @@ class Judge {
         double floor;  // the size of elements that are rounding
     };
     double reach_;
-    const Smallest& smallest_;
+    const SmallestGradients& smallest_;
     std::vector<Kind> kinds_;
 };
 
 // Prints the errors of each tensor; true when all are within the tolerance, that of their types where it is negative.
 inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<HostTensor>& reference, double reach,
-                  const Smallest& smallest, double tolerance) {
+                  const SmallestGradients& smallest, double tolerance, const std::vector<DType>& dtypes) {
     bool good = outputs.size() == reference.size();
     int64_t elements = 0, tensors = 0;
     const Judge judge(reference, reach, smallest);
@@ -169,7 +156,7 @@ inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<Host
             continue;
         }
         const Verdict verdict = judge.compare(ours, *theirs);
-        const double bound = tolerance >= 0 ? tolerance : tolerance_of(ours.dtype);
+        const double bound = tolerance >= 0 ? tolerance : tolerance_of(ours.dtype, dtypes);
         const bool close = verdict.relative <= bound;  // false for what is not a number
         std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
                     verdict.largest, verdict.relative, bound, close ? "ok" : "FAILED");

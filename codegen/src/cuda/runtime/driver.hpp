@@ -1,13 +1,9 @@
 // The command line of an emitted program: load, run, time, write, check.
 #pragma once
 
-#include <cerrno>
-#include <chrono>
 #include <set>
 
 #include "compare.hpp"
-#include "device.hpp"
-#include "gather.hpp"
 
 namespace ithaca {
 
@@ -95,9 +91,10 @@ inline Options parse(int argc, char** argv) {
 inline int run(const Options& options, const Program& program, const Program* reference) {
     World self = world_of_environment();
     self.seconds = options.seconds;
-    if (self.size != program.space.ranks())
-        throw Error("the program is for " + std::to_string(program.space.ranks()) + " ranks, but " +
-                    std::to_string(self.size) + " were started");
+    const auto seconds = static_cast<double>(options.seconds);
+    if (self.size != program.mesh.ranks())
+        throw Error("the program is for " + std::to_string(program.mesh.ranks()) + " ranks, but " + std::to_string(self.size) +
+                    " were started");
     if (options.self_check && reference == nullptr) throw Error("the program was emitted without a reference to check against");
     Tensors tensors;
     for (const std::string& path : options.weights) tensors.weights.add(path);
@@ -110,57 +107,53 @@ inline int run(const Options& options, const Program& program, const Program* re
     if (n_devices == 0) throw Error("no GPU");
     const bool shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
     if (self.local_rank >= n_devices && !shared)
-        throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " +
-                    std::to_string(n_devices));
+        throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " + std::to_string(n_devices));
     ITHACA_CUDA(cudaSetDevice(static_cast<int>(self.local_rank % n_devices)));
 
     Communicators communicators;
-    communicators.open(program.space, self);
+    communicators.open(program.mesh, self);
     std::vector<HostTensor> outputs;
     {
-        const auto seconds = static_cast<double>(options.seconds);
-        const Device device(program, self.rank, communicators, tensors, seconds);
+        Device device(program, self.rank, communicators, tensors, seconds);
         if (self.rank == 0)
             std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(self.size),
                         static_cast<double>(device.bytes()) / (1 << 20));
         for (int64_t step = 0; step < options.steps; ++step) {
             const bool measured = step + 1 == options.steps && (options.profile || !options.trace.empty());
-            if (measured) device.profile().start(device.stream(kCompute));
+            if (measured) device.profile.start(device.streams[kCompute]);
             const auto start = std::chrono::steady_clock::now();
             device.run();
-            device.synchronize();
             const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
             if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
-            if (measured) device.profile().stop();
+            if (measured) device.profile.stop();
         }
-        if (self.rank == 0 && options.profile) device.profile().print();
+        if (self.rank == 0 && options.profile) device.profile.print();
         if (!options.trace.empty())
-            device.profile().write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
-        if (options.self_check || !options.output.empty()) outputs = gather(program, device, tensors, self.size);
+            device.profile.write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
+        if (options.self_check || !options.output.empty()) outputs = gather(device, tensors);
     }
     bool good = true;
     if (self.rank == 0 && !options.output.empty()) write_tensors(options.output, outputs);
     if (self.rank == 0 && options.self_check) {
-        // One device has no one to talk to.
-        const Communicators nobody;
-        const Device device(*reference, 0, nobody, tensors, static_cast<double>(options.seconds));
-        // Only a program that keeps something gives other outputs when it runs again.
-        const int64_t steps = keeps(*reference) ? options.steps : 1;
-        Smallest smallest;
+        const Communicators none;
+        Device device(*reference, 0, none, tensors, seconds);
+        // A second run gives other outputs only if the first updated something.
+        const int64_t steps = is_updated(*reference) ? options.steps : 1;
+        SmallestGradients smallest;
         for (int64_t step = 0; step < steps; ++step) {
             device.run();
-            device.synchronize();
-            smallest.after(gather_kept(*reference, device, tensors, 1, kGradient));
+            smallest.after(gather_updated(device, tensors, kGradient));
         }
         const double reach = reference->reach * static_cast<double>(steps);
-        good = agree(outputs, gather(*reference, device, tensors, 1), reach, smallest, options.tolerance);
+        const double tolerance = options.tolerance;
+        good = agree(outputs, gather(device, tensors), reach, smallest, tolerance, program.dtypes);
     }
     communicators.close();
     return good ? 0 : 1;
 }
 
+// Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
 inline int drive(int argc, char** argv, const Program& program, const Program* reference) {
-    // Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
     try {
         const int status = run(parse(argc, argv), program, reference);
         std::fflush(stdout);

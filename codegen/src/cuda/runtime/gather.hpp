@@ -1,41 +1,34 @@
-// Outputs, and the weights and states that a program keeps, whole on rank 0. Not part of what is timed.
+// Outputs, and the weights and states that a program updates, whole on rank 0.
 #pragma once
-
-#include <map>
 
 #include "device.hpp"
 
 namespace ithaca {
 
-// Of ranks that hold the same part of a type, whether this is the first; `holds` says which hold any.
+// Whether a rank is the first of those that hold the same part; `holds` says which ranks hold any.
 template <typename Holds>
-bool holds_first(const Space& space, const Type& type, int64_t rank, Holds holds) {
+bool holds_first(const Mesh& mesh, const Tensor& tensor, int64_t rank, const Holds& holds) {
     if (!holds(rank)) return false;
-    for (size_t a = 0; a < space.axes.size(); ++a) {
-        const int axis = static_cast<int>(a);
-        auto uses = [&](const std::vector<int>& axes) { return std::count(axes.begin(), axes.end(), axis) > 0; };
-        if (uses(type.partial) || std::any_of(type.split.begin(), type.split.end(), uses)) continue;
-        for (int64_t c = 0; c < space.coordinate(rank, axis); ++c)
-            if (holds(space.with_coordinate(rank, axis, c))) return false;
-    }
+    for (int axis : tensor.copies)
+        for (int64_t before = rank, c = mesh.coordinate(rank, axis); c-- > 0;)
+            if (holds(before -= mesh.stride(axis))) return false;
     return true;
 }
 
-// The bytes that `rank` has at `mine`, on rank 0; nothing on the others.
-inline std::vector<char> fetch_part(const Device& device, int64_t rank, char* mine, size_t count) {
-    const ncclComm_t comm = device.communicators().world;
-    if (device.rank() == rank && rank != 0) {
-        ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.stream(kCompute)));
-        device.watch().settle(comm);
-        device.synchronize();
+// The bytes at `mine` of a rank, on rank 0; nothing on other ranks.
+inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, size_t count) {
+    const ncclComm_t comm = device.communicators.world;
+    const auto settle = [&] { device.watch.settle(comm), device.synchronize(); };
+    if (device.rank == rank && rank != 0) {
+        ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.streams[kCompute]));
+        settle();
     }
-    if (device.rank() != 0) return {};
-    char* from = mine;
+    if (device.rank != 0) return {};
+    void* from = mine;
     if (rank != 0) {
-        ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&from), count));
-        ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.stream(kCompute)));
-        device.watch().settle(comm);
-        device.synchronize();
+        ITHACA_CUDA(cudaMalloc(&from, count));
+        ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.streams[kCompute]));
+        settle();
     }
     std::vector<char> host(count);
     ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
@@ -43,111 +36,87 @@ inline std::vector<char> fetch_part(const Device& device, int64_t rank, char* mi
     return host;
 }
 
-// Each distinct part is sent once and put where it belongs, by position; pending sums are taken, padding is cut off.
-inline HostTensor gather_output(const Space& space, const Device& device, const OutputOf& output, int64_t n_ranks) {
-    const Type& type = output.type;
-    const int64_t width = bytes_of(type.dtype);
-    std::vector<int64_t> shape;
-    int64_t n = 1;
-    for (int d : type.dims) {
-        shape.push_back(space.dims[d].valid);
-        n *= shape.back();
-    }
-    const std::vector<int64_t> strides = row_major(shape);
-    HostTensor whole{output.name, type.dtype, shape, {}};
-    if (device.rank() == 0) whole.values.assign(static_cast<size_t>(n), 0);
+// Fetches each distinct part of a tensor once, and calls `put` with the place and the value of each element.
+template <typename Holds, typename PlacesOf, typename Put>
+void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const PlacesOf& places_of, const Put& put) {
+    const Mesh& mesh = device.program.mesh;
+    const int64_t n_ranks = device.communicators.world != nullptr ? mesh.ranks() : 1;
     for (int64_t rank = 0; rank < n_ranks; ++rank) {
-        const Region box = space.local_box(type, rank);
-        const int64_t size = elements(box);
-        const bool first = holds_first(space, type, rank, [&](int64_t r) { return space.holds(type, r); });
-        if (!first || size == 0) continue;
-        const std::vector<char> host =
-            fetch_part(device, rank, device.arena() + output.offset, static_cast<size_t>(size * width));
-        if (device.rank() != 0) continue;
-        std::vector<std::vector<int64_t>> places;
-        for (size_t d = 0; d < box.size(); ++d) places.push_back(space.own_positions(type.dims[d], box[d]));
-        std::vector<size_t> index(box.size(), 0);
-        for (int64_t i = 0; i < size; ++i) {
-            int64_t at = 0;
-            bool padding = false;
-            for (size_t d = 0; d < box.size(); ++d) {
-                const int64_t place = places[d][index[d]];
-                padding = padding || place >= shape[d];
-                at += place * strides[d];
-            }
-            if (!padding) whole.values[static_cast<size_t>(at)] += load_element(type.dtype, host.data() + i * width);
-            for (size_t d = box.size(); d-- > 0 && ++index[d] == places[d].size();) index[d] = 0;
-        }
+        if (!holds_first(mesh, tensor, rank, holds)) continue;
+        const std::vector<int64_t> places = places_of(rank);
+        if (places.empty()) continue;
+        const std::vector<char> host = fetch_part(device, rank, mine, places.size() * static_cast<size_t>(bytes_of(tensor.dtype)));
+        for (size_t i = 0; i < places.size() && device.rank == 0; ++i)
+            if (places[i] >= 0) put(static_cast<size_t>(places[i]), load_element(tensor.dtype, host.data(), static_cast<int64_t>(i)));
     }
+}
+
+// An output without padding; partial sums are added.
+inline HostTensor gather_output(Device& device, const Output& output) {
+    const Tensor& tensor = output.tensor;
+    HostTensor whole{output.name, tensor.dtype, tensor.shape, {}};
+    if (device.rank == 0) whole.values.assign(static_cast<size_t>(product_of(tensor.shape)), 0);
+    gather_parts(
+        device, tensor, device.arena() + output.offset(device.rank),
+        [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
+        [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); },
+        [&](size_t place, double value) { whole.values[place] += value; });
     return whole;
 }
 
-// Whether some weight or state is written.
-inline bool keeps(const Program& program) {
-    return std::any_of(program.sources.begin(), program.sources.end(), [](const Source* s) { return s->is_written; });
+inline bool is_updated(const Program& program) {
+    return std::any_of(program.sources.begin(), program.sources.end(), [](const Source& s) { return s.is_written; });
 }
 
-// The stored tensors that sources write parts of, by name, if that begins with `prefix`; what no part covers is what it was
-// before.
-inline std::vector<HostTensor> gather_kept(const Program& program, const Device& device, const Tensors& tensors,
-                                           int64_t n_ranks, const char* prefix = "") {
-    const Space& space = program.space;
-    std::map<std::string, HostTensor> kept;
+// The stored tensors that the program updates, by name, if it has the prefix. Elements that no part covers keep their initial
+// value.
+inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& tensors, const char* prefix = "") {
+    const Program& program = device.program;
+    std::map<std::string, HostTensor> updated;
     for (size_t s = 0; s < program.sources.size(); ++s) {
-        const Source& source = *program.sources[s];
-        if (!source.is_written || !begins_with(source.name, prefix)) continue;
-        const DType dtype = source.type.dtype;
-        const size_t width = static_cast<size_t>(bytes_of(dtype));
-        const Range layers = layers_of(source);
+        const Source& source = program.sources[s];
+        if (!source.is_written || !has_prefix(source.name, prefix)) continue;
+        const Range layers = source.all_layers();
         for (int64_t layer = layers.start; layer < layers.end; ++layer) {
-            auto holds = [&](int64_t rank) { return has_layer(space, source, layer, rank); };
-            bool held = false;
-            for (int64_t rank = 0; rank < n_ranks; ++rank) held = held || holds(rank);
-            if (!held) continue;
-            const std::string name = stored_name(source, layer);
-            HostTensor& whole = kept[name];
+            const auto holds = [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); };
+            const auto runs = [&](const Layers& l) { return l.start <= layer && layer < l.end; };
+            if (std::none_of(source.layers.begin(), source.layers.end(), runs)) continue;
+            HostTensor& whole = updated[stored_name(source, layer)];
             if (whole.name.empty()) {
-                whole = {name, dtype, stored_shape(space, source), {}};
-                int64_t n = device.rank() == 0 ? 1 : 0;
-                for (int64_t extent : whole.shape) n *= extent;
-                const auto before = elements_before(space, source, layer, tensors);
-                for (int64_t i = 0; i < n; ++i) whole.values.push_back(before(i));
+                whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
+                const auto initial = initial_elements(source, layer, tensors);
+                const int64_t n = device.rank == 0 ? product_of(whole.shape) : 0;
+                for (int64_t i = 0; i < n; ++i) whole.values.push_back(initial(i));
             }
-            for (int64_t rank = 0; rank < n_ranks; ++rank) {
-                const std::vector<int64_t> places = stored_places(space, source, rank);
-                if (!holds_first(space, source.type, rank, holds) || places.empty()) continue;
-                const std::vector<char> host = fetch_part(device, rank, device.source(s, layer), places.size() * width);
-                for (size_t i = 0; i < places.size() && device.rank() == 0; ++i) {
-                    if (places[i] >= 0)
-                        whole.values[static_cast<size_t>(places[i])] = load_element(dtype, host.data() + i * width);
-                }
-            }
+            gather_parts(
+                device, source.tensor, device.source(s, layer), holds, [&](int64_t rank) { return stored_places(source, rank); },
+                [&](size_t place, double value) { whole.values[place] = value; });
         }
     }
     std::vector<HostTensor> out;
-    for (auto& [name, tensor] : kept) {
-        const std::vector<std::string> names = members(name, tensor.shape.empty() ? 1 : tensor.shape.front());
+    for (auto& [name, tensor] : updated) {
+        const std::vector<std::string> names = members(name, tensor.shape);
         if (names.size() == 1 && names.front() == name) {
             out.push_back(std::move(tensor));
             continue;
         }
-        // The members of a stack, one behind the other; only the first rank has values.
+        // A stack has its members in a row. Only rank 0 has values.
         const std::vector<int64_t> each(tensor.shape.begin() + 1, tensor.shape.end());
-        const size_t size = tensor.values.size() / names.size();
-        for (size_t m = 0; m < names.size(); ++m) {
-            const auto first = tensor.values.begin() + static_cast<std::ptrdiff_t>(m * size);
-            out.push_back({names[m], tensor.dtype, each, {first, first + static_cast<std::ptrdiff_t>(size)}});
+        const auto size = static_cast<std::ptrdiff_t>(tensor.values.size() / std::max<size_t>(names.size(), 1));
+        auto first = tensor.values.begin();
+        for (const std::string& member : names) {
+            out.push_back({member, tensor.dtype, each, {first, first + size}});
+            first += size;
         }
     }
     return out;
 }
 
-// Outputs, and behind them what is kept.
-inline std::vector<HostTensor> gather(const Program& program, const Device& device, const Tensors& tensors,
-                                      int64_t n_ranks) {
+// Outputs, then updated tensors.
+inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
     std::vector<HostTensor> out;
-    for (const OutputOf& output : program.outputs) out.push_back(gather_output(program.space, device, output, n_ranks));
-    for (HostTensor& tensor : gather_kept(program, device, tensors, n_ranks)) out.push_back(std::move(tensor));
+    for (const Output& output : device.program.outputs) out.push_back(gather_output(device, output));
+    for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));
     return out;
 }
 

@@ -1,55 +1,44 @@
-// Waiting for streams by looking: whether they come past their tasks, whether a communicator failed in the background, and
-// how long nothing has gone on. What goes wrong is put down to a task; communicators are aborted and the process ends.
+// Waits for streams by polling, so that failures in the background and hangs are found. A failure names its task; the
+// communicators are aborted and the process ends.
 #pragma once
 
 #include <csignal>
-#include <unistd.h>
-
 #include <deque>
-#include <string>
-#include <vector>
 
-#include "check.hpp"
 #include "communicators.hpp"
-#include "patience.hpp"
-#include "task.hpp"
+#include "profile.hpp"
 
 namespace ithaca {
 
-class Watch {
+class Watch : NotCopied {
   public:
-    // A stream is given at most so many tasks before the first of them ends: a queue that is full is waited for by the
-    // driver, and there nobody looks.
+    // Tasks in flight per stream. The driver would block in a full queue, where nothing is polled.
     static constexpr size_t kAhead = 128;
-    // How long communicators may take to end when the process has to.
+    // Limit of ncclCommAbort before the process exits without it.
     static constexpr unsigned kGraceSeconds = 2;
 
-    // Something has to go on at least every so many seconds.
     Watch(int64_t rank, double seconds, std::vector<ncclComm_t> communicators)
         : rank_(rank), seconds_(seconds), communicators_(std::move(communicators)) {
-        current() = this;
-        ending() = {[] { return current()->where(); }, [] { current()->abort(); }};
+        current = this;
+        failure_handler = {[] { return current->where(); }, [] { current->abort(); }};
     }
     ~Watch() {
         for (cudaEvent_t event : events_) cudaEventDestroy(event);
-        current() = nullptr;
-        ending() = {};
+        current = nullptr;
+        failure_handler = {};
     }
-    Watch(const Watch&) = delete;
-    Watch& operator=(const Watch&) = delete;
 
-    // The task that is issued now.
-    void begin(const TaskOf& task, int64_t layer) { here_ = {task, layer, nullptr, ++n_issued_}; }
+    // The task that is issued next.
+    void begin(const Task& task) { here_ = {task, nullptr, ++n_issued_}; }
 
     // It has been issued.
     void issued(Queue queue, cudaStream_t stream) {
-        Mark mark = here_;
         if (spare_.empty()) {
-            cudaEvent_t made = nullptr;
-            ITHACA_CUDA(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
-            events_.push_back(made);
-            spare_.push_back(made);
+            spare_.push_back(nullptr);
+            ITHACA_CUDA(cudaEventCreateWithFlags(&spare_.back(), cudaEventDisableTiming));
+            events_.push_back(spare_.back());
         }
+        Mark mark = here_;
         mark.done = spare_.back();
         spare_.pop_back();
         ITHACA_CUDA(cudaEventRecord(mark.done, stream));
@@ -57,72 +46,64 @@ class Watch {
         if (marks_[queue].size() >= kAhead) wait([&] { return marks_[queue].size() < kAhead; });
     }
 
-    // Waits until what was asked of a communicator is issued: events that are recorded before do not wait for it.
+    // Waits until a call of a communicator is issued: an event recorded before would not wait for it.
     void settle(ncclComm_t comm) {
         if (is_busy(comm)) wait([&] { return !is_busy(comm); });
     }
 
-    // Waits until all that was given to the two streams has ended, what belongs to no task included.
+    // Waits until both streams are idle.
     void wait(const cudaStream_t (&streams)[2]) {
-        begin({}, 0);
+        begin({});
         for (Queue queue : {kCompute, kComm}) issued(queue, streams[queue]);
         wait([&] { return marks_[kCompute].empty() && marks_[kComm].empty(); });
     }
 
   private:
     struct Mark {
-        TaskOf task = {};  // of no frame where it is none
-        int64_t layer = 0;
+        Task task;
         cudaEvent_t done = nullptr;
         int64_t number = 0;  // in order of issue
     };
-
-    static Watch*& current() {
-        static Watch* watch = nullptr;
-        return watch;
-    }
+    static inline Watch* current = nullptr;
 
     template <typename Reached>
     void wait(const Reached& reached) {
-        Patience patience(seconds_);
-        for (;;) {
-            const bool went_on = look();
+        for (Deadline deadline(seconds_);;) {
+            if (advance()) deadline.renew();
             for (ncclComm_t comm : communicators_) {
                 const ncclResult_t state = state_of(comm);
                 if (!has_failed(state)) continue;
-                at_oldest(kComm);
+                blame(kComm);
                 fail(__FILE__, __LINE__, "ncclCommGetAsyncError", ncclGetErrorString(state));
             }
             if (reached()) return;
-            if (went_on) patience.renew();
-            if (!patience.pause()) {
-                at_oldest(kCompute);
-                fail(__FILE__, __LINE__, "waiting", patience.complaint().c_str());
-            }
+            if (deadline.pause()) continue;
+            blame(kCompute);
+            fail(__FILE__, __LINE__, "waiting", deadline.message().c_str());
         }
     }
 
-    // Forgets the tasks that streams have come past; whether there are any.
-    bool look() {
-        bool went_on = false;
+    // Forgets finished tasks; whether there were any.
+    bool advance() {
+        bool advanced = false;
         for (std::deque<Mark>& marks : marks_)
             while (!marks.empty()) {
                 const cudaError_t status = cudaEventQuery(marks.front().done);
                 if (status == cudaErrorNotReady) break;
                 if (status != cudaSuccess) {
-                    at_oldest(kCompute);
+                    blame(kCompute);
                     fail(__FILE__, __LINE__, "cudaEventQuery", cudaGetErrorString(status));
                 }
                 spare_.push_back(marks.front().done);
                 marks.pop_front();
-                went_on = true;
+                advanced = true;
             }
-        return went_on;
+        return advanced;
     }
 
-    // A failure is that of the first task that has not ended, or of the one that is being issued where all have: tasks wait for
-    // those before them only. One of `queue` comes before others where that is the communication stream.
-    void at_oldest(Queue queue) {
+    // A failure belongs to the first unfinished task, since tasks wait only for earlier ones. For a failure of a
+    // communicator, that is the first one on the communication stream.
+    void blame(Queue queue) {
         const std::deque<Mark>&compute = marks_[kCompute], &comm = marks_[kComm];
         if (!comm.empty() && (queue == kComm || compute.empty() || comm.front().number < compute.front().number))
             here_ = comm.front();
@@ -133,10 +114,9 @@ class Watch {
         const std::string rank = "rank " + std::to_string(rank_) + " failed";
         if (here_.task.frame == nullptr) return rank;
         return rank + " at task " + std::to_string(here_.task.number) + " of `" + here_.task.frame + "` at layer " +
-               std::to_string(here_.layer) + " (" + here_.task.name + ")";
+               std::to_string(here_.task.layer) + " (" + here_.task.name + ")";
     }
 
-    // Ends what other ranks wait for; where that takes too long the process ends without.
     void abort() {
         std::signal(SIGALRM, [](int) { ::_exit(1); });
         ::alarm(kGraceSeconds);

@@ -7,14 +7,11 @@
 
 #include "check.hpp"
 
-#if defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #define ITHACA_RANGE_PUSH(name) nvtxRangePushA(name)
 #define ITHACA_RANGE_POP() nvtxRangePop()
-#endif
-#endif
-#ifndef ITHACA_RANGE_PUSH
+#else
 #define ITHACA_RANGE_PUSH(name) static_cast<void>(name)
 #define ITHACA_RANGE_POP() static_cast<void>(0)
 #endif
@@ -29,8 +26,7 @@ struct Task {
     int64_t layer = 0;
     Queue queue = kCompute;
     int number = 0;  // in its frame
-    const char* name = "";
-    const char* kind = "";  // compute, copy, pack, unpack, or the name of a collective
+    const char *name = "", *kind = "";  // kind: compute, copy, pack, unpack, or the name of a collective
 };
 
 inline std::string json_string(const std::string& text) {
@@ -38,19 +34,15 @@ inline std::string json_string(const std::string& text) {
     for (const char c : text) {
         char escaped[8] = {c, 0};
         if (c == '"' || c == '\\') out += '\\';
-        if (static_cast<unsigned char>(c) < 0x20)
-            std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
+        if (static_cast<unsigned char>(c) < 0x20) std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
         out += escaped;
     }
     return out + "\"";
 }
 
-class Profile {
+class Profile : NotCopied {
   public:
-    Profile() = default;
     ~Profile() { clear(); }
-    Profile(const Profile&) = delete;
-    Profile& operator=(const Profile&) = delete;
 
     // Tasks issued from now on are measured. Times count from here.
     void start(cudaStream_t stream) {
@@ -58,21 +50,18 @@ class Profile {
         on_ = true;
         origin_ = event(stream);
     }
-
     void begin(const Task& task, cudaStream_t stream) {
         if (on_) runs_.push_back({task, event(stream)});
     }
     void end(cudaStream_t stream) {
         if (on_) runs_.back().end = event(stream);
     }
-
     // The last task sends so many bytes to other ranks.
     void sends(int64_t bytes) {
         if (!on_) return;
         runs_.back().communicates = true;
         runs_.back().bytes += bytes;
     }
-
     // Reads the times. Both streams must be idle.
     void stop() {
         on_ = false;
@@ -103,7 +92,7 @@ class Profile {
     }
 
     // The trace event format of Chrome and Perfetto: the process is the rank, the thread the stream. `otherData` has the
-    // same summary as simulated traces: seconds, occupancy, and the exposed time of each collective.
+    // same summary as simulated traces.
     void write_trace(const std::string& path, int64_t rank) const {
         std::ofstream out(path);
         const std::string pid = "\"pid\":" + std::to_string(rank), meta = "{\"ph\":\"M\",\"name\":\"";
@@ -113,14 +102,12 @@ class Profile {
         for (int stream : {0, 1})
             out << ",\n" << meta << "thread_name\"," << pid << ",\"tid\":" << stream << ",\"args\":{\"name\":\""
                 << (stream == 0 ? "compute" : "comm") << "\"}}";
-        for (const Run& run : runs_) {
-            out << ",\n{\"ph\":\"X\",\"name\":" << json_string(run.task.name) << ",\"cat\":" << json_string(run.task.kind) << ","
-                << pid << ",\"tid\":" << run.task.queue << ",\"ts\":" << std::to_string(run.from * 1e3)
-                << ",\"dur\":" << std::to_string((run.to - run.from) * 1e3) << ",\"args\":{\"frame\":"
-                << json_string(run.task.frame) << ",\"layer\":" << run.task.layer << ",\"task\":" << run.task.number;
-            if (run.communicates) out << ",\"bytes_sent\":" << run.bytes;
-            out << "}}";
-        }
+        for (const auto& [task, begin, end, communicates, bytes, from, to] : runs_)
+            out << ",\n{\"ph\":\"X\",\"name\":" << json_string(task.name) << ",\"cat\":" << json_string(task.kind) << "," << pid
+                << ",\"tid\":" << task.queue << ",\"ts\":" << std::to_string(from * 1e3) << ",\"dur\":"
+                << std::to_string((to - from) * 1e3) << ",\"args\":{\"frame\":" << json_string(task.frame) << ",\"layer\":"
+                << task.layer << ",\"task\":" << task.number
+                << (communicates ? ",\"bytes_sent\":" + std::to_string(bytes) : "") << "}}";
         out << "\n]}\n";
         out.close();
         if (!out) throw Error("cannot write " + path);
@@ -137,16 +124,15 @@ class Profile {
     struct Sum {
         long long count = 0, bytes = 0;
         double ms = 0, exposed_ms = 0;
-        const char* name = "";
 
         void add(const Run& run) {
             ++count;
             bytes += run.bytes;
             ms += run.to - run.from;
-            name = run.task.name;
         }
     };
 
+    // Seconds, occupancy of the streams, and the exposed time of each collective.
     std::string summary(int64_t rank) const {
         const auto json = [](double x) {
             char text[32];
@@ -154,37 +140,37 @@ class Profile {
             return std::string(text);
         };
         double end = 0, busy[2] = {0, 0};
-        std::map<std::pair<std::string, int>, Sum> collectives;
+        std::map<std::pair<std::string, int>, std::pair<Sum, const char*>> collectives;
         for (const Run& run : runs_) {
-            busy[run.task.queue] += run.to - run.from;
-            end = std::max(end, static_cast<double>(run.to));
-            if (run.task.queue != kComm) continue;
             double exposed = run.to - run.from;
+            busy[run.task.queue] += exposed;
+            end = std::max(end, static_cast<double>(run.to));
+            if (run.task.queue == kCompute) continue;
             for (const Run& other : runs_)
                 if (other.task.queue == kCompute)
                     exposed -= std::max(0.0f, std::min(other.to, run.to) - std::max(other.from, run.from));
-            Sum& sum = collectives[{run.task.frame, run.task.number}];
+            auto& [sum, name] = collectives[{run.task.frame, run.task.number}];
             sum.add(run);
             sum.exposed_ms += std::max(exposed, 0.0);
+            name = run.task.name;
         }
-        const auto share = [&](Queue queue) { return json(end > 0 ? busy[queue] / end : 0); };
-        std::string out = "{\"collectives\":[";
-        for (const auto& [place, sum] : collectives) {
-            if (out.back() != '[') out += ',';
-            out += "{\"count\":" + std::to_string(sum.count) + ",\"exposed_seconds\":" + json(sum.exposed_ms * 1e-3) +
-                   ",\"frame\":" + json_string(place.first) + ",\"name\":" + json_string(sum.name) +
+        std::string out;
+        for (const auto& [place, collective] : collectives) {
+            const auto& [sum, name] = collective;
+            out += std::string(out.empty() ? "" : ",") + "{\"count\":" + std::to_string(sum.count) + ",\"exposed_seconds\":" +
+                   json(sum.exposed_ms * 1e-3) + ",\"frame\":" + json_string(place.first) + ",\"name\":" + json_string(name) +
                    ",\"seconds\":" + json(sum.ms * 1e-3) + "}";
         }
-        return out + "],\"occupancy\":{\"comm\":" + share(kComm) + ",\"compute\":" + share(kCompute) + "},\"rank\":" +
-               std::to_string(rank) + ",\"seconds\":" + json(end * 1e-3) + "}";
+        const auto share = [&](Queue queue) { return json(end > 0 ? busy[queue] / end : 0); };
+        return "{\"collectives\":[" + out + "],\"occupancy\":{\"comm\":" + share(kComm) + ",\"compute\":" + share(kCompute) +
+               "},\"rank\":" + std::to_string(rank) + ",\"seconds\":" + json(end * 1e-3) + "}";
     }
 
     cudaEvent_t event(cudaStream_t stream) {
-        cudaEvent_t made = nullptr;
-        ITHACA_CUDA(cudaEventCreateWithFlags(&made, 0));
-        events_.push_back(made);
-        ITHACA_CUDA(cudaEventRecord(made, stream));
-        return made;
+        events_.push_back(nullptr);
+        ITHACA_CUDA(cudaEventCreateWithFlags(&events_.back(), 0));
+        ITHACA_CUDA(cudaEventRecord(events_.back(), stream));
+        return events_.back();
     }
     void clear() {
         for (cudaEvent_t event : events_) cudaEventDestroy(event);
