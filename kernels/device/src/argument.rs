@@ -4,7 +4,7 @@
 //! emitted C++ are made from the same [`Arg`].
 
 use crate::record::{Address, Region};
-use crate::value::Int;
+use crate::value::{Int, Varying};
 
 /// A part of an argument that has no parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -218,6 +218,18 @@ impl Argument for Pointer {
 
     fn words(&self, out: &mut Vec<Word>) {
         out.push(Word::Address(self.address()));
+    }
+}
+
+/// The number of the layer that runs, as `int64_t`.
+#[derive(Clone, Copy)]
+pub(crate) struct Layer;
+
+impl Argument for Layer {
+    const TYPE: ArgType = ArgType::Scalar(Scalar::I64);
+
+    fn words(&self, out: &mut Vec<Word>) {
+        out.push(Word::Int(Varying { per_layer: 1, ..Varying::default() }.into_int()));
     }
 }
 

@@ -12,6 +12,9 @@ pub mod argument;
 pub mod catalogue;
 pub mod error;
 pub mod flash;
+mod lower;
+mod merge;
+mod ops;
 pub mod program;
 pub mod record;
 mod sources;
@@ -20,6 +23,7 @@ pub mod value;
 
 pub use argument::{Arg, ArgType, Scalar, Word};
 pub use error::LowerError;
+pub use lower::{Options, lower};
 pub use program::{
     Call, Check, DeviceProgram, Frame, Held, HeldDim, Operand, Output, Source, SourceFile, Step, Table, Wait,
     Work,
