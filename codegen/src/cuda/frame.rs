@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use ithaca_device::{Call, Choice, Frame, Operand, Record, Region, SourceFile, Step, Wait, Work};
+use ithaca_device::{Call, Choice, Operand, Record, Region, SourceFile, Step, Wait, Work};
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::ScanOrder;
 use ithaca_ir::schedule::{self, BufferId, Content, FrameId, Place, Stream, Task};
 use ithaca_ir::text;
 
-use super::names::{self, Names};
 use super::lines;
+use super::names::{self, Names};
 use super::number::Numbers;
 use super::program::Context;
 use super::record::{Pointers, Writer};
@@ -22,7 +22,8 @@ pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> Str
     let (frame, of_schedule) = (&cx.program.frames[id], &cx.schedule.frames[id]);
     let mut names = Names::for_variables();
     let names = of_schedule.buffers.values().map(|buffer| names.fresh("", &buffer.name)).collect();
-    let mut printer = Printer { cx, numbers, frame, of_schedule, names, used: RefCell::default(), out: String::new() };
+    let mut printer =
+        Printer { cx, numbers, of_schedule, names, used: RefCell::default(), out: String::new() };
     for (number, step) in frame.steps.iter().enumerate() {
         // Tasks of the same ranks share a condition.
         let places = |number: usize| frame.steps.get(number).and_then(|step| step.places.as_ref());
@@ -61,7 +62,6 @@ pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> Str
 struct Printer<'p, 'n, 'a> {
     cx: &'p Context<'a>,
     numbers: &'p Numbers<'n>,
-    frame: &'p Frame,
     of_schedule: &'p schedule::Frame,
     names: Vec<String>,
     /// The buffers whose pointers are used.
@@ -134,15 +134,14 @@ impl Printer<'_, '_, '_> {
                     Place::Frame(start) => i64::try_from(*start).ok().filter(|&start| start <= offset),
                     _ => None,
                 };
-                let nearest = buffers().filter_map(|id| Some((start(id)?, id))).max_by_key(|&(start, id)| (start, id));
+                let nearest =
+                    buffers().filter_map(|id| Some((start(id)?, id))).max_by_key(|&(start, id)| (start, id));
                 nearest.map(|(start, id)| named(id, start))
             }
             Region::Argument(i) => {
                 buffers().find(|&id| *place(id) == Place::Argument(i)).map(|id| named(id, 0))
             }
-            Region::Result(i) => {
-                buffers().find(|&id| *place(id) == Place::Result(i)).map(|id| named(id, 0))
-            }
+            Region::Result(i) => buffers().find(|&id| *place(id) == Place::Result(i)).map(|id| named(id, 0)),
             Region::Source(source) => {
                 buffers().find(|&id| self.source(id) == Some(source)).map(|id| named(id, 0))
             }

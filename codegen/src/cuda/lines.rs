@@ -55,7 +55,14 @@ mod tests {
         push(&mut out, 1, &format!("f(\"a, b\", {list});"));
         assert!(out.lines().all(|line| line.len() <= COLUMNS));
         let lines: Vec<&str> = out.lines().collect();
-        assert!(lines.len() == 2 && lines[0].starts_with("    f(\"a, b\", x0,") && lines[1].starts_with("        x"));
-        assert_eq!(lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "), format!("f(\"a, b\", {list});"));
+        assert!(
+            lines.len() == 2
+                && lines[0].starts_with("    f(\"a, b\", x0,")
+                && lines[1].starts_with("        x")
+        );
+        assert_eq!(
+            lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "),
+            format!("f(\"a, b\", {list});")
+        );
     }
 }

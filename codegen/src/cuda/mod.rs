@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use ithaca_device::{DeviceProgram, LowerError, SOURCES};
 use ithaca_ir::ops::{Attention, Keyed, Op};
-use ithaca_ir::schedule::{self, Schedule, Work};
+use ithaca_ir::schedule::{Schedule, Verified, Work};
 use ithaca_ir::{Diagnostic, Diagnostics};
 
 /// A file of an artifact.
@@ -48,13 +48,13 @@ const RUNTIME: &[(&str, &str)] = &[
 /// `reference` is a schedule of the whole program on a mesh of one; with it the program can check itself on one GPU.
 ///
 /// # Errors
-/// What the schedule's verifier finds; `S40` for a task that has no emitted form; `S42` for dropout that follows a device.
-pub fn emit(schedule: &Schedule, reference: Option<&Schedule>) -> Result<Vec<File>, Diagnostics> {
+/// `S40` for a task that has no emitted form; `S42` for dropout that follows a device.
+pub fn emit(schedule: Verified<'_>, reference: Option<Verified<'_>>) -> Result<Vec<File>, Diagnostics> {
+    let (schedule, reference) = (schedule.schedule(), reference.map(Verified::schedule));
     let mut namespaces = String::new();
     let mut kernels = BTreeSet::new();
     for (namespace, schedule) in [("ranks", Some(schedule)), ("whole", reference)] {
         let Some(schedule) = schedule else { continue };
-        schedule::verify(schedule)?;
         check_dropout(schedule).map_err(|d| vec![d])?;
         let program = lower(schedule).map_err(|d| vec![d])?;
         namespaces.push_str(&program::print(namespace, schedule, &program).map_err(|d| vec![d])?);
@@ -83,7 +83,8 @@ pub fn emit(schedule: &Schedule, reference: Option<&Schedule>) -> Result<Vec<Fil
 
 /// The device program; its errors as diagnostics.
 fn lower(schedule: &Schedule) -> Result<DeviceProgram, Diagnostic> {
-    let refusal = |error: LowerError| Diagnostic::new("S40", format!("the schedule has no emitted form: {error}"));
+    let refusal =
+        |error: LowerError| Diagnostic::new("S40", format!("the schedule has no emitted form: {error}"));
     ithaca_device::lower(schedule, ithaca_device::Options::default()).map_err(refusal)
 }
 
@@ -96,8 +97,9 @@ fn check_dropout(schedule: &Schedule) -> Result<(), Diagnostic> {
     if schedule.frames.values().flat_map(|f| &f.tasks).any(|task| attention(&task.work)) {
         let message = "dropout of an emitted attention is keyed by the order in which a device computes: the ranks \
                        would drop other weights than one device does, and backward other ones than forward";
-        return Err(Diagnostic::new("S42", message)
-            .help("key it by position: dropout=uniform(…, keyed=position)"));
+        return Err(
+            Diagnostic::new("S42", message).help("key it by position: dropout=uniform(…, keyed=position)")
+        );
     }
     Ok(())
 }

@@ -235,11 +235,13 @@ mod tests {
         assert_eq!(printed(affine), "c.ring * 4096 + in.layer * 64 + 8");
         let falling = Varying { base: 3, per_axis: vec![(ring, -1)], ..Varying::default() };
         assert_eq!(printed(falling), "c.ring * -1 + 3");
-        let by_ring = |values: &[i64]| Varying { axes: vec![ring], values: values.to_vec(), ..Varying::default() };
+        let by_ring =
+            |values: &[i64]| Varying { axes: vec![ring], values: values.to_vec(), ..Varying::default() };
         assert_eq!(printed(by_ring(&[1, 2, 3, 0])), "(c.ring + 1) % 4");
         assert_eq!(printed(by_ring(&[35, 5, 15, 25])), "(c.ring + 3) % 4 * 10 + 5");
         assert_eq!(printed(by_ring(&[3, 3, 2, 2])), "t0[c.ring]");
-        let both = Varying { axes: vec![outer, ring], values: vec![5, 1, 7, 2, 9, 4, 3, 8], ..Varying::default() };
+        let both =
+            Varying { axes: vec![outer, ring], values: vec![5, 1, 7, 2, 9, 4, 3, 8], ..Varying::default() };
         assert_eq!(printed(both), "t0[c.outer * 4 + c.ring]");
     }
 }

@@ -30,11 +30,15 @@ fn dim(numbers: &Numbers<'_>, dim: &HeldDim) -> String {
 pub(super) fn table(numbers: &Numbers<'_>, table: &Table) -> String {
     match table {
         Table::Integers(list) => {
-            format!("tables.add<int64_t>({});", chosen(numbers, "int64_t", list, |list| integers(numbers, list)))
+            format!(
+                "tables.add<int64_t>({});",
+                chosen(numbers, "int64_t", list, |list| integers(numbers, list))
+            )
         }
         Table::Reals(list) => {
             let reals = |list: &Vec<u64>| {
-                let list: Vec<String> = list.iter().map(|&bits| names::double(f64::from_bits(bits))).collect();
+                let list: Vec<String> =
+                    list.iter().map(|&bits| names::double(f64::from_bits(bits))).collect();
                 format!("{{{}}}", list.join(", "))
             };
             format!("tables.add<double>({});", chosen(numbers, "double", list, reals))

@@ -29,7 +29,11 @@ pub(super) struct Context<'a> {
 ///
 /// # Errors
 /// `S40` for an output that has the name of a weight or state that is kept.
-pub(super) fn print(namespace: &str, schedule: &Schedule, program: &DeviceProgram) -> Result<String, Diagnostic> {
+pub(super) fn print(
+    namespace: &str,
+    schedule: &Schedule,
+    program: &DeviceProgram,
+) -> Result<String, Diagnostic> {
     let Some(main) = program.main() else {
         return Err(Diagnostic::new("S40", "the schedule has no frames"));
     };
@@ -47,7 +51,8 @@ pub(super) fn print(namespace: &str, schedule: &Schedule, program: &DeviceProgra
         body.push('\n');
     }
     let mut parts = Parts::default();
-    let sources: Vec<String> = program.sources.values().map(|s| source(&cx, &numbers, &mut parts, s)).collect();
+    let sources: Vec<String> =
+        program.sources.values().map(|s| source(&cx, &numbers, &mut parts, s)).collect();
     let outputs: Vec<String> =
         program.outputs.iter().map(|output| self::output(&cx, &numbers, &mut parts, output)).collect();
     let (tables, parts) = (tables(&cx, &numbers), parts.out);
@@ -68,13 +73,19 @@ pub(super) fn print(namespace: &str, schedule: &Schedule, program: &DeviceProgra
         "static void run(Device& device, Address arena) {{ {run}({{device, arena, {{}}, {{}}, 0}}); }}\n"
     );
     out.push_str("static const Program& program() {\n    static const Program program = {\n");
-    let axes: Vec<String> =
-        program.mesh.axes.values().map(|axis| format!("{{{}, {}}}", names::string(&axis.name), axis.size)).collect();
+    let axes: Vec<String> = program
+        .mesh
+        .axes
+        .values()
+        .map(|axis| format!("{{{}, {}}}", names::string(&axis.name), axis.size))
+        .collect();
     let _ = writeln!(out, "        {{{{{}}}}},  // mesh", axes.join(", "));
     let arenas: Vec<String> = program
         .arenas
         .iter()
-        .map(|(at, bytes)| at.map_or_else(|| format!("{{{bytes}}}"), |at| format!("{{{bytes}, {}}}", place(at))))
+        .map(|(at, bytes)| {
+            at.map_or_else(|| format!("{{{bytes}}}"), |at| format!("{{{bytes}, {}}}", place(at)))
+        })
         .collect();
     let _ = writeln!(out, "        {{{}}},  // bytes of the arena", arenas.join(", "));
     let dtypes: Vec<&str> = dtypes(schedule, &ran).into_iter().map(names::dtype).collect();
@@ -148,7 +159,8 @@ impl Parts {
         self.known.push(key);
         let function = format!("{name}{}", self.known.len() - 1);
         if uses_coordinates {
-            let _ = writeln!(self.out, "static {ty} {function}(int64_t rank) {{\n    const Coordinates c(rank);");
+            let _ =
+                writeln!(self.out, "static {ty} {function}(int64_t rank) {{\n    const Coordinates c(rank);");
             lines::push(&mut self.out, 1, &format!("return {body};"));
             self.out.push_str("}\n\n");
         } else {
@@ -160,11 +172,23 @@ impl Parts {
 }
 
 /// The initializer of a tensor of which ranks have parts.
-fn tensor(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, ty: &TensorType, held: &ithaca_device::Held) -> String {
+fn tensor(
+    cx: &Context<'_>,
+    numbers: &Numbers<'_>,
+    parts: &mut Parts,
+    ty: &TensorType,
+    held: &ithaca_device::Held,
+) -> String {
     let shape: Vec<u64> = held.dims.iter().map(|dim| dim.stored).collect();
     let used: Vec<_> = ty.layout.axes().collect();
-    let copies: Vec<String> =
-        cx.program.mesh.axes.ids().filter(|axis| !used.contains(axis)).map(|axis| axis.index().to_string()).collect();
+    let copies: Vec<String> = cx
+        .program
+        .mesh
+        .axes
+        .ids()
+        .filter(|axis| !used.contains(axis))
+        .map(|axis| axis.index().to_string())
+        .collect();
     let body = part::part(numbers, held);
     let part = parts.function(numbers, ["Part", "part_"], &body);
     format!("{{{}, {{{}}}, {{{}}}, {part}}}", names::dtype(held.dtype), list(&shape), copies.join(", "))
@@ -173,7 +197,8 @@ fn tensor(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, ty: &Tenso
 fn source(cx: &Context<'_>, numbers: &Numbers<'_>, parts: &mut Parts, source: &Source) -> String {
     let Source { file, binding, ty, layers, is_written, stored, integers, held } = source;
     let tensor = tensor(cx, numbers, parts, ty, held);
-    let stored = if stored.iter().eq(held.dims.iter().map(|dim| &dim.stored)) { String::new() } else { list(stored) };
+    let stored =
+        if stored.iter().eq(held.dims.iter().map(|dim| &dim.stored)) { String::new() } else { list(stored) };
     let runs: Vec<String> = layers
         .iter()
         .map(|(layers, at)| {
@@ -244,7 +269,8 @@ fn ranges(ranges: &[Range<u64>]) -> String {
 /// The element types of all tensors of the frames that run.
 fn dtypes(schedule: &Schedule, ran: &[FrameId]) -> Vec<DType> {
     let buffers = || ran.iter().flat_map(|&id| schedule.frames[id].buffers.values());
-    let has = |dtype: &DType| buffers().any(|b| matches!(&b.content, Content::Tensor(ty) if ty.dtype == *dtype));
+    let has =
+        |dtype: &DType| buffers().any(|b| matches!(&b.content, Content::Tensor(ty) if ty.dtype == *dtype));
     DType::ALL.into_iter().filter(has).collect()
 }
 

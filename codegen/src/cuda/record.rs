@@ -1,8 +1,8 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Address, Arg, ArgType, Block, Collective, Communicator, Form, Grid, Int, Launch, Matrix, Product, Record, Region,
-    Scalar, Transfer, Varying, Word,
+    Address, Arg, ArgType, Block, Collective, Communicator, Form, Grid, Int, Launch, Matrix, Product, Record,
+    Region, Scalar, Transfer, Varying, Word,
 };
 use ithaca_ir::entity::Entity;
 
@@ -73,7 +73,9 @@ impl Writer<'_, '_> {
 
     fn launch(&self, launch: &Launch) -> String {
         let grid = match &launch.grid {
-            Grid::Threads(threads) => format!("s.launch(kernel::{}, {}", launch.kernel, self.numbers.int(threads)),
+            Grid::Threads(threads) => {
+                format!("s.launch(kernel::{}, {}", launch.kernel, self.numbers.int(threads))
+            }
             Grid::Blocks { blocks, threads, shared_bytes } => format!(
                 "s.launch_blocks(kernel::{}, {}, {threads}, {shared_bytes}",
                 launch.kernel,
@@ -138,7 +140,8 @@ impl Writer<'_, '_> {
         let mut entries = Vec::new();
         let mut rest = blocks;
         while let [first, ..] = rest {
-            let steps: Vec<Option<(i64, i64)>> = rest.iter().skip(1).map(|block| block_distance(first, block)).collect();
+            let steps: Vec<Option<(i64, i64)>> =
+                rest.iter().skip(1).map(|block| block_distance(first, block)).collect();
             let mut n = 1;
             let mut step = (1, 0);
             if let Some(&Some(found)) = steps.first() {
@@ -201,7 +204,11 @@ impl Writer<'_, '_> {
                 let is_zero = |value: &String| {
                     matches!(value.as_str(), "0" | "0u" | "{}" | "nullptr" | "false" | "0.0" | "Storage::F64")
                 };
-                if values.iter().all(is_zero) { "{}".to_owned() } else { format!("{{{}}}", values.join(", ")) }
+                if values.iter().all(is_zero) {
+                    "{}".to_owned()
+                } else {
+                    format!("{{{}}}", values.join(", "))
+                }
             }
         }
     }

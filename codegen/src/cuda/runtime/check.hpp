@@ -55,7 +55,6 @@ class Deadline {
     explicit Deadline(double seconds) : seconds_(seconds) {}
 
     void renew() { since_ = Clock::now(); }
-
     // Sleeps before the next poll; false after the timeout. For the first 20 ms it polls without sleep.
     bool pause() const {
         const double waited = this->waited();
@@ -66,7 +65,6 @@ class Deadline {
     }
 
     std::string message() const { return "it has not ended after " + std::to_string(waited()) + " s"; }
-
   private:
     using Clock = std::chrono::steady_clock;
     double waited() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }

@@ -50,16 +50,15 @@ inline bool is_busy(ncclComm_t comm) {
 struct Communicators {
     ncclComm_t world = nullptr;
     std::vector<ncclComm_t> axes;
-
     // All ranks must call it.
-    void open(const Mesh& mesh, const World& self) {
+    void open(const Mesh& mesh, const World& self, double seconds) {
         static int64_t rank = 0;
         rank = self.rank;
         failure_handler.where = [] { return "rank " + std::to_string(rank) + " failed"; };
-        seconds_ = static_cast<double>(self.seconds);
+        seconds_ = seconds;
         ncclUniqueId id{};
         if (self.rank == 0) ITHACA_NCCL(ncclGetUniqueId(&id));
-        rendezvous(self, id);
+        rendezvous(self, seconds, id);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
         ITHACA_NCCL(ncclCommInitRankConfig(&world, static_cast<int>(self.size), id, static_cast<int>(self.rank), &config));
@@ -82,7 +81,6 @@ struct Communicators {
         if (world != nullptr) all.push_back(world);
         return all;
     }
-
     // All ranks finalize together, splits before the world. A communicator that fails or exceeds the timeout is aborted.
     void close() {
         for (ncclComm_t comm : all()) {
@@ -94,7 +92,6 @@ struct Communicators {
             state == ncclSuccess ? ncclCommDestroy(comm) : ncclCommAbort(comm);
         }
     }
-
   private:
     void wait_for(ncclComm_t comm, const std::string& name) const {
         for (const Deadline deadline(seconds_); is_busy(comm);)

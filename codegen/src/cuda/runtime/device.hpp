@@ -95,7 +95,6 @@ class Device : NotCopied {
     Products products;
     Profile profile;
     Watch watch;
-
   private:
     // One allocation: the arena, then sources, then tables.
     void load(const Tensors& tensors) {
@@ -166,7 +165,6 @@ class Frame : NotCopied {
         end();
         ITHACA_RANGE_POP();
     }
-
     // What is issued from now on belongs to this task.
     void task(Queue queue, int number, const char* name, const char* kind) {
         end();
@@ -182,7 +180,6 @@ class Frame : NotCopied {
     void call(void (*frame)(const Scope&), Address at, const Addresses& arguments, const Addresses& results, int64_t layer) {
         end(), frame({device_, at, arguments, results, layer});
     }
-
     // Kernels take any grid: one that fills the device, but no larger than needed.
     template <typename... Parameters, typename... Arguments>
     void launch(void (*kernel)(Parameters...), int64_t threads, Arguments... arguments) {
@@ -203,7 +200,6 @@ class Frame : NotCopied {
         if (bytes > 0 && from.at != to.at)
             ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()));
     }
-
     // Sends and receives blocks, as one group; the rank's own blocks are left out.
     void exchange(int axis, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {
         collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
@@ -252,7 +248,6 @@ class Frame : NotCopied {
             ITHACA_NCCL(ncclAllReduce(from, to, static_cast<size_t>(count), type, ncclSum, comm, stream()));
         });
     }
-
   private:
     cudaStream_t stream() const { return device_.streams[task_.queue]; }
     const Mesh& mesh() const { return device_.program.mesh; }
@@ -272,6 +267,7 @@ class Frame : NotCopied {
         static constexpr ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclFloat16, ncclBfloat16, ncclInt32, ncclInt8};
         const Communicators& all = device_.communicators;
         const ncclComm_t comm = axis == kWorld ? all.world : all.axes[static_cast<size_t>(axis)];
+        sends(dtype, 0);  // counted even where this rank has nothing to send
         ITHACA_NCCL(ncclGroupStart());
         issue(comm, types[static_cast<size_t>(dtype)]);
         ITHACA_NCCL(ncclGroupEnd());

@@ -20,18 +20,17 @@ inline constexpr const char* kHelp =
     "  --weights PATH       safetensors file, or a directory of them; may be given again\n"
     "  --inputs PATH        safetensors file of inputs\n"
     "  --random-weights N   weights (and inputs, when none are given) from seed N\n"
-    "  --output PATH        write the outputs and what the program keeps, assembled on rank 0\n"
+    "  --output PATH        write the outputs and the updated tensors, assembled on rank 0\n"
     "  --self-check         compare the outputs with one GPU running the whole program; exit 1 when they differ\n"
     "  --tolerance X        largest relative error of the self-check\n"
-    "  --steps N            run N times, each going on from what the one before kept, and print the time of each\n"
+    "  --steps N            run N times, each with the tensors that the run before updated, and print the time of each\n"
     "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
     "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
-    "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; 600 when left out\n"
+    "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
 
-inline constexpr const char* kOptions[] = {
-    "--weights", "--inputs", "--random-weights", "--output", "--self-check", "--tolerance",
-    "--steps", "--profile", "--trace", "--timeout", "--help"};
+inline constexpr const char* kOptions[] = {"--weights", "--inputs", "--random-weights", "--output", "--self-check",
+                                           "--tolerance", "--steps", "--profile", "--trace", "--timeout", "--help"};
 
 inline double number_of(const std::string& option, const char* text) {
     char* end = nullptr;
@@ -59,20 +58,15 @@ inline Options parse(int argc, char** argv) {
             std::printf(kHelp, argv[0], argv[0]);
             std::exit(0);
         }
-        if (std::none_of(std::begin(kOptions), std::end(kOptions), [&](const char* known) { return option == known; })) {
+        if (std::find(std::begin(kOptions), std::end(kOptions), option) == std::end(kOptions)) {
             std::string all;
             for (const char* known : kOptions) all += (all.empty() ? "" : ", ") + std::string(known);
             throw Error("unknown option `" + option + "`; there are " + all);
         }
         if (!given.insert(option).second && option != "--weights") throw Error(option + " is given twice");
-        if (option == "--self-check") {
-            options.self_check = true;
-            continue;
-        }
-        if (option == "--profile") {
-            options.profile = true;
-            continue;
-        }
+        options.self_check |= option == "--self-check";
+        options.profile |= option == "--profile";
+        if (option == "--self-check" || option == "--profile") continue;
         if (i + 1 == argc) throw Error(option + " takes a value");
         const char* value = argv[++i];
         if (option == "--weights") options.weights.push_back(value);
@@ -89,12 +83,11 @@ inline Options parse(int argc, char** argv) {
 }
 
 inline int run(const Options& options, const Program& program, const Program* reference) {
-    World self = world_of_environment();
-    self.seconds = options.seconds;
+    const World self = world_of_environment();
     const auto seconds = static_cast<double>(options.seconds);
-    if (self.size != program.mesh.ranks())
-        throw Error("the program is for " + std::to_string(program.mesh.ranks()) + " ranks, but " + std::to_string(self.size) +
-                    " were started");
+    const int64_t n_ranks = program.mesh.ranks();
+    if (self.size != n_ranks)
+        throw Error("the program is for " + std::to_string(n_ranks) + " ranks, but " + std::to_string(self.size) + " were started");
     if (options.self_check && reference == nullptr) throw Error("the program was emitted without a reference to check against");
     Tensors tensors;
     for (const std::string& path : options.weights) tensors.weights.add(path);
@@ -105,19 +98,17 @@ inline int run(const Options& options, const Program& program, const Program* re
     int n_devices = 0;
     ITHACA_CUDA(cudaGetDeviceCount(&n_devices));
     if (n_devices == 0) throw Error("no GPU");
-    const bool shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
-    if (self.local_rank >= n_devices && !shared)
+    if (self.local_rank >= n_devices && std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
         throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " + std::to_string(n_devices));
     ITHACA_CUDA(cudaSetDevice(static_cast<int>(self.local_rank % n_devices)));
 
     Communicators communicators;
-    communicators.open(program.mesh, self);
+    communicators.open(program.mesh, self, seconds);
     std::vector<HostTensor> outputs;
     {
         Device device(program, self.rank, communicators, tensors, seconds);
         if (self.rank == 0)
-            std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(self.size),
-                        static_cast<double>(device.bytes()) / (1 << 20));
+            std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(n_ranks), static_cast<double>(device.bytes()) / (1 << 20));
         for (int64_t step = 0; step < options.steps; ++step) {
             const bool measured = step + 1 == options.steps && (options.profile || !options.trace.empty());
             if (measured) device.profile.start(device.streams[kCompute]);
@@ -128,8 +119,7 @@ inline int run(const Options& options, const Program& program, const Program* re
             if (measured) device.profile.stop();
         }
         if (self.rank == 0 && options.profile) device.profile.print();
-        if (!options.trace.empty())
-            device.profile.write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
+        if (!options.trace.empty()) device.profile.write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
         if (options.self_check || !options.output.empty()) outputs = gather(device, tensors);
     }
     bool good = true;
@@ -138,15 +128,15 @@ inline int run(const Options& options, const Program& program, const Program* re
         const Communicators none;
         Device device(*reference, 0, none, tensors, seconds);
         // A second run gives other outputs only if the first updated something.
-        const int64_t steps = is_updated(*reference) ? options.steps : 1;
+        const bool updates = std::any_of(reference->sources.begin(), reference->sources.end(), [](const Source& s) { return s.is_written; });
+        const int64_t steps = updates ? options.steps : 1;
         SmallestGradients smallest;
         for (int64_t step = 0; step < steps; ++step) {
             device.run();
             smallest.after(gather_updated(device, tensors, kGradient));
         }
         const double reach = reference->reach * static_cast<double>(steps);
-        const double tolerance = options.tolerance;
-        good = agree(outputs, gather(device, tensors), reach, smallest, tolerance, program.dtypes);
+        good = agree(outputs, gather(device, tensors), reach, smallest, options.tolerance, program.dtypes);
     }
     communicators.close();
     return good ? 0 : 1;

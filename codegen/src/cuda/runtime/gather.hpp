@@ -5,67 +5,43 @@
 
 namespace ithaca {
 
-// Whether a rank is the first of those that hold the same part; `holds` says which ranks hold any.
-template <typename Holds>
-bool holds_first(const Mesh& mesh, const Tensor& tensor, int64_t rank, const Holds& holds) {
-    if (!holds(rank)) return false;
-    for (int axis : tensor.copies)
-        for (int64_t before = rank, c = mesh.coordinate(rank, axis); c-- > 0;)
-            if (holds(before -= mesh.stride(axis))) return false;
-    return true;
-}
-
 // The bytes at `mine` of a rank, on rank 0; nothing on other ranks.
 inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, size_t count) {
     const ncclComm_t comm = device.communicators.world;
+    const bool is_remote = rank != 0;
     const auto settle = [&] { device.watch.settle(comm), device.synchronize(); };
-    if (device.rank == rank && rank != 0) {
+    if (device.rank == rank && is_remote) {
         ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.streams[kCompute]));
         settle();
     }
     if (device.rank != 0) return {};
     void* from = mine;
-    if (rank != 0) {
+    if (is_remote) {
         ITHACA_CUDA(cudaMalloc(&from, count));
         ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.streams[kCompute]));
         settle();
     }
     std::vector<char> host(count);
     ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
-    if (rank != 0) ITHACA_CUDA(cudaFree(from));
+    if (is_remote) ITHACA_CUDA(cudaFree(from));
     return host;
 }
 
-// Fetches each distinct part of a tensor once, and calls `put` with the place and the value of each element.
+// Fetches each distinct part of a tensor from the first rank that holds it, and calls `put` on rank 0 with the place and the
+// value of each element.
 template <typename Holds, typename PlacesOf, typename Put>
 void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const PlacesOf& places_of, const Put& put) {
     const Mesh& mesh = device.program.mesh;
-    const int64_t n_ranks = device.communicators.world != nullptr ? mesh.ranks() : 1;
-    for (int64_t rank = 0; rank < n_ranks; ++rank) {
-        if (!holds_first(mesh, tensor, rank, holds)) continue;
-        const std::vector<int64_t> places = places_of(rank);
+    for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+        bool is_first = holds(rank);
+        for (int axis : tensor.copies)
+            for (int64_t c = mesh.coordinate(rank, axis), before = rank; c-- > 0;) is_first &= !holds(before -= mesh.stride(axis));
+        const std::vector<int64_t> places = is_first ? places_of(rank) : std::vector<int64_t>{};
         if (places.empty()) continue;
         const std::vector<char> host = fetch_part(device, rank, mine, places.size() * static_cast<size_t>(bytes_of(tensor.dtype)));
         for (size_t i = 0; i < places.size() && device.rank == 0; ++i)
             if (places[i] >= 0) put(static_cast<size_t>(places[i]), load_element(tensor.dtype, host.data(), static_cast<int64_t>(i)));
     }
-}
-
-// An output without padding; partial sums are added.
-inline HostTensor gather_output(Device& device, const Output& output) {
-    const Tensor& tensor = output.tensor;
-    HostTensor whole{output.name, tensor.dtype, tensor.shape, {}};
-    if (device.rank == 0) whole.values.assign(static_cast<size_t>(product_of(tensor.shape)), 0);
-    gather_parts(
-        device, tensor, device.arena() + output.offset(device.rank),
-        [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
-        [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); },
-        [&](size_t place, double value) { whole.values[place] += value; });
-    return whole;
-}
-
-inline bool is_updated(const Program& program) {
-    return std::any_of(program.sources.begin(), program.sources.end(), [](const Source& s) { return s.is_written; });
 }
 
 // The stored tensors that the program updates, by name, if it has the prefix. Elements that no part covers keep their initial
@@ -76,9 +52,7 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
     for (size_t s = 0; s < program.sources.size(); ++s) {
         const Source& source = program.sources[s];
         if (!source.is_written || !has_prefix(source.name, prefix)) continue;
-        const Range layers = source.all_layers();
-        for (int64_t layer = layers.start; layer < layers.end; ++layer) {
-            const auto holds = [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); };
+        for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer) {
             const auto runs = [&](const Layers& l) { return l.start <= layer && layer < l.end; };
             if (std::none_of(source.layers.begin(), source.layers.end(), runs)) continue;
             HostTensor& whole = updated[stored_name(source, layer)];
@@ -89,8 +63,8 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
                 for (int64_t i = 0; i < n; ++i) whole.values.push_back(initial(i));
             }
             gather_parts(
-                device, source.tensor, device.source(s, layer), holds, [&](int64_t rank) { return stored_places(source, rank); },
-                [&](size_t place, double value) { whole.values[place] = value; });
+                device, source.tensor, device.source(s, layer), [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); },
+                [&](int64_t rank) { return stored_places(source, rank); }, [&](size_t place, double value) { whole.values[place] = value; });
         }
     }
     std::vector<HostTensor> out;
@@ -112,10 +86,18 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
     return out;
 }
 
-// Outputs, then updated tensors.
+// Outputs, without padding and with partial sums added, then updated tensors.
 inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
     std::vector<HostTensor> out;
-    for (const Output& output : device.program.outputs) out.push_back(gather_output(device, output));
+    for (const Output& output : device.program.outputs) {
+        const Tensor& tensor = output.tensor;
+        HostTensor whole{output.name, tensor.dtype, tensor.shape, {}};
+        if (device.rank == 0) whole.values.assign(static_cast<size_t>(product_of(tensor.shape)), 0);
+        gather_parts(
+            device, tensor, device.arena() + output.offset(device.rank), [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
+            [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { whole.values[place] += value; });
+        out.push_back(std::move(whole));
+    }
     for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));
     return out;
 }

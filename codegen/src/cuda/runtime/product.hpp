@@ -33,7 +33,6 @@ class Products : NotCopied {
         for (void* memory : workspaces_) cudaFree(memory);
         cublasLtDestroy(handle_);
     }
-
     // c[i] = a[i] b[i] for matrices `rows x inner` and `inner x columns`.
     void multiply(Queue queue, cudaStream_t stream, DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch,
                   const std::array<Matrix, 3>& abc) {
@@ -72,7 +71,6 @@ class Products : NotCopied {
         ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, one, a.at, &layouts[0], b.at, &layouts[1], zero, c.at, &layouts[2], c.at,
                                      &layouts[2], &known->second, workspace, kWorkspaceBytes, stream));
     }
-
   private:
     static constexpr uint64_t kWorkspaceBytes = uint64_t{32} << 20;
 

@@ -43,7 +43,6 @@ inline std::string json_string(const std::string& text) {
 class Profile : NotCopied {
   public:
     ~Profile() { clear(); }
-
     // Tasks issued from now on are measured. Times count from here.
     void start(cudaStream_t stream) {
         clear();
@@ -70,7 +69,6 @@ class Profile : NotCopied {
             ITHACA_CUDA(cudaEventElapsedTime(&run.to, origin_, run.end));
         }
     }
-
     // Tasks by name, the longest first; collectives with the rate at which this rank sent, waits included.
     void print() const {
         std::map<std::string, Sum> tasks, collectives;
@@ -90,7 +88,6 @@ class Profile : NotCopied {
             std::printf("%10.4f  %7lld  %14lld  %8.2f  %s\n", sum.ms, sum.count, sum.bytes,
                         sum.ms > 0 ? static_cast<double>(sum.bytes) / sum.ms * 1e-6 : 0, name.c_str());
     }
-
     // The trace event format of Chrome and Perfetto: the process is the rank, the thread the stream. `otherData` has the
     // same summary as simulated traces.
     void write_trace(const std::string& path, int64_t rank) const {
@@ -112,7 +109,6 @@ class Profile : NotCopied {
         out.close();
         if (!out) throw Error("cannot write " + path);
     }
-
   private:
     struct Run {
         Task task;
@@ -131,7 +127,6 @@ class Profile : NotCopied {
             ms += run.to - run.from;
         }
     };
-
     // Seconds, occupancy of the streams, and the exposed time of each collective.
     std::string summary(int64_t rank) const {
         const auto json = [](double x) {

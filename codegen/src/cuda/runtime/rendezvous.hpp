@@ -17,7 +17,6 @@ namespace ithaca {
 
 struct World {
     int64_t rank = 0, size = 1, local_rank = 0;
-    int64_t seconds = 600;  // timeout of every wait for other ranks
 };
 
 inline bool environment_number(const char* name, int64_t& value) {
@@ -33,139 +32,127 @@ inline bool environment_number(const char* name, int64_t& value) {
 
 // A process without a launcher is rank 0 of 1.
 inline World world_of_environment() {
-    static const char* const launchers[][3] = {
-        {"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-        {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"},
-    };
+    static const char* const launchers[][3] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
+                                               {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+                                               {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
     for (const auto& names : launchers) {
         World world;
         if (!environment_number(names[0], world.rank) || !environment_number(names[1], world.size)) continue;
         world.local_rank = world.rank;
         environment_number(names[2], world.local_rank);
-        if (world.size < 1 || world.rank >= world.size)
-            throw Error(std::string(names[0]) + "=" + std::to_string(world.rank) + " is not below " + names[1] + "=" +
-                        std::to_string(world.size));
-        return world;
+        if (world.rank < world.size) return world;
+        throw Error(std::string(names[0]) + "=" + std::to_string(world.rank) + " is not below " + names[1] + "=" +
+                    std::to_string(world.size));
     }
     return {};
 }
 
 // Sends or receives n bytes.
 template <typename Call, typename Data>
-bool transfer_all(Call call, int fd, Data data, size_t n, int flags) {
+bool transfer_all(Call call, int fd, Data data, size_t n) {
     while (n > 0) {
-        const ssize_t done = call(fd, data, n, flags);
+        const ssize_t done = call(fd, data, n, MSG_NOSIGNAL);
         if (done <= 0) return false;
         data += done;
         n -= static_cast<size_t>(done);
     }
     return true;
 }
-inline bool send_all(int fd, const char* data, size_t n) { return transfer_all(::send, fd, data, n, MSG_NOSIGNAL); }
-inline bool recv_all(int fd, char* data, size_t n) { return transfer_all(::recv, fd, data, n, 0); }
 
 // Rank 0 writes the id to a file that all ranks can read. The path must be new for every launch.
-inline void meet_by_file(const World& world, const std::string& path, ncclUniqueId& id) {
+inline void meet_by_file(const World& world, double seconds, const std::string& path, ncclUniqueId& id) {
     if (world.rank == 0) {
         std::ofstream out(path + ".new", std::ios::binary);
         out.write(id.internal, sizeof id.internal);
         out.close();
-        if (!out || std::rename((path + ".new").c_str(), path.c_str()) != 0)
-            throw Error("cannot write the rendezvous file " + path);
+        if (!out || std::rename((path + ".new").c_str(), path.c_str()) != 0) throw Error("cannot write the rendezvous file " + path);
         return;
     }
-    for (const Deadline deadline(static_cast<double>(world.seconds)); deadline.pause();) {
-        std::ifstream in(path, std::ios::binary);
-        if (in.read(id.internal, sizeof id.internal)) return;
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    throw Error("no rendezvous file " + path + " after " + std::to_string(world.seconds) + " s");
-}
-
-// torchrun's own store listens at MASTER_PORT, so the ranks meet one port above it. ITHACA_PORT overrides.
-inline int64_t rendezvous_port() {
-    int64_t port = 29500;
-    if (environment_number("MASTER_PORT", port) && std::getenv("TORCHELASTIC_RUN_ID") != nullptr) ++port;
-    environment_number("ITHACA_PORT", port);
-    if (port < 1 || port > 65535) throw Error("port " + std::to_string(port) + " is not between 1 and 65535");
-    return port;
+    for (const Deadline deadline(seconds); deadline.pause();)
+        if (std::ifstream in(path, std::ios::binary); in.read(id.internal, sizeof id.internal)) return;
+    throw Error("no rendezvous file " + path + " after " + std::to_string(static_cast<int64_t>(seconds)) + " s");
 }
 
 inline constexpr char kGreeting[8] = {'i', 't', 'h', 'a', 'c', 'a', '0', '1'};
 
-// A listening socket of a family; -1 on failure.
-template <typename Any>
-int listen_at(int family, const Any& any) {
-    const int fd = ::socket(family, SOCK_STREAM, 0), on = 1, off = 0;
-    if (fd < 0) return -1;
-    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (::bind(fd, reinterpret_cast<const sockaddr*>(&any), sizeof any) == 0 && ::listen(fd, SOMAXCONN) == 0) return fd;
-    ::close(fd);
-    return -1;
-}
-
-inline void serve_id(const World& world, int64_t port, const ncclUniqueId& id) {
-    sockaddr_in6 any6{};
-    any6.sin6_family = AF_INET6;
-    any6.sin6_port = htons(static_cast<uint16_t>(port));
-    sockaddr_in any4{};
-    any4.sin_family = AF_INET;
-    any4.sin_port = any6.sin6_port;
-    int listener = listen_at(AF_INET6, any6);
-    if (listener < 0) listener = listen_at(AF_INET, any4);  // a machine without IPv6
-    if (listener < 0) throw Error("cannot listen at port " + std::to_string(port) + ": " + std::strerror(errno));
-    const timeval limit{static_cast<time_t>(world.seconds), 0}, greeting_limit{5, 0};
-    ::setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    for (int64_t served = 1; served < world.size;) {
-        const int peer = ::accept(listener, nullptr, nullptr);
-        if (peer < 0)
-            throw Error("only " + std::to_string(served) + " of " + std::to_string(world.size) +
-                        " ranks came to the rendezvous");
-        ::setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &greeting_limit, sizeof greeting_limit);
-        char greeting[sizeof kGreeting];
-        // Other clients are turned away.
-        const bool ours = recv_all(peer, greeting, sizeof greeting) && std::memcmp(greeting, kGreeting, sizeof greeting) == 0;
-        if (ours && send_all(peer, id.internal, sizeof id.internal)) ++served;
-        ::close(peer);
+// Calls `use` with a socket for each address of a host, until it gives true.
+template <typename Use>
+bool with_socket(const char* host, const std::string& port, int flags, const Use& use) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags;
+    if (::getaddrinfo(host, port.c_str(), &hints, &found) != 0) return false;
+    bool done = false;
+    for (addrinfo* a = found; a != nullptr && !done; a = a->ai_next) {
+        const int fd = ::socket(a->ai_family, a->ai_socktype, a->ai_protocol);
+        if (fd < 0) continue;
+        done = use(fd, a);
+        ::close(fd);
     }
-    ::close(listener);
+    ::freeaddrinfo(found);
+    return done;
 }
 
-inline void fetch_id(const World& world, const std::string& host, int64_t port, ncclUniqueId& id) {
-    const std::string service = std::to_string(port);
-    for (const Deadline deadline(static_cast<double>(world.seconds)); deadline.pause();) {
-        addrinfo hints{}, *found = nullptr;
-        hints.ai_socktype = SOCK_STREAM;
-        if (::getaddrinfo(host.c_str(), service.c_str(), &hints, &found) != 0) found = nullptr;
-        bool done = false;
-        for (addrinfo* a = found; a != nullptr && !done; a = a->ai_next) {
-            const int fd = ::socket(a->ai_family, a->ai_socktype, a->ai_protocol);
-            if (fd < 0) continue;
-            done = ::connect(fd, a->ai_addr, a->ai_addrlen) == 0 && send_all(fd, kGreeting, sizeof kGreeting) &&
-                   recv_all(fd, id.internal, sizeof id.internal);
-            ::close(fd);
+inline void serve_id(const World& world, double seconds, const std::string& port, const ncclUniqueId& id) {
+    const timeval limit{static_cast<time_t>(seconds), 0}, greeting_limit{5, 0};
+    const auto serve = [&](int listener) {
+        for (int64_t served = 1; served < world.size;) {
+            const int peer = ::accept(listener, nullptr, nullptr);
+            if (peer < 0)
+                throw Error("only " + std::to_string(served) + " of " + std::to_string(world.size) + " ranks came to the rendezvous");
+            ::setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &greeting_limit, sizeof greeting_limit);
+            // Other clients are turned away.
+            char greeting[sizeof kGreeting];
+            const bool ours = transfer_all(::recv, peer, greeting, sizeof greeting) && std::memcmp(greeting, kGreeting, sizeof greeting) == 0;
+            if (ours && transfer_all(::send, peer, id.internal, sizeof id.internal)) ++served;
+            ::close(peer);
         }
-        if (found != nullptr) ::freeaddrinfo(found);
-        if (done) return;
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-    throw Error("rank 0 does not answer at " + host + ":" + service + " (MASTER_ADDR, MASTER_PORT, ITHACA_PORT)");
+    };
+    const auto listen_and_serve = [&](int family, int fd, const addrinfo* a) {
+        const int on = 1, off = 0;
+        if (a->ai_family != family) return false;
+        ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+        if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        if (::bind(fd, a->ai_addr, a->ai_addrlen) != 0 || ::listen(fd, SOMAXCONN) != 0) return false;
+        serve(fd);
+        return true;
+    };
+    // IPv6 takes IPv4 as well, where the machine has it.
+    for (int family : {AF_INET6, AF_INET})
+        if (with_socket(nullptr, port, AI_PASSIVE, [&](int fd, const addrinfo* a) { return listen_and_serve(family, fd, a); })) return;
+    throw Error("cannot listen at port " + port + ": " + std::strerror(errno));
 }
 
-// Gives every rank the id of rank 0: through ITHACA_RENDEZVOUS=file:PATH, or over TCP.
-inline void rendezvous(const World& world, ncclUniqueId& id) {
+inline void fetch_id(const std::string& host, double seconds, const std::string& port, ncclUniqueId& id) {
+    const auto fetch = [&](int fd, const addrinfo* a) {
+        return ::connect(fd, a->ai_addr, a->ai_addrlen) == 0 && transfer_all(::send, fd, kGreeting, sizeof kGreeting) &&
+               transfer_all(::recv, fd, id.internal, sizeof id.internal);
+    };
+    for (const Deadline deadline(seconds); deadline.pause(); std::this_thread::sleep_for(std::chrono::milliseconds(50)))
+        if (with_socket(host.c_str(), port, 0, fetch)) return;
+    throw Error("rank 0 does not answer at " + host + ":" + port + " (MASTER_ADDR, MASTER_PORT, ITHACA_PORT)");
+}
+
+// Gives every rank the id of rank 0: through ITHACA_RENDEZVOUS=file:PATH, or over TCP. torchrun's own store listens at
+// MASTER_PORT, so the ranks meet one port above it. ITHACA_PORT overrides.
+inline void rendezvous(const World& world, double seconds, ncclUniqueId& id) {
     if (world.size == 1) return;
-    const char* how = std::getenv("ITHACA_RENDEZVOUS");
-    if (how != nullptr && *how != '\0') {
-        if (std::strncmp(how, "file:", 5) != 0) throw Error(std::string("ITHACA_RENDEZVOUS=") + how + " is not file:PATH");
-        return meet_by_file(world, how + 5, id);
+    const auto environment = [](const char* name) {
+        const char* text = std::getenv(name);
+        return std::string(text != nullptr ? text : "");
+    };
+    const std::string how = environment("ITHACA_RENDEZVOUS"), host = environment("MASTER_ADDR");
+    if (!how.empty()) {
+        if (how.compare(0, 5, "file:") != 0) throw Error("ITHACA_RENDEZVOUS=" + how + " is not file:PATH");
+        return meet_by_file(world, seconds, how.substr(5), id);
     }
-    const char* host = std::getenv("MASTER_ADDR");
-    const int64_t port = rendezvous_port();
-    if (world.rank == 0) return serve_id(world, port, id);
-    fetch_id(world, host != nullptr && *host != '\0' ? host : "127.0.0.1", port, id);
+    int64_t port = 29500;
+    if (environment_number("MASTER_PORT", port) && std::getenv("TORCHELASTIC_RUN_ID") != nullptr) ++port;
+    environment_number("ITHACA_PORT", port);
+    if (port < 1 || port > 65535) throw Error("port " + std::to_string(port) + " is not between 1 and 65535");
+    if (world.rank == 0) return serve_id(world, seconds, std::to_string(port), id);
+    fetch_id(host.empty() ? "127.0.0.1" : host, seconds, std::to_string(port), id);
 }
 
 }  // namespace ithaca

@@ -70,96 +70,53 @@ struct StoredTensor {
     const char* data;
 };
 
-// A JSON value: the text of a string or a number, or the items of a list or an object.
-struct Json {
-    std::string text;
-    std::vector<std::pair<std::string, Json>> items;
-};
-
-class JsonReader {
+// Reads the JSON of a header: objects of objects, strings and lists of numbers.
+class HeaderReader {
   public:
-    JsonReader(const std::string& path, const char* text, size_t n) : path_(path), at_(text), end_(text + n) {}
+    HeaderReader(const std::string& path, const char* text, size_t n) : path_(path), at_(text), end_(text + n) {}
 
     [[noreturn]] void fail(const std::string& why) const { throw Error(path_ + ": header: " + why); }
-    bool at_end() {
-        while (at_ < end_ && std::strchr(" \n\t\r", *at_) != nullptr) ++at_;  // also zeros, which are padding
-        return at_ == end_;
-    }
-    Json value(int depth = 0) {
-        if (depth > 64) fail("it is nested too deeply");
-        Json out;
-        const char c = peek(), close = c == '{' ? '}' : ']';
-        if (c == '"') {
-            out.text = string();
-        } else if (c == '{' || c == '[') {
-            ++at_;
-            for (char separator = peek() == close ? *at_++ : ','; separator != close; separator = next()) {
-                if (separator != ',') fail(std::string("expected '") + close + "'");
-                std::string key;
-                if (c == '{') {
-                    if (peek() != '"') fail("expected '\"'");
-                    key = string();
-                    if (peek() != ':') fail("expected ':'");
-                    ++at_;
-                }
-                out.items.emplace_back(std::move(key), value(depth + 1));
-                peek();
-            }
-        } else {
-            while (at_ < end_ && *at_ != '\0' && std::strchr(" \n\t\r,]}", *at_) == nullptr) out.text.push_back(*at_++);
-            if (out.text.empty()) fail("expected a value");
-        }
-        return out;
-    }
-    int64_t number(const std::string& text) const {
-        if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) fail("expected a number");
-        if (text.size() > 18) fail("a number is too large");
-        return std::stoll(text);
-    }
-    std::vector<int64_t> numbers(const Json& list) const {
-        std::vector<int64_t> out;
-        for (const auto& item : list.items) out.push_back(number(item.second.text));
-        return out;
-    }
-
-  private:
     char peek() {
-        if (at_end()) fail("it ends too early");
-        return *at_;
+        while (at_ < end_ && std::strchr(" \n\t\r", *at_) != nullptr) ++at_;  // also zeros, which are padding
+        return at_ < end_ ? *at_ : '\0';
     }
-    char next() {
-        if (at_ == end_) fail("a string does not end");
-        return *at_++;
+    bool accept(char c) { return peek() == c && ++at_ != nullptr; }
+    void expect(char c) {
+        if (!accept(c)) fail(peek() == '\0' ? "it ends too early" : std::string("expected '") + c + "'");
     }
+    // Calls `item` for each item between brackets.
+    template <typename Item>
+    void items(char open, char close, const Item& item) {
+        expect(open);
+        if (accept(close)) return;
+        do item();
+        while (accept(','));
+        expect(close);
+    }
+    // Escapes other than \" and \\ are kept as they are; names have none.
     std::string string() {
-        ++at_;
-        for (std::string out;;) {
-            char c = next();
-            if (c == '"') return out;
-            if (c == '\\') {
-                c = next();
-                if (c == 'u') {
-                    code_point(out);
-                    continue;
-                }
-                const char* const known = std::strchr("n\nt\tr\rb\bf\f", c);
-                if (known != nullptr && std::isalpha(static_cast<unsigned char>(c))) c = known[1];
-            }
-            out.push_back(c);
+        expect('"');
+        for (std::string out; at_ < end_; out.push_back(*at_++)) {
+            if (*at_ == '"' && ++at_ != nullptr) return out;
+            if (*at_ == '\\' && at_ + 1 < end_ && (at_[1] == '"' || at_[1] == '\\')) ++at_;
         }
+        fail("a string does not end");
     }
-    void code_point(std::string& out) {
-        unsigned code = 0;
-        for (int i = 0; i < 4; ++i) {
-            const char c = next();
-            if (!std::isxdigit(static_cast<unsigned char>(c))) fail("a \\u escape is not hexadecimal");
-            code = code * 16 + static_cast<unsigned>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
+    int64_t number() {
+        int64_t value = 0;
+        if (!std::isdigit(static_cast<unsigned char>(peek()))) fail("expected a number");
+        for (; at_ < end_ && *at_ >= '0' && *at_ <= '9'; ++at_) {
+            if (value > int64_t{1} << 58) fail("a number is too large");
+            value = value * 10 + (*at_ - '0');
         }
-        if (code >= 0x800) out.push_back(static_cast<char>(0xE0 | code >> 12));
-        if (code >= 0x80) out.push_back(static_cast<char>(code >= 0x800 ? 0x80 | (code >> 6 & 0x3F) : 0xC0 | code >> 6));
-        out.push_back(static_cast<char>(code >= 0x80 ? 0x80 | (code & 0x3F) : code));
+        return value;
     }
-
+    std::vector<int64_t> numbers() {
+        std::vector<int64_t> out;
+        items('[', ']', [&] { out.push_back(number()); });
+        return out;
+    }
+  private:
     const std::string& path_;
     const char* at_;
     const char* end_;
@@ -182,28 +139,32 @@ struct TensorFile {
         uint64_t n_header = 0;
         std::memcpy(&n_header, map.get(), 8);
         if (n_header > size - 8) throw Error(path + ": the header does not fit in the file");
-        JsonReader in(path, map.get() + 8, n_header);
-        const Json header = in.value();
-        if (!in.at_end()) in.fail("something follows it");
-        for (const auto& [name, tensor] : header.items)
-            if (name != "__metadata__") add(in, name, tensor, static_cast<int64_t>(size - 8 - n_header), map.get() + 8 + n_header);
+        HeaderReader in(path, map.get() + 8, n_header);
+        in.items('{', '}', [&] {
+            const std::string name = in.string();
+            in.expect(':');
+            if (name == "__metadata__") in.items('{', '}', [&] { in.string(), in.expect(':'), in.string(); });
+            else add(in, name, static_cast<int64_t>(size - 8 - n_header), map.get() + 8 + n_header);
+        });
+        if (in.peek() != '\0') in.fail("something follows it");
     }
-
   private:
-    void add(const JsonReader& in, const std::string& name, const Json& tensor, int64_t n_data, const char* data) {
+    void add(HeaderReader& in, const std::string& name, int64_t n_data, const char* data) {
         static const std::map<std::string, DType> dtypes = {{"F64", DType::F64}, {"F32", DType::F32}, {"F16", DType::F16},
                                                             {"BF16", DType::BF16}, {"I64", DType::I64}, {"I32", DType::I32}};
         std::string dtype;
         std::vector<int64_t> shape, offsets;
-        for (const auto& [key, value] : tensor.items) {
-            if (key == "dtype") dtype = value.text;
-            if (key == "shape") shape = in.numbers(value);
-            if (key == "data_offsets") offsets = in.numbers(value);
-        }
+        in.items('{', '}', [&] {
+            const std::string key = in.string();
+            in.expect(':');
+            if (key == "dtype") dtype = in.string();
+            else if (key == "shape") shape = in.numbers();
+            else if (key == "data_offsets") offsets = in.numbers();
+            else in.fail("`" + key + "` is not known");
+        });
         const auto known = dtypes.find(dtype);
         if (known == dtypes.end()) return;  // an error only if the program needs it
-        if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > n_data)
-            in.fail("tensor `" + name + "` does not lie in the file");
+        if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > n_data) in.fail("tensor `" + name + "` does not lie in the file");
         int64_t bytes = bytes_of(known->second);
         for (int64_t extent : shape) {
             if (extent != 0 && bytes > (int64_t{1} << 56) / extent) in.fail("tensor `" + name + "` is too large");
@@ -234,7 +195,6 @@ class TensorFiles {
             if (const auto found = file.tensors.find(name); found != file.tensors.end()) return &found->second;
         return nullptr;
     }
-
   private:
     std::vector<TensorFile> files_;
 };

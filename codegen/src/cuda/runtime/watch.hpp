@@ -27,10 +27,8 @@ class Watch : NotCopied {
         current = nullptr;
         failure_handler = {};
     }
-
     // The task that is issued next.
     void begin(const Task& task) { here_ = {task, nullptr, ++n_issued_}; }
-
     // It has been issued.
     void issued(Queue queue, cudaStream_t stream) {
         if (spare_.empty()) {
@@ -45,19 +43,16 @@ class Watch : NotCopied {
         marks_[queue].push_back(mark);
         if (marks_[queue].size() >= kAhead) wait([&] { return marks_[queue].size() < kAhead; });
     }
-
     // Waits until a call of a communicator is issued: an event recorded before would not wait for it.
     void settle(ncclComm_t comm) {
         if (is_busy(comm)) wait([&] { return !is_busy(comm); });
     }
-
     // Waits until both streams are idle.
     void wait(const cudaStream_t (&streams)[2]) {
         begin({});
         for (Queue queue : {kCompute, kComm}) issued(queue, streams[queue]);
         wait([&] { return marks_[kCompute].empty() && marks_[kComm].empty(); });
     }
-
   private:
     struct Mark {
         Task task;
@@ -82,7 +77,6 @@ class Watch : NotCopied {
             fail(__FILE__, __LINE__, "waiting", deadline.message().c_str());
         }
     }
-
     // Forgets finished tasks; whether there were any.
     bool advance() {
         bool advanced = false;
@@ -100,7 +94,6 @@ class Watch : NotCopied {
             }
         return advanced;
     }
-
     // A failure belongs to the first unfinished task, since tasks wait only for earlier ones. For a failure of a
     // communicator, that is the first one on the communication stream.
     void blame(Queue queue) {
