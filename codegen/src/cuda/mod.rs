@@ -30,15 +30,11 @@ pub struct File {
 
 const RUNTIME: &[(&str, &str)] = &[
     ("check.hpp", include_str!("runtime/check.hpp")),
-    ("rendezvous.hpp", include_str!("runtime/rendezvous.hpp")),
-    ("communicators.hpp", include_str!("runtime/communicators.hpp")),
+    ("ranks.hpp", include_str!("runtime/ranks.hpp")),
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
-    ("profile.hpp", include_str!("runtime/profile.hpp")),
     ("watch.hpp", include_str!("runtime/watch.hpp")),
-    ("product.hpp", include_str!("runtime/product.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
-    ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("compare.hpp", include_str!("runtime/compare.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];

@@ -88,8 +88,8 @@ pub(super) fn print(
         })
         .collect();
     let _ = writeln!(out, "        {{{}}},  // bytes of the arena", arenas.join(", "));
-    let dtypes: Vec<&str> = dtypes(schedule, &ran).into_iter().map(names::dtype).collect();
-    let _ = writeln!(out, "        {},  // events\n        {{{}}},", program.n_events, dtypes.join(", "));
+    let tolerances = tolerances(schedule, &ran).map(names::double);
+    let _ = writeln!(out, "        {},  // events\n        {{{}}},  // tolerances", program.n_events, tolerances.join(", "));
     for list in [&sources, &outputs] {
         out.push_str("        {\n");
         list.iter().for_each(|item| lines::push(&mut out, 3, &format!("{item},")));
@@ -266,12 +266,22 @@ fn ranges(ranges: &[Range<u64>]) -> String {
     ranges.iter().map(|r| format!("{{{}, {}}}", r.start, r.end)).collect::<Vec<_>>().join(", ")
 }
 
-/// The element types of all tensors of the frames that run.
-fn dtypes(schedule: &Schedule, ran: &[FrameId]) -> Vec<DType> {
+/// The tolerances of the self-check for f64, f32, f16 and bf16: by the narrowest type of the program, whose rounding every result
+/// went through.
+fn tolerances(schedule: &Schedule, ran: &[FrameId]) -> [f64; 4] {
     let buffers = || ran.iter().flat_map(|&id| schedule.frames[id].buffers.values());
     let has =
-        |dtype: &DType| buffers().any(|b| matches!(&b.content, Content::Tensor(ty) if ty.dtype == *dtype));
-    DType::ALL.into_iter().filter(has).collect()
+        |dtype: DType| buffers().any(|b| matches!(&b.content, Content::Tensor(ty) if ty.dtype == dtype));
+    let halves = if has(DType::BF16) {
+        5e-2
+    } else if has(DType::F16) {
+        1e-2
+    } else {
+        0.0
+    };
+    // Parts of attention and their lse are in single precision for every operand type.
+    let double: f64 = if has(DType::F32) { 1e-5 } else { 1e-10 };
+    [double.max(halves), 1e-4_f64.max(halves), halves, halves]
 }
 
 /// The computations of the frames that run.

@@ -267,3 +267,109 @@ pub(super) fn int_distance(first: &Int, other: &Int) -> Option<i64> {
         (Int::Const(_), Int::Varying(_)) | (Int::Varying(_), Int::Const(_)) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::{AxisId, DType, Mesh};
+
+    use super::*;
+
+    fn printed(records: &[Record]) -> Vec<String> {
+        let mesh = Mesh::new([("ring", 4)]);
+        let numbers = Numbers::new(&mesh);
+        let pointers: &Pointers<'_> = &|region, _| match region {
+            Region::Frame => ("x".to_owned(), 64),
+            _ => ("y".to_owned(), 0),
+        };
+        Writer { numbers: &numbers, pointers }.records(records)
+    }
+
+    fn at(region: Region, offset: i64) -> Address {
+        Address { region, offset: Int::Const(offset) }
+    }
+
+    #[test]
+    fn products_at_even_distances_are_a_loop() {
+        let product = |i: i64| {
+            let matrix = |region, bytes| Matrix {
+                at: at(region, bytes),
+                form: Form::Plain,
+                leading: Int::Const(8),
+                step: Int::ZERO,
+            };
+            Record::Product(Product {
+                dtype: DType::F32,
+                rows: Int::Const(8),
+                columns: Int::Const(4),
+                inner: Int::Const(2),
+                batch: Int::Const(1),
+                a: matrix(Region::Argument(0), 0),
+                b: matrix(Region::Frame, 64 + 32 * i),
+                c: matrix(Region::Frame, 1024 + 128 * i),
+            })
+        };
+        let lines = printed(&[product(0), product(1), product(2), product(4)]);
+        assert_eq!(
+            lines,
+            [
+                "for (int64_t k = 0; k < 3; ++k)",
+                "    s.product(DType::F32, 8, 4, 2, 1, {y, CUBLAS_OP_N, 8, 0}, {x + k * 32, CUBLAS_OP_N, 8, 0}, \
+                 {x + 960 + k * 128, CUBLAS_OP_N, 8, 0});",
+                "s.product(DType::F32, 8, 4, 2, 1, {y, CUBLAS_OP_N, 8, 0}, {x + 128, CUBLAS_OP_N, 8, 0}, \
+                 {x + 1472, CUBLAS_OP_N, 8, 0});",
+            ]
+        );
+    }
+
+    #[test]
+    fn blocks_at_even_distances_are_one_entry() {
+        use ithaca_ir::entity::Entity;
+        let ring = AxisId::new(0);
+        let block = |peer: i64, bytes: i64| Block {
+            peer: Int::Const(peer),
+            at: at(Region::Frame, 64 + bytes),
+            count: Int::Const(8),
+        };
+        let next = Varying { axes: vec![ring], values: vec![1, 2, 3, 0], ..Varying::default() };
+        let to_next = Block { peer: next.into_int(), ..block(0, 0) };
+        let transfer = |sends, receives| {
+            let collective = Collective::SendReceive { sends, receives };
+            Record::Transfer(Transfer { communicator: Communicator::Axis(ring), dtype: DType::BF16, collective })
+        };
+        let lines = printed(&[
+            transfer(vec![block(0, 0), block(1, 16), block(2, 32)], Vec::new()),
+            transfer(vec![to_next], vec![block(3, 16)]),
+        ]);
+        assert_eq!(
+            lines,
+            [
+                "s.exchange(0, DType::BF16, {{0, x, 8, 3, 1, 16}}, {});",
+                "s.exchange(0, DType::BF16, {{(c.ring + 1) % 4, x, 8}}, {{3, x + 16, 8}});",
+            ]
+        );
+    }
+
+    #[test]
+    fn structs_are_initializers() {
+        let walk = |words: Vec<Word>| Arg {
+            ty: ArgType::Struct(&ithaca_device::argument::StructType {
+                name: "ithaca::Reals",
+                fields: &[("data", ArgType::Scalar(Scalar::Pointer)), ("storage", ArgType::Scalar(Scalar::I32))],
+            }),
+            words,
+        };
+        let launch = |args: Vec<Arg>| {
+            Record::Launch(Launch { kernel: "pick<float>".to_owned(), grid: Grid::Threads(Int::Const(8)), args })
+        };
+        let lines = printed(&[launch(vec![
+            walk(vec![Word::Address(at(Region::Frame, 64)), Word::Int(Int::Const(3))]),
+            walk(vec![Word::Address(Address::NULL), Word::Int(Int::Const(0))]),
+            Arg { ty: ArgType::Scalar(Scalar::U64), words: vec![Word::Int(Int::Const(-1))] },
+            Arg { ty: ArgType::Scalar(Scalar::Bool), words: vec![Word::Int(Int::Const(1))] },
+        ])]);
+        assert_eq!(
+            lines,
+            ["s.launch(kernel::pick<float>, 8, Reals{x, Storage::BF16}, Reals{}, 18446744073709551615u, true);"]
+        );
+    }
+}

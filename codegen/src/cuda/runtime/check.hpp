@@ -65,6 +65,7 @@ class Deadline {
     }
 
     std::string message() const { return "it has not ended after " + std::to_string(waited()) + " s"; }
+
   private:
     using Clock = std::chrono::steady_clock;
     double waited() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }

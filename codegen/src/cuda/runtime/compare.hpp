@@ -1,5 +1,6 @@
-// The self-check: distances between the outputs and those of one GPU. The rules and constants are those of the compiler's
-// kernels/src/compare.rs, except that tensors above the noise are measured by their own norm only.
+// Outputs and updated tensors, whole on rank 0, and the self-check: their distances from those of one GPU. The rules and
+// constants are those of the compiler's kernels/src/compare.rs, except that tensors above the noise are measured by their own
+// norm only.
 //
 // An optimizer such as AdamW makes whole steps of a gradient, however small it is. Where a gradient is rounding alone, a
 // weight may move either way, and is compared by the distance that the steps allow.
@@ -8,9 +9,106 @@
 #include <cmath>
 #include <limits>
 
-#include "gather.hpp"
+#include "device.hpp"
 
 namespace ithaca {
+
+// The bytes at `mine` of a rank, on rank 0; nothing on other ranks.
+inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, size_t count) {
+    const ncclComm_t comm = device.communicators.world;
+    const bool is_remote = rank != 0;
+    const auto settle = [&] { device.watch.settle(comm), device.synchronize(); };
+    if (device.rank == rank && is_remote) {
+        ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.streams[kCompute]));
+        settle();
+    }
+    if (device.rank != 0) return {};
+    void* from = mine;
+    if (is_remote) {
+        ITHACA_CUDA(cudaMalloc(&from, count));
+        ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.streams[kCompute]));
+        settle();
+    }
+    std::vector<char> host(count);
+    ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
+    if (is_remote) ITHACA_CUDA(cudaFree(from));
+    return host;
+}
+
+// Fetches each distinct part of a tensor from the first rank that holds it, and calls `put` on rank 0 with the place and the
+// value of each element.
+template <typename Holds, typename PlacesOf, typename Put>
+void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const PlacesOf& places_of, const Put& put) {
+    const Mesh& mesh = device.program.mesh;
+    for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+        bool is_first = holds(rank);
+        for (int axis : tensor.copies)
+            for (int64_t c = mesh.coordinate(rank, axis), before = rank; c-- > 0;) is_first &= !holds(before -= mesh.stride(axis));
+        const std::vector<int64_t> places = is_first ? places_of(rank) : std::vector<int64_t>{};
+        if (places.empty()) continue;
+        const std::vector<char> host = fetch_part(device, rank, mine, places.size() * bytes_of(tensor.dtype));
+        for (size_t i = 0; i < places.size() && device.rank == 0; ++i)
+            if (places[i] >= 0) put(places[i], load_element(tensor.dtype, host.data(), static_cast<int64_t>(i)));
+    }
+}
+
+// The stored tensors that the program updates, by name, if it has the prefix. Elements that no part covers keep their initial
+// value.
+inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& tensors, const char* prefix = "") {
+    const Program& program = device.program;
+    std::map<std::string, HostTensor> updated;
+    for (size_t s = 0; s < program.sources.size(); ++s) {
+        const Source& source = program.sources[s];
+        if (!source.is_written || !has_prefix(source.name, prefix)) continue;
+        for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer) {
+            const auto runs = [&](const Layers& l) { return l.start <= layer && layer < l.end; };
+            if (std::none_of(source.layers.begin(), source.layers.end(), runs)) continue;
+            HostTensor& whole = updated[stored_name(source, layer)];
+            if (whole.name.empty()) {
+                whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
+                const auto initial = initial_elements(source, layer, tensors);
+                const int64_t n = device.rank == 0 ? product_of(whole.shape) : 0;
+                for (int64_t i = 0; i < n; ++i) whole.values.push_back(initial(i));
+            }
+            gather_parts(
+                device, source.tensor, device.source(s, layer), [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); },
+                [&](int64_t rank) { return stored_places(source, rank); }, [&](size_t place, double value) { whole.values[place] = value; });
+        }
+    }
+    std::vector<HostTensor> out;
+    for (auto& [name, tensor] : updated) {
+        const std::vector<std::string> names = members(name, tensor.shape);
+        if (names.size() == 1 && names.front() == name) {
+            out.push_back(std::move(tensor));
+            continue;
+        }
+        // A stack has its members in a row. Only rank 0 has values.
+        const std::vector<int64_t> each(tensor.shape.begin() + 1, tensor.shape.end());
+        const auto size = static_cast<std::ptrdiff_t>(tensor.values.size() / std::max<size_t>(names.size(), 1));
+        auto first = tensor.values.begin();
+        for (const std::string& member : names) {
+            out.push_back({member, tensor.dtype, each, {first, first + size}});
+            first += size;
+        }
+    }
+    return out;
+}
+
+// Outputs, without padding and with partial sums added, then updated tensors.
+inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
+    std::vector<HostTensor> out;
+    for (const Output& output : device.program.outputs) {
+        const Tensor& tensor = output.tensor;
+        HostTensor whole{output.name, tensor.dtype, tensor.shape, {}};
+        if (device.rank == 0) whole.values.assign(product_of(tensor.shape), 0);
+        gather_parts(
+            device, tensor, device.arena() + output.offset(device.rank), [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
+            [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { whole.values[place] += value; });
+        out.push_back(std::move(whole));
+    }
+    for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));
+    return out;
+}
 
 // Gradients below this part of the largest of all gradients are rounding; `NOISE` of the compiler.
 inline constexpr double kNoise = 1e-5;
@@ -19,20 +117,10 @@ inline constexpr double kFloor = 1e-4;
 // The part of the allowed distance from which a difference is reported; `VISIBLE` of the compiler.
 inline constexpr double kVisible = 1e-3;
 
-// The tolerance of a tensor: by the narrowest type of the program, whose rounding every result went through.
-inline double tolerance_of(DType dtype, const std::vector<DType>& all) {
-    const auto has = [&](DType t) { return std::count(all.begin(), all.end(), t) > 0; };
-    const double halves = has(DType::BF16) ? 5e-2 : has(DType::F16) ? 1e-2 : 0;
-    // Parts of attention and their lse are in single precision for every operand type.
-    if (dtype == DType::F64) return std::max(halves, has(DType::F32) ? 1e-5 : 1e-10);
-    if (dtype == DType::F32) return std::max(halves, 1e-4);
-    return dtype == DType::F16 || dtype == DType::BF16 ? halves : 0;
-}
-
 // Half the relative distance of neighbouring numbers.
 inline double rounding_of(DType dtype) {
     static constexpr double rounding[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8, 0, 0, 0};
-    return rounding[static_cast<size_t>(dtype)];
+    return rounding[int(dtype)];
 }
 
 // The largest finite magnitude in all tensors whose names have a prefix.
@@ -63,6 +151,7 @@ class SmallestGradients {
         const auto found = parts_.find(weight);
         return found != parts_.end() && i < found->second.size() && found->second[i] <= kNoise;
     }
+
   private:
     std::map<std::string, std::vector<double>> parts_;
 };
@@ -110,6 +199,7 @@ class Judge {
         verdict.relative = std::sqrt(part(error, norm) + part(error_of_rounding, std::max(norm, noise)));
         return verdict;
     }
+
   private:
     double reach_;
     const SmallestGradients& smallest_;
@@ -118,7 +208,7 @@ class Judge {
 
 // Prints the errors of each tensor; whether all are within the tolerance, which is that of their types if it is negative.
 inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<HostTensor>& reference, double reach,
-                  const SmallestGradients& smallest, double tolerance, const std::vector<DType>& dtypes) {
+                  const SmallestGradients& smallest, double tolerance, const double (&tolerances)[4]) {
     bool good = outputs.size() == reference.size();
     long long elements = 0, tensors = 0;
     const Judge judge(reference, reach, smallest);
@@ -131,7 +221,7 @@ inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<Host
             continue;
         }
         const Verdict verdict = judge.compare(ours, *theirs);
-        const double bound = tolerance >= 0 ? tolerance : tolerance_of(ours.dtype, dtypes);
+        const double bound = tolerance >= 0 ? tolerance : int(ours.dtype) < 4 ? tolerances[int(ours.dtype)] : 0;
         const bool close = verdict.relative <= bound;  // false for NaN
         std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
                     verdict.largest, verdict.relative, bound, close ? "ok" : "FAILED");

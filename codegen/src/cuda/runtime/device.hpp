@@ -1,11 +1,103 @@
-// The device of one rank: memory, streams, events, and what frames issue to them.
+// The device of one rank: memory, streams, events, matrix products by cuBLASLt, and what frames issue to them.
 #pragma once
 
-#include "product.hpp"
+#include <array>
+
 #include "source.hpp"
 #include "watch.hpp"
 
 namespace ithaca {
+
+// An address in the memory of the device, in bytes. It converts to a pointer of any type.
+struct Address {
+    char* at = nullptr;
+
+    Address operator+(int64_t bytes) const { return {at + bytes}; }
+    template <typename T>
+    operator T*() const {
+        return reinterpret_cast<T*>(at);
+    }
+};
+
+// Column-major; `step` is the distance between the matrices of a batch.
+struct Matrix {
+    Address at;
+    cublasOperation_t op;
+    int64_t leading, step;
+};
+
+class Products : NotCopied {
+  public:
+    Products() { ITHACA_CUBLAS(cublasLtCreate(&handle_)); }
+    ~Products() {
+        for (void* memory : workspaces_) cudaFree(memory);
+        cublasLtDestroy(handle_);
+    }
+    // c[i] = a[i] b[i] for matrices `rows x inner` and `inner x columns`.
+    void multiply(Queue queue, cudaStream_t stream, DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch,
+                  const std::array<Matrix, 3>& abc) {
+        static constexpr cudaDataType_t types[] = {CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF};
+        const bool is_wide = dtype == DType::F64;
+        cublasLtMatmulDescOpaque_t desc;
+        ITHACA_CUBLAS(cublasLtMatmulDescInit(&desc, is_wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, is_wide ? CUDA_R_64F : CUDA_R_32F));
+        cublasLtMatrixLayoutOpaque_t layouts[3];
+        std::vector<int64_t> shape = {static_cast<int64_t>(dtype), rows, columns, inner, batch};
+        uint32_t alignments[3];
+        const int64_t extents[3][2] = {{rows, inner}, {inner, columns}, {rows, columns}};
+        for (size_t i = 0; i < 3; ++i) {
+            const Matrix& m = abc[i];
+            const int32_t op = m.op, count = static_cast<int32_t>(batch);
+            const auto stored = [&](bool first) { return static_cast<uint64_t>(extents[i][first == (op == CUBLAS_OP_N) ? 0 : 1]); };
+            ITHACA_CUBLAS(cublasLtMatrixLayoutInit(&layouts[i], types[int(dtype)], stored(true), stored(false), m.leading));
+            ITHACA_CUBLAS(cublasLtMatrixLayoutSetAttribute(&layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+            ITHACA_CUBLAS(cublasLtMatrixLayoutSetAttribute(&layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &m.step, sizeof m.step));
+            const auto transposed = i == 0 ? CUBLASLT_MATMUL_DESC_TRANSA : CUBLASLT_MATMUL_DESC_TRANSB;
+            if (i < 2) ITHACA_CUBLAS(cublasLtMatmulDescSetAttribute(&desc, transposed, &op, sizeof op));
+            // The largest power of two up to 256 that divides the address of every matrix of the batch.
+            const auto step = static_cast<uint64_t>(batch > 1 ? m.step * bytes_of(dtype) : 0);
+            const uint64_t bits = reinterpret_cast<uint64_t>(m.at.at) | step | 256;
+            alignments[i] = static_cast<uint32_t>(bits & (~bits + 1));
+            shape.insert(shape.end(), {op, m.leading, m.step, alignments[i]});
+        }
+        auto known = algorithms_.find(shape);
+        if (known == algorithms_.end()) known = algorithms_.emplace(shape, choose(desc, layouts, alignments)).first;
+        void*& workspace = workspaces_[queue];
+        if (workspace == nullptr) ITHACA_CUDA(cudaMalloc(&workspace, kWorkspaceBytes));
+        static constexpr double wide[] = {1, 0};
+        static constexpr float narrow[] = {1, 0};
+        const void *one = narrow, *zero = narrow + 1;
+        if (is_wide) one = wide, zero = wide + 1;
+        const auto& [a, b, c] = abc;
+        ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, one, a.at, &layouts[0], b.at, &layouts[1], zero, c.at, &layouts[2], c.at,
+                                     &layouts[2], &known->second, workspace, kWorkspaceBytes, stream));
+    }
+
+  private:
+    static constexpr uint64_t kWorkspaceBytes = uint64_t{32} << 20;
+
+    cublasLtMatmulAlgo_t choose(cublasLtMatmulDescOpaque_t& desc, cublasLtMatrixLayoutOpaque_t* layouts, const uint32_t* alignments) {
+        cublasLtMatmulPreferenceOpaque_t preference;
+        ITHACA_CUBLAS(cublasLtMatmulPreferenceInit(&preference));
+        const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+            ITHACA_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value));
+        };
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[2]);
+        cublasLtMatmulHeuristicResult_t found{};
+        int n_found = 0;
+        ITHACA_CUBLAS(cublasLtMatmulAlgoGetHeuristic(handle_, &desc, &layouts[0], &layouts[1], &layouts[2], &layouts[2], &preference,
+                                                     1, &found, &n_found));
+        if (n_found == 0) fail(__FILE__, __LINE__, "cublasLtMatmulAlgoGetHeuristic", "no algorithm for this product");
+        return found.algo;
+    }
+
+    cublasLtHandle_t handle_ = nullptr;
+    std::map<std::vector<int64_t>, cublasLtMatmulAlgo_t> algorithms_;
+    void* workspaces_[2] = {};
+};
 
 using Addresses = std::vector<Address>;
 
@@ -38,7 +130,7 @@ struct Program {
     Mesh mesh;
     std::vector<Arena> arenas;
     int n_events;
-    std::vector<DType> dtypes;
+    double tolerances[4];  // of the self-check, for f64, f32, f16 and bf16
     std::vector<Source> sources;
     std::vector<Output> outputs;
     int64_t id_bound;  // of token ids
@@ -53,7 +145,7 @@ class Device : NotCopied {
     Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
         : program(program), rank(rank), communicators(communicators), watch(rank, seconds, communicators.all()) {
         for (cudaStream_t& stream : streams) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        events_.resize(static_cast<size_t>(program.n_events) + 2);
+        events_.resize(program.n_events + 2);
         for (cudaEvent_t& event : events_) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
         load(tensors);
         ITHACA_CUDA(cudaDeviceSynchronize());
@@ -74,8 +166,8 @@ class Device : NotCopied {
         return offset < 0 ? Address{} : memory_ + offset;
     }
 
-    void wait(Queue queue, int event) { ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], events_[static_cast<size_t>(event)], 0)); }
-    void record(Queue queue, int event) { ITHACA_CUDA(cudaEventRecord(events_[static_cast<size_t>(event)], streams[queue])); }
+    void wait(Queue queue, int event) { ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], events_[event], 0)); }
+    void record(Queue queue, int event) { ITHACA_CUDA(cudaEventRecord(events_[event], streams[queue])); }
     // Each stream waits for the other.
     void meet() {
         for (Queue queue : {kCompute, kComm}) record(queue, program.n_events + queue);
@@ -95,6 +187,7 @@ class Device : NotCopied {
     Products products;
     Profile profile;
     Watch watch;
+
   private:
     // One allocation: the arena, then sources, then tables.
     void load(const Tensors& tensors) {
@@ -198,7 +291,7 @@ class Frame : NotCopied {
     }
     void copy(Address to, Address from, int64_t bytes) {
         if (bytes > 0 && from.at != to.at)
-            ITHACA_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()));
+            ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
     }
     // Sends and receives blocks, as one group; the rank's own blocks are left out.
     void exchange(int axis, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {
@@ -231,13 +324,13 @@ class Frame : NotCopied {
     void all_gather(int axis, DType dtype, Address from, Address to, int64_t count) {
         sends(dtype, count * (size(axis) - 1));
         collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
-            ITHACA_NCCL(ncclAllGather(from, to, static_cast<size_t>(count), type, comm, stream()));
+            ITHACA_NCCL(ncclAllGather(from, to, count, type, comm, stream()));
         });
     }
     void reduce_scatter(int axis, DType dtype, Address from, Address to, int64_t count) {
         sends(dtype, count * (size(axis) - 1));
         collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
-            ITHACA_NCCL(ncclReduceScatter(from, to, static_cast<size_t>(count), type, ncclSum, comm, stream()));
+            ITHACA_NCCL(ncclReduceScatter(from, to, count, type, ncclSum, comm, stream()));
         });
     }
     // Counted as a reduce-scatter of nearly equal chunks, the first ones longer, and an all-gather.
@@ -245,13 +338,14 @@ class Frame : NotCopied {
         const int64_t n = size(axis), own = count / n + (number(axis) < count % n ? 1 : 0);
         sends(dtype, count - own + (n - 1) * own);
         collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
-            ITHACA_NCCL(ncclAllReduce(from, to, static_cast<size_t>(count), type, ncclSum, comm, stream()));
+            ITHACA_NCCL(ncclAllReduce(from, to, count, type, ncclSum, comm, stream()));
         });
     }
+
   private:
     cudaStream_t stream() const { return device_.streams[task_.queue]; }
     const Mesh& mesh() const { return device_.program.mesh; }
-    int64_t size(int axis) const { return axis == kWorld ? mesh().ranks() : mesh().axes[static_cast<size_t>(axis)].size; }
+    int64_t size(int axis) const { return axis == kWorld ? mesh().ranks() : mesh().axes[axis].size; }
     int64_t number(int axis) const { return axis == kWorld ? device_.rank : mesh().coordinate(device_.rank, axis); }
     void sends(DType dtype, int64_t count) { device_.profile.sends(count * bytes_of(dtype)); }
 
@@ -266,10 +360,10 @@ class Frame : NotCopied {
     void collective(int axis, DType dtype, const Issue& issue) {
         static constexpr ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclFloat16, ncclBfloat16, ncclInt32, ncclInt8};
         const Communicators& all = device_.communicators;
-        const ncclComm_t comm = axis == kWorld ? all.world : all.axes[static_cast<size_t>(axis)];
+        const ncclComm_t comm = axis == kWorld ? all.world : all.axes[axis];
         sends(dtype, 0);  // counted even where this rank has nothing to send
         ITHACA_NCCL(ncclGroupStart());
-        issue(comm, types[static_cast<size_t>(dtype)]);
+        issue(comm, types[int(dtype)]);
         ITHACA_NCCL(ncclGroupEnd());
         device_.watch.settle(comm);
     }
@@ -278,7 +372,7 @@ class Frame : NotCopied {
         for (const Blocks& b : blocks)
             for (int64_t i = 0; i < b.n && b.count > 0; ++i) {
                 const int64_t peer = b.peer + i * b.peer_step;
-                call(static_cast<int>(peer), b.at + i * b.byte_step, static_cast<size_t>(b.count), peer == number(axis));
+                call(static_cast<int>(peer), b.at + i * b.byte_step, b.count, peer == number(axis));
             }
     }
     template <typename... Parameters>
@@ -287,7 +381,7 @@ class Frame : NotCopied {
         cudaLaunchConfig_t config{};
         config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, int64_t{1} << 20)));
         config.blockDim = dim3(static_cast<unsigned>(threads));
-        config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+        config.dynamicSmemBytes = shared_bytes;
         config.stream = stream();
         ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
     }

@@ -136,7 +136,7 @@ inline int run(const Options& options, const Program& program, const Program* re
             smallest.after(gather_updated(device, tensors, kGradient));
         }
         const double reach = reference->reach * static_cast<double>(steps);
-        good = agree(outputs, gather(device, tensors), reach, smallest, options.tolerance, program.dtypes);
+        good = agree(outputs, gather(device, tensors), reach, smallest, options.tolerance, program.tolerances);
     }
     communicators.close();
     return good ? 0 : 1;

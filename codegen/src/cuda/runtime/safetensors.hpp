@@ -23,7 +23,7 @@ enum class DType { F64, F32, F16, BF16, I32, Bool, I64 };  // I64 in files only
 
 inline int64_t bytes_of(DType dtype) {
     static constexpr int64_t bytes[] = {8, 4, 2, 2, 4, 1, 8};
-    return bytes[static_cast<size_t>(dtype)];
+    return bytes[int(dtype)];
 }
 
 template <typename Body>
@@ -116,6 +116,7 @@ class HeaderReader {
         items('[', ']', [&] { out.push_back(number()); });
         return out;
     }
+
   private:
     const std::string& path_;
     const char* at_;
@@ -131,7 +132,7 @@ struct TensorFile {
         const int fd = ::open(path.c_str(), O_RDONLY);
         if (fd < 0) throw Error(path + ": " + std::strerror(errno));
         struct stat info{};
-        const size_t size = ::fstat(fd, &info) == 0 && info.st_size >= 8 ? static_cast<size_t>(info.st_size) : 0;
+        const size_t size = ::fstat(fd, &info) == 0 && info.st_size >= 8 ? info.st_size : 0;
         void* mapped = size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
         ::close(fd);
         if (mapped == MAP_FAILED) throw Error(path + ": no safetensors file");
@@ -148,6 +149,7 @@ struct TensorFile {
         });
         if (in.peek() != '\0') in.fail("something follows it");
     }
+
   private:
     void add(HeaderReader& in, const std::string& name, int64_t n_data, const char* data) {
         static const std::map<std::string, DType> dtypes = {{"F64", DType::F64}, {"F32", DType::F32}, {"F16", DType::F16},
@@ -195,6 +197,7 @@ class TensorFiles {
             if (const auto found = file.tensors.find(name); found != file.tensors.end()) return &found->second;
         return nullptr;
     }
+
   private:
     std::vector<TensorFile> files_;
 };

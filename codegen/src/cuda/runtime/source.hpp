@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "communicators.hpp"
+#include "ranks.hpp"
 #include "safetensors.hpp"
 
 namespace ithaca {
@@ -41,13 +41,13 @@ using Part = std::vector<DimPart>;
 
 template <typename T>
 std::vector<T> choose(int64_t i, const std::vector<std::vector<T>>& lists) {
-    return lists[static_cast<size_t>(i)];
+    return lists[i];
 }
 
 // n triples, each the one before plus a step.
 inline std::vector<int64_t> progression(int64_t n, const std::vector<int64_t>& first, const std::vector<int64_t>& step) {
     std::vector<int64_t> out;
-    for (int64_t i = 0; i < 3 * n; ++i) out.push_back(first[static_cast<size_t>(i % 3)] + i / 3 * step[static_cast<size_t>(i % 3)]);
+    for (int64_t i = 0; i < 3 * n; ++i) out.push_back(first[i % 3] + i / 3 * step[i % 3]);
     return out;
 }
 
@@ -161,7 +161,7 @@ inline std::function<double(int64_t)> initial_elements(const Source& source, int
                             ", but the model needs the other");
         }
         return [stored, n = product_of(each)](int64_t i) {
-            const StoredTensor& member = *stored[static_cast<size_t>(i / n)];
+            const StoredTensor& member = *stored[i / n];
             return load_element(member.dtype, member.data, i % n);
         };
     }
@@ -237,7 +237,7 @@ inline std::vector<char> load_source(const Source& source, int64_t layer, int64_
     const std::function<double(int64_t)> element = initial_elements(source, layer, tensors);
     if (source.tensor.dtype == DType::I32 && source.file == File::Inputs) check_integers(source, layer, element);
     const std::vector<int64_t> places = stored_places(source, rank);
-    const size_t width = static_cast<size_t>(bytes_of(source.tensor.dtype));
+    const size_t width = bytes_of(source.tensor.dtype);
     std::vector<char> out(places.size() * width);
     for (size_t i = 0; i < places.size(); ++i) {
         const double value = places[i] >= 0 ? element(places[i]) : static_cast<double>(source.fill);
