@@ -8,7 +8,7 @@ use ithaca_device::{Call, Choice, Operand, Record, Region, SourceFile, Step, Wai
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::ScanOrder;
-use ithaca_ir::schedule::{self, BufferId, Content, FrameId, Place, Stream, Task};
+use ithaca_ir::schedule::{self, Buffer, BufferId, Content, FrameId, Place, Stream, Task};
 use ithaca_ir::text;
 
 use super::lines;
@@ -21,7 +21,7 @@ use super::record::{Pointers, Writer};
 pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> String {
     let (frame, of_schedule) = (&cx.program.frames[id], &cx.schedule.frames[id]);
     let mut names = Names::for_variables();
-    let names = of_schedule.buffers.values().map(|buffer| names.fresh("", &buffer.name)).collect();
+    let names = of_schedule.buffers.values().map(|buffer| names.fresh("", variable(buffer))).collect();
     let mut printer =
         Printer { cx, numbers, of_schedule, names, used: RefCell::default(), out: String::new() };
     for (number, step) in frame.steps.iter().enumerate() {
@@ -281,6 +281,19 @@ impl Printer<'_, '_, '_> {
         let statement = format!("s.call({function}, {base}, {{{arguments}}}, {{{results}}}, {layer});");
         self.line(indent + usize::from(is_loop), &statement);
     }
+}
+
+/// The name of a buffer; a value without one that is loaded has that of its tensor.
+fn variable(buffer: &Buffer) -> &str {
+    let (Place::Weight(binding) | Place::State(binding) | Place::Input(binding)) = &buffer.place else {
+        return &buffer.name;
+    };
+    if !buffer.name.chars().all(|c| c.is_ascii_digit()) {
+        return &buffer.name;
+    }
+    let name = binding.name.strip_suffix(".weight").unwrap_or(&binding.name);
+    let start = name.rfind('.').map_or(0, |dot| dot + 1);
+    if name.ends_with("bias") { name[..start].trim_end_matches('.').rfind('.').map_or(name, |dot| &name[dot + 1..]) } else { &name[start..] }
 }
 
 fn queue(stream: Stream) -> &'static str {

@@ -33,7 +33,7 @@ impl<'a> Numbers<'a> {
     pub(super) fn arrays(&self) -> Vec<String> {
         let statement = |(i, values): (usize, &Vec<i64>)| {
             let values: Vec<String> = values.iter().map(i64::to_string).collect();
-            format!("static const int64_t t{i}[] = {{{}}};", values.join(", "))
+            format!("static const int64_t kByRank{i}[] = {{{}}};", values.join(", "))
         };
         self.arrays.borrow().iter().enumerate().map(statement).collect()
     }
@@ -74,7 +74,7 @@ impl<'a> Numbers<'a> {
             arrays.push(values.to_vec());
             arrays.len() - 1
         });
-        format!("t{array}[{}]", self.index(axes))
+        format!("kByRank{array}[{}]", self.index(axes))
     }
 
     /// The terms of an integer, without its constant.
@@ -239,9 +239,9 @@ mod tests {
             |values: &[i64]| Varying { axes: vec![ring], values: values.to_vec(), ..Varying::default() };
         assert_eq!(printed(by_ring(&[1, 2, 3, 0])), "(c.ring + 1) % 4");
         assert_eq!(printed(by_ring(&[35, 5, 15, 25])), "(c.ring + 3) % 4 * 10 + 5");
-        assert_eq!(printed(by_ring(&[3, 3, 2, 2])), "t0[c.ring]");
+        assert_eq!(printed(by_ring(&[3, 3, 2, 2])), "kByRank0[c.ring]");
         let both =
             Varying { axes: vec![outer, ring], values: vec![5, 1, 7, 2, 9, 4, 3, 8], ..Varying::default() };
-        assert_eq!(printed(both), "t0[c.outer * 4 + c.ring]");
+        assert_eq!(printed(both), "kByRank0[c.outer * 4 + c.ring]");
     }
 }
