@@ -3,7 +3,7 @@
 //! A type says how large a value is and where its parts are, by the rules of C. So the bytes of a launch and the initializer in
 //! emitted C++ are made from the same [`Arg`].
 
-use crate::record::{Address, Region};
+use crate::address::{Address, Region};
 use crate::value::{Int, Varying};
 
 /// A part of an argument that has no parts.

@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 
 use ithaca_ir::DType;
 
-use crate::SOURCES;
 use crate::flash;
+use crate::sources::SOURCES;
 use crate::structs::layout_checks;
 
 /// The C++ type of an element.

@@ -8,11 +8,12 @@
 //! - [`catalogue`]: their names. [`flash`]: the attention kernels on tensor cores. [`argument`]: the arguments' layouts.
 //! - [`program`], [`record`], [`value`]: the device program.
 
+pub mod address;
 pub mod argument;
 pub mod catalogue;
 pub mod error;
 pub mod flash;
-mod lower;
+pub mod lower;
 mod merge;
 mod ops;
 pub mod program;
@@ -21,15 +22,14 @@ mod sources;
 pub mod structs;
 pub mod value;
 
+pub use address::{Address, Region};
 pub use argument::{Arg, ArgType, Scalar, Word};
 pub use error::LowerError;
-pub use lower::{Options, lower};
+pub use lower::{Checks, Options, lower};
 pub use program::{
     Call, Check, DeviceProgram, Frame, Held, HeldDim, Operand, Output, Source, SourceFile, Step, Table, Wait,
     Work,
 };
-pub use record::{
-    Address, Block, Collective, Communicator, Form, Grid, Launch, Matrix, Product, Record, Region, Transfer,
-};
+pub use record::{Block, Collective, Communicator, Form, Grid, Launch, Matrix, Product, Record, Transfer};
 pub use sources::SOURCES;
 pub use value::{Choice, Coordinates, Int, Varying};

@@ -10,10 +10,11 @@ use ithaca_ir::entity::{Arena, Entity};
 use ithaca_ir::layout::At;
 use ithaca_ir::{AxisId, Mesh, Rank};
 
+use crate::address::{Address, Region, TableId};
 use crate::argument::Word;
 use crate::ops::view::List;
-use crate::program::{Table, TableId};
-use crate::record::{Address, Block, Collective, Grid, Launch, Matrix, Product, Record, Region, Transfer};
+use crate::program::Table;
+use crate::record::{Block, Collective, Grid, Launch, Matrix, Product, Record, Transfer};
 use crate::value::{Choice, Int, Varying};
 
 /// The combinations of coordinates along some axes, the last fastest.

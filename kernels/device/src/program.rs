@@ -1,26 +1,20 @@
 //! A device program: frames of steps, and the memory that they use.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, ScanOrder};
 use ithaca_ir::schedule::integers::Integers;
-use ithaca_ir::schedule::{FrameId, Stream};
-use ithaca_ir::{DType, Mesh, TensorType, entity};
+use ithaca_ir::schedule::{BufferId, FrameId, Stream};
+use ithaca_ir::{DType, Mesh, TensorType};
 
-use crate::record::{Address, Record};
+use crate::address::Address;
+use crate::record::Record;
 use crate::value::{Choice, Int};
 
-entity!(
-    /// A stored tensor of a [`DeviceProgram`].
-    SourceId, "source"
-);
-entity!(
-    /// A list of numbers of a [`DeviceProgram`].
-    TableId, "table"
-);
+pub use crate::address::{SourceId, TableId};
 
 /// A schedule as records, for all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +82,8 @@ pub struct Frame {
     pub runs: Vec<(Layers, Option<At>)>,
     /// Whether both streams meet at its start and its end.
     pub meets: bool,
+    /// The stored tensors that it uses, by the number of the buffer in the schedule's frame.
+    pub sources: BTreeMap<SourceId, BufferId>,
     /// The steps, in order of issue: one for each task of the schedule's frame.
     pub steps: Vec<Step>,
 }
@@ -167,12 +163,12 @@ pub struct Operand {
 
 /// A search for the first NaN in a buffer that a step wrote.
 ///
-/// The word at [`Region::Finding`](crate::record::Region::Finding) is zero before. Afterwards it is zero where there is no
+/// The word at [`Region::Finding`](crate::Region::Finding) is zero before. Afterwards it is zero where there is no
 /// NaN, and otherwise `n - i` for the first, element `i` of `n`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
     /// The number of the buffer in the schedule's frame.
-    pub buffer: ithaca_ir::schedule::BufferId,
+    pub buffer: BufferId,
     /// Elements.
     pub n: Int,
     /// The search.

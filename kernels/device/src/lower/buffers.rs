@@ -1,4 +1,4 @@
-//! Where buffers are, the stored tensors among them, and at which multiples arguments of frames start.
+//! The stored tensors of a schedule, slices of stacks, and at which multiples arguments of frames start.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,16 @@ use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Binding, structure};
 use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Work, integers};
-use ithaca_ir::strided::Strided;
 use ithaca_ir::{Space, TensorType};
 
-use super::{In, Lowering, uneven_axes};
-use crate::argument::Pointer;
+use super::axes::uneven_axes;
+use super::held;
+use crate::address::SourceId;
 use crate::error::LowerError;
 use crate::flash::ALIGNMENT;
 use crate::merge::{self, Span};
-use crate::ops::view::{View, signed};
-use crate::program::{Source, SourceFile, SourceId};
-use crate::record::Region;
+use crate::ops::view::signed;
+use crate::program::{Source, SourceFile};
 use crate::value::Int;
 
 /// Layers, and the ranks that run them.
@@ -64,6 +63,17 @@ impl Sources {
         Ok(sources)
     }
 
+    /// The stored tensor of a buffer.
+    pub(super) fn find(&self, frame: FrameId, buffer: BufferId) -> Option<SourceId> {
+        self.of.get(&(frame, buffer)).copied()
+    }
+
+    /// The stored tensors of a frame, with its buffers.
+    pub(super) fn of_frame(&self, frame: FrameId) -> BTreeMap<SourceId, BufferId> {
+        let own = self.of.iter().filter(|((of, _), _)| *of == frame);
+        own.map(|(&(_, buffer), &source)| (source, buffer)).collect()
+    }
+
     fn add(&mut self, file: SourceFile, binding: &Binding, ty: &TensorType, runs: &Runs) -> SourceId {
         let at = ty.layout.at;
         let ty = ty.located(None);
@@ -95,7 +105,7 @@ impl Sources {
                 is_written: *is_written,
                 stored: binding.stored_shape(space, ty),
                 integers: meaning.copied(),
-                held: super::held::of_source(space, ty),
+                held: held::of_source(space, ty),
             }
         };
         self.all.values().map(source).collect()
@@ -111,60 +121,6 @@ fn by_place(mut runs: Runs) -> Runs {
         layers.into_iter().map(|layers| (layers, at)).collect()
     };
     runs.chunk_by(|a, b| a.1 == b.1).flat_map(of_place).collect()
-}
-
-impl<'a> Lowering<'a> {
-    /// Where a buffer is.
-    pub(super) fn locate(&self, of: In<'a>, id: BufferId) -> Result<Pointer, LowerError> {
-        let Some(buffer) = of.frame.buffers.get(id) else {
-            return LowerError::invalid(format!("there is no buffer {id:?}"));
-        };
-        let found = match &buffer.place {
-            Place::Frame(offset) => Some(Pointer { region: Region::Frame, bytes: signed(*offset) }),
-            Place::Wire { wire, .. } => match of.frame.strided(self.space(), id) {
-                Some(strided) => Some(self.locate(of, *wire)?.offset(strided.start * buffer.dtype().bytes())),
-                None => None,
-            },
-            Place::Argument(i) => Some(Pointer { region: Region::Argument(*i), bytes: 0 }),
-            Place::Result(i) => Some(Pointer { region: Region::Result(*i), bytes: 0 }),
-            Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                let source = self.sources.of.get(&(of.id, id));
-                source.map(|&source| Pointer { region: Region::Source(source), bytes: 0 })
-            }
-        };
-        match found {
-            Some(found) => Ok(found),
-            None => LowerError::invalid(format!("buffer `{}` has no place", buffer.name)),
-        }
-    }
-
-    /// The tensor in a buffer.
-    pub(super) fn tensor(&self, of: In<'a>, id: BufferId) -> Result<&'a TensorType, LowerError> {
-        match of.frame.buffers.get(id).map(|buffer| (&buffer.content, &buffer.name)) {
-            Some((Content::Tensor(ty), _)) => Ok(ty),
-            Some((Content::Wire { .. }, name)) => {
-                LowerError::invalid(format!("`{name}` is a wire buffer where a tensor belongs"))
-            }
-            None => LowerError::invalid(format!("there is no buffer {id:?}")),
-        }
-    }
-
-    /// Buffers with their types; `strided` has for those in wires where their elements are.
-    pub(super) fn views<'v>(
-        &self,
-        of: In<'a>,
-        buffers: &[BufferId],
-        strided: &'v [Option<Strided>],
-    ) -> Result<Vec<View<'v>>, LowerError>
-    where
-        'a: 'v,
-    {
-        let view = |(&b, strided): (&BufferId, &'v Option<Strided>)| {
-            let strided = strided.as_ref().filter(|strided| strided.cut.is_some());
-            Ok(View { ty: self.tensor(of, b)?, at: self.locate(of, b)?, strided })
-        };
-        buffers.iter().zip(strided).map(view).collect()
-    }
 }
 
 /// For each argument and each result of a call the bytes of a layer's slice; zero for those that all layers share.

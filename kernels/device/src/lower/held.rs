@@ -5,14 +5,12 @@ use std::ops::Range;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::source;
 use ithaca_ir::order::Run;
-use ithaca_ir::schedule::Content;
 use ithaca_ir::{DimId, Order, Space, TensorType};
 
-use super::{In, Lowering, splitting_axes};
-use crate::error::LowerError;
+use super::axes::splitting_axes;
 use crate::merge::{self, Span};
 use crate::ops::view::signed;
-use crate::program::{Held, HeldDim, Output};
+use crate::program::{Held, HeldDim};
 use crate::value::Choice;
 
 /// A dimension as a file has it.
@@ -37,7 +35,7 @@ pub(super) fn of_source(space: &Space, ty: &TensorType) -> Held {
 }
 
 /// The part that a rank has of an output.
-fn of_output(space: &Space, ty: &TensorType) -> Held {
+pub(super) fn of_output(space: &Space, ty: &TensorType) -> Held {
     held(space, ty, ty.layout.at, |dim| {
         let size = space.dims[dim].valid.min(space.size(dim));
         Stored { size, copies: 1, of: dim }
@@ -79,22 +77,4 @@ fn runs(space: &Space, of: DimId, copies: u64, range: &Range<u64>) -> Vec<i64> {
     let dim = &space.dims[of];
     let runs = dim.order.runs(dim.size, range.start / copies..(range.end - 1) / copies + 1);
     runs.iter().flat_map(|&Run { index, position, len }| [index, position, len].map(signed)).collect()
-}
-
-impl Lowering<'_> {
-    /// The results of `main`.
-    pub(super) fn outputs(&self) -> Result<Vec<Output>, LowerError> {
-        let Some(main) = self.schedule.main() else { return Ok(Vec::new()) };
-        let frame = &self.schedule.frames[main];
-        let of = In { id: main, frame };
-        let output = |(i, output): (usize, &ithaca_ir::schedule::FrameOutput)| {
-            let name = output.name.clone().unwrap_or_else(|| i.to_string());
-            let Some(Content::Tensor(ty)) = frame.buffers.get(output.buffer).map(|b| &b.content) else {
-                return LowerError::invalid(format!("output `{name}` is a wire buffer"));
-            };
-            let address = self.locate(of, output.buffer)?.address();
-            Ok(Output { name, ty: ty.clone(), address, held: of_output(self.space(), ty) })
-        };
-        frame.outputs.iter().enumerate().map(output).collect()
-    }
 }

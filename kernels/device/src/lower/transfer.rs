@@ -10,7 +10,8 @@ use ithaca_ir::schedule::{Task, Transfer as TaskTransfer};
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
 
-use super::{In, Lowering, only, splitting_axes};
+use super::axes::splitting_axes;
+use super::context::{In, Lowering, only};
 use crate::argument::Pointer;
 use crate::error::LowerError;
 use crate::merge::Span;

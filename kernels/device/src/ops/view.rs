@@ -7,12 +7,12 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{DType, DimId, Rank, Space, TensorType, boxes};
 
+use crate::address::{Region, TableId};
 use crate::argument::{Arg, Pointer};
 use crate::catalogue::{bits_type, c_type};
 use crate::error::LowerError;
 use crate::flash::{ALIGNMENT, Block};
-use crate::program::TableId;
-use crate::record::{Grid, Launch, Record, Region};
+use crate::record::{Grid, Launch, Record};
 use crate::structs::{MOST_DIMS, Reals, Sequence, Walk, Written};
 use crate::value::Int;
 
