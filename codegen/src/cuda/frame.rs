@@ -293,7 +293,11 @@ fn variable(buffer: &Buffer) -> &str {
     }
     let name = binding.name.strip_suffix(".weight").unwrap_or(&binding.name);
     let start = name.rfind('.').map_or(0, |dot| dot + 1);
-    if name.ends_with("bias") { name[..start].trim_end_matches('.').rfind('.').map_or(name, |dot| &name[dot + 1..]) } else { &name[start..] }
+    if name.ends_with("bias") {
+        name[..start].trim_end_matches('.').rfind('.').map_or(name, |dot| &name[dot + 1..])
+    } else {
+        &name[start..]
+    }
 }
 
 fn queue(stream: Stream) -> &'static str {

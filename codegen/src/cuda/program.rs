@@ -65,8 +65,7 @@ pub(super) fn print(
         out.push('\n');
     }
     out.push_str(&body);
-    out.push_str(&parts);
-    out.push_str(&tables);
+    let _ = write!(out, "{parts}\n{tables}");
     let run = &cx.functions[main.index()];
     let _ = writeln!(
         out,
@@ -89,10 +88,16 @@ pub(super) fn print(
         .collect();
     let _ = writeln!(out, "        {{{}}},  // bytes of the arena", arenas.join(", "));
     let tolerances = tolerances(schedule, &ran).map(names::double);
-    let _ = writeln!(out, "        {},  // events\n        {{{}}},  // tolerances", program.n_events, tolerances.join(", "));
+    let _ = writeln!(
+        out,
+        "        {},  // events\n        {{{}}},  // tolerances",
+        program.n_events,
+        tolerances.join(", ")
+    );
     for list in [&sources, &outputs] {
         out.push_str("        {\n");
-        list.iter().for_each(|item| lines::push(&mut out, 3, &format!("{item},")));
+        let numbered = list.iter().enumerate();
+        numbered.for_each(|(i, item)| lines::push(&mut out, 3, &format!("{item},  // {i}")));
         out.push_str("        },\n");
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
@@ -158,15 +163,10 @@ impl Parts {
         }
         self.known.push(key);
         let function = format!("{name}{}", self.known.len() - 1);
-        if uses_coordinates {
-            let _ =
-                writeln!(self.out, "static {ty} {function}(int64_t rank) {{\n    const Coordinates c(rank);");
-            lines::push(&mut self.out, 1, &format!("return {body};"));
-            self.out.push_str("}\n\n");
-        } else {
-            lines::push(&mut self.out, 0, &format!("static {ty} {function}(int64_t) {{ return {body}; }}"));
-            self.out.push('\n');
-        }
+        let (rank, coordinates) =
+            if uses_coordinates { (" rank", "const Coordinates c(rank); ") } else { ("", "") };
+        let text = format!("static {ty} {function}(int64_t{rank}) {{ {coordinates}return {body}; }}");
+        lines::push(&mut self.out, 0, &text);
         function
     }
 }
@@ -248,7 +248,8 @@ fn tables(cx: &Context<'_>, numbers: &Numbers<'_>) -> String {
     if uses_coordinates {
         out.push_str("    const Coordinates c(rank);\n");
     }
-    statements.iter().for_each(|statement| lines::push(&mut out, 1, statement));
+    let numbered = statements.iter().enumerate();
+    numbered.for_each(|(i, statement)| lines::push(&mut out, 1, &format!("{statement}  // {i}")));
     out.push_str("}\n\n");
     out
 }

@@ -334,7 +334,11 @@ mod tests {
         let to_next = Block { peer: next.into_int(), ..block(0, 0) };
         let transfer = |sends, receives| {
             let collective = Collective::SendReceive { sends, receives };
-            Record::Transfer(Transfer { communicator: Communicator::Axis(ring), dtype: DType::BF16, collective })
+            Record::Transfer(Transfer {
+                communicator: Communicator::Axis(ring),
+                dtype: DType::BF16,
+                collective,
+            })
         };
         let lines = printed(&[
             transfer(vec![block(0, 0), block(1, 16), block(2, 32)], Vec::new()),
@@ -354,12 +358,19 @@ mod tests {
         let walk = |words: Vec<Word>| Arg {
             ty: ArgType::Struct(&ithaca_device::argument::StructType {
                 name: "ithaca::Reals",
-                fields: &[("data", ArgType::Scalar(Scalar::Pointer)), ("storage", ArgType::Scalar(Scalar::I32))],
+                fields: &[
+                    ("data", ArgType::Scalar(Scalar::Pointer)),
+                    ("storage", ArgType::Scalar(Scalar::I32)),
+                ],
             }),
             words,
         };
         let launch = |args: Vec<Arg>| {
-            Record::Launch(Launch { kernel: "pick<float>".to_owned(), grid: Grid::Threads(Int::Const(8)), args })
+            Record::Launch(Launch {
+                kernel: "pick<float>".to_owned(),
+                grid: Grid::Threads(Int::Const(8)),
+                args,
+            })
         };
         let lines = printed(&[launch(vec![
             walk(vec![Word::Address(at(Region::Frame, 64)), Word::Int(Int::Const(3))]),
@@ -369,7 +380,9 @@ mod tests {
         ])]);
         assert_eq!(
             lines,
-            ["s.launch(kernel::pick<float>, 8, Reals{x, Storage::BF16}, Reals{}, 18446744073709551615u, true);"]
+            [
+                "s.launch(kernel::pick<float>, 8, Reals{x, Storage::BF16}, Reals{}, 18446744073709551615u, true);"
+            ]
         );
     }
 }

@@ -126,8 +126,7 @@ inline double rounding_of(DType dtype) {
 // The largest finite magnitude in all tensors whose names have a prefix.
 inline double largest_of(const std::vector<HostTensor>& tensors, const char* prefix) {
     double largest = 0;
-    for (const HostTensor& t : tensors)
-        for (double value : t.values)
+    for (const HostTensor& t : tensors) for (double value : t.values)
             if (has_prefix(t.name, prefix) && std::isfinite(value)) largest = std::max(largest, std::fabs(value));
     return largest;
 }
@@ -165,12 +164,9 @@ class Judge {
   public:
     // `reach` is the largest distance by which the optimizer moves an element in all steps; zero without one.
     Judge(const std::vector<HostTensor>& reference, double reach, const SmallestGradients& smallest)
-        : reach_(reach),
-          smallest_(smallest),
-          kinds_{{kSecondMoment, kFloor * kFloor * largest_of(reference, kSecondMoment)},
+        : reach_(reach), smallest_(smallest), kinds_{{kSecondMoment, kFloor * kFloor * largest_of(reference, kSecondMoment)},
                  {kFirstMoment, std::min(kFloor * largest_of(reference, kFirstMoment), kNoise)},
-                 {kGradient, std::min(kFloor * largest_of(reference, kGradient), kNoise)},
-                 {kMaster, 0}} {}
+                 {kGradient, std::min(kFloor * largest_of(reference, kGradient), kNoise)}, {kMaster, 0}} {}
     // Compares two tensors of one name and shape.
     Verdict compare(const HostTensor& ours, const HostTensor& theirs) const {
         const auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& k) { return has_prefix(ours.name, k.first); });

@@ -197,8 +197,7 @@ class Device : NotCopied {
             return offset;
         };
         int64_t arena = 0;
-        for (const Arena& a : program.arenas)
-            if (program.mesh.is_at(a.place, rank)) arena = std::max(arena, a.bytes);
+        for (const Arena& a : program.arenas) if (program.mesh.is_at(a.place, rank)) arena = std::max(arena, a.bytes);
         reserve(arena);
         for (const Source& source : program.sources) {
             int64_t bytes = bytes_of(source.tensor.dtype);
@@ -214,8 +213,7 @@ class Device : NotCopied {
         const auto upload = [&](int64_t offset, const std::vector<char>& data) {
             ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
         };
-        for (size_t i = 0; i < offsets_.size(); ++i)
-            for (size_t l = 0; l < offsets_[i].size(); ++l) {
+        for (size_t i = 0; i < offsets_.size(); ++i) for (size_t l = 0; l < offsets_[i].size(); ++l) {
                 const int64_t layer = program.sources[i].all_layers().start + static_cast<int64_t>(l);
                 if (offsets_[i][l] >= 0) upload(offsets_[i][l], load_source(program.sources[i], layer, rank, tensors));
             }
@@ -290,8 +288,7 @@ class Frame : NotCopied {
         device_.products.multiply(task_.queue, stream(), dtype, rows, columns, inner, batch, {a, b, c});
     }
     void copy(Address to, Address from, int64_t bytes) {
-        if (bytes > 0 && from.at != to.at)
-            ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
+        if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
     }
     // Sends and receives blocks, as one group; the rank's own blocks are left out.
     void exchange(int axis, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {
@@ -369,8 +366,7 @@ class Frame : NotCopied {
     }
     template <typename Call>
     void each(int axis, std::initializer_list<Blocks> blocks, const Call& call) const {
-        for (const Blocks& b : blocks)
-            for (int64_t i = 0; i < b.n && b.count > 0; ++i) {
+        for (const Blocks& b : blocks) for (int64_t i = 0; i < b.n && b.count > 0; ++i) {
                 const int64_t peer = b.peer + i * b.peer_step;
                 call(static_cast<int>(peer), b.at + i * b.byte_step, b.count, peer == number(axis));
             }

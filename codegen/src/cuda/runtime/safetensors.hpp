@@ -253,8 +253,7 @@ inline void write_tensors(const std::string& path, const std::vector<HostTensor>
     put(&length, 8);
     put(header.data(), header.size());
     char element[8];
-    for (const HostTensor& t : tensors)
-        for (double value : t.values) {
+    for (const HostTensor& t : tensors) for (double value : t.values) {
             store_element(stored_as(t.dtype), element, value);
             put(element, static_cast<size_t>(bytes_of(stored_as(t.dtype))));
         }

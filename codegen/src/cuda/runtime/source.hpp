@@ -148,8 +148,7 @@ inline std::function<double(int64_t)> initial_elements(const Source& source, int
         names = members(name, shape);
     }
     std::vector<const StoredTensor*> stored;
-    for (const std::string& member : names)
-        if (const StoredTensor* found = files.find(member)) stored.push_back(found);
+    for (const std::string& member : names) if (const StoredTensor* found = files.find(member)) stored.push_back(found);
     if (!names.empty() && stored.size() == names.size()) {
         const std::vector<int64_t> each(shape.begin() + (names.front() != name ? 1 : 0), shape.end());
         for (size_t m = 0; m < names.size(); ++m) {
@@ -185,8 +184,7 @@ inline std::vector<int64_t> places_of(const Part& part, const std::vector<int64_
     for (size_t d = 0; d < part.size(); ++d) {
         const std::vector<int64_t> positions = part[d].positions();
         std::vector<int64_t> next;
-        for (int64_t before : places)
-            for (int64_t position : positions) {
+        for (int64_t before : places) for (int64_t position : positions) {
                 const int64_t at = position + (d + 1 == part.size() ? ahead : 0);
                 next.push_back(before >= 0 && at < shape[d] ? before * shape[d] + at : -1);
             }

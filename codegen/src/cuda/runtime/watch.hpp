@@ -145,8 +145,7 @@ class Profile : NotCopied {
             busy[run.task.queue] += exposed;
             end = std::max(end, static_cast<double>(run.to));
             if (run.task.queue == kCompute) continue;
-            for (const Run& other : runs_)
-                if (other.task.queue == kCompute)
+            for (const Run& other : runs_) if (other.task.queue == kCompute)
                     exposed -= std::max(0.0f, std::min(other.to, run.to) - std::max(other.from, run.from));
             auto& [sum, name] = collectives[{run.task.frame, run.task.number}];
             sum.add(run);
@@ -254,8 +253,7 @@ class Watch : NotCopied {
     // Forgets finished tasks; whether there were any.
     bool advance() {
         bool advanced = false;
-        for (std::deque<Mark>& marks : marks_)
-            while (!marks.empty()) {
+        for (std::deque<Mark>& marks : marks_) while (!marks.empty()) {
                 const cudaError_t status = cudaEventQuery(marks.front().done);
                 if (status == cudaErrorNotReady) break;
                 if (status != cudaSuccess) {
