@@ -15,7 +15,7 @@ mod verify;
 
 pub use reach::{Operand, reaches};
 pub use text::{parse, print};
-pub use verify::{Party, verify, verify_meaning, verify_together};
+pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
 use std::collections::BTreeMap;
 use std::fmt;
