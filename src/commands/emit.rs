@@ -10,7 +10,7 @@ use ithaca_passes::import;
 use ithaca_passes::lower::lower;
 use ithaca_passes::simulate;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::{EmitArgs, Target};
 use crate::error::Result;
 use crate::{files, subject};

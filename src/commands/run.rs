@@ -10,9 +10,9 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
-use ithaca_kernels::compare::{self, Comparison, Measure, Tolerance, Verdict};
+use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
-use ithaca_kernels::launch::{Process, Step, Then};
+use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
@@ -21,20 +21,18 @@ use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 use ithaca_passes::import::OPTIONAL_INPUTS;
 
 use super::device::{Device, look_for_nan};
-use super::{Done, Session, fault, launch};
+use super::fault;
+use super::session::{Done, Session};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::ineffective;
+use crate::job::Job;
 use crate::kind;
-use crate::subject::{self, Job, Lengths};
+use crate::subject::{self, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
-    match args.launch {
-        true if args.device == DeviceArg::Cuda => Err(Failure::usage("`--launch` goes with `--device cpu`")),
-        true => launch::run(args, session),
-        false => run_job(&job(args, session)?, args, session, None),
-    }
+    run_job(&job(args, session)?, args, session, None)
 }
 
 /// What is run.
@@ -44,6 +42,21 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     ineffective::run(args, &job)?;
     refuse_hours(&job, args)?;
     Ok(job)
+}
+
+/// The settings that processes must agree on, beside the schedule.
+fn settings(args: &RunArgs) -> [(&'static str, String); 5] {
+    let storage = match args.storage() {
+        StorageArg::Wide => "wide",
+        StorageArg::Typed => "typed",
+    };
+    [
+        ("number of `--steps`", args.steps.to_string()),
+        ("`--storage`", storage.to_owned()),
+        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
+        ("choice of `--resume`", args.resume.is_some().to_string()),
+        ("choice of `--trace`", args.trace.is_some().to_string()),
+    ]
 }
 
 /// Runs all ranks here, or one rank as one process of several, of which the first does all that is not running its rank.
@@ -98,7 +111,7 @@ pub(super) fn run_job(
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
     let mut ran: Vec<Vec<Span>> = Vec::new();
-    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &launch::said(args)));
+    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &settings(args)));
     let agreed = agreed.transpose()?;
     let mut left = args.steps;
     let found = steps(args.steps, weights, |weights| {
@@ -106,10 +119,10 @@ pub(super) fn run_job(
         let execution = match &agreed {
             None => device.execute(&compiled.schedule, weights, inputs.as_ref(), &options)?,
             Some(agreed) => {
-                let then = if left > 0 { Then::Another } else { Then::End };
-                match agreed.step(weights, inputs.as_ref(), &options, then)? {
-                    Step::Whole(execution) => execution,
-                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
+                match agreed.step(weights, inputs.as_ref(), &options, next)? {
+                    Step::Full(execution) => execution,
+                    Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }
             }
         };
@@ -367,7 +380,7 @@ pub(super) enum Expected<'a, T: Real> {
 pub(super) const USUAL: f64 = 1e-4;
 
 /// The largest error that passes: the one asked for, or what is usual for the narrowest numbers that are stored.
-fn tolerance(schedule: &Schedule, args: &RunArgs) -> Tolerance {
+fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
@@ -378,8 +391,7 @@ fn tolerance(schedule: &Schedule, args: &RunArgs) -> Tolerance {
         StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(USUAL, f64::max),
         StorageArg::Wide => USUAL,
     };
-    let elements = if usual > USUAL { Measure::Largest } else { Measure::Absolute };
-    Tolerance { error: args.tolerance.unwrap_or(usual), elements }
+    args.tolerance.unwrap_or(usual)
 }
 
 /// A table, and whether every error is within the tolerance.
@@ -398,7 +410,7 @@ pub(super) fn judge<A: Real, B: Real>(
     found: &Outputs<A>,
     expected: &Expected<'_, B>,
     judge: compare::Judge<'_>,
-    tolerance: impl Into<Tolerance>,
+    tolerance: f64,
 ) -> Result<Judgement> {
     let rows = match expected {
         Expected::Whole(whole) => judge.outputs(found, whole),
@@ -414,10 +426,10 @@ pub(super) fn judge<A: Real, B: Real>(
             names.join(", ")
         )));
     }
-    Ok(table(&rows, tolerance.into()))
+    Ok(table(&rows, tolerance))
 }
 
-fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
+fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
     let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
     let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
     let mut passed = true;
@@ -427,7 +439,7 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
-            Verdict::Distance { max_abs, relative, largest: _ } => {
+            Verdict::Distance { max_abs, relative, scale: _ } => {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
@@ -455,12 +467,7 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
             counted(left_out, "element")
         );
     }
-    let Tolerance { error, elements } = tolerance;
-    let of = match elements {
-        Measure::Absolute => "",
-        Measure::Largest => ", of an element beside the largest of its tensor",
-    };
-    let _ = writeln!(text, "{}: tolerance {error:e}{of}", if passed { "passed" } else { "FAILED" });
+    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
     Judgement { text, passed }
 }
 

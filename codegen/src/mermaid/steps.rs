@@ -3,7 +3,7 @@
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Binding, Op, Stage};
-use ithaca_ir::{FuncId, Module, Node, traffic};
+use ithaca_ir::{FuncId, Function, Module, Node, traffic};
 
 use super::mesh::{Drawn, Ends};
 use super::repeat;
@@ -68,9 +68,10 @@ fn call(
     layers: u64,
     phase: Phase,
 ) -> Step {
-    let name = module.functions[callee].name.clone();
-    let own = phase_of(&name);
-    let is_leaf = !module.functions[callee].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
+    let function = &module.functions[callee];
+    let name = function.name.clone();
+    let own = phase_of(function);
+    let is_leaf = !function.nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     let phase = own.unwrap_or(if is_leaf { Phase::Forward } else { phase });
     let steps = from(module, drawn, callee, phase);
     let mesh = &module.space.mesh;
@@ -78,11 +79,11 @@ fn call(
     Step::Call { name, over, stage, layers, phase: is_leaf.then_some(phase), steps }
 }
 
-/// The phase that a function's name tells: what was made from `@block` is `@block.backward` and so on.
-fn phase_of(name: &str) -> Option<Phase> {
-    let is_zero = name.ends_with(".zero");
-    match traffic::Phase::of_function(name) {
-        traffic::Phase::Update if is_zero => Some(Phase::Load),
+/// The phase of a function; absent where what it does tells. Sums that are cleared belong to what is loaded.
+fn phase_of(function: &Function) -> Option<Phase> {
+    let clears = function.params.is_empty() && function.outputs.is_empty();
+    match function.phase {
+        traffic::Phase::Update if clears => Some(Phase::Load),
         traffic::Phase::Backward => Some(Phase::Backward),
         traffic::Phase::Update => Some(Phase::Update),
         traffic::Phase::Forward => None,
