@@ -5,26 +5,20 @@
 //! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
-use crate::entity;
 use crate::entity::Arena;
 use crate::layout::At;
-use crate::ops::{Op, Stage};
+use crate::ops::attr::FunctionNames;
+use crate::ops::table::op::Op;
+use crate::ops::table::structure::Stage;
+use crate::phase::Phase;
 use crate::space::Space;
 use crate::types::TensorType;
 
-entity!(
-    /// A value of a [`Function`].
-    ValueId, "%"
-);
-entity!(
-    /// A function of a [`Module`].
-    FuncId, "@"
-);
+pub use crate::handles::{FuncId, Layers, ValueId};
 
 /// How far a module has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +70,7 @@ impl Module {
 
     /// The function called `name`.
     pub fn function(&self, name: &str) -> Option<FuncId> {
-        self.functions.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+        self.functions.called(name)
     }
 
     /// The module without functions, for a pass to fill: name, pipeline and space are kept.
@@ -136,6 +130,10 @@ impl Module {
 pub struct Function {
     /// The name, without its `@`.
     pub name: String,
+    /// When in a step it runs.
+    pub phase: Phase,
+    /// The function of the model from which a pass made this one; absent for functions of the model itself.
+    pub origin: Option<String>,
     /// Parameters; the first values of the arena.
     pub params: Vec<ValueId>,
     /// All values, in order of definition.
@@ -152,6 +150,11 @@ impl Function {
     /// A function with no parameters and no nodes.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The name of the function of the model that this one is, or was made from.
+    pub fn model_name(&self) -> &str {
+        self.origin.as_deref().unwrap_or(&self.name)
     }
 
     /// The type of a value.
@@ -173,8 +176,10 @@ impl Function {
 /// Spans do not take part in equality: a function equals its reparsed text.
 impl PartialEq for Function {
     fn eq(&self, other: &Self) -> bool {
-        let Self { name, params, values, nodes, outputs, span: _ } = self;
+        let Self { name, phase, origin, params, values, nodes, outputs, span: _ } = self;
         *name == other.name
+            && *phase == other.phase
+            && *origin == other.origin
             && *params == other.params
             && *values == other.values
             && *nodes == other.nodes
@@ -234,5 +239,13 @@ pub struct Output {
     pub value: ValueId,
 }
 
-/// The layers a call runs over, as `{layer}` in the names of parameters.
-pub type Layers = Range<u64>;
+/// Callees by name, for attributes.
+impl FunctionNames for Arena<FuncId, Function> {
+    fn name_of(&self, function: FuncId) -> Option<&str> {
+        self.get(function).map(|f| f.name.as_str())
+    }
+
+    fn called(&self, name: &str) -> Option<FuncId> {
+        self.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+    }
+}

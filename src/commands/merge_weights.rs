@@ -2,7 +2,7 @@
 
 use ithaca_kernels::store::{self, shards};
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::MergeWeightsArgs;
 use crate::error::Result;
 use crate::files;
@@ -16,7 +16,7 @@ pub(super) fn merge_weights(args: &MergeWeightsArgs, session: &mut Session<'_>) 
     (session.progress)("joining");
     let shards::Joined { tensors, ranks, bytes } = shards::join(&args.shards, &args.output)?;
     let ranks = if ranks == 1 { "one rank".to_owned() } else { format!("{ranks} ranks") };
-    Ok(Done::said(format!(
+    Ok(Done::success(format!(
         "joined {} of {bytes} bytes from {ranks}\nwrote {}\n",
         counted(tensors as u64, "tensor"),
         args.output.display()

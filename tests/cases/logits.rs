@@ -2,7 +2,7 @@
 
 use ithaca_ir::verify::verify;
 use ithaca_kernels::compare::{self, Verdict};
-use ithaca_kernels::{Real, oracle};
+use ithaca_kernels::oracle::{self, Interpreted};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
@@ -32,13 +32,13 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// Outputs of `config`, computed in `T`, that are not the library's.
-fn wrong<T: Real>(golden: &Golden, config: &Value) -> Vec<String> {
+fn wrong<T: Interpreted>(golden: &Golden, config: &Value) -> Vec<String> {
     let wrong = errors::<T>(golden, config).into_iter().filter(|(_, verdict)| !verdict.within(CLOSE));
     wrong.map(|(name, verdict)| format!("{name}: {verdict:?}")).collect()
 }
 
 /// How far the outputs of `config`, computed in `T`, are from the library's.
-fn errors<T: Real>(golden: &Golden, config: &Value) -> Vec<(String, Verdict)> {
+fn errors<T: Interpreted>(golden: &Golden, config: &Value) -> Vec<(String, Verdict)> {
     let module = imported(config, &golden.name, &golden.io);
     verify(&module).unwrap();
     let outputs = oracle::run::<T>(&module, &golden.weights, &golden.io).unwrap();

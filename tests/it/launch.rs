@@ -208,7 +208,7 @@ fn a_port_that_is_taken_is_named() {
     // What listens there says nothing, so the other rank does not take it for rank 0.
     let args = [&TWO[..], &["--timeout", "1"]].concat();
     let output = start(1, 2, ("ITHACA_PORT", port), &args).wait_with_output().unwrap();
-    assert!(refusals(vec![output])[0].contains(&format!("what listens at 127.0.0.1:{port} says nothing")));
+    assert!(refusals(vec![output])[0].contains(&format!("the process at 127.0.0.1:{port} sends nothing")));
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn processes_that_run_different_things_are_refused() {
         start(rank, 3, port, &["llama-gqa", "--seq", "48", "--strategy", "ring", "--mesh", "ring=3"])
     });
     let said = refusals(twice.map(|child| child.wait_with_output().unwrap()).into());
-    assert!(said[0].contains("two processes say that they are rank 1"), "{said:?}");
+    assert!(said[0].contains("two processes are rank 1"), "{said:?}");
 }
 
 #[test]

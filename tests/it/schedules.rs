@@ -137,7 +137,7 @@ fn config(choices: &mut Choices, (heads, kv_heads): (u64, u64), layers: u64, win
 /// What a run is given: no rank may wait for long, and nothing may be NaN.
 fn options() -> cpu::Options {
     let timeout = Some(Duration::from_secs(120));
-    cpu::Options { timeout, look_for_nan: LookForNan::InWhatIsWritten, ..cpu::Options::default() }
+    cpu::Options { timeout, look_for_nan: LookForNan::Writes, ..cpu::Options::default() }
 }
 
 /// Runs what `seed` draws; gives the code of the refusal if it is none.
@@ -237,7 +237,7 @@ fn every_wait_that_is_dropped_is_noticed() {
                     assert!(schedule::verify(&mutant).is_err(), "{strategy}: task {task} need not wait");
                     dropped += 1;
                     // What is read too early is NaN, and a rank may notice that first where it is looked for.
-                    let options = cpu::Options { look_for_nan: LookForNan::Nowhere, ..options() };
+                    let options = cpu::Options { look_for_nan: LookForNan::Off, ..options() };
                     match cpu::execute(&mutant, &tensors, &tensors, &options) {
                         Err(error) => {
                             let error = error.to_string();

@@ -1,6 +1,8 @@
 //! What holds of the repository as a whole: module documentation, lengths, dependencies between packages, words, links,
 //! tables of codes, snapshots.
 
+mod modules;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -89,9 +91,28 @@ fn named_packages(manifest: &str) -> BTreeSet<String> {
 fn packages_depend_on_each_other_in_one_direction() {
     for (package, allowed) in [
         ("ir", &[][..]),
-        ("passes", &["ithaca-ir"]),
-        ("codegen", &["ithaca-ir"]),
-        ("kernels", &["ithaca-ir", "nccl-rs"]),
+        ("passes/pass", &["ithaca-ir"]),
+        ("passes/differentiate", &["ithaca-ir", "ithaca-pass"]),
+        ("passes/import", &["ithaca-differentiate", "ithaca-ir", "ithaca-pass"]),
+        ("passes/layout", &["ithaca-ir", "ithaca-pass"]),
+        (
+            "passes/plan",
+            &["ithaca-differentiate", "ithaca-import", "ithaca-ir", "ithaca-layout", "ithaca-pass"],
+        ),
+        (
+            "passes",
+            &[
+                "ithaca-differentiate",
+                "ithaca-import",
+                "ithaca-ir",
+                "ithaca-layout",
+                "ithaca-pass",
+                "ithaca-plan",
+            ],
+        ),
+        ("codegen", &["ithaca-device", "ithaca-ir"]),
+        ("kernels", &["ithaca-device", "ithaca-ir", "nccl-rs"]),
+        ("kernels/device", &["ithaca-ir"]),
         ("kernels/nccl-rs", &[]),
     ] {
         let manifest = std::fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
@@ -99,6 +120,27 @@ fn packages_depend_on_each_other_in_one_direction() {
             assert!(allowed.contains(&named.as_str()), "{package} depends on {named}");
         }
         assert!(!root().join(package).join("build.rs").exists(), "{package} has a build script");
+    }
+}
+
+/// Crates whose modules are seen to form no cycle.
+const WITHOUT_CYCLES: &[&str] = &[
+    "",
+    "kernels/device",
+    "passes",
+    "passes/differentiate",
+    "passes/import",
+    "passes/layout",
+    "passes/pass",
+    "passes/plan",
+];
+
+#[test]
+fn modules_form_no_cycle() {
+    for package in WITHOUT_CYCLES {
+        let graph = modules::Graph::of(&root().join(package).join("src/lib.rs"));
+        let cycles = graph.cycles();
+        assert!(cycles.is_empty(), "modules of `{package}` depend on each other:\n{}", cycles.join("\n"));
     }
 }
 

@@ -81,7 +81,7 @@ fn a_rank_that_fails_ends_all_and_is_named() {
         return;
     }
     let (schedule, sources) = model();
-    for (kind, says) in [(FaultKind::Error, "a fault was asked for"), (FaultKind::Panic, "panicked: a fault")]
+    for (kind, says) in [(FaultKind::Error, "a fault was requested"), (FaultKind::Panic, "panicked: a fault")]
     {
         for task in [0, task_of(&schedule, |work| matches!(work, Work::Exchange(_)))] {
             match in_process(&schedule, &sources, &fault(2, task, kind, LONG)) {
@@ -196,7 +196,7 @@ fn the_first_task_that_writes_nan_is_named_when_asked() {
     data[5] = f64::NAN;
     data[7] = f64::INFINITY;
     let tensors: Tensors = [("x", Tensor::new(vec![4, 2], data))].into_iter().collect();
-    let look = Options { look_for_nan: LookForNan::InWhatIsWritten, ..Options::default() };
+    let look = Options { look_for_nan: LookForNan::Writes, ..Options::default() };
     let names = cuda::kernels_of(&schedule, &look).unwrap();
     assert!(
         names.contains("find_nan")

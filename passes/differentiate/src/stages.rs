@@ -1,0 +1,181 @@
+//! Cuts a program into the stages of a pipeline: contiguous chunks of layers of nearly equal cost.
+//!
+//! The cost of a layer is the FLOPs of its function; what is no layer, such as the embedding and the head, counts with
+//! its own FLOPs in the chunk that it falls into. Every chunk has a layer.
+
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
+use ithaca_ir::ops::OpError;
+use ithaca_ir::{FunctionBuilder, Module, Op};
+
+use super::joint::copy_node;
+
+/// A program whose `main` has calls that each lie in one chunk.
+pub(super) struct Staged {
+    pub(super) module: Module,
+    /// For each node of `main` its chunk; none for what depends on no call.
+    pub(super) chunks: Vec<Option<usize>>,
+}
+
+/// One run of a function.
+struct Unit {
+    node: usize,
+    layer: u64,
+    flops: u128,
+    is_layer: bool,
+}
+
+/// `module` with the calls of `main` cut where chunks of layers meet, of which there are `n`.
+///
+/// # Errors
+/// `P53` when there are fewer layers than chunks.
+pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpError> {
+    let function = &module.functions[main];
+    let units = units(module, function);
+    let n_layers = units.iter().filter(|u| u.is_layer).count();
+    if n_layers < n {
+        return Err(OpError::new(
+            "P53",
+            format!(
+                "{n} chunks of a pipeline need a layer each, and there {} {}",
+                if n_layers == 1 { "is" } else { "are" },
+                counted(n_layers as u64, "layer")
+            ),
+        ));
+    }
+    let chunk_of = balance(&units, n);
+
+    let mut cut = module.emptied(module.level);
+    for (_, other) in module.functions.iter().filter(|&(id, _)| id != main) {
+        cut.functions.push(other.clone());
+    }
+    let mut b = FunctionBuilder::like(function, &cut.space, &cut.functions);
+    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
+    let mut chunks: Vec<Option<usize>> = Vec::new();
+    // By new value.
+    let mut made_in: Vec<Option<usize>> = Vec::new();
+    for (i, node) in function.nodes.iter().enumerate() {
+        let Op::Call { callee, scan, .. } = &node.op else {
+            copy_node(&mut b, function, node, &mut map)?;
+            let operands = node.operands.iter().filter_map(|v| map[v.index()]);
+            let chunk = operands.filter_map(|v| made_in[v.index()]).max();
+            chunks.push(chunk);
+            made_in.resize(b.function().values.len(), chunk);
+            continue;
+        };
+        let mut operands: Vec<ValueId> = node
+            .operands
+            .iter()
+            .map(|v| map[v.index()].expect("what a call reads was put before it"))
+            .collect();
+        let own: Vec<(u64, usize)> = units
+            .iter()
+            .zip(&chunk_of)
+            .filter(|(unit, _)| unit.node == i)
+            .map(|(unit, &chunk)| (unit.layer, chunk))
+            .collect();
+        let mut results = Vec::new();
+        for run in own.chunk_by(|a, b| a.1 == b.1) {
+            let (Some(&(first, chunk)), Some(&(last, _))) = (run.first(), run.last()) else { continue };
+            let layers: Layers = first..last + 1;
+            let op = Op::Call { callee: *callee, layers, stride: 0, scan: *scan, stage: None };
+            results = b.node(op, &operands, &[])?.to_vec();
+            for (operand, &result) in operands.iter_mut().zip(&results) {
+                *operand = result;
+            }
+            chunks.push(Some(chunk));
+            made_in.resize(b.function().values.len(), Some(chunk));
+        }
+        for (&old, &new) in node.results.iter().zip(&results) {
+            b.name(new, function.values[old].name.as_deref());
+            map[old.index()] = Some(new);
+        }
+    }
+    let output = |o: &Output| Output {
+        name: o.name.clone(),
+        value: map[o.value.index()].expect("every node of main was copied"),
+    };
+    let function = b.finish(function.outputs.iter().map(output).collect::<Vec<_>>());
+    cut.functions.push(function);
+    Ok(Staged { module: cut, chunks })
+}
+
+fn units(module: &Module, main: &Function) -> Vec<Unit> {
+    let mut units = Vec::new();
+    for (node, call) in main.nodes.iter().enumerate() {
+        let Op::Call { callee, layers, .. } = &call.op else { continue };
+        let callee = &module.functions[*callee];
+        let flops = callee
+            .nodes
+            .iter()
+            .map(|n| n.op.cost(&module.space, &callee.operand_types(n), &callee.result_types(n)).flops)
+            .sum();
+        let per_layer = |op: &Op| matches!(op, Op::Param(binding) if binding.is_per_layer());
+        let is_layer = layers.end - layers.start > 1 || callee.nodes.iter().any(|n| per_layer(&n.op));
+        units.extend(layers.clone().map(|layer| Unit { node, layer, flops, is_layer }));
+    }
+    units
+}
+
+/// The chunk of each unit: the costliest of `n` contiguous chunks costs as little as it can, and each has a layer.
+fn balance(units: &[Unit], n: usize) -> Vec<usize> {
+    let mut flops: Vec<u128> = vec![0];
+    let mut layers: Vec<usize> = vec![0];
+    for (i, unit) in units.iter().enumerate() {
+        flops.push(flops[i] + unit.flops);
+        layers.push(layers[i] + usize::from(unit.is_layer));
+    }
+    // best[c][i]: the cost of the first i units in c + 1 chunks, and where the last of them starts.
+    let mut best: Vec<Vec<Option<(u128, usize)>>> = Vec::new();
+    for chunk in 0..n {
+        let mut row = vec![None; units.len() + 1];
+        for (end, slot) in row.iter_mut().enumerate().skip(1) {
+            let starts = if chunk == 0 { 0..1 } else { 1..end };
+            for start in starts.filter(|&start| layers[end] > layers[start]) {
+                let before = match chunk {
+                    0 => 0,
+                    _ => match best[chunk - 1][start] {
+                        Some((cost, _)) => cost,
+                        None => continue,
+                    },
+                };
+                let cost = before.max(flops[end] - flops[start]);
+                // Of equally good cuts the first: early stages hold what most micro-batches keep.
+                if slot.is_none_or(|(known, _)| cost < known) {
+                    *slot = Some((cost, start));
+                }
+            }
+        }
+        best.push(row);
+    }
+    let mut chunks = vec![0; units.len()];
+    let mut end = units.len();
+    for chunk in (0..n).rev() {
+        let (_, start) = best[chunk][end].expect("there are as many layers as chunks");
+        chunks[start..end].fill(chunk);
+        end = start;
+    }
+    chunks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks(costs: &[u128], n: usize) -> Vec<usize> {
+        let last = costs.len() - 1;
+        let unit =
+            |(i, &flops): (usize, &u128)| Unit { node: i, layer: 0, flops, is_layer: i > 0 && i < last };
+        balance(&costs.iter().enumerate().map(unit).collect::<Vec<_>>(), n)
+    }
+
+    #[test]
+    fn embedding_and_head_count() {
+        assert_eq!(chunks(&[0, 4, 4, 4, 4, 0], 2), [0, 0, 0, 1, 1, 1]);
+        // A head as costly as two layers leaves the last stage fewer of them.
+        assert_eq!(chunks(&[0, 4, 4, 4, 4, 4, 8], 2), [0, 0, 0, 0, 1, 1, 1]);
+        // Each stage has a layer, however costly the head.
+        assert_eq!(chunks(&[0, 1, 1, 1, 100], 3), [0, 0, 1, 2, 2]);
+    }
+}

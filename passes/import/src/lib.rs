@@ -1,0 +1,111 @@
+//! Import: a model description of the HuggingFace library (`config.json`) becomes a program, without weights.
+//!
+//! Guarantees: what comes out computes what the library computes for sequences without padding, or nothing comes out. Every field of the description is understood, known to have no influence on the logits, or
+//! refused by name; no field is passed over in silence. Parameters are bound by the library's names and stored shapes,
+//! so a checkpoint can be read as it is; no weight is ever transposed.
+//!
+//! Left to others: reading files, loading weights, choosing layouts. Statistics of norms and of the softmax in a wider
+//! type than the program's are a matter of the runtime.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | `M01` | the description is not a JSON object |
+//! | `M02` | `model_type` is missing or unknown |
+//! | `M03` | a field has the wrong JSON type |
+//! | `M04` | a number is outside the range that makes sense |
+//! | `M05` | a field asks for a computation that is not supported |
+//! | `M06` | a field is unknown, so nobody can say that it has no influence |
+//! | `M07` | sizes do not fit each other: heads, widths, layer lists |
+//! | `M08` | the sequence is longer than the learned positions |
+//! | `M09` | the mode is not supported yet |
+//! | `M10` | the workload is out of range |
+//! | `M11` | the checkpoint has another head than those that are imported |
+//! | `M12` | a field that is understood was asked to be ignored |
+
+mod build;
+mod capacity;
+mod family;
+mod fields;
+mod rope;
+mod shrink;
+mod spec;
+mod workload;
+
+use ithaca_differentiate::Differentiate;
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
+use serde_json::Value;
+
+pub use capacity::Capacity;
+pub use family::FAMILIES;
+pub use shrink::{Shrink, shrink};
+pub use workload::{Labels, Mode, Workload};
+
+/// Inputs that are zero where they are not given, as the library has them.
+pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
+
+/// The program of the model that `config` describes, called `name`.
+///
+/// Of a decoder, input `input_ids` is `i32[b s]`, output `logits` is `[b s v]`, and functions are `@embed`, one per kind
+/// of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not shifted,
+/// and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`, of which
+/// the second is optional ([`OPTIONAL_INPUTS`]). It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output`
+/// `[b n]`. The inputs have no padding mask: every token counts. A sequence beyond `max_position_embeddings` is accepted
+/// for rotary positions, as the library computes it too; for learned positions it is refused.
+///
+/// # Errors
+/// An `M` diagnostic, see the module's table.
+pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
+    check_workload(workload)?;
+    let model = family::read(config, &workload.ignore)?;
+    model.check(workload)?;
+    build::module(&model, name, workload)
+}
+
+/// The whole program of a workload: what [`import`] gives, and in training the step that `differentiate` makes of it.
+///
+/// # Errors
+/// As [`import`], and `P50`–`P52` for what cannot be differentiated.
+pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostics> {
+    let module = import(config, name, workload).map_err(|refusal| vec![refusal])?;
+    match workload.mode {
+        Mode::Prefill | Mode::Decode => Ok(module),
+        Mode::Train => {
+            let pass: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
+            run_passes(module, &[pass], &mut Context::new(&Volume), &mut Unwatched)
+        }
+    }
+}
+
+fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
+    match workload.mode {
+        Mode::Prefill | Mode::Train => {}
+        Mode::Decode => {
+            return Err(Diagnostic::new("M09", format!("mode {} is not there yet", workload.mode.name()))
+                .help("import the model for prefill")
+                .repairs(["--mode prefill".to_owned()]));
+        }
+    }
+    // Positions are 32-bit integers.
+    const MAX_TOKENS: u64 = (1 << 31) - 1;
+    let lengths = [
+        ("sequences", workload.batch, 1 << 31),
+        ("tokens", workload.sequence, MAX_TOKENS),
+        ("tokens of the target", workload.target_sequence.unwrap_or(1), MAX_TOKENS),
+    ];
+    for (what, n, max) in lengths {
+        if n == 0 || n > max {
+            return Err(Diagnostic::new("M10", format!("a workload of {n} {what}; it needs 1 to {max}")));
+        }
+    }
+    match workload.dtype {
+        Some(dtype) if !dtype.is_float() => {
+            Err(Diagnostic::new("M10", format!("a model cannot compute in {dtype}"))
+                .help("choose f32, bf16, f16 or f64"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

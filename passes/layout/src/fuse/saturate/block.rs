@@ -1,0 +1,306 @@
+//! A function as an e-graph, and back.
+//!
+//! What has effects stays where it is, in its order: sources, reads and writes of states, calls, operations whose
+//! results nothing uses, and attention that draws random numbers. Its results are leaves, its operands roots.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egg::Id;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::Node;
+use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Binding, Context, OpError, Target};
+use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
+use smallvec::SmallVec;
+
+use super::language::{Graph, Symbol, Symbols, Term, add};
+
+/// The e-graph of a function.
+pub(super) struct Block<'f> {
+    pub(super) function: &'f Function,
+    pub(super) graph: Graph,
+    /// The class of each value.
+    pub(super) classes: Vec<Id>,
+    /// For each node, whether rules may replace it.
+    free: Vec<bool>,
+}
+
+/// Whether an operation may be moved, merged with its equals and replaced.
+fn is_pure(op: &Op) -> bool {
+    match op {
+        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Assign { .. } | Op::Call { .. } => false,
+        // What was joined into one message stays one.
+        Op::Coalesced(_) => false,
+        Op::Attention(a) | Op::AttentionBackward(a) => a.dropout.is_none(),
+        Op::Scores { attention, .. } | Op::Weigh { attention, .. } => attention.dropout.is_none(),
+        Op::Fill { .. }
+        | Op::Positions
+        | Op::Einsum
+        | Op::Sum
+        | Op::Expand
+        | Op::Embed { .. }
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Scale { .. }
+        | Op::Cast { .. }
+        | Op::RmsNorm { .. }
+        | Op::RmsScale { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rotary(_)
+        | Op::Merge
+        | Op::MergeParts { .. }
+        | Op::Accumulate
+        | Op::Sink
+        | Op::RowLse { .. }
+        | Op::Repeat { .. }
+        | Op::SumCopies { .. }
+        | Op::Take { .. }
+        | Op::Join { .. }
+        | Op::Experts(_)
+        | Op::Window(_)
+        | Op::Gradient(_)
+        | Op::Loss(_)
+        | Op::Optimizer(_)
+        | Op::Random(_)
+        | Op::Softmax { .. }
+        | Op::Reshard
+        | Op::AllToAll { .. }
+        | Op::AllGather { .. }
+        | Op::Slice { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllReduce { .. }
+        | Op::Permute
+        | Op::Fetch { .. }
+        | Op::FetchSum { .. } => true,
+    }
+}
+
+impl<'f> Block<'f> {
+    /// The e-graph of `function`, in which equal operations are one.
+    pub(super) fn of(function: &'f Function, names: Names<'_>) -> Self {
+        let mut used = vec![false; function.values.len()];
+        let uses = function.nodes.iter().flat_map(|n| &n.operands).copied();
+        for v in uses.chain(function.outputs.iter().map(|o| o.value)) {
+            used[v.index()] = true;
+        }
+        let mut graph = Graph::new(Symbols::default());
+        let mut classes: Vec<Id> = Vec::with_capacity(function.values.len());
+        let leaf = |graph: &mut Graph, v: ValueId| {
+            let symbol = graph.analysis.leaf(function.ty(v).clone());
+            graph.add(Term { symbol, operands: SmallVec::new() })
+        };
+        for &param in &function.params {
+            let class = leaf(&mut graph, param);
+            classes.push(class);
+        }
+        let mut free = Vec::with_capacity(function.nodes.len());
+        for node in &function.nodes {
+            let is_free = is_pure(&node.op) && node.results.iter().any(|v| used[v.index()]);
+            free.push(is_free);
+            if is_free {
+                let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
+                let operands: Vec<Id> = node.operands.iter().map(|v| classes[v.index()]).collect();
+                classes.extend(add(&mut graph, names, &node.op, &types, &operands));
+            } else {
+                classes.extend(node.results.iter().map(|&v| leaf(&mut graph, v)));
+            }
+        }
+        graph.rebuild();
+        Self { function, graph, classes, free }
+    }
+
+    /// For each class of the function as it is, the first term that stands for it there.
+    pub(super) fn originals(&self) -> BTreeMap<Id, Term> {
+        let mut originals = BTreeMap::new();
+        for n in 0..self.function.nodes.len() {
+            if let Some((class, term)) = self.term(n) {
+                originals.entry(class).or_insert(term);
+            }
+        }
+        originals
+    }
+
+    /// The class and the term of a node that rules may replace, as they are now; nothing for others, and for a change of layout that
+    /// changes nothing.
+    fn term(&self, n: usize) -> Option<(Id, Term)> {
+        let node = &self.function.nodes[n];
+        if !self.free[n] {
+            return None;
+        }
+        let types: Vec<TensorType> = node.results.iter().map(|&v| self.function.ty(v).clone()).collect();
+        let symbol = self.graph.analysis.find(&node.op, &types)?;
+        let operands = node.operands.iter().map(|v| self.graph.find(self.classes[v.index()])).collect();
+        let term = Term { symbol, operands };
+        self.graph.lookup(term.clone()).map(|class| (self.graph.find(class), term))
+    }
+
+    /// The classes that must be computed: operands of what stays, and outputs.
+    pub(super) fn roots(&self) -> Vec<Id> {
+        let nodes = self.function.nodes.iter().zip(&self.free);
+        let operands = nodes.filter(|(_, free)| !**free).flat_map(|(node, _)| node.operands.iter().copied());
+        let values = operands.chain(self.function.outputs.iter().map(|o| o.value));
+        let mut roots: Vec<Id> = values.map(|v| self.graph.find(self.classes[v.index()])).collect();
+        roots.sort_unstable();
+        roots.dedup();
+        roots
+    }
+
+    /// The function that computes each class by its chosen term: what was there stands where it stood, and what is new
+    /// before its first use. `None` where a chosen term needs what comes later.
+    ///
+    /// # Errors
+    /// The invariant that an operation breaks.
+    pub(super) fn rebuilt(
+        &self,
+        cx: Context<'_>,
+        chosen: &BTreeMap<Id, Term>,
+    ) -> Result<Option<Function>, OpError> {
+        let function = self.function;
+        let b = FunctionBuilder::like(function, cx.space, cx.functions);
+        let mut writer = Writer { block: self, chosen, b, values: BTreeMap::new(), tuples: BTreeSet::new() };
+        for &param in &function.params {
+            let value = &function.values[param];
+            let new = writer.b.param(value.ty.clone(), value.name.as_deref());
+            writer.values.entry(self.class(param)).or_insert(new);
+        }
+        for (node, &free) in function.nodes.iter().zip(&self.free) {
+            if free {
+                for &v in &node.results {
+                    let class = self.class(v);
+                    if chosen.contains_key(&class) && !writer.value(class)? {
+                        return Ok(None);
+                    }
+                    writer.name(v);
+                }
+                continue;
+            }
+            if let Op::Assign { target, binding } = &node.op {
+                writer.read_before_written(*target, binding)?;
+            }
+            if !writer.keep(node)? {
+                return Ok(None);
+            }
+        }
+        let mut outputs = Vec::with_capacity(function.outputs.len());
+        for o in &function.outputs {
+            let class = self.class(o.value);
+            if !writer.value(class)? {
+                return Ok(None);
+            }
+            outputs.push(Output { name: o.name.clone(), value: writer.values[&class] });
+        }
+        Ok(Some(writer.b.finish(outputs)))
+    }
+
+    fn class(&self, value: ValueId) -> Id {
+        self.graph.find(self.classes[value.index()])
+    }
+}
+
+struct Writer<'a, 'f> {
+    block: &'a Block<'f>,
+    chosen: &'a BTreeMap<Id, Term>,
+    b: FunctionBuilder<'a>,
+    /// The value of each class that is computed so far.
+    values: BTreeMap<Id, ValueId>,
+    /// Operations of several results that stand there.
+    tuples: BTreeSet<Id>,
+}
+
+impl Writer<'_, '_> {
+    /// Adds a node that stays, and what it needs; whether all of that is there.
+    fn keep(&mut self, node: &Node) -> Result<bool, OpError> {
+        let function = self.block.function;
+        let mut operands = Vec::with_capacity(node.operands.len());
+        for &v in &node.operands {
+            let class = self.block.class(v);
+            if !self.value(class)? {
+                return Ok(false);
+            }
+            operands.push(self.values[&class]);
+        }
+        let types: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
+        let results = self.b.node(node.op.clone(), &operands, &types)?;
+        for (&old, &new) in node.results.iter().zip(&results) {
+            self.b.name(new, function.values[old].name.as_deref());
+            self.values.entry(self.block.class(old)).or_insert(new);
+        }
+        Ok(true)
+    }
+
+    /// Adds what reads a weight or a state itself before that is written: what reads it later needs a copy of it.
+    fn read_before_written(&mut self, target: Target, binding: &Binding) -> Result<(), OpError> {
+        let block = self.block;
+        let reads = |node: &&Node| match (&node.op, target) {
+            (Op::Param(read), Target::Param) | (Op::State(read), Target::State) => read == binding,
+            _ => false,
+        };
+        let read: Vec<Id> =
+            block.function.nodes.iter().filter(reads).map(|n| block.class(n.result())).collect();
+        let there: Vec<Id> = read.into_iter().filter(|class| self.values.contains_key(class)).collect();
+        for (&class, term) in self.chosen {
+            if term.operands.iter().any(|&o| there.contains(&block.graph.find(o))) {
+                self.value(class)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the value of a class is there; whether it can be.
+    fn value(&mut self, class: Id) -> Result<bool, OpError> {
+        if self.values.contains_key(&class) {
+            return Ok(true);
+        }
+        let Some(term) = self.chosen.get(&class) else { return Ok(false) };
+        let graph = &self.block.graph;
+        match graph.analysis.get(term.symbol) {
+            Symbol::Leaf(..) => Ok(false),
+            Symbol::Result(_) => {
+                Ok(self.node(graph.find(term.operands[0]))? && self.values.contains_key(&class))
+            }
+            Symbol::Apply { .. } => self.node(class),
+        }
+    }
+
+    /// Adds the operation that is chosen for `class`, and what it needs.
+    fn node(&mut self, class: Id) -> Result<bool, OpError> {
+        let Some(term) = self.chosen.get(&class).filter(|_| !self.tuples.contains(&class)) else {
+            return Ok(self.tuples.contains(&class));
+        };
+        let graph = &self.block.graph;
+        let Symbol::Apply { op, types, .. } = graph.analysis.get(term.symbol) else { return Ok(false) };
+        let mut operands = Vec::with_capacity(term.operands.len());
+        for &operand in &term.operands {
+            let operand = graph.find(operand);
+            if !self.value(operand)? {
+                return Ok(false);
+            }
+            operands.push(self.values[&operand]);
+        }
+        let results = self.b.node(op.clone(), &operands, types)?;
+        if let [only] = results[..] {
+            self.values.insert(class, only);
+            return Ok(true);
+        }
+        self.tuples.insert(class);
+        for (i, &value) in results.iter().enumerate() {
+            let is_result = |t: &Term| matches!(graph.analysis.get(t.symbol), Symbol::Result(n) if *n == i);
+            let of_class = |c: &egg::EClass<Term, Vec<TensorType>>| {
+                c.nodes.iter().any(|t| is_result(t) && graph.find(t.operands[0]) == class)
+            };
+            for result in graph.classes().filter(|c| of_class(c)) {
+                self.values.entry(result.id).or_insert(value);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives the value that stands for `old` its name.
+    fn name(&mut self, old: ValueId) {
+        if let Some(&new) = self.values.get(&self.block.class(old))
+            && self.b.function().values[new].name.is_none()
+        {
+            self.b.name(new, self.block.function.values[old].name.as_deref());
+        }
+    }
+}

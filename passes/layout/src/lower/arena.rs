@@ -1,0 +1,109 @@
+//! Offsets of buffers in a frame, from their lifetimes.
+//!
+//! A buffer lives from the task that writes it first to the task that uses it last, in order of issue. Buffers that are
+//! never alive together may share memory (`fit`).
+//!
+//! What a collective touches last is alive until a kernel waits for that collective or a later one anyway: a kernel that
+//! took its memory sooner would wait for nothing but memory.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::ops::Stage;
+use ithaca_ir::schedule::{BufferId, Content, Frame, FrameId, Place, Stream, Work, aligned};
+use ithaca_ir::{Arena, Space, schedule};
+
+use super::fit::{self, Block};
+
+/// In the frame, at an offset that is yet to be found.
+pub(super) const UNPLACED: Place = Place::Frame(u64::MAX);
+
+/// What a block is for.
+#[derive(Clone, Copy)]
+enum Holder {
+    /// A buffer of this frame.
+    Buffer(BufferId),
+    /// The frame of the callee of a task.
+    Callee(usize),
+}
+
+/// Gives every buffer in the frame its offset and the frame its size.
+pub(super) fn place(frame: &mut Frame, space: &Space, frames: &Arena<FrameId, Frame>) {
+    let (holders, blocks): (Vec<Holder>, Vec<Block>) = blocks(frame, space, frames).into_iter().unzip();
+    let offsets = fit::offsets(&blocks);
+    let ends = blocks.iter().zip(&offsets).map(|(block, offset)| offset + block.bytes);
+    frame.bytes = ends.max().unwrap_or(0);
+    for (holder, offset) in holders.into_iter().zip(offsets) {
+        match holder {
+            Holder::Buffer(id) => frame.buffers[id].place = Place::Frame(offset),
+            Holder::Callee(task) => {
+                if let Work::Call { base, .. } = &mut frame.tasks[task].work {
+                    *base = offset;
+                }
+            }
+        }
+    }
+}
+
+/// For each task the last one before memory that it touched last may be taken: itself on the compute stream; of a
+/// collective the task before the kernel that reads what it or a later collective brought.
+fn met(frame: &Frame, frames: &Arena<FrameId, Frame>) -> Vec<usize> {
+    let mut met: Vec<usize> = (0..frame.tasks.len()).collect();
+    let mut brought: Vec<Option<usize>> = vec![None; frame.buffers.len()];
+    // Collectives that no kernel is known to come after.
+    let mut open: Vec<usize> = Vec::new();
+    for (i, task) in frame.tasks.iter().enumerate() {
+        let meets = matches!(task.work, Work::Call { callee, .. } if schedule::communicates(frames, callee));
+        match task.stream {
+            Stream::Comm => {
+                open.push(i);
+                task.writes.iter().for_each(|b| brought[frame.holder(*b).index()] = Some(i));
+            }
+            Stream::Compute => {
+                let read = task.reads.iter().filter_map(|b| brought[frame.holder(*b).index()]).max();
+                let past = if meets { Some(i) } else { read };
+                let Some(past) = past else { continue };
+                for done in open.extract_if(.., |&mut o| o <= past) {
+                    met[done] = i - 1;
+                }
+            }
+        }
+    }
+    for task in open {
+        met[task] = frame.tasks.len();
+    }
+    met
+}
+
+fn blocks(frame: &Frame, space: &Space, frames: &Arena<FrameId, Frame>) -> Vec<(Holder, Block)> {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; frame.buffers.len()];
+    for (i, task) in frame.tasks.iter().enumerate() {
+        for id in task.reads.iter().chain(&task.writes).map(|&id| frame.holder(id)) {
+            let (_, last) = lives[id.index()].get_or_insert((i, i));
+            *last = i;
+        }
+    }
+    let met = met(frame, frames);
+    for (_, last) in lives.iter_mut().flatten() {
+        *last = met[*last];
+    }
+    for output in &frame.outputs {
+        if let Some((_, last)) = &mut lives[output.buffer.index()] {
+            *last = frame.tasks.len();
+        }
+    }
+    let buffers = frame.buffers.iter().filter_map(|(id, buffer)| {
+        let (first, last) = lives[id.index()]?;
+        let bytes = match &buffer.content {
+            Content::Tensor(_) | Content::Wire { .. } => aligned(buffer.bytes(space)),
+        };
+        matches!(buffer.place, Place::Frame(_))
+            .then_some((Holder::Buffer(id), Block { bytes, first, last, at: frame.at(id) }))
+    });
+    let callees = frame.tasks.iter().enumerate().filter_map(|(i, task)| match &task.work {
+        Work::Call { callee, stage, .. } => {
+            let at = stage.and_then(Stage::at);
+            Some((Holder::Callee(i), Block { bytes: frames[*callee].bytes, first: i, last: i, at }))
+        }
+        _ => None,
+    });
+    buffers.chain(callees).collect()
+}

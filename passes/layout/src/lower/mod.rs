@@ -1,0 +1,509 @@
+//! Lowering: a per-rank program becomes a schedule.
+//!
+//! Each function becomes a frame: nodes become tasks in the same order, values become buffers. A collective becomes
+//! pack, exchange and unpack; packing is left out where the blocks lie in a row already, and, where that is asked for, where
+//! kernels can write or read what is on the wire (`fold`). Then buffers get offsets from
+//! their lifetimes (`arena`) and streams get events where one must wait for the other (`events`). Weights and states that
+//! are assigned are written where they lie, if nobody needs what is there (`lasting`).
+
+mod arena;
+mod events;
+mod fit;
+mod fold;
+mod lasting;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ithaca_ir::boxes::Side;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::message::{self, Parcel};
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Module, Node, ValueId};
+use ithaca_ir::ops::state::works_in_place;
+use ithaca_ir::ops::{Scan, Stage, Target};
+use ithaca_ir::schedule::{
+    Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
+    communicates,
+};
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
+
+use arena::UNPLACED;
+use lasting::{Effects, Home, Homes};
+
+/// Which kernels pack tensors into wire buffers, and unpack them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Kernels that do nothing else.
+    #[default]
+    Apart,
+    /// The kernels before and after the message, where they can write and read tensors in the wire buffer.
+    Folded,
+}
+
+/// The schedule of a per-rank program, with kernels of their own that pack and unpack.
+///
+/// # Errors
+/// As [`lower_with`].
+pub fn lower(module: Verified<'_>) -> Result<Schedule, Diagnostics> {
+    lower_with(module, Packing::Apart)
+}
+
+/// The schedule of a per-rank program.
+///
+/// # Errors
+/// `P03` when the program still has reshards or is not laid out; a program that was laid out on one device is fine.
+pub fn lower_with(module: Verified<'_>, packing: Packing) -> Result<Schedule, Diagnostics> {
+    let module = module.module();
+    let reshards = module.functions.values().flat_map(|f| &f.nodes).any(|n| n.op == Op::Reshard);
+    if reshards || module.level == Level::Sharded {
+        let message = "lowering needs a program without reshards";
+        return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
+    }
+    let mut frames: Arena<FrameId, Frame> = Arena::new();
+    let effects = Effects::of(module);
+    for (id, _) in module.functions.iter() {
+        let frame = Lowering::new(module, id, &frames, &effects, packing).frame();
+        frames.push(frame);
+    }
+    Ok(Schedule {
+        name: module.name.clone(),
+        pipeline: module.pipeline.clone(),
+        space: module.space.clone(),
+        frames,
+    })
+}
+
+/// One function on its way to a frame.
+struct Lowering<'a> {
+    space: &'a Space,
+    function: &'a Function,
+    frames: &'a Arena<FrameId, Frame>,
+    is_main: bool,
+    packing: Packing,
+    frame: Frame,
+    /// Names of buffers.
+    names: BTreeSet<String>,
+    /// The buffer of each value.
+    buffers: Vec<Option<BufferId>>,
+    /// For each value the node after which it is not used any more; outputs live to the end.
+    last_use: Vec<usize>,
+    /// Values that live where something lasts.
+    homes: Homes,
+    /// What the function writes of what lasts, callees included.
+    effects: &'a Effects,
+    /// The buffers of what is written, one for each.
+    lasting: Vec<(Home, BufferId)>,
+    /// Messages that are on their way.
+    arrivals: Vec<Arrival>,
+    /// Results that are written from the start.
+    passed_on: BTreeMap<usize, BufferId>,
+}
+
+/// A message that will be unpacked.
+struct Arrival {
+    transfer: Transfer,
+    received: BufferId,
+    results: Vec<BufferId>,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(
+        module: &'a Module,
+        id: FuncId,
+        frames: &'a Arena<FrameId, Frame>,
+        effects: &'a [Effects],
+        packing: Packing,
+    ) -> Self {
+        let function = &module.functions[id];
+        let mut last_use = vec![0; function.values.len()];
+        for (i, node) in function.nodes.iter().enumerate() {
+            for &v in &node.operands {
+                last_use[v.index()] = i;
+            }
+        }
+        for output in &function.outputs {
+            last_use[output.value.index()] = function.nodes.len();
+        }
+        let frame = Frame {
+            name: function.name.clone(),
+            phase: function.phase,
+            n_arguments: function.params.len(),
+            ..Frame::default()
+        };
+        let buffers = vec![None; function.values.len()];
+        let homes = Homes::of(function, effects, &last_use);
+        Self {
+            space: &module.space,
+            function,
+            frames,
+            is_main: module.main() == Some(id),
+            packing,
+            frame,
+            names: BTreeSet::new(),
+            buffers,
+            last_use,
+            homes,
+            effects: &effects[id.index()],
+            lasting: Vec::new(),
+            arrivals: Vec::new(),
+            passed_on: BTreeMap::new(),
+        }
+    }
+
+    fn frame(mut self) -> Frame {
+        for (i, &param) in self.function.params.iter().enumerate() {
+            self.value_buffer(param, Place::Argument(i));
+        }
+        self.pass_on();
+        for (i, node) in self.function.nodes.iter().enumerate() {
+            self.receive(node);
+            self.node(i, node);
+        }
+        std::mem::take(&mut self.arrivals).into_iter().for_each(|arrival| self.unpack(arrival));
+        self.outputs();
+        if self.packing == Packing::Folded {
+            fold::fold(&mut self.frame, self.space);
+        }
+        arena::place(&mut self.frame, self.space, self.frames);
+        events::insert(&mut self.frame, self.space, self.frames);
+        self.frame
+    }
+
+    fn node(&mut self, index: usize, node: &Node) {
+        match &node.op {
+            Op::Param(binding) => self.read_lasting(node.result(), (Target::Param, binding.clone())),
+            Op::State(binding) => self.read_lasting(node.result(), (Target::State, binding.clone())),
+            Op::Assign { target, binding } => self.assign(node.operands[0], (*target, binding.clone())),
+            Op::Input(binding) => {
+                self.value_buffer(node.result(), Place::Input(binding.clone()));
+            }
+            Op::Call { callee, layers, stride, scan, stage } => {
+                self.call(index, node, *callee, (layers, *stride), (*scan, *stage));
+            }
+            op if op.is_communication() => self.transfer(node),
+            op => {
+                let reads = self.reads(node);
+                let writes = node.results.iter().map(|&v| self.result_buffer(v)).collect();
+                self.task(Stream::Compute, Work::Compute(op.clone()), reads, writes);
+            }
+        }
+    }
+
+    /// A value is read where it lasts, or copied from there before it is overwritten.
+    fn read_lasting(&mut self, value: ValueId, home: Home) {
+        if self.homes.copied.contains(&value) {
+            let from = self.lasting_buffer(value, home);
+            let copy = self.value_buffer(value, UNPLACED);
+            self.task(Stream::Compute, Work::Copy, vec![from], vec![copy]);
+        } else {
+            let buffer = self.lasting_buffer(value, home);
+            self.buffers[value.index()] = Some(buffer);
+        }
+    }
+
+    /// A value that was not made in its place is copied there.
+    fn assign(&mut self, value: ValueId, home: Home) {
+        if self.homes.of[value.index()].as_ref() != Some(&home) {
+            let to = self.lasting_buffer(value, home);
+            self.task(Stream::Compute, Work::Copy, vec![self.buffer(value)], vec![to]);
+        }
+    }
+
+    /// The buffer of what lasts, for a value of its type: one in a frame, if it is written there.
+    fn lasting_buffer(&mut self, value: ValueId, home: Home) -> BufferId {
+        if let Some((_, buffer)) = self.lasting.iter().find(|(known, _)| *known == home) {
+            return *buffer;
+        }
+        let is_value = self.homes.of[value.index()].as_ref() == Some(&home);
+        let name = self.name(value);
+        let name = self.unique(if is_value { name } else { format!("{name}.kept") });
+        let content = Content::Tensor(self.function.ty(value).clone());
+        let place = match &home {
+            (Target::Param, binding) => Place::Weight(binding.clone()),
+            (Target::State, binding) => Place::State(binding.clone()),
+        };
+        let buffer = self.frame.buffers.push(Buffer { name, content, place });
+        if self.effects.writes(&home) {
+            self.lasting.push((home, buffer));
+        }
+        buffer
+    }
+
+    /// Where a value is made: in the frame, or where it lasts.
+    fn result_buffer(&mut self, value: ValueId) -> BufferId {
+        match self.homes.of[value.index()].clone() {
+            Some(home) => {
+                let buffer = self.lasting_buffer(value, home);
+                self.buffers[value.index()] = Some(buffer);
+                buffer
+            }
+            None => self.value_buffer(value, UNPLACED),
+        }
+    }
+
+    /// A loop over layers works in place on what it hands on: such arguments are copied first where they are needed
+    /// afterwards. Stacks are buffers of their own.
+    fn call(
+        &mut self,
+        index: usize,
+        node: &Node,
+        callee: FuncId,
+        (layers, stride): (&Layers, u64),
+        (scan, stage): (Option<Scan>, Option<Stage>),
+    ) {
+        let callee = FrameId::new(callee.index());
+        let mut reads = self.reads(node);
+        let mut writes = Vec::new();
+        let n_carried = match (layers.end - layers.start, scan) {
+            (1, _) => 0,
+            (_, Some(scan)) => scan.carried,
+            (_, None) => node.results.len(),
+        };
+        for (i, &result) in node.results.iter().enumerate() {
+            if i >= n_carried {
+                writes.push(self.value_buffer(result, UNPLACED));
+                continue;
+            }
+            let argument = node.operands[i];
+            let owned = matches!(self.frame.buffers[reads[i]].place, Place::Frame(_));
+            let shared =
+                node.operands.iter().filter(|&&v| self.buffers[v.index()] == Some(reads[i])).count() > 1;
+            // What all ranks hold and what some hold are not one buffer.
+            let same = self.function.ty(argument) == self.function.ty(result);
+            if !owned || shared || !same || self.last_use[argument.index()] > index {
+                let copy = self.value_buffer(result, UNPLACED);
+                self.task(Stream::Compute, Work::Copy, vec![reads[i]], vec![copy]);
+                reads[i] = copy;
+            } else {
+                self.buffers[result.index()] = Some(reads[i]);
+            }
+            writes.push(reads[i]);
+        }
+        let work = Work::Call { callee, layers: layers.clone(), stride, scan, stage, base: 0 };
+        self.task(Stream::Compute, work, reads, writes);
+    }
+
+    /// A collective: pack, exchange, unpack. Several tensors travel from wire to wire.
+    fn transfer(&mut self, node: &Node) {
+        let sources = self.reads(node);
+        let (operands, results) = (self.function.operand_types(node), self.function.result_types(node));
+        let parcels = message::parcels(&node.op, &operands, &results);
+        let transfer = Transfer::of(parcels).expect("a verified collective has an operand and a result");
+        let ends = Ends::of(self.space, &transfer);
+        let name = self.name(node.result());
+        let mut sent = sources[0];
+        if ends.pack {
+            sent = self.wire(format!("{name}.send"), &transfer, Side::Sent);
+            self.task(Stream::Compute, Work::Pack(transfer.clone()), sources, vec![sent]);
+        }
+        if ends.unpack {
+            let received = self.wire(format!("{name}.recv"), &transfer, Side::Received);
+            self.task(Stream::Comm, Work::Exchange(transfer.clone()), vec![sent], vec![received]);
+            let results = node.results.iter().map(|&result| self.result_buffer(result)).collect();
+            // A message travels until one of its tensors is needed.
+            self.arrivals.push(Arrival { transfer, received, results });
+        } else {
+            let result = self.result_buffer(node.result());
+            self.task(Stream::Comm, Work::Exchange(transfer), vec![sent], vec![result]);
+        }
+    }
+
+    /// Unpacks the messages with tensors that `node` reads. Around a call that communicates streams meet, so all are unpacked
+    /// before.
+    fn receive(&mut self, node: &Node) {
+        let reads: Vec<BufferId> = self.reads(node);
+        let meets = match node.op {
+            Op::Call { callee, .. } => communicates(self.frames, FrameId::new(callee.index())),
+            _ => false,
+        };
+        let needed = |arrival: &Arrival| meets || arrival.results.iter().any(|b| reads.contains(b));
+        let (now, later) = std::mem::take(&mut self.arrivals).into_iter().partition(needed);
+        self.arrivals = later;
+        let now: Vec<Arrival> = now;
+        now.into_iter().for_each(|arrival| self.unpack(arrival));
+    }
+
+    fn unpack(&mut self, Arrival { transfer, received, results }: Arrival) {
+        self.task(Stream::Compute, Work::Unpack(transfer), vec![received], results);
+    }
+
+    /// Arguments that are returned are copied at once, where nothing that is still read may lie there.
+    fn pass_on(&mut self) {
+        let n_params = self.function.params.len();
+        for (i, output) in self.function.outputs.iter().enumerate().skip(n_params) {
+            if self.function.params.contains(&output.value) {
+                let from = self.buffer(output.value);
+                let to = self.result(i, from);
+                self.task(Stream::Compute, Work::Copy, vec![from], vec![to]);
+                self.passed_on.insert(i, to);
+            }
+        }
+    }
+
+    /// Outputs go where the caller wants them: directly if that is safe, else by a copy at the end.
+    fn outputs(&mut self) {
+        let values: Vec<ValueId> = self.function.outputs.iter().map(|o| o.value).collect();
+        let mut copies = Vec::new();
+        for (i, output) in self.function.outputs.iter().enumerate() {
+            let buffer = self.buffer(output.value);
+            let repeated = values[..i].contains(&output.value);
+            let owned = matches!(self.frame.buffers[buffer].place, Place::Frame(_)) && !repeated;
+            let target = if let Some(&target) = self.passed_on.get(&i) {
+                target
+            } else if self.is_main && owned {
+                buffer
+            } else if !self.is_main && owned && self.may_write_early(i, buffer) {
+                self.frame.buffers[buffer].place = Place::Result(i);
+                buffer
+            } else if self.is_main {
+                self.copy(i, buffer)
+            } else {
+                let target = self.result(i, buffer);
+                copies.push((i, buffer, target));
+                target
+            };
+            self.frame.outputs.push(FrameOutput { name: output.name.clone(), buffer: target });
+        }
+        while !copies.is_empty() {
+            // The argument that lies where a result belongs may be another result.
+            let free = |&(i, _, _): &(usize, BufferId, BufferId)| {
+                !copies.iter().any(|&(_, from, _)| self.frame.buffers[from].place == Place::Argument(i))
+            };
+            match copies.iter().position(free) {
+                Some(next) => {
+                    let (_, from, to) = copies.remove(next);
+                    self.task(Stream::Compute, Work::Copy, vec![from], vec![to]);
+                }
+                // Each waits for another, or for itself.
+                None => copies[0].1 = self.copy(copies[0].0, copies[0].1),
+            }
+        }
+    }
+
+    /// A buffer for result `i`, of the content of another.
+    fn result(&mut self, i: usize, like: BufferId) -> BufferId {
+        let Buffer { name, content, .. } = self.frame.buffers[like].clone();
+        let name = self.unique(format!("{name}.out{i}"));
+        self.frame.buffers.push(Buffer { name, content, place: Place::Result(i) })
+    }
+
+    /// A copy of a buffer in the frame.
+    fn copy(&mut self, i: usize, from: BufferId) -> BufferId {
+        let Buffer { name, content, .. } = self.frame.buffers[from].clone();
+        let name = self.unique(format!("{name}.copy{i}"));
+        let copy = self.frame.buffers.push(Buffer { name, content, place: UNPLACED });
+        self.task(Stream::Compute, Work::Copy, vec![from], vec![copy]);
+        copy
+    }
+
+    /// Whether result `i` may be written where it is made: argument `i`, which may lie there, is read no later.
+    fn may_write_early(&self, i: usize, buffer: BufferId) -> bool {
+        let Some(&argument) = self.function.params.get(i) else { return true };
+        // A loop works in the buffer of a value before its own.
+        let read = self.buffer(argument);
+        let Some(made) = self.frame.tasks.iter().position(|task| task.writes.contains(&buffer)) else {
+            return false;
+        };
+        let (maker, later) = (&self.frame.tasks[made], &self.frame.tasks[made + 1..]);
+        let mut outputs = self.function.outputs.iter().enumerate();
+        let returned = outputs.any(|(k, o)| o.value == argument && !self.passed_on.contains_key(&k));
+        let overwrites = maker.reads.contains(&read) && !self.may_overwrite(maker, i, (read, buffer));
+        !returned && !overwrites && !later.iter().any(|task| task.reads.contains(&read))
+    }
+
+    /// Whether a task that reads argument `i` of the frame may write result `i`, which may lie in its place.
+    fn may_overwrite(&self, task: &Task, i: usize, (read, written): (BufferId, BufferId)) -> bool {
+        let ty = |b: BufferId| match &self.frame.buffers[b].content {
+            Content::Tensor(ty) => Some(ty),
+            Content::Wire { .. } => None,
+        };
+        match &task.work {
+            Work::Compute(op) => {
+                let alike = ty(read).zip(ty(written)).is_some_and(|(a, b)| lasting::same_elements(a, b));
+                works_in_place(op) && task.writes.len() == 1 && alike
+            }
+            // One layer reads an argument for the last time before it writes the result of the same number.
+            Work::Call { layers, .. } => {
+                let once = task.reads.iter().filter(|&&b| b == read).count() == 1;
+                let same = task.reads.get(i) == Some(&read) && task.writes.get(i) == Some(&written);
+                layers.end - layers.start == 1 && once && same
+            }
+            Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => false,
+        }
+    }
+
+    fn reads(&self, node: &Node) -> Vec<BufferId> {
+        node.operands.iter().map(|&v| self.buffer(v)).collect()
+    }
+
+    fn buffer(&self, value: ValueId) -> BufferId {
+        self.buffers[value.index()].expect("operands are defined before they are used")
+    }
+
+    fn name(&self, value: ValueId) -> String {
+        match &self.function.values[value].name {
+            Some(name) => name.to_string(),
+            None => format!("v{}", value.index()),
+        }
+    }
+
+    fn value_buffer(&mut self, value: ValueId, place: Place) -> BufferId {
+        let name = self.unique(self.name(value));
+        let content = Content::Tensor(self.function.ty(value).clone());
+        let buffer = self.frame.buffers.push(Buffer { name, content, place });
+        self.buffers[value.index()] = Some(buffer);
+        buffer
+    }
+
+    fn wire(&mut self, name: String, transfer: &Transfer, side: Side) -> BufferId {
+        let elements = message::wire_elements(self.space, transfer.parcels(), side);
+        let content = Content::Wire { dtype: transfer.first().from.dtype, elements };
+        let name = self.unique(name);
+        self.frame.buffers.push(Buffer { name, content, place: UNPLACED })
+    }
+
+    /// A value may be called what a numbered one would be.
+    fn unique(&mut self, name: String) -> String {
+        match self.names.insert(name.clone()) {
+            true => name,
+            false => self.unique(format!("{name}_")),
+        }
+    }
+
+    fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {
+        self.frame.tasks.push(task(stream, work, reads, writes));
+    }
+}
+
+/// A task that no event orders yet.
+fn task(stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) -> Task {
+    Task { stream, work, reads, writes, waits: Vec::new(), records: None }
+}
+
+/// On which ends of a collective blocks must be gathered or dealt out.
+struct Ends {
+    pack: bool,
+    unpack: bool,
+}
+
+impl Ends {
+    fn of(space: &Space, transfer: &Transfer) -> Ends {
+        let Some(Parcel { op, from, to }) = transfer.only() else { return Ends { pack: true, unpack: true } };
+        match *op {
+            Op::AllToAll { split, concat, .. } => {
+                Ends { pack: !leads(space, from, split), unpack: !leads(space, to, concat) }
+            }
+            Op::AllGather { dim, .. } => Ends { pack: false, unpack: !leads(space, to, dim) },
+            Op::ReduceScatter { dim, .. } => Ends { pack: !leads(space, from, dim), unpack: false },
+            // Blocks are lists of regions, and a token may be in the blocks of several peers.
+            Op::Fetch { .. } | Op::FetchSum { .. } => Ends { pack: true, unpack: true },
+            _ => Ends { pack: false, unpack: false },
+        }
+    }
+}
+
+/// Whether parts of `dim` lie one after another: every dimension in front of it has one element on a rank.
+fn leads(space: &Space, ty: &TensorType, dim: DimId) -> bool {
+    let shape = space.max_local_shape(ty);
+    ty.dims.iter().zip(shape).take_while(|&(&d, _)| d != dim).all(|(_, n)| n == 1)
+}

@@ -1,0 +1,146 @@
+//! The forward pass of an attention, by its plan.
+
+use ithaca_ir::layout::Layout;
+use ithaca_ir::ops::{Attention, Binary, OpError, Returns};
+use ithaca_ir::{DimId, FunctionBuilder, Op, TensorType, ValueId};
+
+use super::attend::{attend, gathered, split_by};
+use super::groups::{self, Groups};
+use super::plan::Plan;
+use super::travel::{Sums, Travellers, merge};
+use crate::movement::Step;
+
+/// Output and lse, or the output alone, as the attention returns them; element types and layouts are put right later.
+pub(super) fn forward(
+    b: &mut FunctionBuilder<'_>,
+    attention: &Attention,
+    plan: &Plan,
+    operands: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
+    let mut a = attention.clone();
+    a.movement = None;
+    let [q, k, v] = [operands[0], operands[1], operands[2]];
+    let bias = &operands[3..];
+    match plan {
+        Plan::Gather => {
+            let (k, v) = (gathered(b, a.keys, k)?, gathered(b, a.keys, v)?);
+            attend(b, &a, [q, k, v], bias)
+        }
+        Plan::Groups { heads, kv_heads } => {
+            groups::forward(b, &a, Groups { heads, kv_heads }, [q, k, v], bias)
+        }
+        Plan::Fetch(to) => {
+            let k = b.push(Op::Fetch { to: *to }, &[k])?;
+            let v = b.push(Op::Fetch { to: *to }, &[v])?;
+            a.keys = *to;
+            attend(b, &a, [q, k, v], bias)
+        }
+        Plan::Steps(steps) => {
+            let n_wanted = match attention.returns {
+                Returns::Output => 1,
+                Returns::WithLse | Returns::Part => 2,
+            };
+            a.returns = Returns::Part;
+            steps_forward(b, &a, steps, [q, k, v], bias, n_wanted)
+        }
+        Plan::TwoPass { steps, columns } => two_pass(b, &a, steps, *columns, [q, k, v]),
+        Plan::Reduce { parts, axes } => {
+            let (k, v) = (split_by(b, a.keys, axes, k)?, split_by(b, a.keys, axes, v)?);
+            a.returns = Returns::Part;
+            a.parts = Some(*parts);
+            let partial = attend(b, &a, [q, k, v], bias)?;
+            let (o, lse) = (by_rows(b, &a, *parts, partial[0])?, by_rows(b, &a, *parts, partial[1])?);
+            Ok(b.node(Op::MergeParts { over: *parts }, &[o, lse], &[])?.to_vec())
+        }
+    }
+}
+
+fn steps_forward(
+    b: &mut FunctionBuilder<'_>,
+    a: &Attention,
+    steps: &[Step],
+    [q, k, v]: [ValueId; 3],
+    bias: &[ValueId],
+    n_wanted: usize,
+) -> Result<Vec<ValueId>, OpError> {
+    let (mut queries, mut keys) = (Travellers::new(&[q]), Travellers::new(&[k, v]));
+    let mut sums = Sums::new(merge);
+    for (i, step) in steps.iter().enumerate() {
+        if let Some(next) = steps.get(i + 1) {
+            queries.bring(b, &next.queries)?;
+            keys.bring(b, &next.keys)?;
+        }
+        let q = queries.bring(b, &step.queries)?[0];
+        let kv = keys.bring(b, &step.keys)?;
+        let part = attend(b, a, [q, kv[0], kv[1]], bias)?;
+        sums.add(b, &step.queries, &part)?;
+    }
+    sums.finish_first(b, n_wanted)
+}
+
+/// Rows of scores are completed before any value is looked at.
+fn two_pass(
+    b: &mut FunctionBuilder<'_>,
+    a: &Attention,
+    steps: &[Step],
+    columns: DimId,
+    [q, k, v]: [ValueId; 3],
+) -> Result<Vec<ValueId>, OpError> {
+    let mut a = a.clone();
+    a.returns = Returns::Output;
+    let mut keys = Travellers::new(&[k]);
+    let mut rows = Vec::with_capacity(steps.len());
+    let mut total: Option<ValueId> = None;
+    for (i, step) in steps.iter().enumerate() {
+        if let Some(next) = steps.get(i + 1) {
+            keys.bring(b, &next.keys)?;
+        }
+        let k = keys.bring(b, &step.keys)?[0];
+        let scores = b.push(Op::Scores { attention: a.clone(), columns }, &[q, k])?;
+        let lse = b.push(Op::RowLse { over: columns, parts: None }, &[scores])?;
+        rows.push(scores);
+        total = Some(match total {
+            None => lse,
+            Some(sum) => b.push(Op::Binary(Binary::LogAddExp), &[sum, lse])?,
+        });
+    }
+    let lse = total.expect("there is a step at home");
+    let mut values = Travellers::new(&[v]);
+    let mut sum: Option<ValueId> = None;
+    for (i, (step, &scores)) in steps.iter().zip(&rows).enumerate() {
+        if let Some(next) = steps.get(i + 1) {
+            values.bring(b, &next.keys)?;
+        }
+        let v = values.bring(b, &step.keys)?[0];
+        let o = b.push(Op::Weigh { attention: a.clone(), columns }, &[scores, lse, v])?;
+        sum = Some(match sum {
+            None => o,
+            Some(sum) => b.push(Op::Accumulate, &[sum, o])?,
+        });
+    }
+    Ok(vec![sum.expect("there is a step at home"), lse])
+}
+
+/// Partial results with `parts` whole and, so that the merge is shared, heads or else sequences of the batch split by
+/// the axes that told the parts apart.
+fn by_rows(
+    b: &mut FunctionBuilder<'_>,
+    a: &Attention,
+    parts: DimId,
+    value: ValueId,
+) -> Result<ValueId, OpError> {
+    let ty: TensorType = b.ty(value).clone();
+    let axes = ty.axes_of(parts).to_vec();
+    let mut layout: Layout = ty.layout.clone();
+    layout.split[0].clear();
+    let shared = |dim: DimId| -> Option<Layout> {
+        let i = ty.position(dim)?;
+        let mut layout = layout.clone();
+        layout.split[i].extend(axes.iter().copied());
+        b.space().can_split(dim, &layout.split[i]).then_some(layout)
+    };
+    let front = ty.dims[1..].iter().copied().take_while(|&d| d != a.queries);
+    let chosen = std::iter::once(a.heads).chain(front).find_map(shared).unwrap_or(layout);
+    let ty = ty.with_layout(chosen);
+    b.push_as(Op::Reshard, &[value], ty)
+}

@@ -1,0 +1,261 @@
+//! What takes the place of a match: new operations with their types, or why there can be none.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::ops::{Attrs, Context};
+use ithaca_ir::text::show;
+use ithaca_ir::{DType, Function, Layout, Level, Op, Space, TensorType, ValueId};
+
+use super::matching::{Bindings, value};
+use super::syntax::{App, Pattern, Rest, Rule};
+
+/// New operations in order, and what the replaced results become.
+#[derive(Debug, Default)]
+pub(crate) struct Replacement {
+    pub(crate) nodes: Vec<NewNode>,
+    pub(crate) results: Vec<Place>,
+}
+
+/// An operation to be added.
+#[derive(Debug)]
+pub(crate) struct NewNode {
+    pub(crate) op: Op,
+    pub(crate) operands: Vec<Place>,
+    /// The types of its results.
+    pub(crate) types: Vec<TensorType>,
+}
+
+/// A value that is there, or a result of a new operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Value(ValueId),
+    New(usize, usize),
+}
+
+/// Why a match is left as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Declined {
+    /// The replacement breaks an invariant here.
+    Illegal(String),
+    /// It gives results of other types.
+    OtherTypes(String),
+}
+
+/// Values and their types.
+pub(crate) trait Values {
+    /// The type of a value.
+    fn type_of(&self, value: ValueId) -> &TensorType;
+}
+
+impl Values for Function {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        self.ty(value)
+    }
+}
+
+/// What a replacement is made from.
+#[derive(Clone, Copy)]
+pub(crate) struct Site<'a> {
+    pub(crate) cx: Context<'a>,
+    pub(crate) level: Level,
+    pub(crate) values: &'a dyn Values,
+}
+
+/// The replacement of a match whose results have the types `wanted`.
+///
+/// Types of new operations follow from their operands. Where they do not (`einsum`, `reshard`, `permute`), the last
+/// operation has the types of what it replaces, and an operation under it lies as that result does, dimension by
+/// dimension; dimensions that the result lacks stay as they are. What would lie as before is not moved at all.
+pub(crate) fn replacement(
+    rule: &Rule,
+    bindings: &Bindings,
+    site: Site<'_>,
+    wanted: &[TensorType],
+) -> Result<Replacement, Declined> {
+    let Some(first) = wanted.first() else {
+        return Err(Declined::Illegal("there is no result".to_owned()));
+    };
+    let mut maker = Maker { bindings, site, made: BTreeMap::new(), replacement: Replacement::default() };
+    let results = match &rule.right {
+        Pattern::Value(name) => vec![Place::Value(bindings.values[&name.text])],
+        Pattern::App(app) => match maker.app(app, &Wish { like: first, is_result: true })? {
+            Place::New(node, 0) if app.result == 0 => {
+                (0..maker.replacement.nodes[node].types.len()).map(|i| Place::New(node, i)).collect()
+            }
+            place => vec![place],
+        },
+    };
+    let space = site.cx.space;
+    let spelled = |types: &[TensorType]| {
+        let types: Vec<String> = types.iter().map(|ty| show(space, ty).to_string()).collect();
+        types.join(", ")
+    };
+    let types: Vec<TensorType> =
+        results.iter().map(|&place| maker.ty(place)).collect::<Result<_, Declined>>()?;
+    if types != wanted {
+        let message = format!("the replacement gives {} in place of {}", spelled(&types), spelled(wanted));
+        return Err(Declined::OtherTypes(message));
+    }
+    maker.replacement.results = results;
+    Ok(maker.replacement)
+}
+
+/// The type that a new value is hoped to have.
+#[derive(Clone, Copy)]
+struct Wish<'a> {
+    like: &'a TensorType,
+    /// Whether it must be this one, and not only lie as it does.
+    is_result: bool,
+}
+
+struct Maker<'a> {
+    bindings: &'a Bindings,
+    site: Site<'a>,
+    /// Operations made already: equal patterns are one operation.
+    made: BTreeMap<String, Place>,
+    replacement: Replacement,
+}
+
+impl Maker<'_> {
+    fn ty(&self, place: Place) -> Result<TensorType, Declined> {
+        match place {
+            Place::Value(v) => Ok(self.site.values.type_of(v).clone()),
+            Place::New(node, i) => {
+                let node = &self.replacement.nodes[node];
+                let illegal = || Declined::Illegal(format!("`{}` has no result {i}", node.op.name()));
+                node.types.get(i).cloned().ok_or_else(illegal)
+            }
+        }
+    }
+
+    /// The result of an operation that is meant.
+    fn app(&mut self, app: &App, wish: &Wish<'_>) -> Result<Place, Declined> {
+        let meant = |place: Place| match place {
+            Place::New(node, _) => Place::New(node, app.result),
+            Place::Value(v) => Place::Value(v),
+        };
+        let key = app.key();
+        if let Some(&place) = self.made.get(&key) {
+            return Ok(meant(place));
+        }
+        let mut operands = Vec::new();
+        for pattern in &app.operands {
+            operands.push(match pattern {
+                Pattern::Value(name) => Place::Value(self.bindings.values[&name.text]),
+                Pattern::App(app) => self.app(app, &Wish { like: wish.like, is_result: false })?,
+            });
+        }
+        let types: Vec<TensorType> =
+            operands.iter().map(|&place| self.ty(place)).collect::<Result<_, Declined>>()?;
+        let op = self.op(app)?;
+        let like = app.like.as_ref().map(|name| self.site.values.type_of(self.bindings.values[&name.text]));
+        let wish = like.map_or(*wish, |like| Wish { like, is_result: false });
+        let results = self.types_of(&op, &types, &wish)?;
+        let moves = matches!(op, Op::Reshard | Op::Permute) && !wish.is_result;
+        let place = if moves && results == types {
+            operands[0]
+        } else {
+            self.replacement.nodes.push(NewNode { op, operands, types: results });
+            Place::New(self.replacement.nodes.len() - 1, 0)
+        };
+        self.made.insert(key, place);
+        Ok(meant(place))
+    }
+
+    fn op(&self, app: &App) -> Result<Op, Declined> {
+        let mut attrs = Vec::new();
+        for (key, term) in &app.attrs {
+            let computed = value(term, self.bindings);
+            let attr = computed.ok_or_else(|| Declined::Illegal(format!("`{term}` is no number here")))?;
+            attrs.push((key.text.clone(), attr));
+        }
+        if let Rest::Bound(name) = &app.rest {
+            for (key, attr) in &self.bindings.rests[&name.text] {
+                if !attrs.iter().any(|(known, _)| known == key) {
+                    attrs.push((key.clone(), attr.clone()));
+                }
+            }
+        }
+        match Op::from_attrs(&app.op, Attrs::new(app.op.as_str(), attrs), self.site.cx.names()) {
+            Some(Ok(op)) => Ok(op),
+            Some(Err(message)) => Err(Declined::Illegal(message)),
+            None => Err(Declined::Illegal(format!("there is no operation `{}`", app.op))),
+        }
+    }
+
+    fn types_of(
+        &self,
+        op: &Op,
+        operands: &[TensorType],
+        wish: &Wish<'_>,
+    ) -> Result<Vec<TensorType>, Declined> {
+        let illegal = |message: String| Err(Declined::Illegal(message));
+        let reshards = matches!(op, Op::Reshard);
+        let admitted = match self.site.level {
+            Level::Program => !op.is_layout_change(),
+            Level::Sharded => true,
+            Level::PerRank => !reshards,
+        };
+        if !admitted {
+            let level = self.site.level.name();
+            return illegal(format!("`{}` does not stand in a {level} program", op.name()));
+        }
+        let declared: Vec<TensorType> = match (op, operands) {
+            _ if wish.is_result => vec![wish.like.clone()],
+            (Op::Reshard | Op::Permute, [x]) => vec![laid_out_like(x, wish.like)],
+            (Op::Einsum, [x, y]) => vec![self.product(x, y, wish.like)],
+            _ => Vec::new(),
+        };
+        let cx = self.site.cx;
+        let refs: Vec<&TensorType> = operands.iter().collect();
+        match op.infer(cx, &refs, &declared) {
+            Err(error) => illegal(error.message),
+            Ok(types) => match types.iter().find(|ty| !is_sound(cx.space, ty)) {
+                Some(ty) => illegal(format!("{} is no type", show(cx.space, ty))),
+                None => Ok(types.into_vec()),
+            },
+        }
+    }
+
+    /// The product of `x` and `y` over the dimensions that nothing else of the match has.
+    fn product(&self, x: &TensorType, y: &TensorType, like: &TensorType) -> TensorType {
+        let operands = [x, y];
+        let elsewhere = |d| {
+            like.has(d)
+                || self.bindings.values.values().any(|&v| {
+                    let ty = self.site.values.type_of(v);
+                    ty.has(d) && !operands.contains(&ty)
+                })
+        };
+        let own = |d| x.has(d) || y.has(d);
+        let first = like.dims.iter().copied().filter(|&d| own(d));
+        let more = x.dims.iter().chain(&y.dims).copied().filter(|&d| !like.has(d) && elsewhere(d));
+        let mut dims: Vec<_> = first.collect();
+        for d in more {
+            if !dims.contains(&d) {
+                dims.push(d);
+            }
+        }
+        TensorType::new(x.dtype, dims)
+    }
+}
+
+/// `x`, with every dimension that `like` has lying as there, and its sums still to be taken where they are there.
+fn laid_out_like(x: &TensorType, like: &TensorType) -> TensorType {
+    let mut layout = Layout::whole(x.dims.len());
+    for (i, &d) in x.dims.iter().enumerate() {
+        layout.split[i] = if like.has(d) { like.axes_of(d).into() } else { x.layout.split[i].clone() };
+    }
+    layout.partial = x.layout.partial.iter().copied().filter(|a| like.layout.partial.contains(a)).collect();
+    x.with_layout(layout)
+}
+
+/// Whether dimensions and axes occur once, and every dimension may be split as it is.
+pub(super) fn is_sound(space: &Space, ty: &TensorType) -> bool {
+    let axes: Vec<_> = ty.layout.axes().collect();
+    let once = |i: usize| !axes[..i].contains(&axes[i]);
+    (0..ty.dims.len()).all(|i| !ty.dims[..i].contains(&ty.dims[i]))
+        && (0..axes.len()).all(once)
+        && ty.dims.iter().zip(&ty.layout.split).all(|(&d, axes)| space.can_split(d, axes))
+        && DType::ALL.contains(&ty.dtype)
+}

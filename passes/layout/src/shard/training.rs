@@ -1,0 +1,331 @@
+//! Lays out what training adds: what lasts from step to step, gradients on their way there, steps of the optimizer, the
+//! loss over a split vocabulary.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::Layout;
+use ithaca_ir::module::{Function, Node, ValueId};
+use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target};
+use ithaca_ir::{DType, DimId, Space, TensorType};
+
+use super::replicas;
+use super::rewriter::{Outside, Plan, Rewriter, settled};
+use super::strategy::Placement;
+
+/// The type of what lasts under `binding`.
+fn lasting(
+    plan: &Plan,
+    placement: &Placement,
+    space: &Space,
+    (target, binding): (Target, &Binding),
+    ty: &TensorType,
+) -> TensorType {
+    let ty = plan.weight(placement, ty);
+    match plan.zero.splits(target, binding) {
+        true => replicas::split(space, &ty, &plan.replicas),
+        false => ty,
+    }
+}
+
+/// For the values of `function` that are assigned, and for what these are made of element by element, the layout in which
+/// they end.
+pub(super) fn wanted(
+    plan: &Plan,
+    placement: &Placement,
+    space: &Space,
+    function: &Function,
+) -> BTreeMap<ValueId, Layout> {
+    let mut wanted: BTreeMap<ValueId, Layout> = BTreeMap::new();
+    for node in function.nodes.iter().rev() {
+        if let Op::Assign { target, binding } = &node.op {
+            let ty = lasting(plan, placement, space, (*target, binding), function.ty(node.operands[0]));
+            wanted.insert(node.operands[0], ty.layout);
+            continue;
+        }
+        let layout = node.results.first().and_then(|v| wanted.get(v)).cloned();
+        let Some(layout) = layout.filter(|_| is_linear(&node.op)) else { continue };
+        let result = function.ty(node.result());
+        for &operand in &node.operands {
+            let ty = function.ty(operand);
+            // What is narrowed travels as it is afterwards.
+            if ty.dims == result.dims && ty.dtype.bytes() <= result.dtype.bytes() {
+                wanted.entry(operand).or_insert_with(|| layout.clone());
+            }
+        }
+    }
+    wanted
+}
+
+/// Whether a sum over ranks may be taken before or after the operation, which goes element by element.
+fn is_linear(op: &Op) -> bool {
+    matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Binary(Binary::Add | Binary::Sub))
+}
+
+impl Rewriter<'_> {
+    /// The new value of an old one; sums that were put off are taken.
+    pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
+        if self.masks.contains_key(&old) {
+            // Who reads it does not say how it is to lie.
+            let layout = self.boundary(self.source.ty(old)).layout;
+            self.draw(old, layout)?;
+        }
+        let Some(mut parts) = self.summands.remove(&old) else { return Ok(self.map[old.index()]) };
+        parts.sort_by_key(|&v| std::cmp::Reverse(self.b.ty(v).layout.partial.len()));
+        let mut sum: Option<ValueId> = None;
+        for part in parts {
+            let Some(before) = sum else {
+                sum = Some(part);
+                continue;
+            };
+            // What both are still to be summed over is summed over once.
+            let mut layout = self.b.ty(before).layout.clone();
+            layout.partial.retain(|a| self.b.ty(part).layout.partial.contains(a));
+            let op = match layout.partial.is_empty() {
+                true => Op::Binary(Binary::Add),
+                false => Op::Accumulate,
+            };
+            let operands = [self.reshard(before, layout.clone())?, self.reshard(part, layout)?];
+            sum = Some(self.b.push(op, &operands)?);
+        }
+        let sum = sum.expect("a sum has summands");
+        self.b.name(sum, self.source.values[old].name.as_deref());
+        self.map[old.index()] = sum;
+        Ok(sum)
+    }
+
+    /// Whether `node` adds scalars that are sums over different axes; then they are kept apart until they are needed, so
+    /// that many sums are taken by one collective.
+    pub(super) fn defers_sum(&mut self, node: &Node) -> bool {
+        if node.op != Op::Binary(Binary::Add) || !self.source.ty(node.result()).dims.is_empty() {
+            return false;
+        }
+        let mut parts: Vec<ValueId> = Vec::new();
+        for old in &node.operands {
+            let part = self.map[old.index()];
+            parts.extend(self.summands.get(old).cloned().unwrap_or_else(|| vec![part]));
+        }
+        if parts.iter().all(|&v| self.b.ty(v).layout == self.b.ty(parts[0]).layout) {
+            return false;
+        }
+        let mut apart: Vec<ValueId> = Vec::new();
+        for part in parts {
+            let same = apart.iter_mut().find(|v| self.b.ty(**v).layout == self.b.ty(part).layout);
+            match same {
+                None => apart.push(part),
+                Some(sum) => {
+                    let op = match self.b.ty(part).layout.partial.is_empty() {
+                        true => Op::Binary(Binary::Add),
+                        false => Op::Accumulate,
+                    };
+                    *sum = self.b.push(op, &[*sum, part]).expect("scalars of one type and layout add up");
+                }
+            }
+        }
+        self.map.push(apart[0]);
+        self.summands.insert(node.result(), apart);
+        true
+    }
+
+    /// A weight where it is kept.
+    pub(super) fn param(&mut self, binding: &Binding, ty: &TensorType) -> Result<Vec<ValueId>, OpError> {
+        let used = self.plan.weight(self.placement, ty);
+        let kept = self.lasting(Target::Param, binding, ty);
+        let weight = self.b.push_as(Op::Param(binding.clone()), &[], kept)?;
+        if self.b.ty(weight).layout != used.layout {
+            self.gathered.insert(weight, used.layout);
+        }
+        self.weights.insert(weight);
+        Ok(vec![weight])
+    }
+
+    /// A state where it is kept.
+    pub(super) fn state(&mut self, binding: &Binding, ty: &TensorType) -> Result<Vec<ValueId>, OpError> {
+        let ty = self.lasting(Target::State, binding, ty);
+        Ok(vec![self.b.push_as(Op::State(binding.clone()), &[], ty)?])
+    }
+
+    /// Writes a value where it is kept.
+    pub(super) fn assign(
+        &mut self,
+        target: Target,
+        binding: &Binding,
+        value: ValueId,
+    ) -> Result<Vec<ValueId>, OpError> {
+        let ty = self.lasting(target, binding, self.b.ty(value));
+        let value = self.reshard(value, ty.layout)?;
+        Ok(self.b.node(Op::Assign { target, binding: binding.clone() }, &[value], &[])?.to_vec())
+    }
+
+    fn lasting(&self, target: Target, binding: &Binding, ty: &TensorType) -> TensorType {
+        lasting(self.plan, self.placement, self.b.space(), (target, binding), ty)
+    }
+
+    /// A tensor of one number, where it is wanted.
+    pub(super) fn fill(&mut self, i: usize, node: &Node) -> Result<Vec<ValueId>, OpError> {
+        let ty = self.source.ty(node.result());
+        let layout = match self.wanted.get(&node.result()) {
+            Some(layout) => layout.clone(),
+            None if self.plan.flows.inner(self.id).serves(i) => self.inside_rows(ty),
+            None if self.is_residual(ty) => self.boundary(ty).layout,
+            None => {
+                let by_weights = self.plan.weight(self.placement, ty).layout;
+                let mut layout = self.by_sequence(ty, Outside::Inputs).layout;
+                for (split, weights) in layout.split.iter_mut().zip(by_weights.split) {
+                    if split.is_empty() {
+                        *split = weights;
+                    }
+                }
+                layout
+            }
+        };
+        let ty = ty.with_layout(layout);
+        Ok(vec![self.b.push_as(node.op.clone(), &[], ty)?])
+    }
+
+    /// Weights that are kept in shards are gathered where they are used.
+    pub(super) fn gather(&mut self, mut operands: Vec<ValueId>) -> Result<Vec<ValueId>, OpError> {
+        for operand in &mut operands {
+            if let Some(layout) = self.gathered.get(operand).cloned() {
+                *operand = self.reshard(*operand, layout)?;
+                self.weights.insert(*operand);
+            }
+        }
+        Ok(operands)
+    }
+
+    /// The layout in which the first result of `node` is best made: for the gradient of a weight, that of the weight. What
+    /// ZeRO splits further is left to the reduction, which scatters.
+    pub(super) fn preferred(&self, node: &Node) -> Option<Layout> {
+        let result = *node.results.iter().find(|v| self.wanted.contains_key(v))?;
+        match result == node.results[0] {
+            true => Some(self.plan.weight(self.placement, self.source.ty(result)).layout),
+            false => None,
+        }
+    }
+
+    /// Operations by element that need no demand: casts of weights in shards, sums of pending sums, and what is made of
+    /// gradients where these are kept.
+    pub(super) fn by_element(
+        &mut self,
+        node: &Node,
+        operands: &[ValueId],
+    ) -> Result<Option<ValueId>, OpError> {
+        match (&node.op, operands) {
+            (Op::Cast { .. } | Op::Scale { .. }, &[x]) => {
+                if let Some(layout) = self.gathered.get(&x).cloned() {
+                    let value = self.b.push(node.op.clone(), &[x])?;
+                    self.gathered.insert(value, layout);
+                    return Ok(Some(value));
+                }
+                let ty = self.b.ty(x);
+                let wider = match node.op {
+                    Op::Cast { to } => to.bytes() >= ty.dtype.bytes(),
+                    _ => false,
+                };
+                if wider && !ty.layout.partial.is_empty() && self.is_added(node.result()) {
+                    return self.b.push(node.op.clone(), &[x]).map(Some);
+                }
+            }
+            (Op::Binary(Binary::Add), &[x, y]) => {
+                let (x_ty, y_ty) = (self.b.ty(x), self.b.ty(y));
+                if x_ty == y_ty && !x_ty.layout.partial.is_empty() {
+                    return self.b.push(Op::Accumulate, &[x, y]).map(Some);
+                }
+            }
+            _ => return Ok(None),
+        }
+        let ends: Vec<Option<Layout>> = node.operands.iter().map(|v| self.wanted.get(v).cloned()).collect();
+        let Some(ends) = ends.into_iter().collect::<Option<Vec<Layout>>>() else { return Ok(None) };
+        let mut moved = Vec::with_capacity(operands.len());
+        for (&operand, layout) in operands.iter().zip(ends) {
+            moved.push(self.reshard(operand, layout)?);
+        }
+        self.b.push(node.op.clone(), &moved).map(Some)
+    }
+
+    /// A gradient whose sum is pending is reduced as soon as it is made, into the layout in which it is kept; unless it is
+    /// added to another, so that both are reduced at once.
+    pub(super) fn reduced(&mut self, old: ValueId, new: ValueId) -> Result<ValueId, OpError> {
+        let pending = !self.b.ty(new).layout.partial.is_empty();
+        let Some(layout) = self.wanted.get(&old).filter(|_| pending).cloned() else { return Ok(new) };
+        match self.is_added(old) {
+            true => Ok(new),
+            false => self.reshard(new, layout),
+        }
+    }
+
+    /// Whether all that becomes of a value, in a wider type perhaps, is a summand of another that is made here.
+    fn is_added(&self, old: ValueId) -> bool {
+        let mut readers = self.source.nodes.iter().filter(|n| n.operands.contains(&old));
+        let (Some(reader), None) = (readers.next(), readers.next()) else { return false };
+        let is_state = |v: &ValueId| {
+            let mut nodes = self.source.nodes.iter();
+            nodes.any(|n| matches!(n.op, Op::State(_)) && n.results.contains(v))
+        };
+        match reader.op {
+            Op::Binary(Binary::Add) => !reader.operands.iter().any(is_state),
+            Op::Cast { to } => {
+                to.bytes() >= self.source.ty(old).dtype.bytes() && self.is_added(reader.result())
+            }
+            _ => false,
+        }
+    }
+
+    /// A step of the optimizer, where its moments are kept.
+    pub(super) fn step(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        const MOMENT: usize = 2;
+        let layout = settled(self.b.ty(operands[MOMENT])).layout;
+        let mut moved = Vec::with_capacity(operands.len());
+        for &operand in operands {
+            let scalar = self.b.ty(operand).dims.is_empty();
+            let layout = if scalar { Layout::default() } else { layout.clone() };
+            moved.push(self.reshard(operand, layout)?);
+        }
+        Ok(self.b.node(node.op.clone(), &moved, &[])?.to_vec())
+    }
+
+    /// The loss; where ranks have parts of the vocabulary each gives the lse of its part, and the logit of the label if it
+    /// has it (Shoeybi et al., arXiv 1909.08053, section 3).
+    pub(super) fn cross_entropy(
+        &mut self,
+        node: &Node,
+        (over, ignore): (DimId, i64),
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        let logits = settled(self.b.ty(operands[0]));
+        let degree = self.b.space().mesh.degree(logits.axes_of(over));
+        let parts = self.plan.parts.get(&over).copied();
+        let Some(parts) = parts.filter(|&p| degree > 1 && self.b.space().size(p) == degree) else {
+            return self.by_rule(node, operands);
+        };
+        let x = self.reshard(operands[0], logits.layout.clone())?;
+        let mut rows = Layout::default();
+        let kept = logits.dims.iter().zip(&logits.layout.split).filter(|&(&d, _)| d != over);
+        rows.split.extend(kept.map(|(_, split)| split.clone()));
+        let labels = self.reshard(operands[1], rows.clone())?;
+
+        let of_parts = self.b.push(Op::RowLse { over, parts: Some(parts) }, &[x])?;
+        let mut whole = rows.clone();
+        whole.split.insert(0, Default::default());
+        let of_parts = self.reshard(of_parts, whole)?;
+        let lse = self.b.push(Op::RowLse { over: parts, parts: None }, &[of_parts])?;
+        let dtype: DType = self.b.ty(lse).dtype;
+
+        let (nll, lse_only) = (node.results[0], [lse, lse].to_vec());
+        let read = self.source.nodes.iter().any(|n| n.operands.contains(&nll));
+        if !read && self.source.outputs.iter().all(|o| o.value != nll) {
+            // A backward pass that computes the loss again asks for its lse alone; nobody reads the first result.
+            return Ok(lse_only);
+        }
+        let picked = self.b.push(Op::Loss(Loss::Pick { over, ignore }), &[x, labels])?;
+        let picked = self.reshard(picked, rows)?;
+        let mut valid = self.b.push(Op::Loss(Loss::Valid { ignore }), &[labels])?;
+        if self.b.ty(valid).dtype != dtype {
+            valid = self.b.push(Op::Cast { to: dtype }, &[valid])?;
+        }
+        let counted = self.b.push(Op::Binary(Binary::Mul), &[lse, valid])?;
+        let nll = self.b.push(Op::Binary(Binary::Sub), &[counted, picked])?;
+        Ok(vec![nll, lse])
+    }
+}

@@ -1,0 +1,429 @@
+//! What a collective costs on a cluster: latency and bytes over bandwidth, for each level that its group crosses.
+//!
+//! The group of a mesh axis of size p and stride s has k of its ranks in a block of devices that a level joins; k
+//! follows from p, s and the block. With `k_in` ranks in a block of the level inside:
+//!
+//! - a ring (all-gather, reduce-scatter; an all-reduce is both) enters and leaves a block of the level inside by as
+//!   many links as the group has ranks there, so the level carries `bytes / k_in` on each, and takes `k / k_in − 1`
+//!   steps;
+//! - an all-to-all sends the share `(k − k_in) / (p − 1)` of its bytes over the level; messages to the ranks of one
+//!   block of the level inside travel together, so it waits for `k / k_in − 1` of them.
+//!
+//! Levels work at the same time, so transfers count by their maximum; latencies add up. That 16 GPUs of two nodes
+//! reach twice the bus bandwidth of 8 strided over the same nodes (Galvatron measured 44.7 and 20.8 GB/s) follows.
+
+use ithaca_ir::boxes;
+use ithaca_ir::{AxisId, Op, Rank, Space, TensorType};
+
+use crate::cluster::between::Between;
+use crate::cluster::prices::{CollectiveTime, Pattern, link_rate};
+use crate::cluster::{Cluster, Level};
+
+impl Cluster {
+    /// Seconds that the collective `op` from type `from` to type `to` takes; a slice takes what the copy takes, an
+    /// operation that changes no layout nothing. Packing and unpacking are tasks of their own and not counted here.
+    pub fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+        self.collective_time(space, op, from, to).seconds()
+    }
+
+    /// [`collective_seconds`](Self::collective_seconds) in its two parts.
+    pub fn collective_time(
+        &self,
+        space: &Space,
+        op: &Op,
+        from: &TensorType,
+        to: &TensorType,
+    ) -> CollectiveTime {
+        let bytes = || busiest_bytes(space, op, from, to) as f64;
+        match *op {
+            Op::AllToAll { axis, .. } => self.along(space, axis, Pattern::Exchange, bytes()),
+            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
+                self.along(space, axis, Pattern::Ring { rounds: 1 }, bytes())
+            }
+            Op::AllReduce { axis } => self.along(space, axis, Pattern::Ring { rounds: 2 }, bytes()),
+            Op::Permute if from.layout == to.layout => CollectiveTime::default(),
+            Op::Permute if from.layout.split != to.layout.split => {
+                let alone = self.point_to_point(space.mesh.ranks(), bytes());
+                alone.map_or(CollectiveTime::default(), |(level, alone)| self.shared(level, alone))
+            }
+            Op::Permute | Op::Fetch { .. } | Op::FetchSum { .. } => {
+                Between { cluster: self, space, op, from, to }.longest()
+            }
+            Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Fill { .. }
+            | Op::Sum
+            | Op::Expand
+            | Op::Gradient(_)
+            | Op::Loss(_)
+            | Op::Optimizer(_)
+            | Op::Experts(_)
+            | Op::Window(_)
+            | Op::Positions
+            | Op::Einsum
+            | Op::Embed { .. }
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Scale { .. }
+            | Op::Cast { .. }
+            | Op::RmsNorm { .. }
+            | Op::RmsScale { .. }
+            | Op::LayerNorm { .. }
+            | Op::Softmax { .. }
+            | Op::Random(_)
+            | Op::Rotary(_)
+            | Op::Attention(_)
+            | Op::AttentionBackward(_)
+            | Op::Merge
+            | Op::MergeParts { .. }
+            | Op::Accumulate
+            | Op::Sink
+            | Op::Scores { .. }
+            | Op::RowLse { .. }
+            | Op::Weigh { .. }
+            | Op::Repeat { .. }
+            | Op::SumCopies { .. }
+            | Op::Take { .. }
+            | Op::Join { .. }
+            | Op::Call { .. }
+            // Several are a message, which has a price of its own.
+            | Op::Coalesced(_)
+            | Op::Reshard => CollectiveTime::default(),
+        }
+    }
+
+    /// The time to read or write `bytes` in all with a kernel.
+    fn copy(&self, bytes: f64) -> CollectiveTime {
+        let a = &self.accelerator;
+        CollectiveTime {
+            latency: a.launch_seconds.value,
+            transfer: bytes / (a.memory_bandwidth.value * a.efficiency.memory.value),
+        }
+    }
+
+    fn along(&self, space: &Space, axis: AxisId, pattern: Pattern, bytes: f64) -> CollectiveTime {
+        let mut time = CollectiveTime::default();
+        self.each_level(space, axis, pattern, bytes, |level, alone| {
+            time = join(time, self.shared(level, alone))
+        });
+        time
+    }
+
+    /// Calls `found` for each level that groups along `axis` cross, with its time where no link is shared.
+    fn each_level(
+        &self,
+        space: &Space,
+        axis: AxisId,
+        pattern: Pattern,
+        bytes: f64,
+        mut found: impl FnMut(usize, CollectiveTime),
+    ) {
+        let (p, stride) = (space.mesh.size(axis), space.mesh.stride(axis));
+        if p <= 1 {
+            return;
+        }
+        let mut inside = Spread { fewest: 1, most: 1 };
+        for (i, level) in self.levels.iter().enumerate() {
+            let here = match i + 1 == self.levels.len() {
+                true => Spread { fewest: p, most: p },
+                false => Spread::of(space.mesh.ranks(), p, stride, level.devices.value),
+            };
+            if here.most > inside.most || here.fewest > inside.fewest {
+                found(i, level_time(level, pattern, p, inside, here, bytes));
+            }
+            inside = here;
+        }
+    }
+
+    /// What a level takes when all devices cross it at once.
+    fn shared(&self, level: usize, alone: CollectiveTime) -> CollectiveTime {
+        CollectiveTime { transfer: alone.transfer * self.levels[level].contention.value, ..alone }
+    }
+
+    /// One message of `bytes` over the outermost level that the mesh reaches, where no link is shared.
+    fn point_to_point(&self, ranks: u64, bytes: f64) -> Option<(usize, CollectiveTime)> {
+        let reached = self.levels.iter().position(|l| l.devices.value >= ranks);
+        let reached = reached.or(self.levels.len().checked_sub(1))?;
+        let level = &self.levels[reached];
+        let transfer = bytes / link_rate(level, Pattern::Exchange);
+        Some((reached, CollectiveTime { latency: level.message_latency.value, transfer }))
+    }
+
+    /// What a collective in which whole groups take part alike asks of each level, where no link is shared; nothing for
+    /// what is none.
+    pub(super) fn by_level(
+        &self,
+        space: &Space,
+        op: &Op,
+        from: &TensorType,
+        to: &TensorType,
+    ) -> Vec<(usize, CollectiveTime)> {
+        let mut levels = Vec::new();
+        let mut along = |axis, pattern| {
+            let bytes = busiest_bytes(space, op, from, to) as f64;
+            self.each_level(space, axis, pattern, bytes, |level, alone| levels.push((level, alone)));
+        };
+        match *op {
+            Op::AllToAll { axis, .. } => along(axis, Pattern::Exchange),
+            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
+                along(axis, Pattern::Ring { rounds: 1 })
+            }
+            Op::AllReduce { axis } => along(axis, Pattern::Ring { rounds: 2 }),
+            Op::Permute if from.layout.split != to.layout.split => {
+                let bytes = busiest_bytes(space, op, from, to) as f64;
+                levels.extend(self.point_to_point(space.mesh.ranks(), bytes));
+            }
+            // The rest is no collective, or one in which each rank has a part of its own.
+            _ => {}
+        }
+        levels
+    }
+}
+
+fn join(a: CollectiveTime, b: CollectiveTime) -> CollectiveTime {
+    CollectiveTime { latency: a.latency + b.latency, transfer: a.transfer.max(b.transfer) }
+}
+
+fn level_time(
+    level: &Level,
+    pattern: Pattern,
+    p: u64,
+    inside: Spread,
+    here: Spread,
+    bytes: f64,
+) -> CollectiveTime {
+    let rate = link_rate(level, pattern);
+    let steps = (here.most.div_ceil(inside.fewest) - 1) as f64;
+    match pattern {
+        Pattern::Ring { rounds } => CollectiveTime {
+            latency: f64::from(rounds) * steps * level.latency.value,
+            transfer: bytes / (inside.fewest as f64 * rate),
+        },
+        Pattern::Exchange => {
+            // The rank with the fewest peers inside has the most outside.
+            let share = (here.most - inside.fewest) as f64 / (p - 1) as f64;
+            CollectiveTime { latency: steps * level.message_latency.value, transfer: bytes * share / rate }
+        }
+    }
+}
+
+/// How many ranks of a group lie in one block of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spread {
+    /// In the block that has the fewest, of those that have any.
+    fewest: u64,
+    /// In the block that has the most.
+    most: u64,
+}
+
+impl Spread {
+    /// For groups of `p` ranks at distance `stride` among `ranks`, in blocks of `devices`.
+    fn of(ranks: u64, p: u64, stride: u64, devices: u64) -> Spread {
+        let same = |n| Spread { fewest: n, most: n };
+        let extent = p * stride;
+        if devices.is_multiple_of(extent) || devices >= ranks {
+            return same(p);
+        }
+        if stride.is_multiple_of(devices) {
+            return same(1);
+        }
+        if devices.is_multiple_of(stride) && extent.is_multiple_of(devices) {
+            return same(devices / stride);
+        }
+        let mut all = Spread { fewest: p, most: 1 };
+        for first in (0..ranks).filter(|r| (r / stride).is_multiple_of(p)) {
+            let mut in_block = 0;
+            for i in 0..p {
+                let block = |i: u64| (first + i * stride) / devices;
+                in_block += 1;
+                if i + 1 == p || block(i + 1) != block(i) {
+                    all.fewest = all.fewest.min(in_block);
+                    all.most = all.most.max(in_block);
+                    in_block = 0;
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Bytes that the busiest rank sends.
+fn busiest_bytes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> u64 {
+    let n = |axis: AxisId| space.mesh.size(axis);
+    let local = |ty: &TensorType| space.max_local_bytes(ty);
+    let even = |ty: &TensorType| {
+        ty.dims
+            .iter()
+            .zip(&ty.layout.split)
+            .all(|(&d, axes)| axes.is_empty() || space.dims[d].divides_evenly(space.mesh.degree(axes)))
+    };
+    let others = |bytes: u64, n: u64| bytes / n * (n - 1);
+    match *op {
+        // Every rank holds the same, so shares are exact and no boxes need be cut.
+        Op::AllToAll { axis, .. } | Op::ReduceScatter { axis, .. } if even(from) && even(to) => {
+            others(local(from), n(axis))
+        }
+        Op::AllReduce { axis } => {
+            let chunk = space.max_local_elements(from).div_ceil(n(axis)) * from.dtype.bytes();
+            local(from) - chunk + (n(axis) - 1) * chunk
+        }
+        Op::AllGather { axis, .. } => local(from) * (n(axis) - 1),
+        // A rank passes on at most what it will hold.
+        Op::Permute => local(to),
+        _ => {
+            let last = Rank(space.mesh.ranks().saturating_sub(1));
+            let sent = |rank| boxes::bytes_sent(space, op, from, to, rank);
+            sent(Rank(0)).max(sent(last))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::{DType, Dim, DimId, Mesh};
+
+    use super::*;
+
+    /// A tensor `[x y]` of `elements` bf16 elements in all, `y` being 1024, over a mesh.
+    fn space(elements: u64, mesh: Mesh) -> (Space, DimId, DimId) {
+        let mut space = Space { mesh, ..Space::default() };
+        let x = space.dims.push(Dim::new("x", elements / 1024));
+        let y = space.dims.push(Dim::new("y", 1024));
+        (space, x, y)
+    }
+
+    fn time(cluster: &Cluster, space: &Space, op: &Op, from: &TensorType) -> f64 {
+        let to = ithaca_ir::ops::collective::apply(op, space, from).unwrap();
+        cluster.collective_seconds(space, op, from, &to)
+    }
+
+    /// Seconds of an all-reduce of `bytes` on every rank of `axis`.
+    fn all_reduce(cluster: &Cluster, bytes: u64, mesh: Mesh, axis: &str) -> f64 {
+        let (space, x, y) = space(bytes / 2, mesh);
+        let axis = space.mesh.axis(axis).unwrap();
+        let mut from = TensorType::new(DType::BF16, [x, y]);
+        from.layout.partial.push(axis);
+        time(cluster, &space, &Op::AllReduce { axis }, &from)
+    }
+
+    /// Seconds of an all-to-all of which every rank of `axis` holds `bytes`.
+    fn all_to_all(cluster: &Cluster, bytes: u64, mesh: Mesh, axis: &str) -> f64 {
+        let n = mesh.size(mesh.axis(axis).unwrap());
+        let (space, x, y) = space(bytes / 2 * n, mesh);
+        let axis = space.mesh.axis(axis).unwrap();
+        let mut from = TensorType::new(DType::BF16, [x, y]);
+        from.layout.split[0].push(axis);
+        time(cluster, &space, &Op::AllToAll { axis, split: y, concat: x }, &from)
+    }
+
+    fn assert_near(seconds: f64, expected: f64, tolerance: f64) {
+        let error = (seconds / expected - 1.0).abs();
+        assert!(error <= tolerance, "{seconds} is {:.1} % from {expected}", 100.0 * error);
+    }
+
+    fn close(a: f64, b: f64) {
+        assert_near(a, b, 1e-12);
+    }
+
+    /// Galvatron, one node of 8 A100: the profile is fitted to these, so the tolerance is that of the fit.
+    #[test]
+    fn one_a100_node_takes_what_galvatron_measured() {
+        let cluster = Cluster::named("dgx-a100-80gb").unwrap();
+        let eight = || Mesh::new([("u", 8)]);
+        for (bytes, a2a, reduce) in [(1 << 20, 0.1124e-3, 0.079e-3), (1 << 30, 4.815e-3, 8.141e-3)] {
+            assert_near(all_to_all(&cluster, bytes, eight(), "u"), a2a, 0.02);
+            assert_near(all_reduce(&cluster, bytes, eight(), "u"), reduce, 0.02);
+        }
+    }
+
+    /// Galvatron, two nodes of 8 A100: bus bandwidth 44.7 GB/s for all 16, 20.8 for 8 strided over both; only the
+    /// ratio 2.15 is tested, to 10 %, because its network is not that of this profile.
+    #[test]
+    fn strided_ranks_have_half_of_the_links_of_two_nodes() {
+        let cluster = Cluster::named("dgx-a100-80gb").unwrap();
+        let bytes = 1 << 30;
+        let bus = |p: f64, seconds: f64| 2.0 * (p - 1.0) / p * bytes as f64 / seconds;
+        let whole = bus(16.0, all_reduce(&cluster, bytes, Mesh::new([("u", 16)]), "u"));
+        let strided = bus(8.0, all_reduce(&cluster, bytes, Mesh::new([("u", 8), ("t", 2)]), "u"));
+        assert_near(whole / strided, 44.7 / 20.8, 0.1);
+        let inside = bus(8.0, all_reduce(&cluster, bytes, Mesh::new([("u", 8)]), "u"));
+        assert!(inside > whole && whole > strided, "{inside} {whole} {strided}");
+    }
+
+    #[test]
+    fn hand_computed_two_level_group() {
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let (nvlink, fabric) = (&cluster.levels[0], &cluster.levels[1]);
+        let bytes = 16.0 * 1024.0 * 1024.0;
+        // 16 ranks, 8 in a node: 15/16 leave, 8/16 over the network; 7 messages inside, those to the other node together.
+        let latency = 7.0 * nvlink.message_latency.value + fabric.message_latency.value;
+        let expected = latency + bytes * 8.0 / 16.0 / (50e9 * fabric.exchange_efficiency.value);
+        close(all_to_all(&cluster, 16 << 20, Mesh::new([("u", 16)]), "u"), expected);
+        // A ring of 16: both rounds carry 15/16, 8 links lead out of a node.
+        let latency = 2.0 * (7.0 * nvlink.latency.value + fabric.latency.value);
+        let (in_node, across) =
+            (450e9 * nvlink.ring_efficiency.value, 8.0 * 50e9 * fabric.ring_efficiency.value);
+        let expected = latency + 2.0 * bytes * 15.0 / 16.0 / f64::min(in_node, across);
+        close(all_reduce(&cluster, 16 << 20, Mesh::new([("u", 16)]), "u"), expected);
+    }
+
+    #[test]
+    fn neighbours_are_faster_than_strided_ranks() {
+        let cluster = Cluster::named("dgx-h100").unwrap();
+        let mesh = || Mesh::new([("far", 8), ("near", 8)]);
+        let ratio =
+            all_to_all(&cluster, 1 << 30, mesh(), "far") / all_to_all(&cluster, 1 << 30, mesh(), "near");
+        // 450 GB/s at 0.665 against 50 GB/s at 0.8.
+        assert_near(ratio, 450.0 * 0.665 / (50.0 * 0.8), 0.05);
+    }
+
+    #[test]
+    fn one_rank_sends_nothing_in_no_time() {
+        let cluster = Cluster::named("cpu").unwrap();
+        assert_eq!(all_reduce(&cluster, 1 << 20, Mesh::new([("u", 1), ("t", 4)]), "u"), 0.0);
+    }
+
+    #[test]
+    fn spread_of_groups_that_fit_no_node() {
+        let spread = |fewest, most| Spread { fewest, most };
+        assert_eq!(Spread::of(16, 8, 2, 8), spread(4, 4));
+        assert_eq!(Spread::of(64, 8, 8, 8), spread(1, 1));
+        assert_eq!(Spread::of(8, 8, 1, 8), spread(8, 8));
+        assert_eq!(Spread::of(12, 12, 1, 8), spread(4, 8));
+        assert_eq!(Spread::of(12, 3, 4, 8), spread(1, 2));
+        assert_eq!(Spread::of(24, 8, 3, 8), spread(2, 3));
+    }
+
+    /// The closed forms equal the geometry, busiest rank by busiest rank.
+    #[test]
+    fn bytes_are_those_of_the_boxes() {
+        let mesh = Mesh::new([("a", 3), ("b", 2)]);
+        let (a, b) = (mesh.axis("a").unwrap(), mesh.axis("b").unwrap());
+        for (nx, uneven) in [(12, false), (7, true)] {
+            let mut space = Space { mesh: mesh.clone(), ..Space::default() };
+            let x = space.dims.push(Dim { uneven, ..Dim::new("x", nx) });
+            let y = space.dims.push(Dim::new("y", 30));
+            let mut split = TensorType::new(DType::F32, [x, y]);
+            split.layout.split[0].push(a);
+            let mut minor = TensorType::new(DType::F32, [x, y]);
+            minor.layout.split[1].push(b);
+            let mut partial = TensorType::new(DType::F32, [x, y]);
+            partial.layout.partial.push(a);
+            for (op, from) in [
+                (Op::AllToAll { axis: a, split: y, concat: x }, &split),
+                (Op::AllToAll { axis: b, split: x, concat: y }, &minor),
+                (Op::AllGather { axis: b, dim: y }, &minor),
+                (Op::ReduceScatter { axis: a, dim: y }, &partial),
+                (Op::AllReduce { axis: a }, &partial),
+            ] {
+                let to = ithaca_ir::ops::collective::apply(&op, &space, from).unwrap();
+                let exact =
+                    space.mesh.iter_ranks().map(|r| boxes::bytes_sent(&space, &op, from, &to, r)).max();
+                assert_eq!(Some(busiest_bytes(&space, &op, from, &to)), exact, "{op:?} {nx}");
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What a message asks of the links of one rank, so that messages on their way at the same time can share them.
+//!
+//! A device has a link at each level, one direction of it for what leaves and one for what arrives, or shares it with its
+//! neighbours (`contention`). Here every load is what the link would take for it alone.
+
+use ithaca_ir::Rank;
+
+/// A direction over a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Way {
+    /// What leaves the device.
+    Out,
+    /// What arrives at it.
+    In,
+}
+
+impl Way {
+    /// Seen from the other end.
+    pub fn back(self) -> Way {
+        match self {
+            Way::Out => Way::In,
+            Way::In => Way::Out,
+        }
+    }
+}
+
+/// What a message asks of one direction of a link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// The level of the topology.
+    pub level: usize,
+    /// The direction.
+    pub way: Way,
+    /// Seconds that the link takes if it carries nothing else.
+    pub seconds: f64,
+    /// The rank at the other end, whose link is used as long, where there is one only.
+    pub far: Option<Rank>,
+}
+
+/// The part of one rank in a message.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Part {
+    /// The ranks that it sends to or receives from, itself left out, ascending; none when it takes no part.
+    pub peers: Vec<Rank>,
+    /// Seconds before the first byte arrives.
+    pub latency: f64,
+    /// What it asks of links, one load for each level and direction, ascending. Links work at the same time.
+    pub loads: Vec<Load>,
+    /// Whether the rank is done only when all of its peers are: a collective ends as a whole, while a message between two
+    /// ranks concerns these alone.
+    pub together: bool,
+}
+
+impl Part {
+    /// Adds a tensor that travels with the others.
+    pub(super) fn add(&mut self, other: Part) {
+        self.peers.extend(other.peers);
+        self.latency = self.latency.max(other.latency);
+        self.together |= other.together;
+        for load in other.loads {
+            match self.loads.iter_mut().find(|l| (l.level, l.way) == (load.level, load.way)) {
+                Some(sum) => {
+                    sum.seconds += load.seconds;
+                    sum.far = sum.far.filter(|&far| Some(far) == load.far);
+                }
+                None => self.loads.push(load),
+            }
+        }
+    }
+}

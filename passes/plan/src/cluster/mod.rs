@@ -1,0 +1,58 @@
+//! Clusters: what an accelerator can do, how devices are wired, and where each figure comes from.
+//!
+//! A cluster is a TOML file in which every number stands beside its source, as `{ value = …, source = "…" }`; a number
+//! without one is refused. Levels of the topology go from the inside out, each naming how many devices it joins.
+//! Devices are numbered as ranks are: rank `r` is device `r`, so neighbouring ranks share the innermost level.
+//! Profiles of common machines are built in; what a collective costs on them is in `collective`.
+
+mod between;
+mod check;
+mod collective;
+mod description;
+mod load;
+mod message;
+mod part;
+mod prices;
+mod profiles;
+mod read;
+
+use ithaca_ir::Diagnostic;
+
+pub use between::RankExchange;
+pub use description::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
+pub use load::{Load, Part, Way};
+pub use prices::CollectiveTime;
+pub use profiles::{builtin, names};
+
+impl Cluster {
+    /// The cluster that the TOML text describes; `name` is shown in diagnostics.
+    ///
+    /// # Errors
+    /// `M20` when the text is not a cluster (not TOML, a key missing, unknown or without source), `M21` when a number
+    /// cannot be (negative, zero, a fraction above one); both name the key.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Diagnostic> {
+        read::parse(name, text)
+    }
+
+    /// Checks every number, for a cluster that came by another way than [`parse`](Self::parse).
+    ///
+    /// # Errors
+    /// `M21`, naming the key.
+    pub fn check(&self) -> Result<(), Diagnostic> {
+        check::check(self)
+    }
+
+    /// The built-in profile called `name`.
+    ///
+    /// # Errors
+    /// `M22`, listing the profiles.
+    pub fn named(name: &str) -> Result<Self, Diagnostic> {
+        builtin(name).ok_or_else(|| {
+            Diagnostic::new("M22", format!("there is no cluster called `{name}`")).names(
+                "clusters, beside the path of a cluster file",
+                name,
+                names(),
+            )
+        })
+    }
+}

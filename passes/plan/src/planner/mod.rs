@@ -1,0 +1,165 @@
+//! The planner: tries every strategy on every mesh, prices what is legal, and says why each loser lost.
+//!
+//! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
+//! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
+//! to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
+//! nothing fits, stages of a pipeline are tried. What does not fit or is not legal stays in the list with its reason, and a
+//! request of which nothing is left is refused with repairs that were tried and work.
+
+mod candidates;
+mod compiler;
+mod floor;
+mod reasons;
+mod repair;
+mod request;
+mod search;
+mod table;
+mod tried;
+
+use ithaca_ir::ops::experts::Experts;
+use ithaca_ir::{Diagnostic, Module, Op};
+use ithaca_layout::shard::ShardOptions;
+
+use crate::cluster::Cluster;
+use crate::plan::{self, Alternative, Plan};
+use compiler::first;
+use tried::{Tried, price};
+
+pub use candidates::{candidates, candidates_with};
+pub use compiler::{Compiler, Extended, Program, Staged};
+pub use repair::repairs;
+pub use request::{Request, Sparsity};
+pub use table::table;
+pub use tried::Priced;
+
+/// How many experts a program's mixtures choose from, at most.
+pub fn experts(module: &Module) -> u64 {
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    let slots = nodes.filter_map(|node| match &node.op {
+        Op::Experts(Experts::Dispatch(slots) | Experts::Combine(slots)) => Some(slots),
+        _ => None,
+    });
+    slots.map(|slots| module.space.size(slots.experts)).max().unwrap_or(0)
+}
+
+/// The winner, and everything that was tried.
+#[derive(Clone, Debug)]
+pub struct Ranked {
+    /// The winner.
+    pub chosen: Priced,
+    /// What was tried: by rank, then what does not fit, then what is not legal.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// A request that nothing satisfies.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Why, with repairs that work.
+    pub diagnostic: Diagnostic,
+    /// What was tried.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Ranks the candidates of a request.
+///
+/// # Errors
+/// `P10`–`P12` for a strategy or mesh that is none, `P30` when there are no such GPUs, `P31` when no candidate is legal,
+/// `P32` when none fits; or the rule that the only candidate breaks.
+pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
+    let mut tried = try_all(compiler, cluster, request).map_err(|diagnostic| {
+        let diagnostic = repair::malformed(compiler, cluster, request, diagnostic);
+        Box::new(Refusal { diagnostic, alternatives: Vec::new() })
+    })?;
+    tried.check_winner(compiler);
+    if tried.fits.is_empty() {
+        let diagnostic = repair::refusal(compiler, cluster, request, &tried);
+        return Err(Box::new(Refusal { diagnostic, alternatives: tried.alternatives(compiler) }));
+    }
+    let alternatives = tried.alternatives(compiler);
+    let chosen = tried.fits.into_iter().next().expect("a list that is not empty has a first item");
+    Ok(Ranked { chosen, alternatives })
+}
+
+impl Ranked {
+    /// The document of the winner.
+    pub fn into_plan(self, cluster: &Cluster, model: plan::Model, workload: plan::Workload) -> Plan {
+        let Ranked { chosen: Priced { options, compiled, simulation, memory }, alternatives } = self;
+        Plan {
+            version: plan::VERSION,
+            model,
+            cluster: cluster.clone(),
+            workload,
+            gpus: options.mesh.ranks(),
+            mesh: plan::mesh_axes(&options.mesh),
+            dimensions: plan::dimensions(&compiled.per_rank.space),
+            attention: plan::attention(&compiled.attention, &options),
+            options: plan::layout_options(&options),
+            strategy: options.strategy,
+            pipeline: plan::pipeline(&compiled.schedule),
+            collectives: plan::collectives(&compiled.per_rank),
+            memory: plan::MemoryUse::of(&memory, cluster),
+            time: plan::Time::of(&simulation),
+            alternatives,
+            notes: compiled.notes,
+        }
+    }
+}
+
+impl Tried {
+    fn add(&mut self, compiler: &dyn Compiler, cluster: &Cluster, candidates: Vec<ShardOptions>) {
+        for options in candidates {
+            match price(compiler, cluster, &options) {
+                Ok(priced) => match priced.memory.over(cluster) {
+                    None => self.fits.push(priced),
+                    Some(over) => self.too_large.push((priced, over)),
+                },
+                Err(diagnostic) => self.refused.push((options, diagnostic)),
+            }
+        }
+    }
+
+    /// Checks the schedule of the best candidate; one that fails goes, and the next is the best.
+    fn check_winner(&mut self, compiler: &dyn Compiler) {
+        while let Some(winner) = self.fits.first() {
+            match compiler.verify(&winner.compiled) {
+                Ok(()) => return,
+                Err(diagnostics) => {
+                    let options = self.fits.remove(0).options;
+                    self.refused.push((options, first(diagnostics)));
+                }
+            }
+        }
+    }
+
+    fn alternatives(&self, compiler: &dyn Compiler) -> Vec<Alternative> {
+        let fits = self.fits.iter().map(|p| reasons::ranked(p, &self.fits[0]));
+        let too_large = self.too_large.iter().map(|(p, over)| reasons::too_large(p, *over));
+        let refused = self.refused.iter().map(|(options, diagnostic)| {
+            let repairs = repair::of_candidate(compiler, options);
+            reasons::refused(options, diagnostic, repairs)
+        });
+        fits.chain(too_large).chain(refused).collect()
+    }
+}
+
+fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
+    let mut tried = Tried::default();
+    let registry = compiler.registry();
+    tried.add(compiler, cluster, candidates_with(&registry, cluster, request)?);
+    if tried.fits.is_empty() && !tried.too_large.is_empty() && !request.stages.is_empty() {
+        tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
+    }
+    let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
+    tried.fits.sort_by(|a, b| {
+        let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
+        let by_name = || a.options.strategy.cmp(&b.options.strategy);
+        a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
+    });
+    tried.too_large.sort_by_key(|(_, over)| *over);
+    Ok(tried)
+}
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,511 @@
+//! The loop over events.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::links::Links;
+use super::program::{Does, Loop, Meeting, Program, on};
+use super::record::Record;
+
+/// Classes whose runs are written down at most; of more, every second one, or third.
+const WRITTEN: usize = 64;
+
+/// A class and one of its streams.
+type Lane = (usize, usize);
+
+/// What each class did.
+pub(super) struct Ran {
+    pub(super) end: f64,
+    pub(super) compute: f64,
+    /// For each frame and task that communicates, its time.
+    pub(super) tasks: Vec<Vec<Time>>,
+    pub(super) runs: Vec<Run>,
+}
+
+/// The time of all runs of a task on the communication stream.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Time {
+    pub(super) count: u64,
+    pub(super) total: f64,
+    pub(super) exposed: f64,
+}
+
+/// One run of a task.
+pub(super) struct Run {
+    pub(super) frame: usize,
+    pub(super) task: usize,
+    pub(super) layer: u64,
+    pub(super) start: f64,
+    pub(super) end: f64,
+}
+
+/// What is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A stream has done its task.
+    Done(Lane),
+    /// A message's latency is over.
+    Open(Lane),
+    /// The links that a message has to itself have carried it.
+    Sent(Lane),
+    /// A flow over a shared link ends, if nothing has changed since this was foreseen.
+    Shares(u64),
+}
+
+/// A moment; times are never negative, so their bits are in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment(u64);
+
+impl Moment {
+    fn at(seconds: f64) -> Self {
+        debug_assert!(seconds >= 0.0, "time goes forward");
+        Self(seconds.to_bits())
+    }
+
+    fn seconds(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+/// A frame that a class is in.
+struct Inside {
+    call: Loop,
+    /// Layers that are done.
+    done: u64,
+    /// Where its tasks stand among all runs of tasks.
+    base: u64,
+    /// How far each stream is.
+    next: [usize; 2],
+    /// Events that have yet to happen.
+    pending: Vec<bool>,
+}
+
+/// A class on its way.
+struct Walk {
+    frames: Vec<Inside>,
+    /// Since when each stream is at its task.
+    busy: [Option<f64>; 2],
+    /// The message of each stream.
+    message: [Option<Message>; 2],
+    /// Until when times are accounted for.
+    accounted: f64,
+    ran: Ran,
+}
+
+/// A collective on a rank, from when it is ready until it ends.
+struct Message {
+    number: u64,
+    frame: usize,
+    task: usize,
+    /// Those with whom it meets that are not ready; once it has started, those that are not done.
+    missing: usize,
+    /// When the links that it has to itself have carried it.
+    own_end: f64,
+    stage: Phase,
+}
+
+/// How far a message is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Waits,
+    Travels,
+    /// Its own part is done.
+    Carried,
+}
+
+/// One run of a collective.
+#[derive(Default)]
+struct Gathering {
+    /// For each class that is ready or was, its stream.
+    ready: BTreeMap<usize, usize>,
+    carried: Vec<usize>,
+    /// Classes that are through.
+    through: usize,
+}
+
+pub(super) struct Engine<'a> {
+    program: &'a Program,
+    /// Of every how many classes runs are written down.
+    every: Option<usize>,
+    now: f64,
+    events: BinaryHeap<Reverse<(Moment, u64, Event)>>,
+    /// Events so far: of those at one moment the first foreseen comes first.
+    foreseen: u64,
+    walks: Vec<Walk>,
+    gatherings: BTreeMap<u64, Gathering>,
+    links: Links,
+    /// How often shares were worked out.
+    version: u64,
+}
+
+impl<'a> Engine<'a> {
+    pub(super) fn new(program: &'a Program, main: usize, record: Record) -> Self {
+        let n = program.sharers.len();
+        let call = Loop { callee: main, first: 0, layers: 1, order: ithaca_ir::ops::ScanOrder::Ascending };
+        let walk = |class| Walk {
+            frames: vec![Inside::enter(program, call, 0, class)],
+            busy: [None; 2],
+            message: [None, None],
+            accounted: 0.0,
+            ran: Ran {
+                end: 0.0,
+                compute: 0.0,
+                tasks: program.frames.iter().map(|f| vec![Time::default(); f.work.len()]).collect(),
+                runs: Vec::new(),
+            },
+        };
+        Self {
+            program,
+            every: match record {
+                Record::Times => None,
+                Record::Spans => Some(n.div_ceil(WRITTEN)),
+            },
+            now: 0.0,
+            events: BinaryHeap::new(),
+            foreseen: 0,
+            walks: (0..n).map(walk).collect(),
+            gatherings: BTreeMap::new(),
+            links: Links::default(),
+            version: 0,
+        }
+    }
+
+    /// Runs until nothing is to come.
+    pub(super) fn run(&mut self) {
+        (0..self.walks.len()).for_each(|class| self.go_on(class));
+        loop {
+            // Whatever starts or ends at one moment is seen at once.
+            let later = self.events.peek().is_none_or(|Reverse((at, ..))| at.seconds() > self.now);
+            if later && self.links.have_changed() {
+                self.version += 1;
+                if let Some(end) = self.links.share(self.now, self.program) {
+                    self.foresee(end, Event::Shares(self.version));
+                }
+                continue;
+            }
+            let Some(Reverse((at, _, event))) = self.events.pop() else { break };
+            match event {
+                Event::Shares(version) if version != self.version || self.links.have_changed() => continue,
+                _ => self.now = at.seconds(),
+            }
+            match event {
+                Event::Done(lane) => self.done(lane),
+                Event::Open(lane) => self.open(lane),
+                Event::Sent(lane) => self.carried(lane),
+                Event::Shares(_) => {
+                    for (class, stream) in self.links.ended(self.now) {
+                        self.carried_by_shared((class, stream));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What each class did. A class that never ends would be a schedule that waits for itself, which is verified not to be.
+    pub(super) fn finish(self) -> Vec<Ran> {
+        debug_assert!(self.walks.iter().all(|walk| walk.frames.is_empty()), "every rank comes to its end");
+        self.walks.into_iter().map(|walk| walk.ran).collect()
+    }
+
+    fn foresee(&mut self, at: f64, event: Event) {
+        self.foreseen += 1;
+        self.events.push(Reverse((Moment::at(at), self.foreseen, event)));
+    }
+
+    /// Starts whatever a class can start.
+    fn go_on(&mut self, class: usize) {
+        loop {
+            let mut started = false;
+            for stream in 0..2 {
+                while self.start((class, stream)) {
+                    started = true;
+                }
+            }
+            if !self.turn(class) && !started {
+                return;
+            }
+            if self.walks[class].frames.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Starts the next task of a stream; false where it has none that may start.
+    fn start(&mut self, (class, stream): Lane) -> bool {
+        let walk = &self.walks[class];
+        let Some(inside) = walk.frames.last().filter(|_| walk.busy[stream].is_none()) else { return false };
+        let frame = inside.call.callee;
+        let tasks = &self.program.frames[frame];
+        let Some(&task) = tasks.lanes[class][stream].get(inside.next[stream]) else { return false };
+        if !inside.is_ready(self.program, task) {
+            return false;
+        }
+        let number = inside.base + tasks.at[task];
+        match &tasks.work[task] {
+            Does::Runs(_) => return false,
+            Does::Takes(seconds) => {
+                let seconds = on(seconds, class);
+                self.occupy((class, stream));
+                match seconds > 0.0 {
+                    true => self.foresee(self.now + seconds, Event::Done((class, stream))),
+                    false => self.free((class, stream)),
+                }
+            }
+            Does::Exchanges(meetings) => {
+                self.occupy((class, stream));
+                self.meet((class, stream), (frame, task, number), &meetings[class]);
+            }
+        }
+        true
+    }
+
+    /// Enters a call at which both streams have met, or leaves a frame that both have run.
+    fn turn(&mut self, class: usize) -> bool {
+        let program = self.program;
+        let walk = &mut self.walks[class];
+        if walk.busy.iter().any(Option::is_some) {
+            return false;
+        }
+        let Some(inside) = walk.frames.last_mut() else { return false };
+        let tasks = &program.frames[inside.call.callee];
+        let next = [0, 1].map(|stream| tasks.lanes[class][stream].get(inside.next[stream]).copied());
+        match next {
+            [None, None] => {
+                inside.done += 1;
+                if inside.done < inside.call.layers {
+                    inside.base += tasks.size;
+                    inside.next = [0; 2];
+                    inside.pending.clone_from(&tasks.pending[class]);
+                    return true;
+                }
+                walk.frames.pop();
+                match walk.frames.last_mut() {
+                    Some(caller) => caller.pass_call(program, class),
+                    None => walk.ran.end = self.now,
+                }
+                true
+            }
+            [Some(a), Some(b)] if a == b => {
+                let Does::Runs(call) = tasks.work[a] else { return false };
+                if !inside.is_ready(program, a) {
+                    return false;
+                }
+                let base = inside.base + tasks.at[a] + 1;
+                walk.frames.push(Inside::enter(program, call, base, class));
+                true
+            }
+            [_, _] => false,
+        }
+    }
+
+    /// A stream is at its task from now on.
+    fn occupy(&mut self, (class, stream): Lane) {
+        self.account(class);
+        self.walks[class].busy[stream] = Some(self.now);
+    }
+
+    /// Accounts for what a class did since it was last looked at.
+    fn account(&mut self, class: usize) {
+        let walk = &mut self.walks[class];
+        let passed = self.now - walk.accounted;
+        walk.accounted = self.now;
+        if passed <= 0.0 {
+            return;
+        }
+        let [computes, communicates] = walk.busy.map(|since| since.is_some());
+        if computes {
+            walk.ran.compute += passed;
+        }
+        if let (true, Some(inside)) = (communicates, walk.frames.last()) {
+            let frame = inside.call.callee;
+            let task = self.program.frames[frame].lanes[class][1][inside.next[1]];
+            let time = &mut walk.ran.tasks[frame][task];
+            time.total += passed;
+            time.exposed += if computes { 0.0 } else { passed };
+        }
+    }
+
+    /// A stream has done its task.
+    fn free(&mut self, (class, stream): Lane) {
+        self.account(class);
+        let program = self.program;
+        let walk = &mut self.walks[class];
+        let since = walk.busy[stream].take();
+        let Some(inside) = walk.frames.last_mut() else { return };
+        let frame = inside.call.callee;
+        let task = program.frames[frame].lanes[class][stream][inside.next[stream]];
+        inside.next[stream] += 1;
+        if let Some(event) = program.frames[frame].records[task] {
+            inside.pending[event] = false;
+        }
+        if stream == 1 {
+            walk.ran.tasks[frame][task].count += 1;
+        }
+        let layer = inside.call.layer(inside.done);
+        let is_written = self.every.is_some_and(|every| class.is_multiple_of(every));
+        if let Some(start) = since.filter(|&since| is_written && since < self.now) {
+            let run = Run { frame, task, layer, start, end: self.now };
+            write_down(program, class, run, &mut walk.ran.runs);
+        }
+    }
+
+    fn done(&mut self, lane: Lane) {
+        self.free(lane);
+        self.go_on(lane.0);
+    }
+
+    /// A class is ready for a collective.
+    fn meet(&mut self, lane: Lane, (frame, task, number): (usize, usize, u64), meeting: &Meeting) {
+        let (class, stream) = lane;
+        let gathering = self.gatherings.entry(number).or_default();
+        gathering.ready.insert(class, stream);
+        let missing = meeting.with.iter().filter(|other| !gathering.ready.contains_key(other)).count();
+        let here: Vec<Lane> =
+            meeting.with.iter().filter_map(|&other| Some((other, *gathering.ready.get(&other)?))).collect();
+        let message = Message { number, frame, task, missing, own_end: 0.0, stage: Phase::Waits };
+        self.walks[class].message[stream] = Some(message);
+        for (other, on) in here {
+            // Who is here already and waits has one less to wait for; who has started does not wait.
+            let message = self.walks[other].message[on].as_mut();
+            if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Waits) {
+                message.missing -= 1;
+                if message.missing == 0 {
+                    self.set_off((other, on));
+                }
+            }
+        }
+        if missing == 0 {
+            self.set_off(lane);
+        }
+    }
+
+    /// The part of a class in the message of its stream.
+    fn meeting(&self, (class, stream): Lane) -> Option<&'a Meeting> {
+        let message = self.walks[class].message[stream].as_ref()?;
+        match &self.program.frames[message.frame].work[message.task] {
+            Does::Exchanges(meetings) => meetings.get(class),
+            Does::Takes(_) | Does::Runs(_) => None,
+        }
+    }
+
+    /// All are ready.
+    fn set_off(&mut self, lane: Lane) {
+        let Some(meeting) = self.meeting(lane) else { return };
+        let own_end = self.now + meeting.latency + meeting.own;
+        if let Some(message) = &mut self.walks[lane.0].message[lane.1] {
+            message.stage = Phase::Travels;
+            message.missing = meeting.with.len();
+            message.own_end = own_end;
+        }
+        match meeting.shared.is_empty() {
+            true => self.foresee(own_end, Event::Sent(lane)),
+            false => self.foresee(self.now + meeting.latency, Event::Open(lane)),
+        }
+    }
+
+    fn open(&mut self, lane: Lane) {
+        if let Some(meeting) = self.meeting(lane) {
+            self.links.send(self.now, lane, &meeting.shared);
+        }
+    }
+
+    /// The shared links have carried a message; those that it has to itself may take longer.
+    fn carried_by_shared(&mut self, lane: Lane) {
+        let own_end = self.walks[lane.0].message[lane.1].as_ref().map_or(0.0, |m| m.own_end);
+        match own_end > self.now {
+            true => self.foresee(own_end, Event::Sent(lane)),
+            false => self.carried(lane),
+        }
+    }
+
+    /// All links have carried a class's part.
+    fn carried(&mut self, lane: Lane) {
+        let (class, stream) = lane;
+        let Some(meeting) = self.meeting(lane) else { return };
+        // Where no link is shared those who start together end together.
+        if !meeting.together || meeting.shared.is_empty() {
+            return self.through(lane);
+        }
+        let Some(message) = &mut self.walks[class].message[stream] else { return };
+        message.stage = Phase::Carried;
+        let number = message.number;
+        let Some(gathering) = self.gatherings.get_mut(&number) else { return };
+        gathering.carried.push(class);
+        let missing = meeting.with.iter().filter(|other| !gathering.carried.contains(other)).count();
+        let others: Vec<Lane> = meeting
+            .with
+            .iter()
+            .filter(|other| gathering.carried.contains(other))
+            .filter_map(|&other| Some((other, *gathering.ready.get(&other)?)))
+            .collect();
+        message.missing = missing;
+        let mut complete: Vec<Lane> = if missing == 0 { vec![lane] } else { Vec::new() };
+        for (other, on) in others {
+            let message = self.walks[other].message[on].as_mut();
+            if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Carried) {
+                message.missing -= 1;
+                if message.missing == 0 {
+                    complete.push((other, on));
+                }
+            }
+        }
+        complete.sort_unstable();
+        complete.into_iter().for_each(|lane| self.through(lane));
+    }
+
+    /// A collective has ended on a class.
+    fn through(&mut self, lane: Lane) {
+        let Some(message) = self.walks[lane.0].message[lane.1].take() else { return };
+        if let Some(gathering) = self.gatherings.get_mut(&message.number) {
+            gathering.through += 1;
+            let runs = self.program.frames[message.frame].runners[message.task];
+            if gathering.through == runs {
+                self.gatherings.remove(&message.number);
+            }
+        }
+        self.done(lane);
+    }
+}
+
+impl Inside {
+    fn enter(program: &Program, call: Loop, base: u64, class: usize) -> Self {
+        let pending = program.frames[call.callee].pending[class].clone();
+        Self { call, done: 0, base, next: [0; 2], pending }
+    }
+
+    fn is_ready(&self, program: &Program, task: usize) -> bool {
+        program.frames[self.call.callee].waits[task].iter().all(|&event| !self.pending[event])
+    }
+
+    /// Both streams are past the call.
+    fn pass_call(&mut self, program: &Program, class: usize) {
+        let frame = &program.frames[self.call.callee];
+        let task = frame.lanes[class][0][self.next[0]];
+        if let Some(event) = frame.records[task] {
+            self.pending[event] = false;
+        }
+        self.next.iter_mut().for_each(|next| *next += 1);
+    }
+}
+
+/// Writes down a run of a task, and what ran inside where it is a call.
+fn write_down(program: &Program, class: usize, run: Run, runs: &mut Vec<Run>) {
+    let Some(call) = program.frames[run.frame].inside[run.task] else {
+        runs.push(run);
+        return;
+    };
+    let tasks = &program.frames[call.callee];
+    let mut at = run.start;
+    for done in 0..call.layers {
+        for &task in tasks.lanes[class].iter().flatten() {
+            if let Does::Takes(seconds) = &tasks.work[task] {
+                let end = at + on(seconds, class);
+                if end > at {
+                    let layer = call.layer(done);
+                    write_down(program, class, Run { frame: call.callee, task, layer, start: at, end }, runs);
+                }
+                at = end;
+            }
+        }
+    }
+}

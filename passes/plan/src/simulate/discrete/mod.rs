@@ -1,0 +1,160 @@
+//! Discrete events: what happens on a cluster, one event after another, with links that messages share.
+//!
+//! Each rank has two streams that run their tasks in order. A task starts when the one before it has ended and the events
+//! that it waits for have happened. A collective starts on a rank when all with whom it meets there are ready; a message
+//! between two ranks concerns these two. It takes its latency, then what its links take: each level of the topology has a
+//! link for either direction, all of them work at the same time, and messages that cross a link at the same time have equal
+//! shares of it, as the cluster's `contention` says which devices share one. Of a message between two ranks the slower end
+//! counts. Both streams of a rank meet at the ends of a frame that communicates, as they do when it runs.
+//!
+//! Ranks that cannot be told apart are simulated once (`alike`), which loses nothing; all layers of all loops are run. So
+//! this is exact where [`super::simulate`] repeats the last of many layers, and assumes that all neighbours of a shared link
+//! cross it at once; that one is what a search over hundreds of layouts can afford.
+
+mod alike;
+mod engine;
+mod links;
+mod program;
+mod record;
+
+#[cfg(test)]
+mod tests;
+
+pub use record::Record;
+
+use ithaca_ir::Rank;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::timeline::{self, Span};
+
+use super::simulation::Simulation;
+use super::steps::key;
+use crate::cluster::Cluster;
+use alike::{Alike, FrameSeconds};
+use engine::Engine;
+use program::Program;
+
+/// A simulated step.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// One entry for all ranks that are alike, in order of their first ranks.
+    pub classes: Vec<Class>,
+    /// What ran when on the first rank of each class, if it was asked for.
+    pub spans: Vec<Span>,
+}
+
+/// Ranks that do the same at the same time.
+#[derive(Clone, Debug)]
+pub struct Class {
+    /// The first of them.
+    pub rank: Rank,
+    /// How many they are.
+    pub ranks: u64,
+    /// What each of them does.
+    pub time: Simulation,
+    /// Its collectives, in the order of the schedule.
+    pub collectives: Vec<Collective>,
+}
+
+/// All runs of one collective of the schedule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collective {
+    /// The frame that it stands in.
+    pub frame: String,
+    /// What it does and to what: `all_to_all $q1`.
+    pub name: String,
+    /// Runs of it.
+    pub count: u64,
+    /// Seconds from when the rank is ready until it ends, over all runs.
+    pub total: f64,
+    /// Seconds of these in which the compute stream stood still.
+    pub exposed: f64,
+}
+
+/// Combinations of coordinates whose work may differ, at most: beyond, a contiguous ring of thousands, pricing each rank's
+/// masks would take longer than anybody waits.
+const COMBINATIONS: usize = 1024;
+
+impl Outcome {
+    /// The class that ends last; of several the one that computes most.
+    pub fn last(&self) -> Option<&Class> {
+        let key = |class: &Class| (class.time.seconds, class.time.compute);
+        self.classes.iter().reduce(|a, b| match key(b) > key(a) {
+            true => b,
+            false => a,
+        })
+    }
+}
+
+/// Simulates a schedule that the schedule verifier accepts; nothing where more than 1 024 ranks may have work of their own.
+pub fn simulate(cluster: &Cluster, schedule: &Schedule, record: Record) -> Option<Outcome> {
+    let (alike, seconds) = Alike::of(cluster, schedule, COMBINATIONS, alike::by_peers)?;
+    run(cluster, schedule, record, (&alike, &seconds))
+}
+
+/// When each task runs on every rank: what the first of a class does, all of it do.
+pub(super) fn of_every_rank(cluster: &Cluster, schedule: &Schedule) -> Option<Vec<Span>> {
+    let (alike, seconds) = Alike::of(cluster, schedule, COMBINATIONS, alike::by_peers)?;
+    let spans = run(cluster, schedule, Record::Spans, (&alike, &seconds))?.spans;
+    let on = |rank: Rank| {
+        let first = alike.ranks[alike.class(rank)];
+        spans.iter().filter(move |span| span.rank == first).map(move |span| Span { rank, ..span.clone() })
+    };
+    Some(schedule.space.mesh.iter_ranks().flat_map(on).collect())
+}
+
+/// Simulates one rank of each class.
+fn run(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    record: Record,
+    (alike, seconds): (&Alike, &[FrameSeconds]),
+) -> Option<Outcome> {
+    let main = schedule.main()?.index();
+    let program = Program::of(cluster, schedule, alike, seconds);
+    let mut engine = Engine::new(&program, main, record);
+    engine.run();
+    let ran = engine.finish();
+    let mut outcome = Outcome::default();
+    for ((&rank, &ranks), ran) in alike.ranks.iter().zip(&alike.sizes).zip(ran) {
+        let mut class = Class { rank, ranks, time: Simulation::default(), collectives: Vec::new() };
+        (class.time.seconds, class.time.compute) = (ran.end, ran.compute);
+        for (frame, times) in schedule.frames.values().zip(&ran.tasks) {
+            for (i, (task, time)) in
+                frame.tasks.iter().zip(times).enumerate().filter(|(_, (_, t))| t.count > 0)
+            {
+                let row = class.time.communication.entry(key(&schedule.space, task)).or_default();
+                row.total += time.total;
+                row.exposed += time.exposed;
+                let (name, _) = timeline::title(frame, i);
+                let (frame, count) = (frame.name.clone(), time.count);
+                class.collectives.push(Collective {
+                    frame,
+                    name,
+                    count,
+                    total: time.total,
+                    exposed: time.exposed,
+                });
+            }
+        }
+        for run in ran.runs {
+            let frame = &schedule.frames[ithaca_ir::schedule::FrameId::new(run.frame)];
+            let (name, kind) = timeline::title(frame, run.task);
+            let (stream, task, layer) = (frame.tasks[run.task].stream, run.task, run.layer);
+            let frame = frame.name.clone();
+            outcome.spans.push(Span {
+                rank,
+                stream,
+                frame,
+                layer,
+                task,
+                name,
+                kind,
+                start: run.start,
+                end: run.end,
+            });
+        }
+        outcome.classes.push(class);
+    }
+    Some(outcome)
+}
