@@ -101,12 +101,13 @@ fn frame(n: usize) -> Schedule {
     let outputs = vec![FrameOutput { name: Some("y".into()), buffer: last }];
     let main = Frame {
         name: "main".into(),
+        phase: Default::default(),
+        n_arguments: 0,
         outputs,
         buffers,
         tasks,
         n_events,
         bytes: 16 * 8192,
-        ..Frame::default()
     };
     let frames = std::iter::once(main).collect();
     Schedule { name: "threes".into(), pipeline: Vec::new(), space, frames }

@@ -85,7 +85,7 @@ fn the_gpu_suite_has_every_strategy() {
 fn pass(mode: &str) {
     let lines: Vec<_> = lines().into_iter().filter(|(modes, ..)| modes.iter().any(|m| m == mode)).collect();
     assert!(lines.len() > 5, "only {} lines for {mode}", lines.len());
-    for (_, subject, options) in tier::one_in(4, lines) {
+    for (_, subject, options) in tier::one_in(9, lines) {
         let mut run = Command::new(env!("CARGO_BIN_EXE_ithaca"));
         run.arg("run").arg(root().join("tests").join(&subject)).args(&options);
         if mode != "program" {

@@ -13,6 +13,7 @@ use ithaca_passes::shard::{ShardOptions, Zero};
 use ithaca_passes::{memory, plan};
 
 use crate::golden::workload;
+use crate::tier;
 
 /// Largest accepted distance of a weight after ten steps, relative to its norm.
 const TOLERANCE: f64 = 1e-5;
@@ -116,7 +117,7 @@ fn differences(
     let single = Plan { strategy: "single", mesh: "", zero: Zero::Off, training };
     let (expected, _) = steps(&compiled(config, lengths, &single), io, weights, 10);
     let mut report = String::new();
-    for plan in plans {
+    for plan in tier::one_in(3, plans) {
         let compiled = compiled(config, lengths, plan);
         let (found, execution) = steps(&compiled, io, weights, 10);
         let what = format!("{} {} {:?} {:?}", plan.strategy, plan.mesh, plan.zero, plan.training);
@@ -218,7 +219,7 @@ fn ten_steps_of_experts_give_the_weights_of_one_device() {
     plans.push(Plan { zero: Zero::Parameters, ..plan("data-parallel+ulysses+ep", "dp=2,ulysses=2") });
     let two = Training { stages: 2, micro_batches: 2, ..training.clone() };
     plans.push(Plan { training: two, ..plan("pipeline+ep", "pp=2,ep=2") });
-    for name in ["mixtral", "qwen3-moe", "deepseek-v3"] {
+    for name in tier::one_in(2, ["mixtral", "qwen3-moe", "deepseek-v3"]) {
         let (config, io, weights) = golden(name);
         let weights = FusedExperts::new(&weights);
         for capacity in [None, Some("0.75/8")] {
