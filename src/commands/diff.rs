@@ -1,8 +1,8 @@
-//! `diff`: what changed between two plans.
+//! `diff`: the differences between two plans.
 
 use std::fmt::Write;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::DiffArgs;
 use crate::error::Result;
 use crate::subject;

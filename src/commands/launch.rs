@@ -1,4 +1,4 @@
-//! `run --launch`: the ranks of a plan in processes of their own, which a launcher started.
+//! `run --launch`: one process per rank of a plan, started by a launcher.
 
 use std::time::Duration;
 
@@ -7,21 +7,24 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::launch::{self, Seat};
 
 use super::run::{job, run_job};
-use super::{Done, Session};
-use crate::cli::{RunArgs, StorageArg};
-use crate::error::Result;
+use super::session::{Done, Session};
+use crate::cli::{DeviceArg, RunArgs};
+use crate::error::{Failure, Result};
 
-/// How long a process that cannot run waits for the others, to tell them.
-const LAST_WORD: Duration = Duration::from_secs(5);
+/// How long a process that cannot run waits for the others, to report its failure to them.
+const REPORT_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs one rank; the process of rank 0 prints and writes, and all exit with its code.
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+    if args.device == DeviceArg::Cuda {
+        return Err(Failure::usage("`--launch` goes with `--device cpu`"));
+    }
     let seat = Seat::of(session.environment)?;
     let timeout = Duration::from_secs(args.timeout);
     let job = match job(args, session) {
         Ok(job) => job,
         Err(failure) => {
-            if let Ok(process) = launch::join(&seat, timeout.min(LAST_WORD)) {
+            if let Ok(process) = launch::join(&seat, timeout.min(REPORT_WAIT)) {
                 process.fail(&failure.summary());
             }
             return Err(failure);
@@ -33,15 +36,14 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             1 => "1 process".to_owned(),
             n => format!("{n} processes"),
         };
-        let what = format!(
-            "the plan has {}, and there {} {} (WORLD_SIZE)",
+        let message = format!(
+            "the plan has {}, and the run has {} (WORLD_SIZE)",
             counted(ranks, "rank"),
-            if seat.world == 1 { "is" } else { "are" },
             processes(seat.world)
         );
-        return Err(Diagnostic::new("C17", what)
+        return Err(Diagnostic::new("C17", message)
             .help(format!("start {}, one for each rank", processes(ranks)))
-            .help("leave `--launch` out to run all ranks in one process, a thread each")
+            .help("omit `--launch` to run all ranks in one process, a thread each")
             .into());
     }
     let process = launch::join(&seat, timeout)?;
@@ -55,19 +57,4 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             Err(failure)
         }
     }
-}
-
-/// What processes must agree on beside the schedule.
-pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 5] {
-    let storage = match args.storage() {
-        StorageArg::Wide => "wide",
-        StorageArg::Typed => "typed",
-    };
-    [
-        ("number of `--steps`", args.steps.to_string()),
-        ("`--storage`", storage.to_owned()),
-        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
-        ("choice of `--resume`", args.resume.is_some().to_string()),
-        ("choice of `--trace`", args.trace.is_some().to_string()),
-    ]
 }

@@ -1,8 +1,8 @@
-//! `merge-weights`: joins the parts of a checkpoint.
+//! `merge-weights`: joins the shards of a checkpoint.
 
 use ithaca_kernels::store::{self, shards};
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::MergeWeightsArgs;
 use crate::error::Result;
 use crate::files;

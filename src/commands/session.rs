@@ -1,0 +1,29 @@
+//! The environment and the outcome of a command.
+
+use ithaca_passes::registry::Registry;
+
+/// The environment of a command.
+pub struct Session<'a> {
+    /// The known strategies and movements.
+    pub registry: &'a Registry,
+    /// Called with the current activity, for a person who waits.
+    pub progress: &'a mut dyn FnMut(&str),
+    /// Reads environment variables; a launcher sets the rank of this process there.
+    pub environment: &'a dyn Fn(&str) -> Option<String>,
+}
+
+/// The outcome of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// For standard output.
+    pub text: String,
+    /// The exit code: 0, or 1 for a difference.
+    pub code: u8,
+}
+
+impl Done {
+    /// Success, with this output.
+    pub fn success(text: impl Into<String>) -> Self {
+        Self { text: text.into(), code: 0 }
+    }
+}
