@@ -149,6 +149,9 @@ impl std::error::Error for Diagnostic {}
 /// Refusals, in order of discovery; never empty when returned as an error.
 pub type Diagnostics = Vec<Diagnostic>;
 
+/// The verifier stops after this many mistakes.
+pub(crate) const MAX_DIAGNOSTICS: usize = 64;
+
 /// A number of things, for messages: `1 rank`, `2 ranks`; of a noun whose plural ends in `s`.
 pub fn counted(n: impl Into<u128>, noun: &str) -> String {
     match n.into() {

@@ -6,7 +6,7 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::experts::{Experts, Gates, Route, SHARE_EPS, Scoring, Slots};
 
-use super::{Elements, Operand, Value, Wanted};
+use super::value::{Elements, Operand, Value, Wanted};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents, index};
@@ -21,8 +21,9 @@ pub(super) fn experts<T: Real>(
     operands: &[Operand<'_, T>],
     wanted: &[Wanted<'_>],
 ) -> Result<Vec<Value<T>>, RunError> {
-    if wanted.len() != op.n_results() {
-        return Err(RunError::invalid(format!("`{}` has {} results", op.name(), op.n_results())));
+    let n_results = op.info().results;
+    if wanted.len() != n_results {
+        return Err(RunError::invalid(format!("`{}` has {n_results} results", op.name())));
     }
     let real = |data: Vec<T>, i: usize| match extents(&wanted[i].region) {
         shape if shape.iter().product::<usize>() == data.len() => Ok(Value::Real(Tensor::new(shape, data))),

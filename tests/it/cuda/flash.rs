@@ -185,7 +185,7 @@ fn tiles_of_masks_are_what_their_pairs_are() {
         .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-isystem"])
         .arg(root().join("tests/cuda/host"))
         .arg("-I")
-        .arg(root().join("kernels/cuda"))
+        .arg(root().join("kernels/device/cuda"))
         .arg("-o")
         .arg(&program)
         .arg(root().join("tests/cuda/mask_tile.cpp"))

@@ -32,8 +32,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::OpError;
-use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
 use ithaca_pass::{Context, Pass, options};
@@ -185,10 +184,10 @@ impl Pass for Saturate {
         let mut prices = PriceList::new(&module.space, cx.prices);
         let mut notes = Vec::new();
         for (id, function) in module.functions.iter() {
-            let names = Names { space: &module.space, functions: &saturated.functions };
+            let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let cheaper = match communicates(function) {
                 true => self
-                    .cheaper(names, module.level, function, &rules, &mut prices)
+                    .cheaper(inference, module.level, function, &rules, &mut prices)
                     .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?,
                 false => None,
             };
@@ -240,20 +239,20 @@ impl Saturate {
     /// The invariant that an operation breaks: a bug, as replacements are checked before they are made.
     fn cheaper(
         &self,
-        names: Names<'_>,
+        cx: ops::Context<'_>,
         level: Level,
         function: &Function,
         rules: &[Rule],
         prices: &mut PriceList<'_>,
     ) -> Result<Option<Cheaper>, OpError> {
         let before = prices.of_function(function);
-        let mut block = Block::of(function, names);
-        let made = grow(&mut block.graph, names, level, rules, self.limits());
+        let mut block = Block::of(function, cx.names());
+        let made = grow(&mut block.graph, cx, level, rules, self.limits());
         let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
-        let Some(rewritten) = block.rebuilt(names, &chosen)? else { return Ok(None) };
+        let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };
         let after = prices.of_function(&rewritten);
-        let held = |function: &Function| peak_bytes(names.space, function);
+        let held = |function: &Function| peak_bytes(cx.space, function);
         let allowed = held(function).saturating_add(held(function) / MEMORY);
         if after >= before * (1.0 - 1e-9) || held(&rewritten) > allowed {
             return Ok(None);
