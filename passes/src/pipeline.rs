@@ -83,11 +83,6 @@ pub const PASSES: &[PassInfo] = &[
         options: prefetch::OPTIONS,
     },
     PassInfo {
-        name: fuse::fold::NAME,
-        summary: "lets kernels read and write wire buffers, without pack and unpack",
-        options: "none",
-    },
-    PassInfo {
         name: "rules",
         summary: "tries the rewrite rules of the file of `--rules`, and applies them",
         options: "none",
@@ -182,7 +177,6 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
         "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
         "pack" => Ok(Box::new(Pack::from_pipeline(&stage.options)?)),
-        fuse::fold::NAME => without_options(&stage).map(|()| Box::new(fuse::fold::Fold) as _),
         "rules" => {
             let message = "`rules` reads its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file with `ithaca opt --rules FILE`"))

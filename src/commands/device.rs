@@ -93,5 +93,5 @@ impl Device {
 
 /// The tensors in which a run looks for NaN.
 pub(super) fn look_for_nan(args: &RunArgs) -> LookForNan {
-    if args.look_for_nan { LookForNan::InWhatIsWritten } else { LookForNan::Nowhere }
+    if args.look_for_nan { LookForNan::Writes } else { LookForNan::Off }
 }

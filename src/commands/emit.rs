@@ -37,7 +37,8 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
             // One device needs no layout, and has no stages.
             let reference = lower(verify(&program)?)?;
-            let emitted = cuda::emit(&compiled.schedule, Some(&reference), ithaca_kernels::cuda::SOURCES)?;
+            let emitted =
+                cuda::emit(schedule::verify(&compiled.schedule)?, Some(schedule::verify(&reference)?))?;
             let list: Vec<(PathBuf, Vec<u8>)> =
                 emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
             files::write_all(folder, &list)?;

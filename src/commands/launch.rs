@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::diagnostic::counted;
-use ithaca_kernels::launch::{self, Seat};
+use ithaca_kernels::launch::{self, LaunchEnv};
 
 use super::run::{job, run_job};
 use super::session::{Done, Session};
@@ -19,19 +19,19 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     if args.device == DeviceArg::Cuda {
         return Err(Failure::usage("`--launch` goes with `--device cpu`"));
     }
-    let seat = Seat::of(session.environment)?;
+    let env = LaunchEnv::of(session.environment)?;
     let timeout = Duration::from_secs(args.timeout);
     let job = match job(args, session) {
         Ok(job) => job,
         Err(failure) => {
-            if let Ok(process) = launch::join(&seat, timeout.min(REPORT_WAIT)) {
+            if let Ok(process) = launch::join(&env, timeout.min(REPORT_WAIT)) {
                 process.fail(&failure.summary());
             }
             return Err(failure);
         }
     };
     let ranks = job.options.mesh.ranks();
-    if ranks != seat.world {
+    if ranks != env.world {
         let processes = |n| match n {
             1 => "1 process".to_owned(),
             n => format!("{n} processes"),
@@ -39,14 +39,14 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
         let message = format!(
             "the plan has {}, and the run has {} (WORLD_SIZE)",
             counted(ranks, "rank"),
-            processes(seat.world)
+            processes(env.world)
         );
         return Err(Diagnostic::new("C17", message)
             .help(format!("start {}, one for each rank", processes(ranks)))
             .help("omit `--launch` to run all ranks in one process, a thread each")
             .into());
     }
-    let process = launch::join(&seat, timeout)?;
+    let process = launch::join(&env, timeout)?;
     match run_job(&job, args, session, Some(&process)) {
         Ok(done) => {
             let code = process.finish(done.code)?;

@@ -17,10 +17,10 @@ mod session;
 mod shard_weights;
 mod verify;
 
-pub use session::{Done, Session};
-
 use crate::cli::{Cli, Command};
 use crate::error::Result;
+
+pub use session::{Done, Session};
 
 /// Runs the command of the command line.
 ///

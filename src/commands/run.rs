@@ -10,9 +10,9 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
-use ithaca_kernels::compare::{self, Comparison, Measure, Tolerance, Verdict};
+use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
-use ithaca_kernels::launch::{Process, Step, Then};
+use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
@@ -27,8 +27,9 @@ use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::ineffective;
+use crate::job::Job;
 use crate::kind;
-use crate::subject::{self, Job, Lengths};
+use crate::subject::{self, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     run_job(&job(args, session)?, args, session, None)
@@ -41,6 +42,21 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     ineffective::run(args, &job.program)?;
     refuse_hours(&job, args)?;
     Ok(job)
+}
+
+/// The settings on which all processes must agree, beside the schedule.
+fn settings(args: &RunArgs) -> [(&'static str, String); 5] {
+    let storage = match args.storage() {
+        StorageArg::Wide => "wide",
+        StorageArg::Typed => "typed",
+    };
+    [
+        ("number of `--steps`", args.steps.to_string()),
+        ("`--storage`", storage.to_owned()),
+        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
+        ("choice of `--resume`", args.resume.is_some().to_string()),
+        ("choice of `--trace`", args.trace.is_some().to_string()),
+    ]
 }
 
 /// Runs all ranks in this process, or one rank in one of several processes; the first process also compares and writes.
@@ -95,7 +111,7 @@ pub(super) fn run_job(
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
     let mut ran: Vec<Vec<Span>> = Vec::new();
-    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &agreed_options(args)));
+    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &settings(args)));
     let agreed = agreed.transpose()?;
     let mut left = args.steps;
     let found = steps(args.steps, weights, |weights| {
@@ -103,10 +119,10 @@ pub(super) fn run_job(
         let execution = match &agreed {
             None => device.execute(&compiled.schedule, weights, inputs.as_ref(), &options)?,
             Some(agreed) => {
-                let then = if left > 0 { Then::Another } else { Then::End };
-                match agreed.step(weights, inputs.as_ref(), &options, then)? {
-                    Step::Whole(execution) => execution,
-                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
+                match agreed.step(weights, inputs.as_ref(), &options, next)? {
+                    Step::Full(execution) => execution,
+                    Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }
             }
         };
@@ -180,21 +196,6 @@ pub(super) fn run_job(
         let _ = writeln!(out, "wrote {}", path.display());
     }
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
-}
-
-/// The options on which all processes must agree, beside the schedule.
-fn agreed_options(args: &RunArgs) -> [(&'static str, String); 5] {
-    let storage = match args.storage() {
-        StorageArg::Wide => "wide",
-        StorageArg::Typed => "typed",
-    };
-    [
-        ("number of `--steps`", args.steps.to_string()),
-        ("`--storage`", storage.to_owned()),
-        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
-        ("choice of `--resume`", args.resume.is_some().to_string()),
-        ("choice of `--trace`", args.trace.is_some().to_string()),
-    ]
 }
 
 /// The tasks of all ranks and steps by kind: seconds, count, share.
@@ -384,7 +385,7 @@ pub(super) enum Expected<'a, T: Real> {
 pub(super) const DEFAULT_TOLERANCE: f64 = 1e-4;
 
 /// The tolerance: the one asked for, or the default for the narrowest stored type.
-fn tolerance(schedule: &Schedule, args: &RunArgs) -> Tolerance {
+fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
@@ -395,8 +396,7 @@ fn tolerance(schedule: &Schedule, args: &RunArgs) -> Tolerance {
         StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(DEFAULT_TOLERANCE, f64::max),
         StorageArg::Wide => DEFAULT_TOLERANCE,
     };
-    let elements = if default > DEFAULT_TOLERANCE { Measure::Largest } else { Measure::Absolute };
-    Tolerance { error: args.tolerance.unwrap_or(default), elements }
+    args.tolerance.unwrap_or(default)
 }
 
 /// A comparison with expected outputs.
@@ -415,7 +415,7 @@ pub(super) fn judge<A: Real, B: Real>(
     found: &Outputs<A>,
     expected: &Expected<'_, B>,
     judge: compare::Judge<'_>,
-    tolerance: impl Into<Tolerance>,
+    tolerance: f64,
 ) -> Result<Judgement> {
     let rows = match expected {
         Expected::Whole(whole) => judge.outputs(found, whole),
@@ -431,10 +431,10 @@ pub(super) fn judge<A: Real, B: Real>(
             names.join(", ")
         )));
     }
-    Ok(table(&rows, tolerance.into()))
+    Ok(table(&rows, tolerance))
 }
 
-fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
+fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
     let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
     let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
     let mut passed = true;
@@ -444,7 +444,7 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
-            Verdict::Distance { max_abs, relative, largest: _ } => {
+            Verdict::Distance { max_abs, relative, scale: _ } => {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
@@ -472,12 +472,7 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
             counted(weights as u64, "weight")
         );
     }
-    let Tolerance { error, elements } = tolerance;
-    let of = match elements {
-        Measure::Absolute => "",
-        Measure::Largest => ", relative to the largest element of the tensor",
-    };
-    let _ = writeln!(text, "{}: tolerance {error:e}{of}", if passed { "passed" } else { "FAILED" });
+    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
     Judgement { text, passed }
 }
 

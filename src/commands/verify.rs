@@ -14,8 +14,9 @@ use super::session::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::ineffective;
+use crate::job::Job;
 use crate::kind::Kind;
-use crate::subject::{self, Job};
+use crate::subject;
 
 /// The largest absolute rounding error of double precision at these sizes.
 const EXACT: f64 = 1e-9;

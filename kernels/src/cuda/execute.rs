@@ -21,9 +21,9 @@ use crate::Outputs;
 use crate::cpu::memory::SourcePlan;
 use crate::cpu::{Execution, FaultKind, LookForNan, Timings, guarded};
 use crate::error::RunError;
-use crate::kept::{self, Part};
 use crate::store::TensorSource;
 use crate::tensor::index;
+use crate::updates::{self, Update};
 
 /// The GPUs of this machine, with the kernels of a schedule.
 pub struct Machine {
@@ -230,18 +230,18 @@ fn steps_of(
 
 /// What ranks wrote, as files have it; `before` has what was there.
 fn kept(steps: &Steps<'_>, before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
-    let mut parts: BTreeMap<String, Vec<Part<'_, f32>>> = BTreeMap::new();
+    let mut parts: BTreeMap<String, Vec<Update<'_, f32>>> = BTreeMap::new();
     for (number, tensor) in steps.plan.tensors().iter().enumerate().filter(|(_, tensor)| tensor.is_written) {
         let held = (0..steps.seats.len())
             .map(|seat| steps.held(seat, number).map(Cow::Owned))
             .collect::<Result<_, _>>()?;
-        let part = Part { binding: tensor.binding, ty: &tensor.ty, held };
+        let part = Update { binding: tensor.binding, ty: &tensor.ty, held };
         parts.entry(tensor.binding.stored_name(tensor.layer)).or_default().push(part);
     }
     let mut kept = Outputs::new();
     for (name, parts) in parts {
-        let joined = kept::join(&steps.schedule.space, &name, &parts, before)?;
-        kept.extend(kept::members(&name, joined));
+        let joined = updates::merge(&steps.schedule.space, &name, &parts, before)?;
+        kept.extend(updates::unstack(&name, joined));
     }
     Ok(kept)
 }

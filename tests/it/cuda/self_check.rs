@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ithaca_codegen::cuda;
 use ithaca_ir::ops::state;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
@@ -21,9 +20,9 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
-use super::distributed::{can_run, noise};
+use super::distributed::noise;
 use super::together::{self, Case, Sources};
-use super::{module, root, write_program};
+use super::{can_run, can_run_in_full, compiler, emitted, module, root, write_program};
 
 fn model(kind: &str, dtype: &str) -> Value {
     json!({
@@ -74,7 +73,7 @@ fn options(strategy: &str, mesh: &str) -> ShardOptions {
 /// Some elements of some weights have gradients that are rounding alone, and go either way.
 #[test]
 fn steps_in_half_precision_agree_with_themselves_on_one_device() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     for dtype in ["bfloat16", "float16"] {
@@ -104,7 +103,7 @@ fn steps_in_half_precision_agree_with_themselves_on_one_device() {
 /// An optimizer that is told another learning rate for one weight, on the ranks and not on one device.
 #[test]
 fn a_wrong_weight_is_found() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let whole = step(&model("llama", "bfloat16"), Training::default(), Labels::default());
@@ -153,13 +152,13 @@ static std::vector<HostTensor> all_of(const char* path) {
         out.push_back({name, DType::F64, t.shape, {}});
         int64_t n = 1;
         for (int64_t extent : t.shape) n *= extent;
-        for (int64_t i = 0; i < n; ++i) out.back().values.push_back(element_of(t, i));
+        for (int64_t i = 0; i < n; ++i) out.back().values.push_back(load_element(t.dtype, t.data, i));
     }
     return out;
 }
 int main(int, char** argv) {
     const auto ours = all_of(argv[1]), theirs = all_of(argv[2]);
-    Smallest smallest;
+    SmallestGradients smallest;
     smallest.after(theirs);
     const Judge judge(theirs, std::atof(argv[3]), smallest);
     for (size_t i = 0; i < ours.size(); ++i) {
@@ -175,7 +174,7 @@ fn judge(out: &Path) -> PathBuf {
     write_program(&lower(verify(&whole).unwrap()).unwrap(), None, out);
     let (source, program) = (out.join("judge.cu"), out.join("judge"));
     fs::write(&source, JUDGE).unwrap();
-    let run = Command::new("g++")
+    let run = Command::new(compiler())
         .args(["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-x", "c++", "-isystem"])
         .arg(root().join("tests/cuda/host"))
         .args(["-I".as_ref(), out.as_os_str(), "-o".as_ref(), program.as_os_str(), source.as_os_str()])
@@ -281,7 +280,7 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
 #[test]
 fn emitted_programs_have_the_constants_of_the_cpu() {
     let whole = module(&root().join("tests/goldens/llama-gqa"), &Workload::prefill(1, 8));
-    let files = cuda::emit(&lower(verify(&whole).unwrap()).unwrap(), None, &[]).unwrap();
+    let files = emitted(&lower(verify(&whole).unwrap()).unwrap(), None);
     let said = |file: &str, name: &str| -> String {
         let text = &files.iter().find(|f| f.path == file).unwrap().contents;
         let value = text.split_once(&format!(" {name} = ")).unwrap_or_else(|| panic!("{name}")).1;
