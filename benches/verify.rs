@@ -11,7 +11,7 @@ use ithaca::ir::schedule::{
     self, Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Stream, Task, Transfer,
     Work,
 };
-use ithaca::ir::{DType, Dim, Op, Space, TensorType, ops, verify};
+use ithaca::ir::{DType, Dim, Op, Phase, Space, TensorType, ops, verify};
 use ithaca::passes::cluster::Cluster;
 use ithaca::passes::compile::compile;
 use ithaca::passes::differentiate::Training;
@@ -99,8 +99,16 @@ fn frame(n: usize) -> Schedule {
         last = c;
     }
     let outputs = vec![FrameOutput { name: Some("y".into()), buffer: last }];
-    let main =
-        Frame { name: "main".into(), n_arguments: 0, outputs, buffers, tasks, n_events, bytes: 16 * 8192 };
+    let main = Frame {
+        name: "main".into(),
+        phase: Phase::Forward,
+        n_arguments: 0,
+        outputs,
+        buffers,
+        tasks,
+        n_events,
+        bytes: 16 * 8192,
+    };
     let frames = std::iter::once(main).collect();
     Schedule { name: "threes".into(), pipeline: Vec::new(), space, frames }
 }
