@@ -1,4 +1,4 @@
-//! Every diagnostic code of the command line with the rule behind it, and all codes together for the reference page.
+//! The diagnostic codes of the command line with their rules, and the codes of all packages for the reference page.
 
 use ithaca_ir::codes::Code;
 
@@ -10,24 +10,24 @@ const fn code(code: &'static str, rule: &'static str) -> Code {
 pub const COMMAND_LINE: &[Code] = &[
     code("C00", "arguments are known, complete, and go together"),
     code("C01", "files can be read, and places can be written to"),
-    code("C02", "a description or a plan is JSON"),
-    code("C03", "a program that is run or verified is a whole one"),
-    code("C04", "the mesh has as many ranks as there are GPUs"),
-    code("C05", "a file is of a kind that the command reads"),
-    code("C10", "tensors are there, of the right shape, in files that are whole"),
-    code("C11", "a run fits in this machine's memory"),
+    code("C02", "a configuration and a plan are JSON"),
+    code("C03", "a program that is run or verified is a whole program"),
+    code("C04", "the mesh has one rank for each GPU"),
+    code("C05", "a file has a kind that the command reads"),
+    code("C10", "files of tensors are complete, and have every tensor in its shape"),
+    code("C11", "a run fits in the memory of this machine"),
     code("C12", "tokens are in the vocabulary"),
-    code("C13", "a run comes to its end"),
+    code("C13", "a run completes"),
     code("C14", "a run takes minutes on this machine, not hours"),
     code(
         "C15",
-        "parts of a checkpoint are of one plan, leave nothing out, and agree where they have the same element",
+        "the shards of a checkpoint belong to one plan, are complete, and agree where they have the same element",
     ),
-    code("C16", "training continues from a checkpoint that has what the program keeps, and nothing else"),
-    code("C17", "processes of one run find each other, are as many as the plan has ranks, and run the same"),
+    code("C16", "a checkpoint has exactly the weights and states of the training that continues from it"),
+    code("C17", "the processes of a run find each other, are one for each rank, and run the same plan"),
     code(
         "C20",
-        "a run on CUDA devices finds a driver, a GPU, NVRTC, cuBLASLt, and NCCL where it is asked for",
+        "a run on CUDA devices finds a driver, a GPU, NVRTC, cuBLASLt, and NCCL where it is requested",
     ),
 ];
 

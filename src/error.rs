@@ -10,22 +10,22 @@ use ithaca_kernels::store::shards::{self, ShardError};
 use ithaca_kernels::store::training::TrainingError;
 use ithaca_kernels::store::{self, StoreError};
 
-/// Why a command did not do what it was asked.
+/// The failure of a command.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What is wrong, in order.
+    /// The diagnostics, in order.
     pub diagnostics: Diagnostics,
     /// The text that spans point into: its name and content.
     pub source: Option<(String, String)>,
-    /// What else a person should see, for example everything that was tried.
+    /// Further output for a person, such as the table of alternatives.
     pub context: Option<String>,
 }
 
-/// What a command returns.
+/// The result of a command.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// A mistake on the command line.
+    /// An error on the command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Diagnostic::new("C00", message).into()
     }
@@ -35,7 +35,7 @@ impl Failure {
         Diagnostic::new("C01", format!("`{path}`: {error}")).into()
     }
 
-    /// The failure, its spans pointing into this text.
+    /// A failure whose spans point into this text.
     pub fn in_source(diagnostics: Diagnostics, name: &str, text: &str) -> Self {
         Self { diagnostics, source: Some((name.to_owned(), text.to_owned())), context: None }
     }
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// In a line, for another process.
+    /// One line, for another process.
     pub fn summary(&self) -> String {
         let messages: Vec<&str> = self.diagnostics.iter().map(|d| d.message.as_str()).collect();
         messages.join("; ")
@@ -82,13 +82,13 @@ impl From<Diagnostics> for Failure {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         let diagnostic = Diagnostic::new("C10", error.to_string());
-        let is_of_parts = |path: &Path| path.parent().is_some_and(|p| p.join(shards::INDEX).exists());
+        let has_shards = |path: &Path| path.parent().is_some_and(|p| p.join(shards::INDEX).exists());
         match &error {
-            StoreError::Io { path, .. } if path.ends_with(store::SINGLE) && is_of_parts(path) => {
-                diagnostic.help("join the parts of that folder first with `ithaca merge-weights`").into()
+            StoreError::Io { path, .. } if path.ends_with(store::SINGLE) && has_shards(path) => {
+                diagnostic.help("join the shards of the folder first with `ithaca merge-weights`").into()
             }
             StoreError::Io { path, .. } if path.ends_with(shards::INDEX) => diagnostic
-                .help("it is in the folder of all parts, as `ithaca shard-weights` writes it")
+                .help("name the folder that `ithaca shard-weights` wrote; the index is in it")
                 .into(),
             _ => diagnostic.into(),
         }
@@ -101,22 +101,22 @@ impl From<LaunchError> for Failure {
         let diagnostic = match error {
             LaunchError::Environment(_) => diagnostic
                 .help(
-                    "`torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch` sets all of it; for `mpirun` and `srun` say where rank 0 is, as in `MASTER_ADDR=host0 MASTER_PORT=29500 mpirun -n 4 ithaca run plan.json --launch`",
+                    "`torchrun --nproc-per-node 4 --no-python ithaca run plan.json --launch` sets all variables; for `mpirun` and `srun` add the address of rank 0, as in `MASTER_ADDR=host0 MASTER_PORT=29500 mpirun -n 4 ithaca run plan.json --launch`",
                 )
                 .help(
                     "or start each rank yourself: `RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ithaca run plan.json --launch`",
                 ),
             LaunchError::Taken { .. } => diagnostic
-                .help("name a port of rank 0's host that is free in ITHACA_PORT, the same for all processes"),
+                .help("set ITHACA_PORT to a free port of the host of rank 0, the same for all processes"),
             LaunchError::Absent { .. } | LaunchError::Unreached { .. } => diagnostic
-                .help("start every rank, with the same MASTER_ADDR and MASTER_PORT; `--timeout` says how long to wait"),
+                .help("start every rank, with the same MASTER_ADDR and MASTER_PORT; `--timeout` sets the time to wait"),
             LaunchError::Refused(_) | LaunchError::Setup { .. } => diagnostic,
         };
         diagnostic.into()
     }
 }
 
-/// The code of why a run failed.
+/// The code of a failed run.
 fn code(error: &RunError) -> &'static str {
     match error {
         RunError::Store(_) => "C10",
@@ -124,7 +124,7 @@ fn code(error: &RunError) -> &'static str {
         RunError::Memory { .. } => "C11",
         RunError::TokenOutOfRange { .. } | RunError::LabelOutOfRange { .. } => "C12",
         RunError::Cuda(CudaError::Unavailable(_)) => "C20",
-        // What is wrong with the user's data is that, whichever rank comes upon it.
+        // Invalid data keeps its code, whichever rank finds it.
         RunError::Rank { cause, .. } => match code(cause) {
             "C12" => "C12",
             _ => "C13",
@@ -161,7 +161,7 @@ impl From<RunError> for Failure {
                 diagnostic.help("run a small model of the same structure with `--shrink`").into()
             }
             RunError::NoSuchTask(_) => diagnostic
-                .help("`--trace FILE` without a fault lists every task with its frame and layer")
+                .help("`--trace FILE` without `--fault` lists every task with its frame and layer")
                 .into(),
             RunError::Cuda(CudaError::Unavailable(missing)) => diagnostic.help(missing.part.help()).into(),
             _ => diagnostic.into(),
@@ -169,7 +169,7 @@ impl From<RunError> for Failure {
     }
 }
 
-/// Parts of CUDA that are missing, a diagnostic each.
+/// A diagnostic for each missing part of CUDA.
 pub fn unavailable(missing: &[Unavailable]) -> Diagnostics {
     missing.iter().map(|m| Diagnostic::new("C20", m.to_string()).help(m.part.help())).collect()
 }
@@ -181,16 +181,21 @@ impl From<ShardError> for Failure {
             ShardError::Store(error) => error.into(),
             ShardError::Schedule(error) => error.into(),
             ShardError::Occupied(_) => refuse("C01", "name a folder that is new or empty"),
-            ShardError::Invalid { .. } => refuse("C15", "cut a whole checkpoint with `ithaca shard-weights`"),
-            ShardError::OtherPlan { .. } => {
-                refuse("C15", "join parts of one plan only; each folder of `ithaca shard-weights` has them")
+            ShardError::Invalid { .. } => {
+                refuse("C15", "split a whole checkpoint with `ithaca shard-weights`")
             }
-            ShardError::Conflict { .. } => {
-                refuse("C15", "copies of one element are equal in what `ithaca shard-weights` cuts")
-            }
-            ShardError::Missing { .. } => {
-                refuse("C15", "the files of all ranks are needed, as `ithaca shard-weights` wrote them")
-            }
+            ShardError::OtherPlan { .. } => refuse(
+                "C15",
+                "join the shards of one plan; each run of `ithaca shard-weights` writes them to one folder",
+            ),
+            ShardError::Conflict { .. } => refuse(
+                "C15",
+                "use the files as `ithaca shard-weights` wrote them: copies of an element are equal there",
+            ),
+            ShardError::Missing { .. } => refuse(
+                "C15",
+                "keep the files of all ranks in the folder, as `ithaca shard-weights` wrote them",
+            ),
         }
     }
 }
@@ -204,17 +209,18 @@ impl From<TrainingError> for Failure {
             }
             TrainingError::Store(error) => error.into(),
             TrainingError::Schedule(error) => error.into(),
-            TrainingError::NoTraining => refuse(
-                "C16",
-                "run steps of training with `--mode train`; for weights alone there is `--weights`",
-            ),
-            TrainingError::Model(_) => refuse("C01", "name the file to write, or another folder"),
-            TrainingError::Version { .. } => refuse("C16", "read it with the version that wrote it"),
+            TrainingError::NoTraining => {
+                refuse("C16", "add `--mode train`, or pass weights alone as `--weights`")
+            }
+            TrainingError::Model(_) => refuse("C01", "name a file, or another folder"),
+            TrainingError::Version { .. } => {
+                refuse("C16", "read it with the version of Ithaca that wrote it")
+            }
             TrainingError::Unknown { .. } => {
-                refuse("C16", "continue with the same model and the same options of training")
+                refuse("C16", "continue with the same model and the same training options")
             }
             TrainingError::Lacks { .. } => {
-                refuse("C16", "to begin a new training from weights, give them as `--weights`")
+                refuse("C16", "to start a new training from weights, pass them as `--weights`")
             }
         }
     }

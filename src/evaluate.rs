@@ -1,13 +1,13 @@
-//! Runs the programs that rewrite rules are tried on, by the oracle: every rank, in double precision.
+//! Runs the trial programs of rewrite rules by the oracle: every rank, in double precision.
 
 use ithaca_ir::{Level, Module};
 use ithaca_kernels::oracle;
 use ithaca_kernels::store::RandomTensors;
 use ithaca_passes::rules::{Evaluate, Evaluated};
 
-/// The oracle as what tries rules.
+/// The oracle as the evaluator of rules.
 ///
-/// Numbers are kept as they are computed, whatever the element type of a value: a cast rounds nothing.
+/// All values are in double precision, whatever their element type: a cast does not round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Oracle;
 

@@ -1,4 +1,4 @@
-//! Reading and writing files: whole or not at all.
+//! Reading and writing whole files.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::error::{Failure, Result};
 /// The text of a file.
 ///
 /// # Errors
-/// `C01` when it is missing, cannot be read or is not UTF-8.
+/// `C01` for a file that is missing, unreadable or not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| Failure::io(&path.display().to_string(), &e))
 }
 
-/// Writes a file, of which a reader never sees a part.
+/// Writes a file; a reader never sees an incomplete file.
 ///
 /// # Errors
-/// `C01` when the folder does not exist or cannot be written to.
+/// `C01` for a folder that does not exist or is not writable.
 pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
     check_file(path)?;
     let written = WholeFile::create(path).and_then(|mut file| {
@@ -29,38 +29,36 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
     written.map_err(|e| Failure::io(&path.display().to_string(), &e))
 }
 
-/// That a file may be written at a path: nothing is there, or a file that is replaced.
+/// Checks that a path can be written: it is new, or a file to replace.
 ///
 /// # Errors
-/// `C01` for a folder, and for a file of a folder that does not exist.
+/// `C01` for a folder, and for a path in a folder that does not exist.
 pub fn check_file(path: &Path) -> Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::metadata(folder).map_err(|e| Failure::io(&path.display().to_string(), &e))?;
     }
-    match path.is_dir() {
-        false => Ok(()),
-        true => {
-            let message = format!("`{}` is a folder, and a file is written", path.display());
-            Err(Diagnostic::new("C01", message).help("name a file in it").into())
-        }
+    if !path.is_dir() {
+        return Ok(());
     }
+    let message = format!("`{}` is a folder, and the output is a file", path.display());
+    Err(Diagnostic::new("C01", message).help("name a file in the folder").into())
 }
 
-/// Writes several files into a folder, which is made if it does not exist: first all beside, then the renames.
+/// Writes several files into a folder, which is created if needed. All files are written under temporary names first.
 ///
 /// # Errors
-/// `C01` when the folder cannot be made or written to.
+/// `C01` for a folder that cannot be created or is not writable.
 pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
     if folder.is_file() {
-        let message = format!("`{}` is a file, and a folder is written", folder.display());
-        return Err(Diagnostic::new("C01", message).help("name another place, as in `-o out/`").into());
+        let message = format!("`{}` is a file, and the output is a folder", folder.display());
+        return Err(Diagnostic::new("C01", message).help("name another path, as in `-o out/`").into());
     }
     let existed = folder.exists();
     std::fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
     let result = write_staged(folder, files);
     if result.is_err() && !existed {
-        // The folder was made here, and what it was made for failed.
+        // The folder was created for this output only.
         let _ = std::fs::remove_dir_all(folder);
     }
     result

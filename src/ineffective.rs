@@ -4,7 +4,7 @@
 //! made; the notes of its plan name the options without effect.
 
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module};
+use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module, Op};
 use ithaca_passes::differentiate::{DropoutChoice, PipelineOrder, Training};
 use ithaca_passes::import::{Mode, Workload};
 use ithaca_passes::registry::Registry;
@@ -15,7 +15,6 @@ use crate::cli::{
     self, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
 };
 use crate::error::{Failure, Result};
-use crate::job::Job;
 use crate::kind::Kind;
 
 /// An option of the training step, as given.
@@ -213,9 +212,9 @@ pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
 ///
 /// # Errors
 /// `C00`.
-pub fn run(args: &RunArgs, job: &Job) -> Result<()> {
+pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
     let RunArgs { steps, collectives, tolerance, unchecked, device, .. } = args;
-    self::steps(*steps, job)?;
+    self::steps(*steps, program)?;
     Check {
         option: "--collectives",
         is_given: collectives.is_some(),
@@ -238,11 +237,13 @@ pub fn run(args: &RunArgs, job: &Job) -> Result<()> {
 ///
 /// # Errors
 /// `C00`.
-pub fn steps(n: u64, job: &Job) -> Result<()> {
+pub fn steps(n: u64, program: &Module) -> Result<()> {
+    let mut nodes = program.functions.values().flat_map(|f| &f.nodes);
+    let has_state = nodes.any(|node| matches!(node.op, Op::Assign { .. }));
     Check {
         option: &format!("--steps {n}"),
         is_given: n > 1,
-        is_ineffective: !job.has_state(),
+        is_ineffective: !has_state,
         why: "are steps of training, and the program has no state that carries over",
         help: "add `--mode train`",
     }

@@ -81,12 +81,6 @@ impl Job {
         farthest.fold(0.0, f64::max) * steps as f64
     }
 
-    /// Whether the program has states that carry over to the next step.
-    pub fn has_state(&self) -> bool {
-        let mut nodes = self.program.functions.values().flat_map(|f| &f.nodes);
-        nodes.any(|node| matches!(node.op, Op::Assign { .. }))
-    }
-
     /// FLOPs of the whole program.
     pub fn flops(&self) -> u128 {
         let Module { space, functions, .. } = &self.program;

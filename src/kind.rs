@@ -1,6 +1,6 @@
-//! What a file is, by its content: what was given in place of what is wanted is named, with the command that takes it.
+//! The kind of a file, by its content. An unexpected kind is refused with its name and the command that reads it.
 //!
-//! Nothing is judged here: a file that is cut or misspelled is left to whoever reads it, who knows the place of the mistake.
+//! Files with mistakes are accepted here; their reader reports the place of the mistake.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,12 +13,12 @@ use serde_json::Value;
 use crate::error::{Failure, Result};
 use crate::files;
 
-/// What there is to be found at a path.
+/// The kind of a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A folder.
     Folder,
-    /// A pipe or a device, which is read once only: by whom it is meant for.
+    /// A pipe or a device. Only its reader may read it, as it can be read once.
     Stream,
     /// A file without content.
     Empty,
@@ -38,54 +38,54 @@ pub enum Kind {
     ScheduleJson,
     /// A timeline for Perfetto.
     Trace,
-    /// Other JSON, or what begins like JSON.
+    /// Other JSON, also incomplete JSON.
     Json,
-    /// A cluster's description.
+    /// A cluster file.
     Cluster,
     /// A safetensors file.
     Tensors,
-    /// A checkpoint as PyTorch writes it.
+    /// A checkpoint in the format of PyTorch.
     Pickle,
-    /// Other bytes that are no text.
+    /// Other bytes that are not text.
     Binary,
     /// Other text.
     Text,
 }
 
-/// What a command reads.
+/// The kind of file that a command reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// A plan.
     Plan,
-    /// A plan, a model, or a program: what is run.
+    /// A plan, a model, or a program to run.
     Subject,
-    /// A model's description.
+    /// The configuration of a model.
     Model,
-    /// A cluster's description.
+    /// A cluster file.
     Cluster,
     /// A program in text form, of any level.
     Program,
-    /// A plan or a program in text form: what a schedule is to compute.
+    /// A plan or a program in text form, for the comparison with a schedule.
     Meaning,
     /// Rewrite rules.
     Rules,
     /// Tensors.
     Tensors,
-    /// A folder of parts of a checkpoint.
+    /// A folder with the shards of a checkpoint.
     Shards,
 }
 
-/// Bytes by which text and other files are told apart.
+/// The first bytes, by which text and other files are distinguished.
 const HEAD: usize = 4096;
 
-/// JSON and TOML that are read to be told apart, bytes; what is larger is what it begins like.
+/// The largest JSON and TOML files that are read whole, bytes; larger files are classified by their first bytes.
 const MOST: u64 = 1 << 28;
 
 impl Kind {
-    /// What is at `path`.
+    /// The kind of the file or folder at `path`.
     ///
     /// # Errors
-    /// `C01` when nothing is there, or it cannot be read.
+    /// `C01` for a path that does not exist or is not readable.
     pub fn of(path: &Path) -> Result<Kind> {
         let failed = |e: &std::io::Error| Failure::io(&path.display().to_string(), e);
         let about = std::fs::metadata(path).map_err(|e| failed(&e))?;
@@ -104,10 +104,10 @@ impl Kind {
         })
     }
 
-    /// What begins with these bytes.
+    /// The kind of a file that begins with these bytes.
     fn of_head(head: &[u8]) -> Kind {
         if head.len() > 8 && head[8] == b'{' && head[5..8] == [0; 3] {
-            // The length of a header, and the header.
+            // The length of the header, then the header.
             return Kind::Tensors;
         }
         if head.starts_with(b"PK\x03\x04") || head.starts_with(b"\x80\x02") {
@@ -115,9 +115,10 @@ impl Kind {
         }
         let text = match std::str::from_utf8(head) {
             Ok(text) => text,
-            // A character may be cut by the end.
-            Err(e) if e.error_len().is_none() => std::str::from_utf8(&head[..e.valid_up_to()])
-                .expect("what stands before a mistake of UTF-8 is UTF-8"),
+            // The end may cut a character.
+            Err(e) if e.error_len().is_none() => {
+                std::str::from_utf8(&head[..e.valid_up_to()]).expect("text before a UTF-8 error is UTF-8")
+            }
             Err(_) => return Kind::Binary,
         };
         if text.contains('\0') {
@@ -131,14 +132,14 @@ impl Kind {
         }
     }
 
-    /// What a text is.
+    /// The kind of a text.
     fn of_text(text: &str) -> Kind {
         let code = code(text);
         let mut words = code.split_whitespace();
         match (words.next(), words.next(), words.next()) {
             (Some("ithaca"), _, Some("schedule")) => return Kind::Schedule,
             (Some("ithaca"), _, Some(level)) => {
-                // A level that is none is a mistake in a program.
+                // The parser reports an unknown level.
                 return Kind::Program(Level::parse(level).unwrap_or(Level::Program));
             }
             (Some("rule"), Some(_), _) => return Kind::Rules,
@@ -148,13 +149,14 @@ impl Kind {
         if code.starts_with(['{', '[']) && !code.starts_with("[[") && !is_table(code) {
             return serde_json::from_str(text).map_or(Kind::Json, |value| Kind::of_json(&value));
         }
-        match text.lines().any(|line| matches!(line.trim(), "[accelerator]" | "[[levels]]")) {
-            true => Kind::Cluster,
-            false => Kind::Text,
+        if text.lines().any(|line| matches!(line.trim(), "[accelerator]" | "[[levels]]")) {
+            Kind::Cluster
+        } else {
+            Kind::Text
         }
     }
 
-    /// What a JSON value is.
+    /// The kind of a JSON value.
     pub fn of_json(value: &Value) -> Kind {
         let has = |fields: &[&str]| fields.iter().all(|&field| value.get(field).is_some());
         if has(&["frames", "dims"]) {
@@ -172,7 +174,7 @@ impl Kind {
         }
     }
 
-    /// Whether it may be what is wanted; who reads it says where it is not.
+    /// Whether a file of this kind may be the wanted one; its reader reports mistakes.
     pub fn may_be(self, wanted: Wanted) -> bool {
         if self == Kind::Stream {
             return true;
@@ -188,7 +190,7 @@ impl Kind {
             Wanted::Program => matches!(self, Kind::Program(_) | Kind::Text),
             Wanted::Meaning => matches!(self, Kind::Program(_) | Kind::Plan | Kind::Json),
             Wanted::Rules => matches!(self, Kind::Rules | Kind::Text),
-            // Bytes that are cut are told by the reader, with what is missing.
+            // The reader reports incomplete files, with the missing part.
             Wanted::Tensors => {
                 matches!(self, Kind::Tensors | Kind::Index | Kind::Folder | Kind::Binary | Kind::Empty)
             }
@@ -196,7 +198,7 @@ impl Kind {
         }
     }
 
-    /// What it is, with an article.
+    /// The name of the kind, with an article.
     fn described(self) -> &'static str {
         match self {
             Kind::Folder => "a folder",
@@ -208,22 +210,22 @@ impl Kind {
             Kind::Schedule => "a schedule in text form",
             Kind::Rules => "a file of rewrite rules",
             Kind::Plan => "a plan",
-            Kind::Config => "a model's description",
+            Kind::Config => "the configuration of a model",
             Kind::Index => "the index of a checkpoint",
             Kind::ScheduleJson => "a schedule as JSON",
             Kind::Trace => "a timeline",
             Kind::Json => "JSON",
-            Kind::Cluster => "the description of a cluster",
+            Kind::Cluster => "a cluster file",
             Kind::Tensors => "a safetensors file",
             Kind::Pickle => "an archive or a pickle, as PyTorch writes checkpoints",
-            Kind::Binary => "a file that is no text",
-            Kind::Text => "text that is none of Ithaca's forms and no JSON",
+            Kind::Binary => "a file that is not text",
+            Kind::Text => "text in no form that Ithaca reads, and not JSON",
         }
     }
 
-    /// What takes it: a command, or an option; `path` stands for it.
+    /// The command or option that reads the file at `path`.
     fn taken_by(self, path: &str) -> Option<String> {
-        let said = match self {
+        let help = match self {
             Kind::Program(Level::Program) => format!("`ithaca run {path}` runs it, `ithaca opt {path}` runs passes over it"),
             Kind::Program(Level::Sharded) => format!("`ithaca opt {path}` runs passes over it"),
             Kind::Program(Level::PerRank) => {
@@ -231,35 +233,35 @@ impl Kind {
             }
             Kind::Schedule => format!("`ithaca verify {path} --program plan.json` checks it"),
             Kind::Rules => format!("`ithaca opt PROGRAM --rules {path}` applies them"),
-            Kind::Plan => format!("`ithaca explain {path}` says what it does; `run`, `verify` and `emit` take it too"),
-            Kind::Config => format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan of it"),
-            Kind::Tensors | Kind::Index => "tensors are given as `--weights`, `--inputs` or `--expect` to `ithaca run`".to_owned(),
+            Kind::Plan => format!("`ithaca explain {path}` explains it; `run`, `verify` and `emit` read it too"),
+            Kind::Config => format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan for it"),
+            Kind::Tensors | Kind::Index => "pass tensors to `ithaca run` as `--weights`, `--inputs` or `--expect`".to_owned(),
             Kind::ScheduleJson => {
                 "no command reads it: `ithaca emit plan.json --target schedule` writes the text form, which `ithaca verify` checks".to_owned()
             }
-            Kind::Trace => "open it in Perfetto or Chrome; no command reads it".to_owned(),
-            Kind::Cluster => format!("it is given as `--cluster {path}`"),
-            Kind::Pickle => "convert it to safetensors; no command reads it as it is".to_owned(),
+            Kind::Trace => "open it in Perfetto or Chrome: no command reads it".to_owned(),
+            Kind::Cluster => format!("pass it as `--cluster {path}`"),
+            Kind::Pickle => "convert it to safetensors: no command reads it".to_owned(),
             Kind::Folder if Path::new(path).join(shards::INDEX).exists() => {
-                format!("`ithaca merge-weights {path} -o model.safetensors` joins its parts")
+                format!("`ithaca merge-weights {path} -o model.safetensors` joins its shards")
             }
             Kind::Folder if Path::new(path).join("config.json").exists() => {
-                format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan of its model")
+                format!("`ithaca plan {path} --gpus 8 --seq 8192 -o plan.json` makes a plan for its model")
             }
             Kind::Folder | Kind::Stream | Kind::Empty | Kind::Json | Kind::Binary | Kind::Text => return None,
         };
-        Some(said)
+        Some(help)
     }
 }
 
 impl Wanted {
-    /// What is wanted, with an article.
+    /// The wanted kind, with an article.
     fn described(self) -> &'static str {
         match self {
             Wanted::Plan => "a plan",
             Wanted::Subject => "a plan, a model or a whole program",
             Wanted::Model => "a model's folder or its config.json",
-            Wanted::Cluster => "the description of a cluster",
+            Wanted::Cluster => "a cluster file",
             Wanted::Program => "a program in text form",
             Wanted::Meaning => "a plan or a program in text form",
             Wanted::Rules => "a file of rewrite rules",
@@ -268,13 +270,13 @@ impl Wanted {
         }
     }
 
-    /// Where there is one.
+    /// The command that makes or lists one.
     fn found_by(self) -> Option<&'static str> {
         match self {
             Wanted::Plan | Wanted::Meaning => {
                 Some("`ithaca plan MODEL --gpus N --seq TOKENS -o plan.json` writes a plan")
             }
-            Wanted::Cluster => Some("`ithaca list clusters` names those that are built in"),
+            Wanted::Cluster => Some("`ithaca list clusters` lists the built-in clusters"),
             Wanted::Program => Some("`ithaca emit plan.json --target ir` writes one"),
             Wanted::Shards => {
                 Some("`ithaca shard-weights plan.json --weights model.safetensors -o shards` writes one")
@@ -284,11 +286,11 @@ impl Wanted {
     }
 }
 
-/// What is at `path`, which may be what is wanted.
+/// The kind of the file at `path`, if it may be the wanted one.
 ///
 /// # Errors
-/// `C01` when nothing is there, or it cannot be read; `C03` for a program that is no whole one where one is run; `C05` for
-/// another kind, which is named with the command that takes it.
+/// `C01` for a path that does not exist or is not readable, `C03` for a sharded or per-rank program where a whole program is
+/// needed, `C05` for another kind, with the command that reads it.
 pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
     let kind = Kind::of(path)?;
     if kind.may_be(wanted) {
@@ -297,15 +299,15 @@ pub fn expect(path: &Path, wanted: Wanted) -> Result<Kind> {
     let name = path.display().to_string();
     let is_program = matches!((kind, wanted), (Kind::Program(_), Wanted::Subject));
     let code = if is_program { "C03" } else { "C05" };
-    let instead = is_program.then(|| "give its plan, or the whole program that it was made of".to_owned());
+    let instead = is_program.then(|| "name its plan, or the whole program that it was made from".to_owned());
     let found_by = wanted.found_by().map(str::to_owned);
     let helps = kind.taken_by(&name).into_iter().chain(found_by).chain(instead);
-    let message = format!("`{name}` is {}, and {} is wanted", kind.described(), wanted.described());
+    let message = format!("`{name}` is {}, and the command reads {}", kind.described(), wanted.described());
     let refusal = Diagnostic::new(code, message);
     Err(helps.fold(refusal, Diagnostic::help).into())
 }
 
-/// That there are tensors at a path, or nothing, which the reader says.
+/// Checks that a path has tensors, or does not exist; the reader reports the latter.
 ///
 /// # Errors
 /// As [`expect`].
@@ -316,7 +318,7 @@ pub fn expect_tensors(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The text of a file that may be what is wanted.
+/// The text of a file of the wanted kind.
 ///
 /// # Errors
 /// As [`expect`].
@@ -325,7 +327,7 @@ pub fn read(path: &Path, wanted: Wanted) -> Result<String> {
     files::read_text(path)
 }
 
-/// A text without the space and the comments that it begins with.
+/// A text without its leading blanks and comments.
 fn code(text: &str) -> &str {
     let mut rest = text.trim_start_matches('\u{feff}').trim_start();
     while rest.starts_with("//") {

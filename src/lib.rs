@@ -1,7 +1,7 @@
 //! Ithaca: a compiler for distributed attention.
 //!
 //! A model description, a cluster and a workload go in; a checked parallel plan and an executable schedule come out.
-//! This package ties the others together: [`subject`] finds what a command is about, [`commands`] does what it asks.
+//! This package ties the others together: [`subject`] finds the subject of a command, [`commands`] runs the command.
 //! Only [`shell`] prints or reads the environment.
 
 pub mod cli;

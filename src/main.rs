@@ -1,4 +1,4 @@
-//! The program `ithaca`: the command line with the strategies and movements that come with it.
+//! The program `ithaca`: the command line with the built-in strategies and movements.
 
 use std::process::ExitCode;
 

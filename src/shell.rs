@@ -1,6 +1,6 @@
-//! The command line as a program: the only place that prints and reads the environment.
+//! The command line as a program: the only module that prints and reads the environment.
 //!
-//! A program of yours that calls [`main`] with a registry of its own is an `ithaca` that knows your strategies too.
+//! A program that calls [`main`] with its own registry is an `ithaca` with further strategies.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -14,13 +14,13 @@ use crate::cli::{Cli, ErrorFormat};
 use crate::commands::{self, Session};
 use crate::error::Failure;
 
-/// Does what the arguments of this process ask, with the strategies and movements of `registry`; prints the outcome and
-/// returns the code to exit with: 0, 1 when something differs, 2 for a mistake.
+/// Runs the command of the arguments of this process, with the strategies and movements of `registry`. Prints the outcome
+/// and returns the exit code: 0 for success, 1 for a difference, 2 for an error.
 pub fn main(registry: &Registry) -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no mistakes; clap's own code for a mistake is 2, as everywhere here.
+            // Help and version are not errors. The exit code of clap for an error is 2, as for all errors here.
             let wants_json = std::env::args().any(|a| a == "--error-format=json")
                 || std::env::args()
                     .collect::<Vec<_>>()
@@ -31,16 +31,16 @@ pub fn main(registry: &Registry) -> ExitCode {
                 return fail(&Failure::usage(message.trim_end()), ErrorFormat::Json);
             }
             let code = if error.use_stderr() { 2 } else { 0 };
-            // Printing fails only when nobody reads; the exit code still says what happened.
+            // Printing fails only when the reader is gone; the exit code still tells the outcome.
             let _ = error.print();
             return ExitCode::from(code);
         }
     };
     let format = cli.error_format;
     let (mut shown, is_terminal) = (None, std::io::stderr().is_terminal());
-    let mut report = |what: &str| {
+    let mut report = |activity: &str| {
         if is_terminal {
-            shown.get_or_insert_with(spinner).set_message(what.to_owned());
+            shown.get_or_insert_with(spinner).set_message(activity.to_owned());
         }
     };
     let environment = |name: &str| std::env::var(name).ok();
@@ -54,7 +54,7 @@ pub fn main(registry: &Registry) -> ExitCode {
             let written = std::io::stdout().lock().write_all(done.text.as_bytes());
             match written {
                 Ok(()) => ExitCode::from(done.code),
-                // The reader of a pipe may leave early; that is no error of ours.
+                // The reader of a pipe may close it early.
                 Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(done.code),
                 Err(e) => fail(&Failure::io("standard output", &e), format),
             }
@@ -68,7 +68,7 @@ fn fail(failure: &Failure, format: ErrorFormat) -> ExitCode {
         ErrorFormat::Human => failure.render(),
         ErrorFormat::Json => failure.to_json(),
     };
-    // Nothing is left to do when even this cannot be written.
+    // There is no other place to report a failed write to.
     let _ = write!(std::io::stderr().lock(), "{text}");
     ExitCode::from(2)
 }

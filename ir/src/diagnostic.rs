@@ -161,9 +161,15 @@ pub fn counted(n: impl Into<u128>, noun: &str) -> String {
 }
 
 /// The known name that `name` probably stands for: the one with the fewest edits (insertions, deletions, substitutions,
-/// swaps of neighbours), at most one for every three characters; the first of several.
+/// swaps of neighbours), at most one for every three characters; the first of several. Names of more than 64 characters have
+/// none.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = name.chars().count().div_ceil(3);
+    const LONGEST: usize = 64;
+    let length = name.chars().count();
+    if length > LONGEST {
+        return None;
+    }
+    let limit = length.div_ceil(3);
     let distance = |known: &&str| strsim::damerau_levenshtein(name, known);
     let edits = known.into_iter().map(|known| (distance(&known), known));
     edits.filter(|&(edits, _)| edits <= limit).min_by_key(|&(edits, _)| edits).map(|(_, known)| known)

@@ -54,7 +54,7 @@ pub const PASSES: &[PassInfo] = &[
     },
     PassInfo {
         name: "two-level",
-        summary: "splits each mesh axis that spans nodes in two, so that collectives along it become one across nodes and one inside",
+        summary: "splits each mesh axis that spans nodes in two, so that each collective becomes one across nodes and one inside",
         options: levels::OPTIONS,
     },
     PassInfo {
@@ -69,22 +69,22 @@ pub const PASSES: &[PassInfo] = &[
     },
     PassInfo {
         name: "overlap",
-        summary: "cuts collectives and the kernels beside them into chunks, so that one travels while another computes",
+        summary: "cuts collectives and the kernels next to them into chunks, so that one chunk is sent while another is computed",
         options: overlap::OPTIONS,
     },
     PassInfo {
         name: "pack",
-        summary: "joins independent collectives of one kind, between the same ranks, into one message",
+        summary: "coalesces independent collectives of one kind, between the same ranks, into one message",
         options: fuse::OPTIONS,
     },
     PassInfo {
         name: "prefetch",
-        summary: "gathers weights before they are needed and reduces gradients after they are there, while kernels compute, across layers too",
+        summary: "gathers weights before their use and reduces gradients after they are computed, overlapped with kernels, also across layers",
         options: prefetch::OPTIONS,
     },
     PassInfo {
         name: "rules",
-        summary: "applies the rewrite rules of the file of `--rules`, which are tried before they are used",
+        summary: "tries the rewrite rules of the file of `--rules`, and applies them",
         options: "none",
     },
 ];
@@ -94,8 +94,8 @@ pub const PASSES: &[PassInfo] = &[
 /// # Errors
 /// `P01` when braces or options are malformed.
 pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
-    let malformed = |what: String| {
-        Diagnostic::new("P01", format!("pipeline `{text}`: {what}"))
+    let malformed = |problem: String| {
+        Diagnostic::new("P01", format!("pipeline `{text}`: {problem}"))
             .help("a pipeline is `pass,pass{key=value,key=value},…`")
     };
     let mut stages = Vec::new();
@@ -129,7 +129,7 @@ pub fn parse_stages(text: &str) -> Result<Vec<Stage>, Diagnostic> {
     Ok(stages)
 }
 
-/// What stands between commas, those inside parentheses left alone.
+/// The items between commas; commas inside parentheses do not separate.
 fn items(body: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0usize;
     body.split(move |c: char| {
@@ -178,8 +178,8 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
         "pack" => Ok(Box::new(Pack::from_pipeline(&stage.options)?)),
         "rules" => {
-            let message = "`rules` takes its rules from a file, and has no options";
-            Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))
+            let message = "`rules` reads its rules from a file, and has no options";
+            Err(Diagnostic::new("P02", message).help("name the file with `ithaca opt --rules FILE`"))
         }
         other => {
             if let Some(pass) = registry.passes().find(|p| p.name() == other) {

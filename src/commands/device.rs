@@ -1,4 +1,4 @@
-//! What runs the schedule: this machine's processor, or its GPUs.
+//! The device that runs the schedule: the processor of this machine, or its GPUs.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::schedule::Schedule;
@@ -9,19 +9,19 @@ use ithaca_kernels::store::TensorSource;
 use crate::cli::{CollectivesArg, DeviceArg, RunArgs, StorageArg};
 use crate::error::{Failure, Result, unavailable};
 
-/// A device that was asked for.
+/// The requested device.
 pub(super) enum Device {
-    /// This machine's processor.
+    /// The processor.
     Cpu,
-    /// Its GPUs, and how the schedule runs there.
+    /// GPUs, and the options of the run there.
     Cuda(Box<Machine>, cuda::Options),
 }
 
 impl Device {
-    /// Opens what was asked for.
+    /// Opens the requested device.
     ///
     /// # Errors
-    /// `C20` for each part of CUDA that is missing; `C00` for options that do not go together.
+    /// `C20` for each missing part of CUDA, `C00` for options that exclude each other.
     pub(super) fn open(schedule: &Schedule, args: &RunArgs) -> Result<Self> {
         match args.device {
             DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
@@ -30,17 +30,17 @@ impl Device {
             }
             DeviceArg::Cpu => Ok(Device::Cpu),
             DeviceArg::Cuda if args.graph && (args.timings || args.trace.is_some()) => Err(Failure::usage(
-                "tasks of a graph are not timed: leave `--graph`, or `--timings` and `--trace`, out",
+                "`--graph` excludes `--timings` and `--trace`: the tasks of a CUDA graph are not timed",
             )),
             DeviceArg::Cuda if args.timings && args.trace.is_some() => Err(Failure::usage(
-                "`--timings` runs one task at a time on a GPU, and `--trace` all as they come: ask for one of them",
+                "`--timings` and `--trace` exclude each other on a GPU: the first waits for each task, the second for none",
             )),
             DeviceArg::Cuda => {
                 if args.storage == Some(StorageArg::Wide) {
                     let message =
-                        "`--storage wide` goes with `--device cpu`: a GPU stores every tensor in its type";
+                        "`--storage wide` goes with `--device cpu`; a GPU stores every tensor in its type";
                     return Err(Diagnostic::new("C00", message)
-                        .help("leave it out, or ask for `--storage typed`")
+                        .help("omit it, or use `--storage typed`")
                         .into());
                 }
                 let missing = cuda::available::missing();
@@ -65,11 +65,10 @@ impl Device {
         }
     }
 
-    /// Runs a step; `options` are those of this machine's processor, of which GPUs take how long ranks wait for each other
-    /// and what is to go wrong.
+    /// Runs a step. `options` are those of the processor; GPUs use the timeout and the fault of them.
     ///
     /// # Errors
-    /// What the runtime refuses, or fails at.
+    /// The errors of the runtime.
     pub(super) fn execute(
         &self,
         schedule: &Schedule,
@@ -92,10 +91,7 @@ impl Device {
     }
 }
 
-/// Where a run looks for what is not a number.
+/// The tensors in which a run looks for NaN.
 pub(super) fn look_for_nan(args: &RunArgs) -> LookForNan {
-    match args.look_for_nan {
-        true => LookForNan::Writes,
-        false => LookForNan::Off,
-    }
+    if args.look_for_nan { LookForNan::Writes } else { LookForNan::Off }
 }

@@ -1,4 +1,4 @@
-//! `diff`: what changed between two plans.
+//! `diff`: the differences between two plans.
 
 use std::fmt::Write;
 

@@ -29,12 +29,13 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
         Target::Trace => trace::emit("simulated", &simulate::timeline(&plan.cluster, &compiled.schedule)),
         Target::Cuda => {
             let Some(folder) = &args.output else {
-                let refusal = Diagnostic::new("C00", "`--target cuda` writes a folder");
-                return Err(refusal.help("name it with `-o out/`").into());
+                let refusal =
+                    Diagnostic::new("C00", "`--target cuda` writes a folder, and no option names one");
+                return Err(refusal.help("add it, as in `-o out/`").into());
             };
             (session.progress)("compiling the reference");
             let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
-            // On one device there are no stages, and nothing to lay out.
+            // One device needs no layout, and has no stages.
             let reference = lower(verify(&program)?)?;
             let emitted =
                 cuda::emit(schedule::verify(&compiled.schedule)?, Some(schedule::verify(&reference)?))?;

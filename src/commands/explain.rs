@@ -1,4 +1,4 @@
-//! `explain`: what a plan does, in what time and memory, and why nothing else was chosen.
+//! `explain`: communication, time and memory of a plan, and its alternatives.
 
 use std::fmt::Write;
 
@@ -52,11 +52,11 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         let _ = writeln!(out, "  {count} {kind} over {axis} ({phase}): {bytes_sent_per_rank} bytes sent");
     }
     if !plan.time.communication.is_empty() {
-        out.push_str("its time, of all phases together:\n");
+        out.push_str("its time, all phases together:\n");
     }
     for t in &plan.time.communication {
         let (all, exposed) = (seconds(t.seconds), seconds(t.exposed_seconds));
-        let _ = writeln!(out, "  {} over {}: {all} of which {exposed} exposed", t.kind, t.axis);
+        let _ = writeln!(out, "  {} over {}: {all}, {exposed} of it exposed", t.kind, t.axis);
     }
 
     let time = &plan.time;
@@ -74,7 +74,7 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
     let lasting: String = lasting
         .iter()
         .filter(|(_, size)| *size > 0)
-        .map(|(what, size)| format!("{what} {}, ", bytes(*size)))
+        .map(|(name, size)| format!("{name} {}, ", bytes(*size)))
         .collect();
     let _ = writeln!(
         out,
@@ -90,16 +90,16 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
         let _ = writeln!(out, "  {} {}{times}", bytes(held.bytes), held.name);
     }
-    out.push_str("\nwhat was tried when the plan was made:\n");
+    out.push_str("\nalternatives when the plan was made:\n");
     out.push_str(&table(&plan.alternatives));
     out.push_str("\nfigures of the cluster and their sources: `cluster` in the plan\n");
     out
 }
 
-/// Collectives that are named; more would hide what matters.
+/// The most collectives that are listed.
 const ROWS: usize = 8;
 
-/// What the step looks like event by event, on the rank that ends last.
+/// The event-by-event simulation of the step, on the rank that ends last.
 fn simulated(plan: &Plan, compiled: &Compiled) -> String {
     let mut out = String::new();
     let Some(outcome) = discrete::simulate(&plan.cluster, &compiled.schedule, discrete::Record::Times) else {

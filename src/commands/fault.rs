@@ -1,4 +1,4 @@
-//! `--fault`: where a run is to go wrong, as it is written on the command line.
+//! `--fault`: parses the place and kind of an injected failure.
 
 use ithaca_ir::{Diagnostic, Rank};
 use ithaca_kernels::cpu::{Fault, FaultKind};
@@ -8,15 +8,15 @@ use crate::error::Result;
 /// Reads `RANK:FRAME/TASK[:LAYER][=KIND]`.
 ///
 /// # Errors
-/// `C00`, which says how it is written.
+/// `C00`, with the form.
 pub(super) fn parse(text: &str) -> Result<Fault> {
-    let refuse = |what: String| {
-        Diagnostic::new("C00", format!("`--fault {text}`: {what}"))
+    let refuse = |problem: String| {
+        Diagnostic::new("C00", format!("`--fault {text}`: {problem}"))
             .help("write RANK:FRAME/TASK[:LAYER][=KIND], such as `--fault 1:block/4:0=panic`")
-            .help("a KIND is error (as when left out), panic or hang")
+            .help("KIND is error (the default), panic or hang")
     };
-    let number = |word: &str, what: &str| {
-        word.parse::<u64>().map_err(|_| refuse(format!("`{word}` is no number of a {what}")))
+    let number = |word: &str, noun: &str| {
+        word.parse::<u64>().map_err(|_| refuse(format!("`{word}` is not the number of a {noun}")))
     };
     let (place, kind) = text.rsplit_once('=').unwrap_or((text, "error"));
     let kind = match kind {

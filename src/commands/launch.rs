@@ -1,4 +1,4 @@
-//! `run --launch`: the ranks of a plan in processes of their own, which a launcher started.
+//! `run --launch`: one process per rank of a plan, started by a launcher.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::session::{Done, Session};
 use crate::cli::{DeviceArg, RunArgs};
 use crate::error::{Failure, Result};
 
-/// How long a process that cannot run waits for the others, to tell them.
-const LAST_WORD: Duration = Duration::from_secs(5);
+/// How long a process that cannot run waits for the others, to report its failure to them.
+const REPORT_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs one rank; the process of rank 0 prints and writes, and all exit with its code.
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
@@ -24,7 +24,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     let job = match job(args, session) {
         Ok(job) => job,
         Err(failure) => {
-            if let Ok(process) = launch::join(&env, timeout.min(LAST_WORD)) {
+            if let Ok(process) = launch::join(&env, timeout.min(REPORT_WAIT)) {
                 process.fail(&failure.summary());
             }
             return Err(failure);
@@ -36,15 +36,14 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             1 => "1 process".to_owned(),
             n => format!("{n} processes"),
         };
-        let what = format!(
-            "the plan has {}, and there {} {} (WORLD_SIZE)",
+        let message = format!(
+            "the plan has {}, and the run has {} (WORLD_SIZE)",
             counted(ranks, "rank"),
-            if env.world == 1 { "is" } else { "are" },
             processes(env.world)
         );
-        return Err(Diagnostic::new("C17", what)
+        return Err(Diagnostic::new("C17", message)
             .help(format!("start {}, one for each rank", processes(ranks)))
-            .help("leave `--launch` out to run all ranks in one process, a thread each")
+            .help("omit `--launch` to run all ranks in one process, a thread each")
             .into());
     }
     let process = launch::join(&env, timeout)?;

@@ -1,4 +1,4 @@
-//! `merge-weights`: joins the parts of a checkpoint.
+//! `merge-weights`: joins the shards of a checkpoint.
 
 use ithaca_kernels::store::{self, shards};
 

@@ -22,10 +22,10 @@ use crate::error::Result;
 
 pub use session::{Done, Session};
 
-/// Does what the command line asks.
+/// Runs the command of the command line.
 ///
 /// # Errors
-/// Diagnostics of whatever refused; the exit code is 2 then.
+/// The diagnostics of the refusal; the exit code is 2.
 pub fn run(cli: Cli, session: &mut Session<'_>) -> Result<Done> {
     match cli.command {
         Command::Plan(args) => plan::plan(&args, session),

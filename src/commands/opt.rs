@@ -20,7 +20,7 @@ use crate::{files, ineffective, subject};
 
 pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     let cluster = subject::cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
-    let prices = Asked { cluster: &cluster, was_asked: Cell::new(false) };
+    let prices = WatchedPrices { cluster: &cluster, was_asked: Cell::new(false) };
     let passes = passes(args, session)?;
     ineffective::opt(args, passes.len())?;
     let source = kind::read(&args.file, Wanted::Program)?;
@@ -33,8 +33,9 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     if let Some(pass) = &args.print_after {
         let known = pass == "all" || passes.iter().any(|p| p.name() == pass);
         if !known {
-            let message = format!("`--print-after {pass}`: the pipeline has no such pass");
-            return Err(Diagnostic::new("P02", message).into());
+            let message = format!("`--print-after {pass}`: the pipeline has no pass `{pass}`");
+            let names = passes.iter().map(|p| p.name()).chain(["all"]);
+            return Err(Diagnostic::new("P02", message).names("passes", pass, names).into());
         }
     }
     let mut watch = Watch { args, text: String::new(), rows: vec![("parse".to_owned(), parsed)] };
@@ -60,15 +61,14 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     Ok(Done::success(out))
 }
 
-/// The passes of the pipeline, with the rules of `--rules` where `rules` or `saturate{rules=added}` stands in it, or
-/// behind it.
+/// The passes of the pipeline. The rules of `--rules` are applied at `rules` or `saturate{rules=added}`, else at the end.
 fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
     let stages = pipeline::parse_stages(&args.pipeline)?;
     let Some(path) = &args.rules else {
-        return match stages.iter().any(is_place_of_rules) {
-            true => Err(Failure::usage("`rules` stands in the pipeline, and `--rules` names no file")),
-            false => Ok(pipeline::parse_with(session.registry, &args.pipeline)?),
-        };
+        if stages.iter().any(is_place_of_rules) {
+            return Err(Failure::usage("the pipeline has a stage `rules`, and `--rules` names no file"));
+        }
+        return Ok(pipeline::parse_with(session.registry, &args.pipeline)?);
     };
     let source = kind::read(path, Wanted::Rules)?;
     let name = path.display().to_string();
@@ -96,7 +96,7 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
     Ok(passes)
 }
 
-/// The pass of a stage that saturates by rules of a file as well.
+/// The pass of a stage `saturate` that uses the rules of a file.
 fn awaiting_rules(stage: &pipeline::Stage) -> Result<Option<Saturate>> {
     match stage.name.as_str() {
         "saturate" => Ok(Some(Saturate::from_pipeline(&stage.options)?).filter(Saturate::awaits_rules)),
@@ -108,13 +108,13 @@ fn is_place_of_rules(stage: &pipeline::Stage) -> bool {
     stage.name == "rules" && stage.options.is_empty()
 }
 
-/// A cluster's prices, and whether anybody asked for one.
-struct Asked<'a> {
+/// The prices of a cluster, and whether a pass asked for one.
+struct WatchedPrices<'a> {
     cluster: &'a Cluster,
     was_asked: Cell<bool>,
 }
 
-impl Prices for Asked<'_> {
+impl Prices for WatchedPrices<'_> {
     fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
         self.was_asked.set(true);
         self.cluster.collective_seconds(space, op, from, to)
@@ -131,7 +131,7 @@ impl Prices for Asked<'_> {
     }
 }
 
-/// Collects what `--print-after`, `--verify-each` and `--timings` ask for.
+/// Collects the output of `--print-after`, `--verify-each` and `--timings`.
 struct Watch<'a> {
     args: &'a OptArgs,
     text: String,
@@ -154,7 +154,7 @@ impl Instrument for Watch<'_> {
     }
 }
 
-/// The table of passes: seconds of all, of each, and its share.
+/// The table of passes: cumulative time, own time, and share.
 fn timings(rows: &[(String, Duration)], total: Duration) -> String {
     let mut table = "// total ms   self ms  share  pass\n".to_owned();
     let mut sum = Duration::ZERO;

@@ -16,23 +16,26 @@ use crate::cli::PlanArgs;
 use crate::error::{Failure, Result};
 use crate::{files, ineffective, subject};
 
-/// The most stages of a pipeline that are tried without being asked for.
+/// The most pipeline stages that are tried unless a mesh names more.
 const MOST_STAGES: u64 = 256;
 
 pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     let cluster = subject::cluster_of(&args.layout)?;
     let (mesh, gpus) = subject::mesh(&args.layout)?;
     let gpus = gpus.ok_or_else(|| {
-        Failure::from(Diagnostic::new("C00", "the number of GPUs is missing").help("as in `--gpus 8`"))
+        Failure::from(
+            Diagnostic::new("C00", "the number of GPUs is missing").help("add it, as in `--gpus 8`"),
+        )
     })?;
     let model = subject::model(&args.model)?;
-    // Of one stage; how many a candidate has is said by its mesh.
+    // The program has one stage; the mesh of a candidate sets the number of its stages.
     let workload = subject::workload(&args.workload, None)?;
     if workload.training.stages > 1 {
         let n = workload.training.stages;
-        let message = format!("`--train stages={n}` says what the mesh of a plan says");
+        let message =
+            format!("`--train stages={n}` sets the number of stages, and the mesh of a plan sets it");
         return Err(Diagnostic::new("C00", message)
-            .help(format!("as in `--strategy pipeline --mesh pp={n}`"))
+            .help(format!("use the mesh, as in `--strategy pipeline --mesh pp={n}`"))
             .into());
     }
     ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
@@ -49,7 +52,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
         _ => Vec::new(),
     };
     let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
-    let idle = ineffective::training_notes(&workload, &module, as_configured)?;
+    let ineffective_dropout = ineffective::training_notes(&workload, &module, as_configured)?;
     let request = Request {
         gpus,
         batch: workload.batch,
@@ -63,15 +66,15 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     (session.progress)("planning");
     let program = Program { module: &module, cluster: &cluster };
     let program = Extended { program, registry: session.registry };
-    // Many candidates have as many stages.
-    let made = RefCell::new(BTreeMap::new());
+    // Many candidates have the same number of stages.
+    let programs = RefCell::new(BTreeMap::new());
     let in_stages = |stages: u64| {
-        if let Some(module) = made.borrow().get(&stages) {
+        if let Some(module) = programs.borrow().get(&stages) {
             return Ok(Module::clone(module));
         }
         let training = Training { stages, ..workload.training.clone() };
         let module = import::program(&model.config, &model.name, &Workload { training, ..workload.clone() })?;
-        made.borrow_mut().insert(stages, module.clone());
+        programs.borrow_mut().insert(stages, module.clone());
         Ok(module)
     };
     let ranked = match workload.mode {
@@ -91,7 +94,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     {
         out.push_str("note: `--pipeline` has no effect: the plan has no stages\n");
     }
-    if let Some(note) = idle.filter(|_| !args.json) {
+    if let Some(note) = ineffective_dropout.filter(|_| !args.json) {
         let _ = writeln!(out, "note: {note}");
     }
     if let Some(path) = &args.output {
@@ -103,7 +106,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
     Ok(Done::success(out))
 }
 
-/// The plan for a terminal: what was asked, the ranked table, what to know.
+/// The plan for a terminal: the request, the ranked table, the notes.
 pub(super) fn summary(plan: &Plan) -> String {
     let mut out = heading(plan);
     out.push('\n');
@@ -116,7 +119,7 @@ pub(super) fn summary(plan: &Plan) -> String {
     out
 }
 
-/// One line that says what was planned for what.
+/// One line: the model, the workload and the cluster.
 pub(super) fn heading(plan: &Plan) -> String {
     let plan::Workload { batch, sequence, target_sequence, dtype, mode, .. } = &plan.workload;
     let target = target_sequence.map(|n| format!(" and {n} of the target")).unwrap_or_default();

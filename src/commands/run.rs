@@ -1,4 +1,4 @@
-//! `run`: the schedule, a thread per rank or on GPUs, compared with what is expected.
+//! `run`: runs the schedule, a thread per rank or on GPUs, and compares the outputs.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -35,16 +35,16 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     run_job(&job(args, session)?, args, session, None)
 }
 
-/// What is run.
+/// The job of the arguments.
 pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
-    ineffective::run(args, &job)?;
+    ineffective::run(args, &job.program)?;
     refuse_hours(&job, args)?;
     Ok(job)
 }
 
-/// The settings that processes must agree on, beside the schedule.
+/// The settings on which all processes must agree, beside the schedule.
 fn settings(args: &RunArgs) -> [(&'static str, String); 5] {
     let storage = match args.storage() {
         StorageArg::Wide => "wide",
@@ -59,7 +59,7 @@ fn settings(args: &RunArgs) -> [(&'static str, String); 5] {
     ]
 }
 
-/// Runs all ranks here, or one rank as one process of several, of which the first does all that is not running its rank.
+/// Runs all ranks in this process, or one rank in one of several processes; the first process also compares and writes.
 pub(super) fn run_job(
     job: &Job,
     args: &RunArgs,
@@ -67,14 +67,14 @@ pub(super) fn run_job(
     process: Option<&Process>,
 ) -> Result<Done> {
     let is_first = process.is_none_or(Process::is_first);
-    let mut progress = |what: &str| {
+    let mut progress = |activity: &str| {
         if is_first {
-            (session.progress)(what);
+            (session.progress)(activity);
         }
     };
     let fault = args.fault.as_deref().map(fault::parse).transpose()?;
     for path in [&args.output, &args.trace].into_iter().flatten().filter(|_| is_first) {
-        // Before anything runs, for long perhaps.
+        // A run may be long, so paths are checked first.
         files::check_file(path)?;
         store::check_writable(path)?;
     }
@@ -87,7 +87,7 @@ pub(super) fn run_job(
     let save = args.save.as_deref().filter(|_| is_first);
     let save = save.map(|path| training::target(path, &compiled.schedule)).transpose()?;
     let resumed = args.resume.as_deref().map(|path| resumed(path, &compiled.schedule)).transpose()?;
-    // What is resumed has the weights that outputs are expected of.
+    // A resumed run has its own weights, to which expected outputs need no model weights.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
     let data = Data::open(job, &args.subject, expect)?;
     let (model, inputs) = (data.weights(), data.inputs());
@@ -172,8 +172,8 @@ pub(super) fn run_job(
     out.push_str(&judgement.text);
     if !judgement.passed && args.steps > 1 && args.expect.is_none() {
         out.push_str(&format!(
-            "note: after more than one step there is in all that follows what an optimizer made of rounding; whether that is it \
-             is said by `ithaca verify` with `--steps {}`, which runs both in double precision\n",
+            "note: after several steps rounding errors grow through the optimizer; `ithaca verify --steps {}` compares in double \
+             precision and tells rounding from a real difference\n",
             args.steps
         ));
     }
@@ -183,8 +183,8 @@ pub(super) fn run_job(
         && compiled.per_rank.functions.values().any(chooses)
     {
         out.push_str(
-            "note: routers choose experts among scores that are rounded, and the whole program here rounds nothing: a token whose \
-             scores are nearly equal may go elsewhere; `ithaca verify` runs both in double precision\n",
+            "note: scores of experts are rounded in the run and not in the whole program, so a token with nearly equal scores may \
+             go to another expert; `ithaca verify` compares in double precision\n",
         );
     }
     if let Some(path) = &args.output {
@@ -198,7 +198,7 @@ pub(super) fn run_job(
     Ok(Done { text: out, code: u8::from(!judgement.passed) })
 }
 
-/// Tasks of all ranks and steps by kind: seconds, how many, share.
+/// The tasks of all ranks and steps by kind: seconds, count, share.
 fn timings_table(timings: &Timings) -> String {
     let rows = timings.rows();
     let all: Duration = rows.iter().map(|(_, timing)| timing.total).sum();
@@ -211,7 +211,7 @@ fn timings_table(timings: &Timings) -> String {
     table
 }
 
-/// Runs `n` steps, each on what the one before kept, and returns what the last gave.
+/// Runs `n` steps, each with the states of the step before, and returns the results of the last.
 pub(super) fn steps<T: Real>(
     n: u64,
     weights: &dyn TensorSource,
@@ -225,16 +225,16 @@ pub(super) fn steps<T: Real>(
     Ok(results)
 }
 
-/// The outputs, then all that was kept.
+/// The outputs, then the weights and states of the step.
 pub(super) fn all<T: Real>(results: oracle::Results<T>) -> Outputs<T> {
     let oracle::Results { mut outputs, kept } = results;
     outputs.extend(kept);
     outputs
 }
 
-/// Refuses what would take this machine hours; the figures are of two cores.
+/// Refuses programs that take hours; the limits were measured on two cores.
 fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
-    // The whole program runs in the oracle's plain loops, about a billion FLOPs a second; the schedule ten times that.
+    // The oracle runs the whole program at about 1e9 FLOPs a second, and the runtime the schedule ten times as fast.
     let limit: u128 = match (args.device, args.expect.is_some() || args.unchecked) {
         (DeviceArg::Cuda, true) => return Ok(()),
         (DeviceArg::Cpu, true) => 20_000_000_000_000,
@@ -244,14 +244,19 @@ fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
     if flops <= limit {
         return Ok(());
     }
-    let message = format!("the program takes {:.1e} FLOPs, which is hours on a processor", flops as f64);
+    let message = format!(
+        "the program takes {:.1e} FLOPs, more than {:.1e} take hours on a processor",
+        flops as f64, limit as f64
+    );
     let refusal =
         Diagnostic::new("C14", message).help("run a small model of the same structure with `--shrink`");
-    Err(match args.expect.is_some() || args.unchecked {
-        true => refusal,
-        false => refusal.help("with `--expect FILE` the whole program need not be run for comparison"),
-    }
-    .into())
+    let is_compared = args.expect.is_none() && !args.unchecked;
+    let refusal = if is_compared {
+        refusal.help("or add `--expect FILE`, so that the whole program is not run for comparison")
+    } else {
+        refusal
+    };
+    Err(refusal.into())
 }
 
 /// Weights and inputs.
@@ -265,20 +270,20 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// Opens files where there are some, and makes random tensors elsewhere.
+    /// Opens the given files, and makes random tensors for the rest.
     ///
     /// # Errors
-    /// `C10` for files that cannot be read; `C00` when outputs are expected of weights that are not
-    /// there, and for a seed where nothing is random.
+    /// `C10` for unreadable files, `C00` for expected outputs of random weights and for a seed without random tensors.
     pub(super) fn open(job: &Job, args: &SubjectArgs, expect: Option<&Path>) -> Result<Data> {
         let inputs = args.inputs.as_deref();
-        // Random inputs and weights of one seed are the same every time, so an earlier run's outputs may be expected of
-        // them; inputs from a file say that a real model is meant.
+        // Random inputs and weights of one seed are reproducible, so the outputs of an earlier run may be expected. Inputs
+        // from a file belong to a real model, which needs its weights.
         if let (Some(expect), Some(_), None) = (expect, inputs, &job.weights) {
-            let message = format!("`{}` cannot be expected of random weights", expect.display());
-            return Err(Diagnostic::new("C00", message)
-                .help("name the model's weights with `--weights PATH`")
-                .into());
+            let message = format!(
+                "the outputs in `{}` need the weights of the model, and the weights are random",
+                expect.display()
+            );
+            return Err(Diagnostic::new("C00", message).help("add `--weights PATH`").into());
         }
         let seed = ineffective::seed(args, job.weights.is_none() || inputs.is_none())?;
         let random =
@@ -303,7 +308,7 @@ impl Data {
         })
     }
 
-    /// The weights; checkpoints of a bare model lack the prefix that one with a head has.
+    /// The weights; names in checkpoints of a bare model lack the prefix of a model with a head.
     pub(super) fn weights(&self) -> Renamed<'_> {
         Renamed::new(self.weights.as_ref(), MODEL_PREFIXES)
     }
@@ -343,13 +348,13 @@ fn zero(shape: &[u64]) -> Tensor<f64> {
     Tensor::new(shape, vec![0.0; n])
 }
 
-/// Opens the tensors at a path, where nothing else lies.
+/// Opens the tensors at a path.
 fn tensors(path: &Path) -> Result<Box<dyn TensorSource>> {
     kind::expect_tensors(path)?;
     Ok(store::open(path)?)
 }
 
-/// What training continues from.
+/// The checkpoint from which training continues.
 fn resumed(path: &Path, schedule: &Schedule) -> Result<training::Resumed> {
     kind::expect_tensors(path)?;
     Ok(training::resume(path, schedule)?)
@@ -368,44 +373,44 @@ pub(super) fn lengths_of(path: &Path) -> Result<Option<Lengths>> {
     })
 }
 
-/// What outputs should be.
+/// The expected outputs.
 pub(super) enum Expected<'a, T: Real> {
-    /// In a file; only outputs that it has are compared.
+    /// Those in a file; other outputs are not compared.
     File(&'a Path),
-    /// The whole program's own.
+    /// Those of the whole program.
     Whole(&'a Outputs<T>),
 }
 
-/// The largest error that passes in single precision.
-pub(super) const USUAL: f64 = 1e-4;
+/// The default tolerance in single precision.
+pub(super) const DEFAULT_TOLERANCE: f64 = 1e-4;
 
-/// The largest error that passes: the one asked for, or what is usual for the narrowest numbers that are stored.
+/// The tolerance: the one asked for, or the default for the narrowest stored type.
 fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
         DType::F16 => 1e-2,
-        DType::F64 | DType::F32 | DType::I32 | DType::Bool => USUAL,
+        DType::F64 | DType::F32 | DType::I32 | DType::Bool => DEFAULT_TOLERANCE,
     };
-    let usual = match args.storage() {
-        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(USUAL, f64::max),
-        StorageArg::Wide => USUAL,
+    let default = match args.storage() {
+        StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(DEFAULT_TOLERANCE, f64::max),
+        StorageArg::Wide => DEFAULT_TOLERANCE,
     };
-    args.tolerance.unwrap_or(usual)
+    args.tolerance.unwrap_or(default)
 }
 
-/// A table, and whether every error is within the tolerance.
+/// A comparison with expected outputs.
 pub(super) struct Judgement {
-    /// A row per output, and a line that says whether all passed.
+    /// A row per output, and the verdict.
     pub(super) text: String,
-    /// Whether all passed.
+    /// Whether every error is within the tolerance.
     pub(super) passed: bool,
 }
 
-/// Compares outputs with what they should be.
+/// Compares outputs with the expected ones.
 ///
 /// # Errors
-/// A file that cannot be read, or that has none of the outputs.
+/// `C10` for an unreadable file, `C00` for a file without any of the outputs.
 pub(super) fn judge<A: Real, B: Real>(
     found: &Outputs<A>,
     expected: &Expected<'_, B>,
@@ -422,7 +427,7 @@ pub(super) fn judge<A: Real, B: Real>(
     if rows.is_empty() {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         return Err(Failure::usage(format!(
-            "the file of expected outputs has none of: {}",
+            "the file of expected outputs has none of the outputs: {}",
             names.join(", ")
         )));
     }
@@ -456,22 +461,22 @@ fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
             Verdict::Missing => writeln!(text, "{name:<width$} was not computed"),
         };
     }
-    let left_out: u64 = rows.iter().map(|row| row.undetermined).sum();
-    if left_out > 0 {
+    let excluded: u64 = rows.iter().map(|row| row.undetermined).sum();
+    if excluded > 0 {
         let weights = rows.iter().filter(|row| row.undetermined > 0).count();
         let _ = writeln!(
             text,
-            "note: in {} the gradients of {} are rounding alone, of which the optimizer makes whole steps; the weights are no \
-             further apart there than those",
-            counted(weights as u64, "weight"),
-            counted(left_out, "element")
+            "note: {} in {} excluded: their gradients are rounding errors, which the optimizer turns into full steps; \
+             they differ by no more than these steps",
+            counted(excluded, "element"),
+            counted(weights as u64, "weight")
         );
     }
     let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
     Judgement { text, passed }
 }
 
-/// What was run, and on what.
+/// The first lines of a report: model, layout, data, notes.
 pub(super) fn heading(job: &Job, notes: &[String], data: &Data) -> String {
     let mesh = match job.options.mesh.ranks() {
         1 => "one rank".to_owned(),

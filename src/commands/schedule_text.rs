@@ -1,4 +1,4 @@
-//! `verify` of a schedule in text form: by the checks that need no program, and against the program that is given.
+//! `verify` for a schedule in text form: the checks without a program, and the comparison with a given program.
 
 use std::path::Path;
 
@@ -35,8 +35,8 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     );
     let (Some(program), Some(kind)) = (program, kind) else {
         out.push_str(
-            "not checked: that it computes what its program says (S18); `--program FILE` names that, the plan or what \
-             `ithaca emit plan.json --target ir` writes\n",
+            "not checked: that it computes its program (S18); add `--program FILE`, with the plan or the output of \
+             `ithaca emit plan.json --target ir`\n",
         );
         return Ok(Done::success(out));
     };
@@ -44,12 +44,11 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let cluster = subject::cluster_of(&args.subject.layout)?;
     let per_rank = per_rank(session, program, kind, &parsed, &cluster)?;
     schedule::verify_meaning(&parsed, verify_program(&per_rank)?).map_err(in_file)?;
-    out.push_str(&format!("it computes what `{}` says (S18)\n", program.display()));
+    out.push_str(&format!("it computes the program `{}` (S18)\n", program.display()));
     Ok(Done::success(out))
 }
 
-/// What one rank is to compute, by a plan, by a program of one rank, or by a whole one under the passes that the schedule
-/// names.
+/// The per-rank program: that of a plan, the given one, or a whole program after the passes that the schedule names.
 fn per_rank(
     session: &Session<'_>,
     path: &Path,
@@ -68,7 +67,7 @@ fn per_rank(
     let module = match module.level {
         Level::PerRank => module,
         Level::Sharded | Level::Program => {
-            // Those that it names already have run.
+            // The passes that the module names have run.
             let names = schedule.pipeline.get(module.pipeline.len()..).unwrap_or_default().join(",");
             let passes = pipeline::parse_with(session.registry, &names)?;
             run_passes(module, &passes, &mut Context::new(cluster), &mut Unwatched)?
@@ -78,11 +77,11 @@ fn per_rank(
         Level::PerRank => Ok(module),
         Level::Program | Level::Sharded => {
             let message = format!(
-                "the passes that the schedule names make no per-rank program of `{name}`: {}",
+                "the passes of the schedule do not lower `{name}` to a per-rank program: {}",
                 schedule.pipeline.join(",")
             );
             Err(Diagnostic::new("C03", message)
-                .help("name a plan, or the program that `ithaca emit plan.json --target ir` writes")
+                .help("name a plan, or the output of `ithaca emit plan.json --target ir`")
                 .into())
         }
     }

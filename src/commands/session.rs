@@ -1,28 +1,28 @@
-//! What a command is given, and what it gives.
+//! The environment and the outcome of a command.
 
 use ithaca_passes::registry::Registry;
 
-/// What a command may use of the outside.
+/// The environment of a command.
 pub struct Session<'a> {
-    /// The strategies and movements that there are.
+    /// The known strategies and movements.
     pub registry: &'a Registry,
-    /// Called with what is being done, for a person who waits.
+    /// Called with the current activity, for a person who waits.
     pub progress: &'a mut dyn FnMut(&str),
-    /// Variables of the environment, by which a launcher says which process this is.
+    /// Reads environment variables; a launcher sets the rank of this process there.
     pub environment: &'a dyn Fn(&str) -> Option<String>,
 }
 
-/// What a command did.
+/// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
     /// For standard output.
     pub text: String,
-    /// The exit code: 0, or 1 when something differs.
+    /// The exit code: 0, or 1 for a difference.
     pub code: u8,
 }
 
 impl Done {
-    /// Success, with this to say.
+    /// Success, with this output.
     pub fn success(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 0 }
     }

@@ -1,4 +1,4 @@
-//! `shard-weights`: cuts a checkpoint for the ranks of a plan.
+//! `shard-weights`: splits a checkpoint into one file for each rank of a plan.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ use crate::error::{Failure, Result};
 use crate::kind;
 use crate::subject::{self, Lengths};
 
-/// How many names a note lists.
+/// The most names that a note lists.
 const LISTED: usize = 3;
 
 pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) -> Result<Done> {
@@ -37,8 +37,11 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
     let job = subject::job(session.registry, &subject, Some(small(session.registry, args)?))?;
     let weights = job.weights.as_ref().ok_or_else(|| {
         Failure::from(
-            Diagnostic::new("C00", format!("`{}` has no weights beside it", args.subject.display()))
-                .help("name them with `--weights PATH`"),
+            Diagnostic::new(
+                "C00",
+                format!("`{}` has no weights beside it, and no option names them", args.subject.display()),
+            )
+            .help("add `--weights PATH`"),
         )
     })?;
     kind::expect_tensors(weights)?;
@@ -51,7 +54,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         strategy: job.options.strategy.clone(),
         mesh: job.options.mesh.to_string(),
     };
-    (session.progress)("cutting");
+    (session.progress)("splitting");
     let shards::Cut { tensors, bytes, left_out } =
         shards::cut(&compiled.schedule, &checkpoint, identity, &args.output)?;
     let (least, most) = (bytes.iter().min(), bytes.iter().max());
@@ -78,7 +81,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         let more = if left_out.len() > LISTED { ", …" } else { "" };
         let _ = writeln!(
             out,
-            "note: {} of the checkpoint's tensors are none of this plan's and are left out: {}{more}",
+            "note: {} tensors of the checkpoint do not belong to the plan and are omitted: {}{more}",
             left_out.len(),
             names.join(", ")
         );
@@ -87,10 +90,10 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
     Ok(Done::success(out))
 }
 
-/// A workload that every layout of this many ranks divides; how weights lie does not depend on it.
+/// A workload that every layout of this many ranks divides; the shards of weights do not depend on it.
 ///
-/// Tokens are a multiple of whatever parts the options cut them into: loss chunks, the blocks of a striped order, the groups of
-/// a capacity.
+/// The number of tokens is a multiple of all parts that the options ask for: loss chunks, blocks of a striped order, groups
+/// of a capacity.
 fn small(registry: &Registry, args: &ShardWeightsArgs) -> Result<Lengths> {
     let (mesh, ranks) = subject::mesh(&args.layout)?;
     let ranks = ranks.unwrap_or(1);

@@ -1,4 +1,4 @@
-//! `verify`: the per-rank program on virtual ranks against the whole one, in double precision.
+//! `verify`: compares the per-rank program on virtual ranks with the whole program, in double precision.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use ithaca_ir::{Diagnostic, Module, Op};
 use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
-use super::run::{Data, Expected, USUAL, all, heading, judge, lengths_of, steps};
+use super::run::{DEFAULT_TOLERANCE, Data, Expected, all, heading, judge, lengths_of, steps};
 use super::schedule_text;
 use super::session::{Done, Session};
 use crate::cli::VerifyArgs;
@@ -18,7 +18,7 @@ use crate::job::Job;
 use crate::kind::Kind;
 use crate::subject;
 
-/// The largest absolute difference that double precision explains at these sizes.
+/// The largest absolute rounding error of double precision at these sizes.
 const EXACT: f64 = 1e-9;
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
@@ -30,14 +30,13 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let mut job = subject::job(session.registry, &args.subject, lengths)?;
     let mut shrunk = String::new();
     if let Some(reason) = too_large(&job).filter(|_| !args.subject.shrink) {
-        // What is proven is the layout, which a small model of the same structure has too.
+        // The proof is of the layout, and a small model of the same structure has the same layout.
         let mut small = args.subject.clone();
         small.shrink = true;
         job = subject::job(session.registry, &small, lengths)?;
-        let _ =
-            writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
+        let _ = writeln!(shrunk, "note: {reason}; a small model of the same structure is verified instead");
     }
-    ineffective::steps(args.steps, &job)?;
+    ineffective::steps(args.steps, &job.program)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
     refuse_hours(&compiled.per_rank)?;
@@ -58,13 +57,14 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     let ranks = run(&compiled.per_rank, &mut |_| {})?;
     let mut out = heading(&job, &compiled.notes, &data);
     out.push_str(&shrunk);
-    out.push_str("per-rank program against the whole one\n");
+    out.push_str("per-rank program against the whole program\n");
     let after = Judge { reach: job.reach(args.steps), smallest: Some(&smallest) };
     let verdict = judge(&ranks, &Expected::Whole(&whole), after, EXACT)?;
     out.push_str(&verdict.text);
     let mut passed = verdict.passed;
     if let Some(path) = &args.expect {
-        let expected = judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance.unwrap_or(USUAL))?;
+        let expected =
+            judge(&ranks, &Expected::<f64>::File(path), after, args.tolerance.unwrap_or(DEFAULT_TOLERANCE))?;
         out.push_str("per-rank program against the file\n");
         out.push_str(&expected.text);
         passed &= expected.passed;
@@ -72,16 +72,16 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     Ok(Done { text: out, code: u8::from(!passed) })
 }
 
-/// Refuses what would take this machine hours; the figures are of two cores.
+/// Refuses programs that take hours; the limit was measured on two cores.
 fn refuse_hours(ranks: &Module) -> Result<()> {
-    /// Runs of operations, some five to ten thousand of which take a second in a small model.
+    /// The most operations; five to ten thousand of a small model take a second.
     const MOST: u128 = 10_000_000;
     let mut runs: Vec<u128> = vec![0; ranks.functions.len()];
     if let Some(main) = ranks.main() {
         runs[main.index()] = 1;
     }
     let mut all = 0;
-    // Callers stand behind what they call.
+    // Functions come before their callers.
     for (id, function) in ranks.functions.iter().rev() {
         let own = runs[id.index()];
         all += own * function.nodes.len() as u128;
@@ -97,19 +97,19 @@ fn refuse_hours(ranks: &Module) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "{total} operations are half an hour and more where one processor plays all ranks: {} of {}",
+        "the run has {total} operations, {} on each of {}, which take more than half an hour on one processor",
         counted(all, "operation"),
         counted(n_ranks, "rank")
     );
     Err(Diagnostic::new("C14", message)
-        .help("ask for a smaller mesh of the same strategies, with fewer micro-batches")
+        .help("use a smaller mesh of the same strategies, and fewer micro-batches")
         .into())
 }
 
-/// Why a program is too large for the oracle's plain loops, if it is.
+/// Why a program is too large for the plain loops of the oracle, if it is.
 fn too_large(job: &Job) -> Option<String> {
     const FLOPS: u128 = 20_000_000_000;
     let flops = job.flops();
     (flops > FLOPS)
-        .then(|| format!("the whole program takes {:.1e} FLOPs, more than plain loops can do", flops as f64))
+        .then(|| format!("the whole program takes {:.1e} FLOPs, too many for plain loops", flops as f64))
 }

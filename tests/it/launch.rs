@@ -181,7 +181,7 @@ fn an_environment_that_says_too_little_is_refused() {
         assert!(said.contains(expected), "{said}");
     }
     for said in refusals(launch(3, &TWO)) {
-        assert!(said.contains("the plan has 2 ranks, and there are 3 processes"), "{said}");
+        assert!(said.contains("the plan has 2 ranks, and the run has 3 processes"), "{said}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The parser's place in the text: one token of look-ahead, and the ways to ask for the next one.
 
-use crate::diagnostic::{Diagnostic, Span};
+use crate::diagnostic::{Diagnostic, Span, nearest};
 use crate::text::lexer::{Lexer, Token, unescape};
 
 /// What parsing gives: boxed, for the good case is the common one.
@@ -163,54 +163,8 @@ pub(crate) fn suggest<'c>(
     name: &str,
     candidates: impl IntoIterator<Item = &'c str>,
 ) -> Diagnostic {
-    match closest(name, candidates) {
+    match nearest(name, candidates) {
         Some(near) => diagnostic.help(format!("did you mean `{near}`?")),
         None => diagnostic,
-    }
-}
-
-/// The candidate that differs from `word` by the fewest insertions, deletions and replacements, if by few; among equals
-/// the first.
-pub fn closest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    const LONGEST: usize = 64;
-    let n = word.chars().count();
-    if n > LONGEST {
-        return None;
-    }
-    let near = n.div_ceil(3);
-    candidates
-        .into_iter()
-        .filter(|c| c.len() <= LONGEST)
-        .map(|c| (distance(word, c), c))
-        .min_by_key(|&(d, _)| d)
-        .filter(|&(d, _)| d <= near)
-        .map(|(_, c)| c)
-}
-
-/// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn near_words_are_suggested_and_far_ones_are_not() {
-        assert_eq!(closest("rms_nrom", ["layer_norm", "rms_norm"]), Some("rms_norm"));
-        assert_eq!(closest("flux", ["layer_norm", "rms_norm"]), None);
-        assert_eq!(distance("kitten", "sitting"), 3);
     }
 }

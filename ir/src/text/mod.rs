@@ -11,7 +11,6 @@ pub(crate) mod show;
 mod write;
 
 pub use crate::identifier::is_identifier;
-pub use cursor::closest;
 pub use grammar::VERSION;
 #[cfg(test)]
 pub(crate) use grammar::parse_attr;

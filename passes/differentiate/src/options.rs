@@ -1,4 +1,4 @@
-//! Options of a training step, as the text of a pipeline has them.
+//! Options of a training step, and their spelling in pipelines.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,10 +9,10 @@ use ithaca_ir::ops::{AdamW, MAX_PARTS};
 use ithaca_pass::options;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What is computed again in the backward pass instead of being kept from the forward pass.
+/// The activations that the backward pass computes again instead of storing them in the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Recompute {
-    /// Nothing: every value that a gradient needs is kept.
+    /// None: every value that a gradient needs is stored.
     #[default]
     None,
     /// Attention: its results are computed again from q, k and v (Korthikanti et al., arXiv 2205.05198).
@@ -78,14 +78,14 @@ impl fmt::Display for Recompute {
     }
 }
 
-/// In which order stages of a pipeline run the micro-batches.
+/// The order in which stages of a pipeline run micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PipelineOrder {
     /// All forward passes, then all backward passes (Huang et al., arXiv 1811.06965).
     Gpipe,
-    /// After a warm-up one forward and one backward pass in turn, so that stage `k` of `P` holds what at most `P − k`
-    /// micro-batches keep (Narayanan et al., arXiv 2104.04473, section 2.2).
+    /// After a warm-up one forward and one backward pass in turn, so that stage `k` of `P` holds the activations of at most
+    /// `P − k` micro-batches (Narayanan et al., arXiv 2104.04473, section 2.2).
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
@@ -99,22 +99,22 @@ impl PipelineOrder {
         [PipelineOrder::Gpipe, PipelineOrder::OneForwardOneBackward, PipelineOrder::Interleaved];
 }
 
-/// What becomes of the dropout of a program.
+/// The dropout of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DropoutChoice {
-    /// The step drops what the program drops, as the model's configuration says.
+    /// The dropout of the program, as in the configuration of the model.
     #[default]
     Config,
-    /// Nothing is dropped, as in the library's `model.eval()`.
+    /// No dropout, as in `model.eval()` of the library.
     Off,
 }
 
-/// What a training step does beside the forward pass.
+/// The options of a training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
-    /// What is computed again.
+    /// The activations that are computed again.
     #[serde(with = "options::text")]
     pub recompute: Recompute,
     /// Parts of each rank's tokens whose loss and gradients are computed one after another.
@@ -123,15 +123,15 @@ pub struct Training {
     /// Parts of the batch whose gradients are summed before the weights change.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_MICRO_BATCHES>")]
     pub micro_batches: u64,
-    /// Stages of a pipeline; one is none.
+    /// Stages of a pipeline; 1 without a pipeline.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
     pub stages: u64,
-    /// In which order stages run micro-batches.
+    /// The order in which stages run micro-batches.
     pub pipeline: PipelineOrder,
     /// Ranges of layers that each stage has where they are interleaved.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
     pub chunks: u64,
-    /// Whether anything is dropped.
+    /// Whether dropout is applied.
     pub dropout: DropoutChoice,
     /// The optimizer; gradients only when `None`.
     #[serde(serialize_with = "write_optimizer", deserialize_with = "read_optimizer")]
@@ -182,7 +182,7 @@ impl Training {
     /// Reads the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an option that is unknown or out of range, and for a constant of an optimizer where there is none.
+    /// `P02` for an option that is unknown or out of range, and for a constant of AdamW beside `optimizer=none`.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
         let [constants, others] = options::split::<Constants>(options);
         let mut training: Self = options::read(PASS, OPTIONS, &others)?;

@@ -101,7 +101,7 @@ impl Registry {
             let Some(strategy) = self.strategy(name) else {
                 let known = self.strategies().map(|s| s.name());
                 let refusal = Diagnostic::new("P10", format!("there is no strategy `{name}`"));
-                return Err(refusal.names("strategies, which a plus joins to a product", name, known));
+                return Err(refusal.names("strategies, or several joined by `+`", name, known));
             };
             for other in &strategies {
                 if let Some(axis) = strategy.axes().iter().find(|a| other.axes().contains(a)) {

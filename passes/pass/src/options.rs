@@ -119,7 +119,7 @@ pub fn number<'de, D: Deserializer<'de>>(
     number.ok_or_else(|| de::Error::custom(expected))
 }
 
-/// For `with`: a value in the text that its type prints and parses; the error of parsing says what is expected.
+/// For `with`: a value in the text that its type prints and parses; the error of the parser describes the expected texts.
 pub mod text {
     use super::*;
 
@@ -196,9 +196,9 @@ enum Problem {
     Missing(&'static str),
     /// An option that is there already.
     Twice(&'static str),
-    /// A value that is none of these.
+    /// A value that is not one of these.
     Variant(&'static [&'static str]),
-    /// A value that is not what this describes.
+    /// A value that does not fit this description.
     Value(String),
 }
 

@@ -124,7 +124,7 @@ fn a_checkpoint_of_training_is_cut_joined_and_resumed() {
     // A plan without an optimizer takes the weights alone.
     let out =
         said(at, "shard-weights . --strategy megatron-tp --mesh tp=2 --weights two.safetensors -o prefill");
-    assert!(out.contains("are none of this plan's and are left out"), "{out}");
+    assert!(out.contains("do not belong to the plan and are omitted"), "{out}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ const KINDS: [(&str, &str); 17] = [
     ("schedule.sched", "is a schedule in text form"),
     ("schedule.json", "is a schedule as JSON"),
     ("trace.json", "is a timeline"),
-    ("config.json", "is a model's description"),
+    ("config.json", "is the configuration of a model"),
     ("ranks.ith", "is a per-rank program in text form"),
     ("sharded.ith", "is a sharded program in text form"),
     ("whole.ith", "is a whole program in text form"),
@@ -21,10 +21,10 @@ const KINDS: [(&str, &str); 17] = [
     ("index.json", "is the index of a checkpoint"),
     ("empty", "is empty"),
     ("folder", "is a folder"),
-    ("bytes", "is a file that is no text"),
+    ("bytes", "is a file that is not text"),
     ("pytorch_model.bin", "as PyTorch writes checkpoints"),
-    ("notes.txt", "is text that is none of Ithaca's forms and no JSON"),
-    ("cluster.toml", "is the description of a cluster"),
+    ("notes.txt", "is text in no form that Ithaca reads, and not JSON"),
+    ("cluster.toml", "is a cluster file"),
     ("rules.txt", "is a file of rewrite rules"),
 ];
 
@@ -101,18 +101,18 @@ fn messages_say_which_command_takes_what_was_given() {
     for (arguments, says) in [
         ("run schedule.sched", "`ithaca verify schedule.sched --program plan.json` checks it"),
         ("run ranks.ith", "`ithaca verify SCHEDULE --program ranks.ith` checks a schedule against it"),
-        ("verify ranks.ith", "give its plan, or the whole program that it was made of"),
+        ("verify ranks.ith", "name its plan, or the whole program that it was made from"),
         ("verify sharded.ith", "`ithaca opt sharded.ith` runs passes over it"),
         (
             "explain config.json",
-            "`ithaca plan config.json --gpus 8 --seq 8192 -o plan.json` makes a plan of it",
+            "`ithaca plan config.json --gpus 8 --seq 8192 -o plan.json` makes a plan for it",
         ),
-        ("emit examples/gpt2 --target ir", "makes a plan of its model"),
-        ("plan plan.json --gpus 2 --seq 64", "`ithaca explain plan.json` says what it does"),
+        ("emit examples/gpt2 --target ir", "makes a plan for its model"),
+        ("plan plan.json --gpus 2 --seq 64", "`ithaca explain plan.json` explains it"),
         ("plan config.json --gpus 2 --seq 64 --cluster plan.json", "`ithaca list clusters`"),
         ("plan tensors.safetensors --gpus 2 --seq 64", "`--weights`, `--inputs` or `--expect`"),
         ("opt plan.json", "`ithaca emit plan.json --target ir` writes one"),
-        ("merge-weights folder -o out", "as `ithaca shard-weights` writes it"),
+        ("merge-weights folder -o out", "name the folder that `ithaca shard-weights` wrote"),
         ("run config.json --shrink --weights pytorch_model.bin", "convert it to safetensors"),
     ] {
         let refusal = refused(at, arguments);
@@ -157,11 +157,11 @@ fn schedules_are_checked_against_their_program() {
     make(at);
     let alone = said(at, "verify schedule.sched");
     assert!(alone.contains("memory, collectives and order hold"), "{alone}");
-    assert!(alone.contains("not checked: that it computes what its program says (S18)"), "{alone}");
+    assert!(alone.contains("not checked: that it computes its program (S18)"), "{alone}");
     assert!(alone.contains("`--program FILE`"), "{alone}");
     for program in ["plan.json", "ranks.ith"] {
         let out = said(at, &format!("verify schedule.sched --program {program}"));
-        assert!(out.contains(&format!("it computes what `{program}` says (S18)")), "{out}");
+        assert!(out.contains(&format!("it computes the program `{program}` (S18)")), "{out}");
         assert!(!out.contains("not checked"), "{out}");
     }
 

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod goldens;
+mod ineffective;
 mod kinds;
 mod malformed;
 mod pipelines;
@@ -9,7 +10,6 @@ mod refusals;
 mod runtime;
 mod session;
 mod training;
-mod vain;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

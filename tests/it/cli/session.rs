@@ -1,9 +1,11 @@
 //! The main job, command by command, and the commands around it.
 
 use ithaca_ir::{schedule, text, verify};
+use ithaca_kernels::store::{self, Stored};
+use ithaca_kernels::tensor::Tensor;
 use serde_json::Value;
 
-use super::{line, listing, repository, said, workplace};
+use super::{line, listing, refused, repository, said, workplace};
 
 const PLAN: &str = "plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072";
 
@@ -201,6 +203,67 @@ fn lists_name_what_there_is() {
 }
 
 #[test]
+fn list_alone_names_the_lists() {
+    let folder = workplace();
+    let lists = said(folder.path(), "list");
+    for name in ["ops", "passes", "strategies", "models", "clusters"] {
+        assert!(lists.contains(&format!("ithaca list {name} ")), "{lists}");
+    }
+}
+
+#[test]
+fn tokens_have_units() {
+    let folder = workplace();
+    assert_eq!(
+        said(folder.path(), "plan examples/llama-3-8b --gpus 8 --seq 128k --strategy ulysses"),
+        said(folder.path(), "plan examples/llama-3-8b --gpus 8 --seq 131072 --strategy ulysses"),
+    );
+}
+
+#[test]
+fn axes_of_the_mesh_imply_strategies() {
+    let folder = workplace();
+    let run = |options: &str| said(folder.path(), &format!("run examples/gpt2 --shrink {options}"));
+    for (options, strategy) in [
+        ("--strategy ulysses --mesh dp=2,ulysses=2 --batch 2", "data-parallel+ulysses"),
+        ("--strategy ring --mesh ring=2,tp=2", "ring+megatron-tp"),
+        ("--mesh tp=2", "megatron-tp"),
+        ("--strategy megatron-tp-sp --mesh tp=2", "megatron-tp-sp"),
+        (
+            "--strategy ulysses --mesh pp=2,ulysses=2 --mode train --batch 2 --micro-batches 2",
+            "pipeline+ulysses",
+        ),
+    ] {
+        let out = run(options);
+        assert!(out.starts_with(&format!("gpt2, {strategy} on ")), "{options}: {out}");
+    }
+    let refusal = refused(folder.path(), "run examples/gpt2 --shrink --mesh ulysses=2");
+    assert!(refusal.contains("choose a strategy with `--strategy`"), "{refusal}");
+}
+
+#[test]
+fn optional_inputs_are_zero() {
+    let folder = workplace();
+    let golden = repository("tests/goldens/bert");
+    let inputs = store::open(&golden.join("io.safetensors")).unwrap();
+    let ids = inputs.read("input_ids").unwrap();
+    let zeros = Tensor { shape: ids.shape.clone(), data: vec![0.0; ids.data.len()] };
+    let write = |name: &str, tensors: &[(&str, Stored, &Tensor<f64>)]| {
+        store::write(&folder.path().join(name), tensors).unwrap();
+    };
+    write("with.safetensors", &[("input_ids", Stored::I64, &ids), ("token_type_ids", Stored::I64, &zeros)]);
+    write("without.safetensors", &[("input_ids", Stored::I64, &ids)]);
+    let run = |inputs: &str| {
+        let model = golden.display();
+        said(folder.path(), &format!("run {model} --inputs {inputs}.safetensors -o {inputs}.out"))
+    };
+    run("with");
+    assert!(run("without").contains("inputs from file, token_type_ids zero"));
+    let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    assert_eq!(read("with.out"), read("without.out"));
+}
+
+#[test]
 fn every_shell_has_completions() {
     let folder = workplace();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
@@ -223,6 +286,15 @@ fn every_command_shows_an_example() {
         assert!(help.contains("Example"), "{command}");
         assert!(help.contains(&format!("  ithaca {command} ")), "{command}: {help}");
         assert_eq!(said(folder.path(), &format!("help {command}")), help);
+        let longest = help.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(120), "{command} has a line of {longest:?} columns");
+    }
+    for (command, headings) in [
+        ("plan", ["Workload:", "Training:", "Cluster and mesh:", "Layout:", "Output:"]),
+        ("run", ["Data:", "Comparison:", "Checkpoints:", "Device:", "Diagnosis:"]),
+    ] {
+        let help = said(folder.path(), &format!("{command} --help"));
+        assert!(headings.iter().all(|heading| help.lines().any(|line| line == *heading)), "{help}");
     }
     assert!(said(folder.path(), "--version").starts_with("ithaca "));
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use ithaca_ir::diagnostic::counted;
+use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::ops::{Family, OpInfo, TABLE};
-use ithaca_ir::text::closest;
 use ithaca_ir::{Diagnostic, Diagnostics};
 
 use super::syntax::{App, Condition, Name, Pattern, Rest, Rule, Side, Term};
@@ -80,7 +80,7 @@ impl<'r> Resolver<'r> {
         let place = Name { text: app.op.clone(), span: app.span };
         let Some(info) = TABLE.iter().find(|row| row.name == app.op) else {
             let message = format!("there is no operation `{}`", app.op);
-            let near = closest(&app.op, TABLE.iter().map(|row| row.name));
+            let near = nearest(&app.op, TABLE.iter().map(|row| row.name));
             let diagnostic = self.refuse("P62", &place, message, "unknown");
             diagnostic.helps.extend(near.map(|near| format!("did you mean `{near}`?")));
             return;

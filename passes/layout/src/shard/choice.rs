@@ -1,34 +1,34 @@
-//! What is asked of attention beyond what a strategy says: another movement, and axes of their own for sequences.
+//! Choices of attention beside the strategy: another movement, and mesh axes for single sequences.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Movement;
 use ithaca_pass::options;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Departures from the strategy.
+/// Choices of attention that replace those of the strategy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AttentionChoice {
-    /// How keys and queries meet, in place of the strategy's movement; layers with a strategy of their own keep theirs.
+    /// The movement, in place of that of the strategy; layers with a strategy of their own keep the movement of it.
     #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "movement")]
     pub movement: Option<Movement>,
     /// The same for attention whose keys are another sequence than its queries, in every layer.
     #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "movement")]
     pub cross_movement: Option<Movement>,
-    /// For sequences by the name of their dimension, the mesh axes that split them, major to minor, in place of those
-    /// of the strategy.
+    /// For sequences by the name of their dimension, the mesh axes that split them, major to minor, in place of the axes of
+    /// the strategy.
     #[serde(skip)]
     pub sequences: Vec<(String, Vec<String>)>,
 }
 
-/// How axes are written where there are none.
+/// The spelling of an empty list of axes.
 const NO_AXES: &str = "none";
 
 impl AttentionChoice {
-    /// The flags that ask for it on the command line, each with a space in front.
+    /// The choices as flags of the command line, each after a space.
     pub fn flags(&self) -> String {
         let Self { movement, cross_movement, sequences } = self;
-        // A shell would take parentheses for its own.
+        // A shell interprets parentheses.
         let quote = |m: &Movement| if m.options.is_empty() { m.to_string() } else { format!("'{m}'") };
         let movement = movement.iter().map(|m| format!(" --movement {}", quote(m)));
         let cross = cross_movement.iter().map(|m| format!(" --cross-movement {}", quote(m)));
@@ -44,15 +44,15 @@ fn movement<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Movemen
     parse_movement(&text).map(Some).map_err(expected)
 }
 
-/// How movements are written.
+/// Examples of movements.
 const AS_IN: &str = "as in `rotate` or `gather(groups=2)`";
 
 /// The movement spelled `rotate` or `gather(groups=2)`.
 ///
 /// # Errors
-/// `P02` for another spelling; whether there is such a movement is asked later.
+/// `P02` for another spelling. The name is not looked up here.
 pub fn parse_movement(text: &str) -> Result<Movement, Diagnostic> {
-    let wrong = || Diagnostic::new("P02", format!("`{text}` is not how a movement is written")).help(AS_IN);
+    let wrong = || Diagnostic::new("P02", format!("`{text}` is not a movement")).help(AS_IN);
     let is_name = |name: &str| {
         name.starts_with(|c: char| c.is_ascii_alphabetic())
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')

@@ -12,11 +12,11 @@ use super::strategy;
 use super::zero::Zero;
 use crate::fuse::Fusion;
 
-/// How heads are dealt to ranks.
+/// The distribution of heads over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadSplit {
-    /// Every rank has as many.
+    /// Every rank has the same number.
     #[default]
     Even,
     /// Where the count does not divide, the first ranks have one key/value group more.
@@ -25,14 +25,14 @@ pub enum HeadSplit {
     Pad,
 }
 
-/// What is done with a sequence that does not divide.
+/// The treatment of a sequence that does not divide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SequenceFit {
-    /// It is refused.
+    /// Refuse it.
     #[default]
     Exact,
-    /// It is padded at the end with tokens that no other token sees and no output has.
+    /// Pad it at the end with tokens that no other token sees and no output has.
     Pad,
 }
 
@@ -91,18 +91,18 @@ impl std::fmt::Display for OrderChoice {
     }
 }
 
-/// Whether blocks that the mask leaves empty may travel.
+/// Whether blocks that the mask leaves empty may be sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Prune {
     /// They may.
     #[default]
     Allowed,
-    /// A movement that cannot leave them out is refused.
+    /// A movement that cannot omit them is refused.
     Required,
 }
 
-/// Options of a layout: those of `shard`, and the fusion behind it.
+/// Options of a layout: those of `shard`, and the fusion of collectives.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShardOptions {
@@ -111,16 +111,16 @@ pub struct ShardOptions {
     /// The mesh, major to minor.
     #[serde(skip)]
     pub mesh: Mesh,
-    /// How heads are dealt.
+    /// The distribution of heads.
     pub heads: HeadSplit,
-    /// What is done with a sequence that does not divide.
+    /// The treatment of a sequence that does not divide.
     pub sequence: SequenceFit,
     /// The token order; the best-balanced legal one when absent.
     #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "order")]
     pub order: Option<OrderChoice>,
-    /// Whether the movement must leave out what the mask leaves empty.
+    /// Whether the movement must omit blocks that the mask leaves empty.
     pub prune: Prune,
-    /// What is split over ranks that hold the same weights.
+    /// The tensors that are split over ranks with the same weights.
     #[serde(with = "options::text")]
     pub zero: Zero,
     /// For functions by name, another strategy inside attention than [`strategy`](Self::strategy).
@@ -129,7 +129,7 @@ pub struct ShardOptions {
     /// Another movement than the strategy's, and sequences with axes of their own.
     #[serde(skip)]
     pub attention: AttentionChoice,
-    /// What is fused once collectives are chosen; `shard` itself has nothing to do with it.
+    /// The fusion of collectives after they are chosen; `shard` itself does not use it.
     #[serde(skip)]
     pub fusion: Fusion,
 }
@@ -140,7 +140,7 @@ impl ShardOptions {
         Self { strategy: strategy.into(), mesh, ..Self::default() }
     }
 
-    /// The strategy as the command line takes it, with those of layers and what departs from it.
+    /// The strategy as flags of the command line, with the strategies of layers and the choices of attention.
     pub fn strategy_text(&self) -> String {
         let layers = self.layers.iter().map(|(layer, name)| format!(" --layer-strategy {layer}={name}"));
         std::iter::once(self.strategy.clone()).chain(layers).chain([self.attention.flags()]).collect()
@@ -185,7 +185,7 @@ impl ShardOptions {
         std::iter::once(strategy).chain(axes).chain(self.departures()).collect()
     }
 
-    /// The options as a pipeline writes them, without strategy and mesh.
+    /// The options other than strategy and mesh, as a pipeline writes them; defaults are left out.
     pub fn departures(&self) -> Vec<(String, String)> {
         let mut written = options::write(self);
         written.retain(|(key, _)| key != "strategy");

@@ -189,6 +189,12 @@ pub fn placement(
 ) -> Result<Placement, Diagnostic> {
     let mut placement = Placement::default();
     let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
+    // The axis that an unknown one probably stands for.
+    let suggested = |refusal: Diagnostic| {
+        let unknown = mesh.axes.values().map(|axis| axis.name.as_str()).filter(|name| !used.contains(name));
+        let near = unknown.filter_map(|name| nearest(name, used.iter().copied())).next();
+        near.iter().fold(refusal, |d, near| d.help(format!("did you mean axis `{near}`?")))
+    };
     let mut taken: Vec<AxisId> = Vec::new();
     let mut sharing = Vec::new();
     for strategy in strategies {
@@ -204,7 +210,7 @@ pub fn placement(
                 _ => format!("`{mesh}`"),
             };
             let message = format!("strategy `{}` needs a mesh axis that {mesh} lacks", strategy.name());
-            return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
+            return Err(suggested(Diagnostic::new("P11", message)).help(expected_axes(&used)));
         };
         strategy.place(&axes, &mut placement);
         taken.extend(axes);
@@ -216,10 +222,7 @@ pub fn placement(
     let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
     if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id) && !also.contains(id)) {
         let message = format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names());
-        let refusal = Diagnostic::new("P11", message);
-        let near = nearest(&axis.name, used.iter().copied());
-        let refusal = near.iter().fold(refusal, |d, near| d.help(format!("did you mean `{near}`?")));
-        return Err(refusal.help(expected_axes(&used)));
+        return Err(suggested(Diagnostic::new("P11", message)).help(expected_axes(&used)));
     }
     if let (Some(first), Some(second)) = (&placement.movement, placement.contested.first()) {
         let message = format!("strategies {} bring two movements, `{first}` and `{second}`", names());

@@ -50,8 +50,8 @@ fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
     }
     sourced(&key("reserve_fraction"), reserve_fraction)?;
     if !(0.0..1.0).contains(&reserve_fraction.value) {
-        let what = format!("is {}: it must be at least 0 and below 1", reserve_fraction.value);
-        return Err(impossible(&key("reserve_fraction"), &what));
+        let problem = format!("is {}: it must be at least 0 and below 1", reserve_fraction.value);
+        return Err(impossible(&key("reserve_fraction"), &problem));
     }
     positive(&key("memory_bandwidth"), memory_bandwidth)?;
     positive(&key("launch_seconds"), launch_seconds)?;
@@ -80,8 +80,8 @@ fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
     positive(&key("bandwidth"), bandwidth)?;
     positive(&key("contention"), contention)?;
     if contention.value < 1.0 {
-        let what = format!("is {}: at least 1 device uses a link", contention.value);
-        return Err(impossible(&key("contention"), &what));
+        let problem = format!("is {}: at least 1 device uses a link", contention.value);
+        return Err(impossible(&key("contention"), &problem));
     }
     positive(&key("latency"), latency)?;
     positive(&key("message_latency"), message_latency)?;
@@ -120,8 +120,8 @@ fn sourced<T>(key: &str, number: &Sourced<T>) -> Result<(), Diagnostic> {
     Err(impossible(key, "has an empty source").help("name the datasheet or measurement of the number"))
 }
 
-fn impossible(key: &str, what: &str) -> Diagnostic {
-    Diagnostic::new("M21", format!("cluster key `{key}` {what}"))
+fn impossible(key: &str, problem: &str) -> Diagnostic {
+    Diagnostic::new("M21", format!("cluster key `{key}` {problem}"))
 }
 
 #[cfg(test)]

@@ -31,9 +31,9 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
     let cluster: Cluster = serde_path_to_error::deserialize(deserializer).map_err(|e| {
         let path = e.path().to_string();
         let error = e.into_inner();
-        let what = first_line(error.message());
+        let problem = first_line(error.message());
         let place = if path == "." { String::new() } else { format!(", key `{path}`") };
-        refuse(format!("cluster `{name}`{place}: {what}"), error.span()).help(HELP)
+        refuse(format!("cluster `{name}`{place}: {problem}"), error.span()).help(HELP)
     })?;
     check(&cluster)?;
     Ok(cluster)
@@ -173,5 +173,24 @@ mod tests {
         );
         assert_eq!(d.helps[0], "did you mean `contention` for `contentoin`?");
         assert!(d.span.is_some_and(|span| text[span.start as usize..].starts_with("colour")));
+    }
+
+    #[test]
+    fn the_page_on_cluster_files_has_every_key_and_an_example_that_parses() {
+        let page = include_str!("../../../../docs/clusters.md");
+        let shapes = [names::<Cluster>(), names::<Accelerator>(), names::<Level>()];
+        for key in shapes.concat() {
+            let is_described =
+                [format!("`{key}`"), format!("`{key}.")].iter().any(|name| page.contains(name));
+            assert!(is_described, "{key}");
+        }
+        for key in names::<Peak>().iter().map(|key| format!("`peak.{key}`")) {
+            assert!(page.contains(&key), "{key}");
+        }
+        for key in names::<Efficiency>().iter().map(|key| format!("`efficiency.{key}`")) {
+            assert!(page.contains(&key), "{key}");
+        }
+        let example = page.rsplit("```toml\n").next().and_then(|rest| rest.split("```").next()).unwrap();
+        parse("docs/clusters.md", example).unwrap();
     }
 }

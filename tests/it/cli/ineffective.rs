@@ -1,4 +1,4 @@
-//! Options that would change nothing where they stand: refused, or noted, with the reason.
+//! Options without effect are refused or noted, with the reason.
 
 use super::{refused, repository, said, workplace};
 
@@ -22,14 +22,14 @@ fn options_without_meaning_are_refused() {
         (format!("{train} --train chunks=3"), "add `--pipeline interleaved`"),
         (format!("{train} --pipeline interleaved"), "the layout has no stages"),
         (format!("{train} --pipeline gpipe"), "the layout has no stages"),
-        (format!("{train} --train lr=1 --train lr=2"), "said twice"),
-        (format!("{train} --micro-batches 2 --train micro_batches=2"), "said twice"),
+        (format!("{train} --train lr=1 --train lr=2"), "set the same option twice"),
+        (format!("{train} --micro-batches 2 --train micro_batches=2"), "set the same option twice"),
         (format!("{train} --train lr=1 --train optimizer=none"), "optimizer=none"),
         (
             format!("{train} --strategy pipeline --mesh pp=2 --batch 2 --micro-batches 2 --train stages=4"),
-            "`pp=2` of the mesh do not go together",
+            "contradicts `pp=2` of the mesh",
         ),
-        ("verify examples/gpt2 --shrink --tolerance 1".to_owned(), "nothing is expected"),
+        ("verify examples/gpt2 --shrink --tolerance 1".to_owned(), "no outputs are expected"),
         (
             "plan examples/gpt2 --gpus 2 --seq 64 --shift-labels".to_owned(),
             "`--shift-labels` is an option of training",
@@ -46,7 +46,10 @@ fn options_without_meaning_are_refused() {
         (format!("{run} --cluster cpu"), "one device has no collectives"),
         (format!("{run} --strategy ring --mesh ring=1 --cluster cpu"), "one device has no collectives"),
         ("verify examples/gpt2 --shrink --cluster cpu".to_owned(), "one device has no collectives"),
-        ("verify examples/gpt2 --shrink --program examples".to_owned(), "`--program` says what a schedule"),
+        (
+            "verify examples/gpt2 --shrink --program examples".to_owned(),
+            "`--program` names the program of a schedule",
+        ),
     ] {
         let refusal = refused(at, &arguments);
         assert!(refusal.contains("[C0") || refusal.contains("[P02]"), "{arguments}: {refusal}");
