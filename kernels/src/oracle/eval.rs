@@ -238,36 +238,8 @@ fn one<T: Real>(
                 Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
             })
         }
-        Op::Attention(_)
-        | Op::AttentionBackward(_)
-        | Op::Merge
-        | Op::MergeParts { .. }
-        | Op::Sink
-        | Op::Gradient(
-            Gradient::RmsNorm { .. }
-            | Gradient::RmsScale { .. }
-            | Gradient::LayerNorm { .. }
-            | Gradient::Sink,
-        )
-        | Op::Loss(Loss::CrossEntropy { .. })
-        | Op::Optimizer(Optimizer::AdamW(_))
-        | Op::Experts(_) => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
-        Op::Param(_)
-        | Op::Input(_)
-        | Op::State(_)
-        | Op::Assign { .. }
-        | Op::Call { .. }
-        | Op::Reshard
-        | Op::Coalesced(_)
-        | Op::AllToAll { .. }
-        | Op::AllGather { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllReduce { .. }
-        | Op::Permute
-        | Op::Fetch { .. }
-        | Op::FetchSum { .. } => {
-            Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name())))
-        }
+        op if op.is_computation() => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
+        op => Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
     }
 }
 
