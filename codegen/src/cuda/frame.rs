@@ -8,8 +8,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{
-    AdamW, Attention, Binary, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Scan, ScanOrder, Unary,
-    Window, structure,
+    AdamW, Attention, Binding, Gradient, Loss, Op, Optimizer, Pairs, Random, Scan, ScanOrder, Window,
+    structure,
 };
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work, communicates,
@@ -350,8 +350,8 @@ impl<'s> Emitter<'_, 's> {
             }
             Op::Einsum => call("einsum", &[]),
             Op::Embed { .. } => call("embed", &[]),
-            Op::Unary(f) => call("unary", &[format!("Unary::{}", unary(*f))]),
-            Op::Binary(f) => call("binary", &[format!("Binary::{}", binary(*f))]),
+            Op::Unary(f) => call("unary", &[format!("Unary::{f:?}")]),
+            Op::Binary(f) => call("binary", &[format!("Binary::{f:?}")]),
             Op::Scale { factor } => call("scale", &[names::double(*factor)]),
             Op::Cast { .. } => call("cast", &[]),
             Op::RmsNorm { over, eps, offset } => {
@@ -406,7 +406,7 @@ impl<'s> Emitter<'_, 's> {
             Op::Fill { value } => call("fill", &[names::double(*value)]),
             Op::Sum => call("sum", &[]),
             Op::Expand => call("expand", &[]),
-            Op::Gradient(Gradient::Unary(f)) => call(op.name(), &[format!("Unary::{}", unary(*f))]),
+            Op::Gradient(Gradient::Unary(f)) => call(op.name(), &[format!("Unary::{f:?}")]),
             Op::Gradient(Gradient::Embed { over: _, padding }) => {
                 let row = padding.map_or("-1".to_owned(), |row| row.to_string());
                 call(op.name(), &[row])
@@ -575,25 +575,4 @@ fn plain_rows(op: &Op, a: &Attention) -> Result<(), Diagnostic> {
 
 fn unsupported(what: &str) -> Diagnostic {
     Diagnostic::new("S40", format!("the schedule has {what}, which has no emitted form"))
-}
-
-fn unary(f: Unary) -> &'static str {
-    match f {
-        Unary::Silu => "Silu",
-        Unary::Gelu => "Gelu",
-        Unary::GeluTanh => "GeluTanh",
-        Unary::QuickGelu => "QuickGelu",
-        Unary::Relu => "Relu",
-        Unary::Tanh => "Tanh",
-    }
-}
-
-fn binary(f: Binary) -> &'static str {
-    match f {
-        Binary::Add => "Add",
-        Binary::Sub => "Sub",
-        Binary::Mul => "Mul",
-        Binary::Div => "Div",
-        Binary::LogAddExp => "LogAddExp",
-    }
 }

@@ -1,11 +1,11 @@
 //! One operation on local tensors: which loops compute it.
 
-use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
+use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer};
 use ithaca_ir::{DType, Op, Space, TensorType};
 
 use super::{
     Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts,
-    products, random, rows, window,
+    products, random, rows, unary, window,
 };
 use crate::error::RunError;
 use crate::place;
@@ -158,7 +158,7 @@ fn one<T: Real>(
         Op::Expand => real(products::expand(&operands[0], ty, region)?),
         Op::Gradient(Gradient::Unary(f)) => {
             let (x, d) = (operands[0].real()?, operands[1].real()?);
-            real(x.iter().zip(d).map(|(&x, &d)| d * gradients::slope(*f, x)).collect())
+            real(x.iter().zip(d).map(|(&x, &d)| d * unary::slope(*f, x)).collect())
         }
         Op::Gradient(Gradient::Embed { over, padding }) => {
             real(gradients::embed(space, (*over, *padding), operands, ty, region)?)
@@ -175,7 +175,7 @@ fn one<T: Real>(
         Op::Embed { over, .. } => {
             real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?)
         }
-        Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
+        Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary::unary(*f, x)).collect()),
         Op::Scale { factor } => {
             let factor = T::from_f64(*factor);
             real(operands[0].real()?.iter().map(|&x| x * factor).collect())
@@ -297,26 +297,6 @@ fn fits<T: Real>(
         }
     }
     Ok(())
-}
-
-/// A function of one element.
-pub fn unary<T: Real>(f: Unary, x: T) -> T {
-    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-    match f {
-        Unary::Silu => x.through(|x| x * sigmoid(x)),
-        Unary::Gelu => x.through(|x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
-        Unary::GeluTanh => x.through(|x| {
-            let root = (2.0 / std::f64::consts::PI).sqrt();
-            0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh())
-        }),
-        Unary::QuickGelu => x.through(|x| x * sigmoid(1.702 * x)),
-        // Written so that what is not a number stays that.
-        Unary::Relu => match x < T::ZERO {
-            true => T::ZERO,
-            false => x,
-        },
-        Unary::Tanh => x.through(f64::tanh),
-    }
 }
 
 fn binary<T: Real>(f: Binary, x: T, y: T) -> T {

@@ -25,6 +25,7 @@ mod parts;
 pub(crate) mod products;
 pub(crate) mod random;
 mod rows;
+pub(crate) mod unary;
 mod window;
 
 #[cfg(test)]
