@@ -32,6 +32,7 @@ pub mod text;
 pub mod timeline;
 pub mod traffic;
 pub mod types;
+pub mod units;
 pub mod verify;
 
 pub use builder::FunctionBuilder;

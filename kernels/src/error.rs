@@ -1,9 +1,9 @@
 //! Why a run failed.
 
 use crate::cpu::fault::NoSuchTask;
-use crate::cuda::CudaError;
-use crate::launch::LaunchError;
-use crate::store::StoreError;
+use crate::cuda::error::CudaError;
+use crate::launch::error::LaunchError;
+use crate::store::error::StoreError;
 use ithaca_ir::diagnostic::counted;
 
 /// Why a module or a schedule could not be run.

@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use ithaca_ir::ops::{Binding, source};
 use ithaca_ir::{Rank, Space, TensorType};
 
+use crate::assemble::put_together;
 use crate::error::RunError;
-use crate::oracle::put_together;
 use crate::place;
 use crate::real::Real;
 use crate::store::TensorSource;

@@ -22,6 +22,8 @@ pub mod source;
 
 pub mod lasting;
 
+mod assemble;
+
 mod kept;
 
 mod place;
@@ -39,7 +41,4 @@ pub mod compare;
 pub use error::RunError;
 pub use real::Real;
 pub use storage::Storage;
-pub use tensor::Tensor;
-
-/// Outputs of a run by name, in the order of the program.
-pub type Outputs<T> = indexmap::IndexMap<String, Tensor<T>>;
+pub use tensor::{Outputs, Tensor};

@@ -97,7 +97,7 @@ fn read(
     expected: &[u64],
     dtype: DType,
 ) -> Result<Tensor<f64>, RunError> {
-    let found = from.shape(&name).ok_or_else(|| StoreError::missing(from, &name))?;
+    let found = from.shape(&name).ok_or_else(|| from.missing(&name))?;
     if found != expected {
         let expected = expected.to_vec();
         return Err(StoreError::Shape { store: from.description(), name, found, expected }.into());

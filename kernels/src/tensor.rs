@@ -35,6 +35,9 @@ impl<T: Copy> Tensor<T> {
     }
 }
 
+/// Outputs of a run by name, in the order of the program.
+pub type Outputs<T> = indexmap::IndexMap<String, Tensor<T>>;
+
 /// Row-major strides of a shape.
 pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
@@ -167,6 +170,21 @@ pub fn length(range: &Range<u64>) -> usize {
 /// On machines whose addresses are narrower than the size; what is held in memory is always indexable.
 pub fn index(n: u64) -> usize {
     usize::try_from(n).expect("what is in memory can be indexed")
+}
+
+/// The index of the `i`-th element of a tensor of this shape, row-major.
+pub fn unravel(shape: &[u64], mut i: u64) -> Vec<u64> {
+    let mut at: Vec<u64> = shape
+        .iter()
+        .rev()
+        .map(|&n| {
+            let here = i % n.max(1);
+            i /= n.max(1);
+            here
+        })
+        .collect();
+    at.reverse();
+    at
 }
 
 /// The index in the whole tensor of element `i`, in row-major order, of a region.

@@ -1,25 +1,25 @@
-//! What turns a model into a schedule: passes over modules, the lowering to tasks, and the planner that chooses.
+//! Every pass under one roof: the crates of the passes, the pipelines that name them, and the table of their codes.
 //!
-//! Architecture invariant: nothing here opens a device, a file or a clock of the user's, and nothing prints.
+//! | crate | from | to |
+//! |---|---|---|
+//! | [`import`] | a model's description and a workload | a program |
+//! | [`differentiate`] | a program with a loss | a training step |
+//! | `ithaca-layout` ([`shard`], [`reshard`], [`fuse`], [`mod@lower`], …) | a program | what one rank runs, and its schedule |
+//! | `ithaca-plan` ([`simulate`](mod@simulate), [`planner`], …) | a cluster and a program | a plan |
+//!
+//! Each knows [`pass`], which says what a pass is, and only the crates above it in the table.
 
-pub mod cluster;
 pub mod codes;
-pub mod compile;
-pub mod cost;
-pub mod differentiate;
-pub mod fuse;
-pub mod import;
-pub mod lower;
-pub mod memory;
-pub mod movement;
-mod parts;
-pub mod pass;
 pub mod pipeline;
-pub mod plan;
-pub mod planner;
-pub mod rebuild;
-pub mod registry;
-pub mod reshard;
-pub mod rules;
-pub mod shard;
-pub mod simulate;
+
+#[cfg(test)]
+mod tests;
+
+pub use ithaca_differentiate as differentiate;
+pub use ithaca_import as import;
+pub use ithaca_layout::{
+    compile, fuse, lower, lower_movements, movement, registry, reshard, rules, shard, strategy,
+};
+pub use ithaca_pass as pass;
+pub use ithaca_pass::{rebuild, roles};
+pub use ithaca_plan::{cluster, cost, memory, plan, planner, simulate};

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use ithaca_ir::schedule::Stream;
+use ithaca_ir::units::{bytes, seconds};
 use ithaca_passes::compile::Compiled;
 use ithaca_passes::plan::{Collective, Plan};
-use ithaca_passes::planner::{gibibytes, seconds, table};
+use ithaca_passes::planner::table;
 use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
@@ -20,7 +21,7 @@ pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<D
     let plan = subject::plan(registry, &args.plan)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
-    Ok(Done::said(text(registry, &plan, &compiled)))
+    Ok(Done::success(text(registry, &plan, &compiled)))
 }
 
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
@@ -72,22 +73,22 @@ fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {
         [("gradients", memory.gradients), ("optimizer", memory.optimizer), ("other states", memory.states)];
     let lasting: String = lasting
         .iter()
-        .filter(|(_, bytes)| *bytes > 0)
-        .map(|(what, bytes)| format!("{what} {}, ", gibibytes(*bytes)))
+        .filter(|(_, size)| *size > 0)
+        .map(|(what, size)| format!("{what} {}, ", bytes(*size)))
         .collect();
     let _ = writeln!(
         out,
         "memory of a rank: {} of {} usable: parameters {}, {lasting}activations {}, communication {}, inputs {}",
-        gibibytes(memory.total),
-        gibibytes(memory.usable),
-        gibibytes(memory.parameters),
-        gibibytes(memory.arena.saturating_sub(memory.communication)),
-        gibibytes(memory.communication),
-        gibibytes(memory.inputs)
+        bytes(memory.total),
+        bytes(memory.usable),
+        bytes(memory.parameters),
+        bytes(memory.arena.saturating_sub(memory.communication)),
+        bytes(memory.communication),
+        bytes(memory.inputs)
     );
     for held in &memory.largest {
         let times = if held.count > 1 { format!(" in {} layers", held.count) } else { String::new() };
-        let _ = writeln!(out, "  {} {}{times}", gibibytes(held.bytes), held.name);
+        let _ = writeln!(out, "  {} {}{times}", bytes(held.bytes), held.name);
     }
     out.push_str("\nwhat was tried when the plan was made:\n");
     out.push_str(&table(&plan.alternatives));

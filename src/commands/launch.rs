@@ -59,7 +59,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
 
 /// What processes must agree on beside the schedule.
 pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 5] {
-    let storage = match args.kept() {
+    let storage = match args.storage() {
         StorageArg::Wide => "wide",
         StorageArg::Typed => "typed",
     };

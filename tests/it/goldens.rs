@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use ithaca_ir::Module;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::oracle;
-use ithaca_kernels::real::Real;
 use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
 use ithaca_passes::import::{Workload, import};
 use serde_json::{Value, json};
@@ -44,7 +43,7 @@ pub(crate) fn workload(io: &dyn TensorSource) -> Workload {
 }
 
 /// The largest absolute error of the outputs of `config`, computed in `T`.
-fn error<T: Real>(dir: &Path, config: &Value) -> f64 {
+fn error<T: oracle::Interpreted>(dir: &Path, config: &Value) -> f64 {
     let io = SafeTensorsFile::open(dir.join("io.safetensors")).unwrap();
     let weights = SafeTensorsFile::open(dir.join("model.safetensors")).unwrap();
     let module = import_golden(dir, config, &io);

@@ -14,6 +14,7 @@ use ithaca_passes::compile::compile;
 use ithaca_passes::import::{Workload, import};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::planner::{self, Program, Ranked, Refusal, Request};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::{Value, json};
 
@@ -172,15 +173,13 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
     };
     let cluster = Cluster::named(args.layout.cluster.as_deref().unwrap_or("dgx-h100")).unwrap();
     let (mesh, gpus) = ithaca::subject::mesh(&args.layout).unwrap();
-    let mut flags = ShardOptions::default();
-    ithaca::subject::set_flags(&mut flags, &args.layout).unwrap();
+    let options = ithaca::subject::layout_options(&Registry::default(), &args.layout, mesh.as_ref()).unwrap();
     let request = Request {
         gpus: gpus.unwrap(),
         batch: 1,
         strategy: args.layout.strategy,
         mesh,
-        heads: flags.heads,
-        sequence: flags.sequence,
+        options,
         ..Request::default()
     };
     let module = module(args.workload.seq.unwrap());

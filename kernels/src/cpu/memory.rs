@@ -99,7 +99,7 @@ enum File {
 
 /// One stored tensor and the parts of it that ranks hold.
 #[derive(Debug)]
-pub(crate) struct Planned<'a> {
+pub(crate) struct SourceTensor<'a> {
     file: File,
     pub(crate) binding: &'a Binding,
     /// On the ranks that have it.
@@ -116,7 +116,7 @@ pub(crate) struct Planned<'a> {
 /// What is to be loaded.
 #[derive(Debug)]
 pub(crate) struct SourcePlan<'a> {
-    tensors: Vec<Planned<'a>>,
+    tensors: Vec<SourceTensor<'a>>,
     /// The tensor of a buffer.
     of: BTreeMap<Loaded, usize>,
 }
@@ -132,24 +132,24 @@ pub(super) struct Sources {
     part_of: Vec<Vec<Option<usize>>>,
     of: BTreeMap<Loaded, usize>,
     /// For each tensor that is written, its number among those.
-    lasting: BTreeMap<usize, usize>,
+    written: BTreeMap<usize, usize>,
 }
 
 /// Where a rank finds what is loaded for a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// A part that ranks share and nobody writes.
-    Part(usize),
-    /// Something of the rank's own, by its number.
-    Lasting(usize),
+    Shared(usize),
+    /// The rank's own copy of a written tensor, by its number.
+    Written(usize),
 }
 
 /// What a rank has of each weight and state that is written, in order of numbers.
-pub(super) type Own = Vec<Vec<f32>>;
+pub(super) type WrittenData = Vec<Vec<f32>>;
 
 /// A weight or a state that ranks write.
 #[derive(Debug)]
-pub(super) struct Written<'a> {
+pub(super) struct WrittenTensor<'a> {
     pub(super) binding: &'a Binding,
     pub(super) ty: TensorType,
     pub(super) layer: u64,
@@ -178,7 +178,7 @@ impl<'a> SourcePlan<'a> {
                     let ty = ty.located(at.or(ty.layout.at));
                     let same = known.entry(binding.stored_name(layer)).or_default();
                     let found = same.iter().copied().find(|&i| {
-                        let t: &Planned<'_> = &plan.tensors[i];
+                        let t: &SourceTensor<'_> = &plan.tensors[i];
                         t.file == file
                             && t.binding.window == binding.window
                             && t.binding.stored == binding.stored
@@ -186,7 +186,7 @@ impl<'a> SourcePlan<'a> {
                             && t.ty == ty
                     });
                     let i = found.unwrap_or_else(|| {
-                        plan.tensors.push(Planned::new(space, file, binding, ty.clone(), layer));
+                        plan.tensors.push(SourceTensor::new(space, file, binding, ty.clone(), layer));
                         same.push(plan.tensors.len() - 1);
                         plan.tensors.len() - 1
                     });
@@ -201,7 +201,7 @@ impl<'a> SourcePlan<'a> {
     /// Bytes that these ranks will take.
     pub(super) fn check(&self, ranks: &[Rank], arena: &ArenaShape, limit: u64) -> Result<u64, RunError> {
         let bytes = |elements: u64| u128::from(elements) * u128::from(STORED_BYTES);
-        let elements = |t: &Planned<'_>| -> u64 {
+        let elements = |t: &SourceTensor<'_>| -> u64 {
             let of = |part: usize| boxes::elements(&t.regions[part]);
             match t.is_written {
                 true => t.parts_of(ranks).into_iter().flatten().map(of).sum(),
@@ -249,7 +249,7 @@ impl<'a> SourcePlan<'a> {
     }
 
     /// Every stored tensor.
-    pub(crate) fn tensors(&self) -> &[Planned<'a>] {
+    pub(crate) fn tensors(&self) -> &[SourceTensor<'a>] {
         &self.tensors
     }
 
@@ -259,9 +259,9 @@ impl<'a> SourcePlan<'a> {
     }
 
     /// What ranks write, in order of its numbers.
-    pub(super) fn written(&self) -> Vec<Written<'a>> {
+    pub(super) fn written(&self) -> Vec<WrittenTensor<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);
-        written.map(|t| Written { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
+        written.map(|t| WrittenTensor { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
     }
 
     /// Reads every stored tensor of which one of `ranks` has a part once and cuts it for them; gives beside what is
@@ -273,10 +273,10 @@ impl<'a> SourcePlan<'a> {
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
         storage: Storage,
-    ) -> Result<(Sources, Vec<Own>), RunError> {
+    ) -> Result<(Sources, Vec<WrittenData>), RunError> {
         let of = self.of.clone();
-        let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of, lasting: BTreeMap::new() };
-        let mut own: Vec<Own> = vec![Vec::new(); ranks.len()];
+        let mut sources = Sources { parts: Vec::new(), part_of: Vec::new(), of, written: BTreeMap::new() };
+        let mut own: Vec<WrittenData> = vec![Vec::new(); ranks.len()];
         for (i, tensor) in self.tensors.iter().enumerate() {
             let held = tensor.parts_of(ranks);
             let cut = match held.iter().any(Option::is_some) {
@@ -284,7 +284,7 @@ impl<'a> SourcePlan<'a> {
                 false => BTreeMap::new(),
             };
             if tensor.is_written {
-                sources.lasting.insert(i, sources.lasting.len());
+                sources.written.insert(i, sources.written.len());
                 for (own, part) in own.iter_mut().zip(&held) {
                     own.push(part.map_or_else(Vec::new, |part| cut[&part].clone()));
                 }
@@ -303,7 +303,7 @@ impl<'a> SourcePlan<'a> {
     }
 }
 
-impl<'a> Planned<'a> {
+impl<'a> SourceTensor<'a> {
     fn new(space: &Space, file: File, binding: &'a Binding, ty: TensorType, layer: u64) -> Self {
         let mut regions: Vec<Region> = Vec::new();
         let mut numbers: BTreeMap<Vec<(u64, u64)>, usize> = BTreeMap::new();
@@ -338,7 +338,7 @@ impl<'a> Planned<'a> {
         inputs: &dyn TensorSource,
         storage: Storage,
     ) -> Result<BTreeMap<usize, Vec<f32>>, RunError> {
-        let Planned { binding, ty, regions, .. } = self;
+        let SourceTensor { binding, ty, regions, .. } = self;
         let stored = self.load(space, weights, inputs)?;
         let is_float = ty.dtype.is_float();
         let convert = |x: f64| match is_float {
@@ -361,7 +361,7 @@ impl<'a> Planned<'a> {
         weights: &dyn TensorSource,
         inputs: &dyn TensorSource,
     ) -> Result<Tensor<f64>, RunError> {
-        let Planned { binding, ty, layer, .. } = self;
+        let SourceTensor { binding, ty, layer, .. } = self;
         match self.file {
             File::Weights => source::load(space, binding, ty, *layer, weights),
             File::Inputs => source::load(space, binding, ty, *layer, inputs),
@@ -374,9 +374,9 @@ impl Sources {
     /// What `rank` holds of what is loaded for a buffer.
     pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Found> {
         let &tensor = self.of.get(&loaded)?;
-        match self.lasting.get(&tensor) {
-            Some(&number) => Some(Found::Lasting(number)),
-            None => self.part_of[tensor].get(index(rank.0)).copied().flatten().map(Found::Part),
+        match self.written.get(&tensor) {
+            Some(&number) => Some(Found::Written(number)),
+            None => self.part_of[tensor].get(index(rank.0)).copied().flatten().map(Found::Shared),
         }
     }
 

@@ -6,20 +6,21 @@ use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
 use ithaca_ir::{Op, TensorType, traffic};
 
-use super::locate::{Area, Buffers, Rows, Scope};
+use super::buffers::{Area, Buffers, Rows, Scope};
+use super::claims::{ARENA, Claim, Extent, Memory, TaskRun};
+use super::coalesced::CoalescedTransfer;
+use super::describe;
 use super::memory::{from_int, to_int};
-use super::message::Message;
-use super::rank;
-use super::shared::{ARENA, Claim, Extent, Memory, TaskRun};
+use super::options::LookForNan;
 use super::threads::Threads;
-use super::{LookForNan, attention, elementwise, gemm, transfer};
+use super::{attention, elementwise, gemm, transfer};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
 use crate::tensor::place_in;
 
-/// A stream's turn to run a task.
+/// A stream's position to run a task.
 #[derive(Clone, Copy)]
-pub(super) struct Turn<'a> {
+pub(super) struct StreamPosition<'a> {
     /// What the streams share.
     pub(super) memory: &'a Memory,
     /// The stream.
@@ -36,7 +37,7 @@ pub(super) struct Running<'a> {
     number: usize,
     claim: Claim<'a>,
     /// The end of the arena as far as the task wrote it, bytes of the schedule.
-    reached: u64,
+    arena_used: u64,
 }
 
 impl<'a> Running<'a> {
@@ -48,42 +49,46 @@ impl<'a> Running<'a> {
         buffers: Buffers<'a>,
         scope: &'a Scope<'a>,
         number: usize,
-        turn: Turn<'a>,
+        position: StreamPosition<'a>,
     ) -> Result<Self, RunError> {
-        let schedule = buffers.world.schedule;
+        let schedule = buffers.context.schedule;
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
         let mut reads = Vec::with_capacity(task.reads.len());
         for &id in &task.reads {
-            if let Some(Area::Own(extent)) = held(buffers, scope, id)? {
-                reads.push(within(buffers, scope, id, (turn.memory, extent))?);
+            if let Some(Area::Private(extent)) = held(buffers, scope, id)? {
+                reads.push(within(buffers, scope, id, (position.memory, extent))?);
             }
         }
         let mut writes = Vec::with_capacity(task.writes.len());
         for &id in &task.writes {
             match held(buffers, scope, id)? {
-                Some(Area::Own(extent)) => writes.push(within(buffers, scope, id, (turn.memory, extent))?),
-                Some(Area::Loaded(_)) => {
+                Some(Area::Private(extent)) => {
+                    writes.push(within(buffers, scope, id, (position.memory, extent))?)
+                }
+                Some(Area::Shared(_)) => {
                     return Err(RunError::invalid("it writes an input, or what other ranks share"));
                 }
                 None => {}
             }
         }
         let run = TaskRun { frame: scope.frame, layer: scope.layer, task: number };
-        let claim = turn.memory.claim((turn.stream, run), turn.seen, reads, writes).map_err(|conflict| {
-            let is_it = |id: &&BufferId| match buffers.area(scope, **id) {
-                Ok(Area::Own(extent)) => {
-                    buffers.footprint(&extent, frame.buffers[**id].dtype()) == conflict.extent
+        let claim = position.memory.claim((position.stream, run), position.seen, reads, writes).map_err(
+            |conflict| {
+                let is_it = |id: &&BufferId| match buffers.area(scope, **id) {
+                    Ok(Area::Private(extent)) => {
+                        buffers.footprint(&extent, frame.buffers[**id].dtype()) == conflict.extent
+                    }
+                    Ok(Area::Shared(_)) | Err(_) => false,
+                };
+                let buffer = task.writes.iter().chain(&task.reads).find(is_it);
+                RunError::Unordered {
+                    buffer: buffer.map_or("?", |&id| frame.buffers[id].name.as_str()).to_owned(),
+                    other: describe::task_run(schedule, conflict.other),
                 }
-                Ok(Area::Loaded(_)) | Err(_) => false,
-            };
-            let buffer = task.writes.iter().chain(&task.reads).find(is_it);
-            RunError::Unordered {
-                buffer: buffer.map_or("?", |&id| frame.buffers[id].name.as_str()).to_owned(),
-                other: rank::name(schedule, conflict.other),
-            }
-        })?;
-        Ok(Self { buffers, scope, frame, number, claim, reached: 0 })
+            },
+        )?;
+        Ok(Self { buffers, scope, frame, number, claim, arena_used: 0 })
     }
 
     /// The number of the task along its stream.
@@ -107,7 +112,7 @@ impl<'a> Running<'a> {
             },
             Work::Call { .. } => return Err(RunError::invalid("a call is no task by itself")),
         }
-        Ok(self.reached)
+        Ok(self.arena_used)
     }
 
     fn task(&self) -> &'a Task {
@@ -116,11 +121,11 @@ impl<'a> Running<'a> {
 
     /// A step of a collective of one tensor.
     fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let (task, Buffers { world, rank }) = (self.task(), self.buffers);
+        let (task, Buffers { context, rank }) = (self.task(), self.buffers);
         let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
-        let space = &world.schedule.space;
+        let space = &context.schedule.space;
         let parcel = transfer.first();
-        let parties = transfer::Parties {
+        let parties = transfer::LocalTransfer {
             space,
             transfer: parcel,
             rank,
@@ -133,7 +138,7 @@ impl<'a> Running<'a> {
             Work::Pack(_) => parties.pack(&data)?,
             Work::Unpack(_) => parties.unpack(&data)?,
             Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => {
-                let (written, sent) = parties.exchange(&data, world.communicator)?;
+                let (written, sent) = parties.exchange(&data, context.communicator)?;
                 self.count(transfer, sent * parcel.from.dtype.bytes());
                 written
             }
@@ -143,9 +148,9 @@ impl<'a> Running<'a> {
 
     /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
     fn message(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let (task, Buffers { world, rank }) = (self.task(), self.buffers);
-        let space = &world.schedule.space;
-        let message = Message { space, parcels: transfer.parcels(), rank };
+        let (task, Buffers { context, rank }) = (self.task(), self.buffers);
+        let space = &context.schedule.space;
+        let message = CoalescedTransfer { space, parcels: transfer.parcels(), rank };
         let holds = |ty: &TensorType| space.holds(ty, rank);
         let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
         match &task.work {
@@ -166,7 +171,7 @@ impl<'a> Running<'a> {
             }
             Work::Exchange(_) => {
                 let data = if from { self.read(only(&task.reads, "reads")?)? } else { Cow::default() };
-                let (wire, sent) = message.exchange(&data, world.communicator)?;
+                let (wire, sent) = message.exchange(&data, context.communicator)?;
                 self.count(transfer, sent * transfer.first().from.dtype.bytes());
                 if to { self.write(only(&task.writes, "writes")?, &wire) } else { Ok(()) }
             }
@@ -177,8 +182,8 @@ impl<'a> Running<'a> {
 
     /// Runs a kernel: its results are made beside the arena and then put there, so operands may lie where they go.
     fn compute(&mut self, op: &Op) -> Result<(), RunError> {
-        let (task, scope, Buffers { world, rank }) = (self.task(), self.scope, self.buffers);
-        let space = &world.schedule.space;
+        let (task, scope, Buffers { context, rank }) = (self.task(), self.scope, self.buffers);
+        let space = &context.schedule.space;
         let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(task.writes.len());
         for &b in &task.writes {
             let ty = self.buffers.tensor_type(scope, b)?;
@@ -245,10 +250,10 @@ impl<'a> Running<'a> {
 
     /// Counts what was sent.
     fn count(&self, transfer: &Transfer, bytes: u64) {
-        let Buffers { world, rank } = self.buffers;
-        let phase = traffic::phase_of_task(world.schedule, self.frame, self.number);
-        if let Some(key) = traffic::key(&world.schedule.space, phase, transfer.parcels()) {
-            world
+        let Buffers { context, rank } = self.buffers;
+        let phase = traffic::phase_of_task(context.schedule, self.frame, self.number);
+        if let Some(key) = traffic::key(&context.schedule.space, phase, transfer.parcels()) {
+            context
                 .ledger
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -260,8 +265,8 @@ impl<'a> Running<'a> {
     fn read(&self, id: BufferId) -> Result<Cow<'_, [f32]>, RunError> {
         let outside = || self.buffers.outside(self.scope, id);
         let data = match self.buffers.area(self.scope, id)? {
-            Area::Loaded(data) => data,
-            Area::Own(extent) => self.claim.read(&extent).ok_or_else(outside)?,
+            Area::Shared(data) => data,
+            Area::Private(extent) => self.claim.read(&extent).ok_or_else(outside)?,
         };
         match self.buffers.rows(self.scope, id)?.as_deref() {
             None => Ok(Cow::Borrowed(data)),
@@ -279,25 +284,25 @@ impl<'a> Running<'a> {
             return self.write_rows(id, data, &rows);
         }
         let buffer = self.buffers.buffer(self.scope, id)?;
-        let Area::Own(Extent { part, range }) = self.buffers.area(self.scope, id)? else {
+        let Area::Private(Extent { part, range }) = self.buffers.area(self.scope, id)? else {
             return Err(RunError::invalid("it writes an input, or what other ranks share"));
         };
         let fits = match buffer.content {
             Content::Tensor(_) => data.len() == range.len(),
             Content::Wire { .. } => data.len() <= range.len(),
         };
-        let world = self.buffers.world;
+        let context = self.buffers.context;
         let extent = Extent { part, range: range.start..range.start + data.len() };
         if part == ARENA {
-            let end = world.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
-            self.reached = self.reached.max(aligned(end));
+            let end = context.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
+            self.arena_used = self.arena_used.max(aligned(end));
         }
         let Some(place) = self.claim.write(&extent).filter(|_| fits) else {
             return Err(self.buffers.outside(self.scope, id));
         };
         place.copy_from_slice(data);
-        world.options.storage.keep(buffer.dtype(), place);
-        match world.options.look_for_nan {
+        context.options.storage.keep(buffer.dtype(), place);
+        match context.options.look_for_nan {
             LookForNan::InWhatIsWritten if buffer.dtype().is_float() => {
                 match place.iter().position(|x| x.is_nan()) {
                     Some(i) => Err(self.not_a_number(id, i)),
@@ -311,21 +316,21 @@ impl<'a> Running<'a> {
     /// Writes a tensor where it lies in a wire.
     fn write_rows(&mut self, id: BufferId, data: &[f32], rows: &Rows) -> Result<(), RunError> {
         let buffer = self.buffers.buffer(self.scope, id)?;
-        let Area::Own(wire) = self.buffers.area(self.scope, id)? else {
+        let Area::Private(wire) = self.buffers.area(self.scope, id)? else {
             return Err(RunError::invalid("it writes to a wire that is no rank's own"));
         };
-        let world = self.buffers.world;
+        let context = self.buffers.context;
         for (dense, on_wire) in rows {
             let range = wire.range.start + on_wire.start..wire.range.start + on_wire.end;
-            let end = world.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
-            self.reached = self.reached.max(aligned(end));
+            let end = context.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
+            self.arena_used = self.arena_used.max(aligned(end));
             let extent = Extent { part: wire.part, range };
             let (Some(from), Some(to)) = (data.get(dense.clone()), self.claim.write(&extent)) else {
                 return Err(self.buffers.outside(self.scope, id));
             };
             to.copy_from_slice(from);
-            world.options.storage.keep(buffer.dtype(), to);
-            if world.options.look_for_nan == LookForNan::InWhatIsWritten
+            context.options.storage.keep(buffer.dtype(), to);
+            if context.options.look_for_nan == LookForNan::InWhatIsWritten
                 && buffer.dtype().is_float()
                 && let Some(i) = from.iter().position(|x| x.is_nan())
             {
@@ -337,11 +342,11 @@ impl<'a> Running<'a> {
 
     /// The error of element `i` of what the rank has of a buffer.
     fn not_a_number(&self, id: BufferId, i: usize) -> RunError {
-        let Buffers { world, rank } = self.buffers;
+        let Buffers { context, rank } = self.buffers;
         let buffer = &self.frame.buffers[id];
         let at = match &buffer.content {
             Content::Wire { .. } => vec![i as u64],
-            Content::Tensor(ty) => place_in(&world.schedule.space.local_box(ty, rank), i as u64),
+            Content::Tensor(ty) => place_in(&context.schedule.space.local_box(ty, rank), i as u64),
         };
         RunError::NotANumber { buffer: buffer.name.clone(), at }
     }

@@ -11,7 +11,7 @@ use crate::error::RunError;
 use crate::tensor::{extents, index, merge_block, read_block};
 
 /// A transfer of one tensor, seen from one rank, between two buffers.
-pub(super) struct Parties<'a> {
+pub(super) struct LocalTransfer<'a> {
     pub(super) space: &'a Space,
     pub(super) transfer: &'a Parcel,
     pub(super) rank: Rank,
@@ -19,7 +19,7 @@ pub(super) struct Parties<'a> {
     pub(super) writes: &'a Content,
 }
 
-impl Parties<'_> {
+impl LocalTransfer<'_> {
     /// The wire: for each member the block sent to it.
     pub(super) fn pack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
         match (&self.transfer.op, self.reads, self.writes) {

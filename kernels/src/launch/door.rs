@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use super::LaunchError;
 use super::bytes::{Reader, Writer};
+use super::error::LaunchError;
 use super::frame::{self, Kind, Limits};
 
 /// What both sides of a connection say first, with the number of the job.

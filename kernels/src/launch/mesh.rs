@@ -1,6 +1,6 @@
 //! The connections of a process, and how its rank exchanges blocks over them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufReader, BufWriter, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use ithaca_ir::Rank;
 
-use super::LaunchError;
 use super::bytes::{self, Reader, Writer};
+use super::error::LaunchError;
 use super::frame::{self, FrameError, Kind, Limits};
-use super::rendezvous::Peers;
 use crate::cpu::Communicator;
 use crate::error::RunError;
 use crate::tensor::index;
+
+/// Connections to other ranks, each with the address of the other side.
+pub(super) type Peers = BTreeMap<u64, (TcpStream, SocketAddr)>;
 
 /// How much is read or written at a time, bytes.
 const BUFFER: usize = 1 << 17;

@@ -8,16 +8,16 @@ use ithaca_ir::schedule::{FrameId, Stream};
 use ithaca_ir::traffic::{Phase, Traffic};
 
 use super::bytes::{Reader, Writer, malformed};
-use crate::cpu::{RanTask, RankPart, Timing, Timings};
+use crate::cpu::{RankResult, TaskSpan, Timing, Timings};
 use crate::error::RunError;
 use crate::tensor::Tensor;
 
 /// A part, and how much memory its process took.
-pub(super) fn encode(part: &RankPart, memory_bytes: u64) -> Vec<u8> {
-    let RankPart { rank, outputs, lasting, reached, timings, traffic, spans } = part;
+pub(super) fn encode(part: &RankResult, memory_bytes: u64) -> Vec<u8> {
+    let RankResult { rank, outputs, written, arena_used, timings, traffic, spans } = part;
     let mut out = Writer::new();
-    out.number(rank.0).number(memory_bytes).number(*reached);
-    for tensors in [outputs, lasting] {
+    out.number(rank.0).number(memory_bytes).number(*arena_used);
+    for tensors in [outputs, written] {
         out.number(tensors.len() as u64);
         for data in tensors {
             out.floats(data);
@@ -35,7 +35,7 @@ pub(super) fn encode(part: &RankPart, memory_bytes: u64) -> Vec<u8> {
         out.text(kind).text(axis).text(phase.name()).number(*count).number(*bytes_sent_per_rank);
     }
     out.number(spans.len() as u64);
-    for RanTask { stream, frame, layer, task, start, end } in spans {
+    for TaskSpan { stream, frame, layer, task, start, end } in spans {
         out.number(*stream as u64).number(frame.index() as u64).number(*layer).number(*task as u64);
         for time in [start, end] {
             out.number(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
@@ -45,11 +45,11 @@ pub(super) fn encode(part: &RankPart, memory_bytes: u64) -> Vec<u8> {
 }
 
 /// What [`encode`] made.
-pub(super) fn decode(bytes: &[u8]) -> Result<(RankPart, u64), RunError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<(RankResult, u64), RunError> {
     let mut input = Reader::new(bytes);
-    let (rank, memory_bytes, reached) = (Rank(input.number()?), input.number()?, input.number()?);
+    let (rank, memory_bytes, arena_used) = (Rank(input.number()?), input.number()?, input.number()?);
     let outputs = input.list(Reader::floats)?;
-    let lasting = input.list(Reader::floats)?;
+    let written = input.list(Reader::floats)?;
     let timing = |input: &mut Reader<'_>| {
         let (work, count) = (input.text()?, input.number()?);
         Ok((work, Timing { count, total: Duration::from_nanos(input.number()?) }))
@@ -70,10 +70,10 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(RankPart, u64), RunError> {
         let frame = u32::try_from(input.number()?).map_err(|_| malformed())?;
         let (frame, layer, task) = (FrameId::new(frame as usize), input.number()?, count(input)?);
         let (start, end) = (Duration::from_nanos(input.number()?), Duration::from_nanos(input.number()?));
-        Ok(RanTask { stream, frame, layer, task, start, end })
+        Ok(TaskSpan { stream, frame, layer, task, start, end })
     })?;
     input.end()?;
-    Ok((RankPart { rank, outputs, lasting, reached, timings, traffic, spans }, memory_bytes))
+    Ok((RankResult { rank, outputs, written, arena_used, timings, traffic, spans }, memory_bytes))
 }
 
 /// A tensor under its name.
@@ -115,14 +115,14 @@ mod tests {
             count: 4,
             bytes_sent_per_rank: 640,
         };
-        let part = RankPart {
+        let part = RankResult {
             rank: Rank(3),
             outputs: vec![vec![1.0, -0.0], vec![]],
-            lasting: vec![vec![2.5]],
-            reached: 4096,
+            written: vec![vec![2.5]],
+            arena_used: 4096,
             timings: [("einsum".to_owned(), timing)].into_iter().collect(),
             traffic: vec![row],
-            spans: vec![RanTask {
+            spans: vec![TaskSpan {
                 stream: Stream::Comm,
                 frame: FrameId::new(1),
                 layer: 7,

@@ -6,13 +6,15 @@ use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Content, Schedule};
 
 use super::bytes::{Reader, Writer, malformed};
+use super::digest::digest;
+use super::error::LaunchError;
 use super::frame::{Kind, Limits, SMALL};
 use super::mesh::{Mesh, Patience};
-use super::{LaunchError, digest, part};
-use crate::Outputs;
+use super::part;
 use crate::cpu::{Execution, Job, Options};
 use crate::error::RunError;
 use crate::store::TensorSource;
+use crate::tensor::Outputs;
 
 /// How long others may take to hear the last word.
 const FAREWELL: Duration = Duration::from_secs(2);

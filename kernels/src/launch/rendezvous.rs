@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use super::bytes::{Reader, Writer};
 use super::door::{Attempt, Came, Door, GLANCE, Hello, INTRODUCTION, attempt, canonical};
+use super::error::LaunchError;
 use super::frame::{self, FrameError, Kind, Limits};
-use super::mesh::Mesh;
+use super::mesh::{Mesh, Peers};
 use super::process::Process;
-use super::{LaunchError, Seat};
+use super::seat::Seat;
 
 /// How long processes that have met rank 0 may take to meet each other: all listen by then.
 const AMONG_EACH_OTHER: Duration = Duration::from_secs(30);
@@ -48,9 +49,6 @@ pub fn join(seat: &Seat, timeout: Duration) -> Result<Process, LaunchError> {
     let mesh = Mesh::new(seat.rank, seat.world, timeout, peers)?;
     Ok(Process::new(mesh))
 }
-
-/// Connections to other ranks.
-pub(super) type Peers = BTreeMap<u64, (TcpStream, SocketAddr)>;
 
 /// The meeting, as one process takes part in it.
 struct Meeting<'a> {
@@ -251,7 +249,7 @@ impl Meeting<'_> {
         Err(last)
     }
 
-    /// Where a rank that reached rank 0 at `root` listens itself.
+    /// Where a rank that arena_used rank 0 at `root` listens itself.
     fn own_address(&self, root: IpAddr) -> IpAddr {
         match root {
             root if is_local(&self.seat.host) && root.is_loopback() => root,

@@ -1,6 +1,7 @@
 //! Which rank a process is and where rank 0 listens, by the environment that launchers set.
 
-use super::LaunchError;
+use super::digest::digest;
+use super::error::LaunchError;
 
 /// How many ports after `MASTER_PORT` rank 0 tries where none is named.
 const PORTS: u16 = 8;
@@ -87,7 +88,7 @@ impl Seat {
         let host = host.trim().to_owned();
         let mut names: Vec<String> = job_names.iter().filter_map(|name| variable(name)).collect();
         names.extend([env!("CARGO_PKG_VERSION").to_owned(), port.to_string()]);
-        let job = super::digest(names.iter().map(String::as_str));
+        let job = digest(names.iter().map(String::as_str));
         Ok(Seat { rank, world, host, ports, job })
     }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use ithaca_ir::boxes::{self, Exchange, intersect};
 use ithaca_ir::{Op, Rank, Space, TensorType};
 
-use super::Value;
+use super::value::Value;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents, index, merge_block, read_block, read_part, write_part};

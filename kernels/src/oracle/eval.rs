@@ -1,58 +1,17 @@
 //! One operation on local tensors: which loops compute it.
 
 use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer};
-use ithaca_ir::{DType, Op, Space, TensorType};
+use ithaca_ir::{DType, Op, Space};
 
+use super::value::{Elements, Operand, Value, Wanted};
 use super::{
-    Elements, Operand, Value, Wanted, attention, experts, gradients, loss, norms, optimizer, partial, parts,
-    products, random, rows, unary, window,
+    attention, experts, gradients, loss, norms, optimizer, partial, parts, products, random, rows, unary,
+    window,
 };
 use crate::error::RunError;
 use crate::place;
 use crate::real::Real;
-use crate::tensor::{Offsets, Tensor, extents, length, strides};
-
-impl<'a, T: Real> Operand<'a, T> {
-    /// The local shape.
-    pub fn shape(&self) -> Vec<usize> {
-        extents(&self.region)
-    }
-
-    /// The elements, of a float type.
-    ///
-    /// # Errors
-    /// [`RunError::Invalid`] when they are integers.
-    pub fn real(&self) -> Result<&'a [T], RunError> {
-        match self.elements {
-            Elements::Real(data) => Ok(data),
-            Elements::Int(_) => Err(RunError::invalid("an operand is of integers where real numbers belong")),
-        }
-    }
-
-    /// The elements, integers.
-    ///
-    /// # Errors
-    /// [`RunError::Invalid`] when they are real numbers.
-    pub fn int(&self) -> Result<&'a [i32], RunError> {
-        match self.elements {
-            Elements::Int(data) => Ok(data),
-            Elements::Real(_) => {
-                Err(RunError::invalid("an operand is of real numbers where integers belong"))
-            }
-        }
-    }
-
-    /// The type, and the indices held.
-    pub fn held(&self) -> attention::Held<'_> {
-        (self.ty, &self.region)
-    }
-
-    /// The stride of each dimension of `ty`; zero for those that the operand lacks.
-    pub fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
-        let own = strides(&self.shape());
-        ty.dims.iter().map(|&d| self.ty.position(d).map_or(0, |i| own[i])).collect()
-    }
-}
+use crate::tensor::{Offsets, Tensor, extents, length};
 
 /// Computes `op`, anything but calls, parameters, inputs and communication, on what one rank holds.
 ///
@@ -305,16 +264,7 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
         Binary::Sub => x - y,
         Binary::Mul => x * y,
         Binary::Div => x / y,
-        Binary::LogAddExp => log_add_exp(x, y),
-    }
-}
-
-/// `log(exp(x) + exp(y))`; −∞ of two that are.
-pub(crate) fn log_add_exp<T: Real>(x: T, y: T) -> T {
-    let (less, more) = if x < y { (x, y) } else { (y, x) };
-    match less == T::NEG_INFINITY {
-        true => more,
-        false => more + (less - more).through(|d| d.exp().ln_1p()),
+        Binary::LogAddExp => partial::log_add_exp(x, y),
     }
 }
 

@@ -6,7 +6,7 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::experts::{Experts, Gates, Route, SHARE_EPS, Scoring, Slots};
 
-use super::{Elements, Operand, Value, Wanted};
+use super::value::{Elements, Operand, Value, Wanted};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents, index};

@@ -3,8 +3,8 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
 
-use super::Operand;
 use super::products::known_row;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, strides};

@@ -8,23 +8,23 @@ use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
-use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
+use ithaca_ir::{Module, Op, Rank, TensorType, ValueId};
 
 use super::lasting::Assigned;
-use super::{Operand, Results, Value, Wanted, collective, eval, movement, random};
-use crate::Outputs;
+use super::ranks::{Held, absent, compute_all};
+use super::results::Results;
+use super::value::Value;
+use super::{collective, movement, random};
+use crate::assemble::assemble;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::source;
 use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::{Tensor, index};
+use crate::tensor::{Outputs, Tensor, index};
 
 /// How deep calls may nest.
 const MAX_DEPTH: usize = 64;
-
-/// What all ranks hold of a value, in order of ranks.
-pub(super) type Held<T> = Vec<Rc<Value<T>>>;
 
 struct Interpreter<'a, T: Real> {
     module: &'a Module,
@@ -57,7 +57,7 @@ pub(super) fn run<T: Real>(
                 Value::Int(t) => t.data.iter().map(|&x| T::from_f64(f64::from(x))).collect(),
             }))
         };
-        let tensor = super::assemble(&module.space, &name, function.ty(output.value), numbers)?;
+        let tensor = assemble(&module.space, &name, function.ty(output.value), numbers)?;
         outputs.insert(name, tensor);
     }
     let kept = interpreter.assigned.kept(&module.space, weights)?;
@@ -259,15 +259,6 @@ impl<'a, T: Real> Interpreter<'a, T> {
     }
 }
 
-/// What a rank has of a value that other ranks hold.
-pub(super) fn absent<T: Real>(ty: &TensorType) -> Value<T> {
-    let shape = vec![0; ty.dims.len().max(1)];
-    match ty.dtype.is_float() {
-        true => Value::Real(Tensor::new(shape, Vec::new())),
-        false => Value::Int(Tensor::new(shape, Vec::new())),
-    }
-}
-
 /// A call, and how deep it stands.
 struct Loop<'a> {
     callee: FuncId,
@@ -327,40 +318,6 @@ fn stack<T: Real>(elements: &Stack<T>) -> Held<T> {
             })
         })
         .collect()
-}
-
-/// Every rank's part of every result of an operation on local tensors.
-pub(super) fn compute_all<T: Real>(
-    space: &Space,
-    op: &Op,
-    types: &[&TensorType],
-    results: &[&TensorType],
-    operands: &[&Held<T>],
-) -> Result<Vec<Held<T>>, RunError> {
-    let mut out: Vec<Held<T>> = vec![Vec::new(); results.len()];
-    for rank in space.mesh.iter_ranks() {
-        if types.iter().chain(results).any(|ty| !space.holds(ty, rank)) {
-            for (held, ty) in out.iter_mut().zip(results) {
-                held.push(Rc::new(absent(ty)));
-            }
-            continue;
-        }
-        let mut parts: Vec<Operand<'_, T>> = Vec::with_capacity(types.len());
-        for (&ty, held) in types.iter().zip(operands) {
-            let elements = held[index(rank.0)].elements();
-            parts.push(Operand { ty, region: space.local_box(ty, rank), elements });
-        }
-        let wanted: Vec<Wanted<'_>> =
-            results.iter().map(|&ty| Wanted { ty, region: space.local_box(ty, rank) }).collect();
-        let values = eval::eval(space, op, &parts, &wanted)?;
-        if values.len() < results.len() {
-            return Err(RunError::invalid(format!("`{}` gives too few results", op.name())));
-        }
-        for (held, value) in out.iter_mut().zip(values) {
-            held.push(Rc::new(value));
-        }
-    }
-    Ok(out)
 }
 
 /// The node after which each value is needed no more; `None` for outputs and parameters that no node reads.

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::{Space, TensorType};
 
-use super::Value;
-use super::interpret::Held;
-use crate::Outputs;
+use super::ranks::Held;
+use super::value::Value;
 use crate::error::RunError;
 use crate::kept::{self, Part};
 use crate::real::Real;
 use crate::store::TensorSource;
+use crate::tensor::Outputs;
 
 /// One binding, at one layer.
 struct Entry<T: Real> {

@@ -5,9 +5,9 @@
 
 use ithaca_ir::{DimId, Space};
 
-use super::Operand;
 use super::partial::log_sum_exp;
 use super::rows::Lines;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::place;
 use crate::real::Real;

@@ -9,9 +9,9 @@ use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::Attention;
 use ithaca_ir::{DimId, Op, Space, TensorType};
 
-use super::Value;
 use super::collective::communicate;
-use super::interpret::{Held, compute_all};
+use super::ranks::{Held, compute_all};
+use super::value::Value;
 use crate::error::RunError;
 use crate::real::Real;
 

@@ -4,7 +4,7 @@ use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space};
 
 use super::rows::{Weight, lines_of_norm, norm_size};
-use super::{Operand, Wanted};
+use super::value::{Operand, Wanted};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, strides};

@@ -2,7 +2,7 @@
 
 use ithaca_ir::ops::AdamW;
 
-use super::Operand;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 

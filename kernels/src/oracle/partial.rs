@@ -3,9 +3,8 @@
 //! A part is an output and, for each of its rows, the logarithm of its sum of exponentials. A part of no keys is o = 0
 //! and lse = −∞, and what is merged with it stays as it was.
 
-use super::Operand;
 use super::attention::Rows;
-use super::eval::log_add_exp;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::Offsets;
@@ -102,6 +101,15 @@ pub(super) fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> 
         sum += (x - max).through(f64::exp);
     }
     max + sum.through(f64::ln)
+}
+
+/// `log(exp(x) + exp(y))`; −∞ of two that are.
+pub(super) fn log_add_exp<T: Real>(x: T, y: T) -> T {
+    let (less, more) = if x < y { (x, y) } else { (y, x) };
+    match less == T::NEG_INFINITY {
+        true => more,
+        false => more + (less - more).through(|d| d.exp().ln_1p()),
+    }
 }
 
 /// Elements of a row of o.

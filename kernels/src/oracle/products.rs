@@ -3,7 +3,7 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
 
-use super::Operand;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, strides};

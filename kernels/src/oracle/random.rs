@@ -4,7 +4,7 @@ use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::{Attention, Dropout, Random, random};
 use ithaca_ir::{Space, TensorType};
 
-use super::{Elements, Operand, Value};
+use super::value::{Elements, Operand, Value};
 use crate::error::RunError;
 use crate::place;
 use crate::real::Real;

@@ -3,7 +3,7 @@
 use ithaca_ir::ops::Rotary;
 use ithaca_ir::{Dim, DimId, Space, TensorType};
 
-use super::Operand;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, index, strides};

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{About, Entry, Raw, SafeTensorsFile, StoreError, TensorSource};
+use super::error::StoreError;
+use super::file::{Raw, SafeTensorsFile};
+use super::source::TensorSource;
+use super::write::{About, Entry};
 use crate::tensor::Tensor;
 
 /// The file of a checkpoint that is not sharded.
@@ -78,7 +81,7 @@ impl Checkpoint {
     fn shard(&self, name: &str) -> Result<&SafeTensorsFile, StoreError> {
         match self.of.get(name) {
             Some(&i) => Ok(&self.shards[i]),
-            None => Err(StoreError::missing(self, name)),
+            None => Err(self.missing(name)),
         }
     }
 
@@ -118,7 +121,7 @@ impl Checkpoint {
                 }
             };
             if shards[number].shape(name).is_none() {
-                return Err(StoreError::missing(&shards[number], name));
+                return Err(shards[number].missing(name));
             }
             of.insert(name.clone(), number);
         }

@@ -8,7 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{StoreError, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::tensor::{Tensor, index};
 
 /// A source whose experts may be fused.
@@ -141,7 +142,7 @@ impl<S: TensorSource> TensorSource for FusedExperts<S> {
             return self.source.read(&alias);
         }
         let Some((window, shape)) = self.window(name) else {
-            return Err(StoreError::missing(&self.source, name));
+            return Err(self.source.missing(name));
         };
         let fused = self.source.read(&window.name)?;
         let shape: Vec<usize> = shape.into_iter().map(index).collect();

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{About, Entry, StoreError, Stored, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
+use super::stored::Stored;
+use super::write::{About, Entry};
 use crate::tensor::{Tensor, index};
 
 /// The longest header that is read, bytes; the format's own limit.
@@ -119,7 +122,7 @@ impl SafeTensorsFile {
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo, StoreError> {
-        self.metadata.info(name).ok_or_else(|| StoreError::missing(self, name))
+        self.metadata.info(name).ok_or_else(|| self.missing(name))
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{StoreError, TensorSource};
-use crate::Outputs;
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::real::Real;
-use crate::tensor::Tensor;
+use crate::tensor::{Outputs, Tensor};
 
 /// Tensors by name.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +52,6 @@ impl TensorSource for Tensors {
     }
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
-        self.tensors.get(name).cloned().ok_or_else(|| StoreError::missing(self, name))
+        self.tensors.get(name).cloned().ok_or_else(|| self.missing(name))
     }
 }

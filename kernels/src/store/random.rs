@@ -10,7 +10,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
 use ithaca_ir::{DType, Op};
 
-use super::{StoreError, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::tensor::Tensor;
 
 /// The bound of integers that look up no table.
@@ -99,7 +100,7 @@ impl TensorSource for RandomTensors {
     }
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
-        let recipe = self.tensors.get(name).ok_or_else(|| StoreError::missing(self, name))?;
+        let recipe = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         let shape: Vec<usize> = recipe.shape.iter().map(|&n| crate::tensor::index(n)).collect();
         let n: usize = shape.iter().product();
         let key = mix(self.seed ^ fnv1a(name));

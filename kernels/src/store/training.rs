@@ -12,11 +12,15 @@ use ithaca_ir::DType;
 use ithaca_ir::ops::{Target, state};
 use ithaca_ir::schedule::Schedule;
 
-use super::write::write_about;
-use super::{About, Checkpoint, SINGLE, StoreError, Stored, TensorSource};
+use super::checkpoint::{Checkpoint, SINGLE};
+use super::error::StoreError;
+use super::source::TensorSource;
+use super::stored::Stored;
+use super::write::{About, write_about};
 use crate::error::RunError;
-use crate::tensor::Tensor;
-use crate::{Outputs, Storage, lasting};
+use crate::lasting;
+use crate::storage::Storage;
+use crate::tensor::{Outputs, Tensor};
 
 /// Under which key a checkpoint of training says that it is one.
 const KEY: &str = "ithaca.checkpoint";

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::{StoreError, Stored, WholeFile};
+use super::error::StoreError;
+use super::stored::Stored;
+use super::whole::WholeFile;
 use crate::tensor::{Tensor, index};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};

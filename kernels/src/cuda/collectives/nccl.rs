@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ithaca_ir::{DType, Rank, Space};
 use nccl_rs::{
-    Communicator, Config, DataType, DevicePointer, Library, Reduction, Split, State, Status, Stream, Waiting,
+    Collective, Communicator, DataType, DevicePointer, Library, Reduction, Split, State, Status, Stream,
 };
 
 use super::{Broken, Collectives, End, Exchange, Kind};
@@ -29,9 +29,6 @@ const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
 /// How long communicators that are not used any more may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
-
-/// How communicators are made.
-const CONFIG: Config = Config { waiting: Waiting::NonBlocking, blocks: None };
 
 /// The communicators of one rank.
 struct Member {
@@ -92,7 +89,7 @@ impl<'d> Nccl<'d> {
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
             device.enter()?;
-            let world = library.init_rank_config(ranks.len(), &id, index(rank.0), &CONFIG);
+            let world = library.init_rank(ranks.len(), &id, index(rank.0));
             worlds.push(world.map_err(absent(rank, ALL_RANKS))?);
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, longest)?;
@@ -104,7 +101,7 @@ impl<'d> Nccl<'d> {
                 device.enter()?;
                 let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
                 let key = index(space.mesh.coordinate(rank, axis));
-                splits.push(world.begin_split(Some(color), key, &CONFIG).map_err(absent(rank, &what))?);
+                splits.push(world.begin_split(Some(color), key).map_err(absent(rank, &what))?);
             }
             ready(ranks.iter().copied().zip(&worlds), &what, longest)?;
             let mut parts = Vec::with_capacity(ranks.len());
@@ -138,23 +135,38 @@ impl<'d> Nccl<'d> {
         unsafe {
             match exchange.kind {
                 Kind::AllReduce if whole_axis => {
-                    comm.all_reduce(from, to, count(end.mine), dtype, Reduction::Sum, stream)?;
+                    comm.collective(
+                        Collective::AllReduce(Reduction::Sum),
+                        from,
+                        to,
+                        count(end.mine),
+                        dtype,
+                        stream,
+                    )?;
                 }
                 Kind::Gather if whole_axis && even(&end.recv) => {
-                    comm.all_gather(from, to, count(end.mine), dtype, stream)?;
+                    comm.collective(Collective::AllGather, from, to, count(end.mine), dtype, stream)?;
                 }
                 Kind::ReduceScatter if whole_axis && even(&end.send) => {
-                    comm.reduce_scatter(from, to, count(end.wanted), dtype, Reduction::Sum, stream)?;
+                    comm.collective(
+                        Collective::ReduceScatter(Reduction::Sum),
+                        from,
+                        to,
+                        count(end.wanted),
+                        dtype,
+                        stream,
+                    )?;
                 }
                 Kind::Blocks
                     if whole_axis && even(&end.send) && even(&end.recv) && end.send[0] == end.recv[0] =>
                 {
-                    comm.all_to_all(from, to, count(end.send[0]), dtype, stream)?;
+                    comm.collective(Collective::AllToAll, from, to, count(end.send[0]), dtype, stream)?;
                 }
                 Kind::ReduceScatter if whole_axis => {
                     for (i, &n) in end.send.iter().enumerate().filter(|(_, n)| **n > 0) {
                         let block = from.offset(End::start(&end.send, i) * exchange.dtype.bytes());
-                        comm.reduce(block, to, count(n), dtype, Reduction::Sum, i, stream)?;
+                        let reduce = Collective::Reduce { reduction: Reduction::Sum, root: i };
+                        comm.collective(reduce, block, to, count(n), dtype, stream)?;
                     }
                 }
                 Kind::AllReduce | Kind::ReduceScatter => {

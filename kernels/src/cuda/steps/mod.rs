@@ -26,8 +26,8 @@ use ithaca_ir::strided::Strided;
 use ithaca_ir::traffic::{self, Ledger};
 use ithaca_ir::{Rank, Space, TensorType};
 
+use crate::cpu::describe;
 use crate::cpu::memory::SourcePlan;
-use crate::cpu::rank::describe;
 use crate::cpu::{Fault, LookForNan, Timings};
 use crate::cuda::arguments::Address;
 use crate::cuda::collectives::{Broken, Collectives, End, Exchange, Kind};

@@ -4,11 +4,11 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
-use super::score::{Bias, Scorer};
-use super::{Extent, check, dot};
+use super::extent::{Extent, check};
+use super::score::{Bias, Scorer, dot};
 use crate::error::RunError;
-use crate::oracle::Operand;
 use crate::oracle::random::dropout_of;
+use crate::oracle::value::Operand;
 use crate::real::Real;
 
 /// Gradients for q, k and v, and for the bias if there is one.

@@ -8,6 +8,7 @@ use ithaca_ir::order::Run;
 use ithaca_ir::{DimId, Mask, Space, TensorType};
 
 use crate::error::RunError;
+use crate::oracle::value::Held;
 use crate::place;
 use crate::tensor::{Offsets, extents, index, length, strides};
 
@@ -43,9 +44,6 @@ pub struct Extent {
     /// Keys held that are no padding, as runs by position; indices count the keys held.
     runs: Vec<Run>,
 }
-
-/// What a rank holds of a tensor: its type and the global indices.
-pub type Held<'a> = (&'a TensorType, &'a Region);
 
 impl Extent {
     /// The extent of `attention` on operands that hold these parts of q, k and v.

@@ -3,9 +3,9 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::{Attention, RelativeBias};
 
-use super::{Extent, dot};
+use super::extent::Extent;
 use crate::error::RunError;
-use crate::oracle::Operand;
+use crate::oracle::value::Operand;
 use crate::real::Real;
 
 /// A score and how it moves with the scaled product.
@@ -114,4 +114,13 @@ impl<'a, T: Real> Bias<'a, T> {
     pub(crate) fn no_gradient(&self) -> Vec<T> {
         vec![T::ZERO; self.table.len()]
     }
+}
+
+/// The inner product, summed in order.
+pub(super) fn dot<T: Real>(x: &[T], y: &[T]) -> T {
+    let mut sum = T::ZERO;
+    for (&x, &y) in x.iter().zip(y) {
+        sum += x * y;
+    }
+    sum
 }

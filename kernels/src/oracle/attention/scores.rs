@@ -6,11 +6,10 @@ use std::ops::Range;
 use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
-use super::Extent;
-use super::extent::served_by;
+use super::extent::{Extent, served_by};
 use super::score::Scorer;
 use crate::error::RunError;
-use crate::oracle::Operand;
+use crate::oracle::value::Operand;
 use crate::real::Real;
 use crate::tensor::length;
 

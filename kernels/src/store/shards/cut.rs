@@ -6,10 +6,11 @@ use std::path::Path;
 use ithaca_ir::ops::{Target, source};
 use ithaca_ir::schedule::Schedule;
 
+use super::error::ShardError;
 use super::manifest::{INDEX, Identity, Index, REST, Shard, Whole, rank_file};
+use super::part::Part;
 use super::part::product;
 use super::resolve::resolve;
-use super::{Part, ShardError};
 use crate::lasting;
 use crate::store::whole::folder;
 use crate::store::{About, Checkpoint, Entry, StoreError, TensorSource, Writer};
@@ -116,7 +117,7 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
             let name =
                 one.stored(space).into_iter().next().map_or_else(|| one.stored_name(), |(name, _)| name);
             match one.target {
-                Target::Param => return Err(StoreError::missing(from, &name).into()),
+                Target::Param => return Err(from.missing(&name).into()),
                 Target::State => absent = absent.or(Some(name)),
             }
             continue;
@@ -147,7 +148,7 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
         }
     }
     match absent {
-        Some(name) if has_states => Err(StoreError::missing(from, &name).into()),
+        Some(name) if has_states => Err(from.missing(&name).into()),
         Some(_) | None => Ok(sources),
     }
 }

@@ -5,10 +5,12 @@ use std::path::Path;
 
 use ithaca_ir::ops::source;
 
+use super::error::ShardError;
 use super::manifest::{INDEX, Index, REST, Shard, Whole, rank_file};
+use super::part::Part;
 use super::part::product;
-use super::{Part, ShardError, unravel};
 use crate::store::{Entry, Raw, SafeTensorsFile, StoreError, TensorSource, Writer};
+use crate::tensor::unravel;
 
 /// What was joined.
 #[derive(Clone, Debug, PartialEq, Eq)]

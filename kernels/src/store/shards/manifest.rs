@@ -6,7 +6,8 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, ShardError};
+use super::error::ShardError;
+use super::part::Part;
 use crate::store::{About, SafeTensorsFile, StoreError, Stored};
 
 /// The index of a folder of parts.

@@ -35,7 +35,7 @@ pub(super) fn resolve(
         }
     }
     match partly {
-        Some(absent) => Err(StoreError::missing(from, &absent)),
+        Some(absent) => Err(from.missing(&absent)),
         None => Ok(None),
     }
 }

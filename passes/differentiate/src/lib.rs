@@ -1,0 +1,525 @@
+//! `differentiate`: from a program that computes a loss to one training step.
+//!
+//! Every function becomes two. The forward function returns what it returned and, behind it, what its gradients need; the
+//! backward function takes gradients of the results and what was kept, writes the gradients of its weights to states, and
+//! returns the gradients of its arguments. `main` calls the forward functions, the backward functions in reverse, and the
+//! optimizer.
+//!
+//! ```text
+//! %x = call %x0 {callee=@block, layers=0..32}
+//! ```
+//! becomes
+//! ```text
+//! %x, %q, … = call %x0 {callee=@block, layers=0..32, over=l, carried=1}
+//! …
+//! %dx0 = call %dx, %q, … {callee=@block.backward, layers=0..32, over=l, carried=1, order=descending}
+//! ```
+//!
+//! Reverse mode, an operation at a time (Griewank and Walther, Evaluating Derivatives); the adjoint of each operation stands
+//! beside it. What of the forward pass is kept is chosen on a function that holds both passes, as PyTorch's
+//! ahead-of-time autograd does.
+
+mod active;
+mod chunked;
+mod dropout;
+mod group;
+mod joint;
+mod micro;
+mod options;
+mod order;
+mod pipelined;
+mod regroup;
+mod split;
+mod stages;
+mod step;
+mod update;
+
+pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
+
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
+use ithaca_ir::ops::{Binding, OpError};
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
+use ithaca_pass::roles::Roles;
+use ithaca_pass::{Context, Pass};
+
+use active::Activity;
+use joint::{Kept, joint};
+use pipelined::{Ends, Stages, Tied};
+use split::{Runs, split};
+use step::{Cx, Differentiated, Optimize, Sweep};
+use update::Owned;
+
+/// The pass.
+#[derive(Clone, Debug, Default)]
+pub struct Differentiate {
+    training: Training,
+}
+
+impl Differentiate {
+    /// The pass with these options.
+    pub fn new(training: Training) -> Self {
+        Self { training }
+    }
+}
+
+impl Pass for Differentiate {
+    fn name(&self) -> &'static str {
+        "differentiate"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        self.training.to_pipeline()
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        let module = module.module();
+        if module.level != Level::Program {
+            let message =
+                format!("`differentiate` takes a whole program; this one is {}", module.level.name());
+            return Err(vec![Diagnostic::new("P03", message)]);
+        }
+        if !cx.rewrite() {
+            return Ok(module.clone());
+        }
+        if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
+            cx.note("`dropout=off` has no effect: the program drops nothing");
+        }
+        let step = training_step(module, &self.training);
+        step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
+    }
+}
+
+/// One training step of `module`, which computes an output `loss`.
+fn training_step(module: &Module, training: &Training) -> Result<Module, OpError> {
+    let (main, _) = loss_of(module)?;
+    check(module, main)?;
+    dropout::check_keys(module, main)?;
+    let without;
+    let module = match training.dropout {
+        DropoutChoice::Config => module,
+        DropoutChoice::Off => {
+            without = dropout::without(module)?;
+            &without
+        }
+    };
+    if training.stages == 1 {
+        return stepped(module, main, training, None);
+    }
+    let (shape, order) = pipelined::order_of(training)?;
+    let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
+    let stages = Stages::of(&staged, main, shape.stages);
+    let pipeline = Pipeline { chunks: &staged.chunks, stages, shape, order };
+    stepped(&staged.module, main, training, Some(&pipeline))
+}
+
+/// How a step is cut into stages.
+struct Pipeline<'a> {
+    /// For each node of `main` its chunk.
+    chunks: &'a [Option<usize>],
+    stages: Stages,
+    shape: order::Shape,
+    order: Vec<order::Step>,
+}
+
+fn stepped(
+    module: &Module,
+    main: FuncId,
+    training: &Training,
+    pipeline: Option<&Pipeline<'_>>,
+) -> Result<Module, OpError> {
+    let layers = layers(module, main);
+    let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
+    let none = vec![None; module.functions[main].nodes.len()];
+    let chunks = pipeline.map_or(&none[..], |p| p.chunks);
+    let grouped = match training.recompute {
+        Recompute::Full { every } if every > 1 => Some(group::group(module, main, chunks, every)?),
+        Recompute::None | Recompute::Selective | Recompute::Full { .. } | Recompute::KeepAttention => None,
+    };
+    let (module, chunks) = grouped.as_ref().map_or((module, chunks), |g| (&g.module, &g.chunks[..]));
+    let (main, loss) = loss_of(module)?;
+    let runs = calls(module);
+    let mut stepped = module.emptied(Level::Program);
+    let cut = cut(&mut stepped, module, training.micro_batches, pipeline.is_some())?;
+    let chunked = match training.loss_chunks {
+        1 => None,
+        n => Some(chunked::of(module, (main, loss), n, &mut stepped.space)?),
+    };
+    let activity = Activity::of(module);
+    let kept = |reader: FuncId, binding: &Binding| {
+        let name = &module.functions[reader].name;
+        let own = |o: &&Owned| o.name == *name || o.name.strip_suffix(".shared") == Some(name);
+        let elsewhere = tied.iter().find(|t| t.binding == *binding && t.user.0 == *name);
+        let mut weights = owned.iter().filter(own).chain(&owned).flat_map(|o| &o.weights);
+        match elsewhere {
+            Some(tied) => Kept::AddedOn(tied.user.1.number),
+            None => weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept),
+        }
+    };
+    let stacks = stacks(&mut stepped, &runs);
+    let stack = |n: u64| {
+        let found = stacks.iter().find(|(length, _)| *length == n);
+        found.expect("a dimension was declared for each number of layers").1
+    };
+
+    let mut functions: Vec<Option<Differentiated>> = Vec::new();
+    for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
+        if let Some(chunked) = chunked.as_ref().filter(|c| c.head == id) {
+            let own = |binding: &Binding| kept(id, binding);
+            let halves = chunked::halves(&stepped.space, function, chunked, &activity, own)?;
+            let forward = stepped.functions.push(halves.forward.clone());
+            functions.push(Some(Differentiated { halves, plain: None, forward, backward: None }));
+            continue;
+        }
+        let is_group = grouped.as_ref().is_some_and(|g| g.is_group(id));
+        let is_member = grouped.as_ref().is_some_and(|g| g.is_member(id));
+        let (source, functions_so_far) = (module, &functions[..]);
+        let inner = Cx {
+            source,
+            main: id,
+            activity: &activity,
+            functions: functions_so_far,
+            stack: &stack,
+            kept: &kept,
+            counts: None,
+        };
+        let joint = match is_group {
+            true => regroup::joint(&inner, &stepped.space, &stepped.functions)?,
+            false => joint(&stepped.space, id, function, &activity, |binding| kept(id, binding))?,
+        };
+        let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
+        let runs = if looped { Runs::Looped } else { Runs::Once };
+        // In a group that is computed again layers keep everything.
+        let recompute = if is_member { Recompute::None } else { training.recompute };
+        let of = (&stepped.space, &stepped.functions);
+        let mut halves = split(of, id, function, &joint, &activity, (runs, recompute))?;
+        let plain = is_member.then(|| stepped.functions.push(function.clone()));
+        if is_group {
+            halves.forward = regroup::forward(&inner, &stepped.space, &stepped.functions, &halves)?;
+        } else if is_member {
+            halves.forward.name = format!("{}.again.backward", function.name);
+        }
+        let forward = stepped.functions.push(halves.forward.clone());
+        let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));
+        functions.push(Some(Differentiated { halves, plain, forward, backward }));
+    }
+
+    let scalar = TensorType::new(update::scalar_type(&owned), []);
+    let mut zero = Sweep::default();
+    let mut optimize = training.optimizer.map(|_| Optimize {
+        squares: Sweep::default(),
+        update: Sweep::default(),
+        clip: training.clip,
+        scalar: scalar.clone(),
+    });
+    for owned in owned.iter().chain(&pipelined::apart(&tied)).filter(|o| o.is_summed()) {
+        let function = update::zero(&stepped.space, owned)?;
+        zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
+    }
+    for owned in &owned {
+        if let (Some(adamw), Some(optimize)) = (training.optimizer, &mut optimize) {
+            if training.clip.is_some() {
+                let function = update::squares(&stepped.space, owned, &scalar)?;
+                optimize.squares.calls.push((stepped.functions.push(function), owned.layers.clone()));
+            }
+            let function = update::update(&stepped.space, owned, adamw, &scalar)?;
+            optimize.update.calls.push((stepped.functions.push(function), owned.layers.clone()));
+        }
+    }
+    let exchanges = pipelined::exchanges(&stepped.space, &mut stepped.functions, &tied)?;
+    let counts = training.optimizer.is_some().then_some(&scalar);
+    let cx = Cx {
+        source: module,
+        main,
+        activity: &activity,
+        functions: &functions,
+        stack: &stack,
+        kept: &kept,
+        counts,
+    };
+    let ends = (&zero, optimize.as_ref());
+    let function = match (cut, pipeline) {
+        (Some(cut), Some(Pipeline { shape, order, .. })) => {
+            let ends = Ends { zero: &zero, optimize: optimize.as_ref(), exchanges: &exchanges };
+            pipelined::main(&cx, &stepped, (loss, cut), (chunks, order), *shape, &ends)?
+        }
+        (None, _) => step::main(&cx, &stepped.space, &stepped.functions, loss, ends)?,
+        (Some(cut), None) => {
+            micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), ends)?
+        }
+    };
+    stepped.functions.push(function);
+    Ok(stepped)
+}
+
+/// `main` and the value of its output `loss`.
+fn loss_of(module: &Module) -> Result<(FuncId, ValueId), OpError> {
+    let main = module.main().ok_or_else(|| OpError::new("P50", "there is no `@main` to differentiate"))?;
+    let function = &module.functions[main];
+    let loss = function.outputs.iter().find(|o| o.name.as_deref() == Some("loss"));
+    let loss = loss.ok_or_else(|| OpError::new("P50", "`@main` returns no `loss` to differentiate"))?.value;
+    let ty = function.ty(loss);
+    if !ty.dims.is_empty() || !ty.dtype.is_float() {
+        return Err(OpError::new("P50", "the `loss` that `@main` returns is no real scalar"));
+    }
+    Ok((main, loss))
+}
+
+/// Refuses calls of functions that call functions, and states.
+fn check(module: &Module, main: FuncId) -> Result<(), OpError> {
+    let nested = module
+        .functions
+        .iter()
+        .filter(|&(id, _)| id != main)
+        .find(|(_, f)| f.nodes.iter().any(|n| matches!(n.op, Op::Call { .. })));
+    if let Some((_, nested)) = nested {
+        let message =
+            format!("`@{}` calls a function; only `@main` may, in a program to differentiate", nested.name);
+        return Err(OpError::new("P51", message));
+    }
+    let lasting = module.functions.values().flat_map(|f| &f.nodes);
+    let mut lasting = lasting.filter(|n| matches!(n.op, Op::State(_) | Op::Assign { .. }));
+    match lasting.next() {
+        Some(_) => Err(OpError::new("P51", "a program to differentiate reads and writes no states")),
+        None => Ok(()),
+    }
+}
+
+/// Cuts the batch into micro-batches.
+fn cut(
+    stepped: &mut Module,
+    module: &Module,
+    n: u64,
+    is_pipeline: bool,
+) -> Result<Option<micro::Cut>, OpError> {
+    if n == 1 && !is_pipeline {
+        return Ok(None);
+    }
+    let batches = Roles::of(module).batches;
+    let [batch] = batches.iter().copied().collect::<Vec<DimId>>()[..] else {
+        let message = format!(
+            "micro-batches cut the one dimension of inputs that is a batch, and here are {}",
+            batches.len()
+        );
+        return Err(OpError::new("P52", message));
+    };
+    let dim = &mut stepped.space.dims[batch];
+    if !dim.size.is_multiple_of(n) {
+        let message = format!(
+            "a batch `{}` of {} does not divide into {n} micro-batches",
+            dim.name,
+            counted(dim.size, "sequence")
+        );
+        return Err(OpError::new("P52", message));
+    }
+    let (name, all) = (dim.name.clone(), dim.size);
+    dim.size /= n;
+    dim.valid = dim.size;
+    // The unrolled step of a pipeline reads the whole batch as one, a loop over micro-batches as a stack of them.
+    let over = match is_pipeline {
+        true => declare(stepped, &format!("{name}_all"), all),
+        false => declare(stepped, "micro", n),
+    };
+    Ok(Some(micro::Cut { over, batch }))
+}
+
+/// For each function the layers of the calls that it is given, as they stand there.
+fn calls(module: &Module) -> Vec<Vec<Layers>> {
+    let mut calls = vec![Vec::new(); module.functions.len()];
+    for node in module.functions.values().flat_map(|f| &f.nodes) {
+        if let Op::Call { callee, layers, .. } = &node.op {
+            calls[callee.index()].push(layers.clone());
+        }
+    }
+    calls
+}
+
+/// For each function the layers of its calls.
+fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
+    let mut layers = vec![Vec::new(); module.functions.len()];
+    for node in &module.functions[main].nodes {
+        if let Op::Call { callee, layers: called, .. } = &node.op {
+            layers[callee.index()].push(called.clone());
+        }
+    }
+    layers[main.index()].push(0..1);
+    layers
+}
+
+/// Which function owns which weights: the first that reads one; and which weights a function of another stage reads.
+///
+/// # Errors
+/// `P54` for weights that stages cannot share.
+fn owned(
+    module: &Module,
+    main: FuncId,
+    layers: &[Vec<Layers>],
+    (micro_batches, stages): (u64, Option<&Stages>),
+) -> Result<(Vec<Owned>, Vec<Tied>), OpError> {
+    let mut owned: Vec<Owned> = Vec::new();
+    let mut tied: Vec<Tied> = Vec::new();
+    let mut owners: Vec<FuncId> = Vec::new();
+    let mut seen: Vec<(&Binding, usize)> = Vec::new();
+    let all_layers = |id: FuncId| &layers[id.index()][..];
+    for (id, function) in module.functions.iter() {
+        let layers = &layers[id.index()];
+        if layers.is_empty() {
+            continue;
+        }
+        let everywhere = |layers: Vec<Layers>| layers.into_iter().map(|l| (l, None)).collect();
+        let mut own =
+            Owned { name: function.name.clone(), weights: Vec::new(), layers: everywhere(distinct(layers)) };
+        let mut here: Vec<&Binding> = Vec::new();
+        for node in &function.nodes {
+            let Op::Param(binding) = &node.op else { continue };
+            if here.contains(&binding) || !is_trained(function, node.result()) {
+                continue;
+            }
+            here.push(binding);
+            if stages.is_some() && id == main {
+                let message = format!("`@main` itself reads `{}`, which no stage owns", binding.name);
+                return Err(OpError::new("P54", message));
+            }
+            let places = |id: FuncId| match stages {
+                Some(stages) => {
+                    stages.of_weights(id, binding.is_per_layer(), &module.functions[id].name).map(Some)
+                }
+                None => Ok(None),
+            };
+            let mine = places(id)?;
+            let often = match binding.is_per_layer() {
+                true => overlap(layers),
+                false => layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1,
+            };
+            // Functions that run other layers have other weights of one name.
+            let runs =
+                |owner: usize| !binding.is_per_layer() || overlap_with(all_layers(owners[owner]), layers);
+            let known =
+                seen.iter().find(|&&(known, owner)| known == binding && runs(owner)).map(|&(_, owner)| owner);
+            let Some(owner) = known else {
+                let kept = if often || micro_batches > 1 { Kept::Added } else { Kept::Once };
+                own.weights.push((binding.clone(), function.ty(node.result()).clone(), kept));
+                seen.push((binding, owned.len()));
+                continue;
+            };
+            let theirs = match stages {
+                Some(_) => places(owners[owner])?,
+                None => None,
+            };
+            if let (Some(mine), Some(theirs)) = (mine, theirs)
+                && mine != theirs
+            {
+                let (&[(_, Some(user))], &[(_, Some(at))], false) =
+                    (&mine[..], &theirs[..], binding.is_per_layer())
+                else {
+                    let message =
+                        format!("two stages of the pipeline run layers with one `{}`", binding.name);
+                    return Err(OpError::new("P54", message));
+                };
+                tied.push(Tied {
+                    binding: binding.clone(),
+                    ty: function.ty(node.result()).clone(),
+                    owner: (module.functions[owners[owner]].name.clone(), at),
+                    user: (function.name.clone(), user),
+                });
+                continue;
+            }
+            let weight = owned.get_mut(owner).and_then(|o| o.weights.iter_mut().find(|w| w.0 == *binding));
+            if let Some((_, _, kept)) = weight {
+                *kept = Kept::Added;
+            }
+        }
+        owned.push(own);
+        owners.push(id);
+    }
+    debug_assert!(owned.len() <= main.index() + 1, "every function owns once");
+    // A weight that every layer shares changes once.
+    let mut apart: Vec<Owned> = Vec::new();
+    for (own, id) in owned.into_iter().zip(owners) {
+        for (mut own, kind) in by_layer(own).into_iter().zip([true, false]) {
+            if own.weights.is_empty() {
+                continue;
+            }
+            if let Some(stages) = stages {
+                own.layers = stages.of_weights(id, kind, &own.name)?;
+            }
+            apart.push(own);
+        }
+    }
+    Ok((apart, tied))
+}
+
+/// Whether a gradient may reach a weight: one that takes part in a choice of experts alone stays as it is.
+fn is_trained(function: &Function, weight: ValueId) -> bool {
+    let used = |node: &Node| {
+        let passes = |i: usize| {
+            if let Op::Experts(experts) = &node.op {
+                return experts.has_gradient(i);
+            }
+            !matches!(node.op, Op::Cast { .. }) || is_trained(function, node.result())
+        };
+        node.operands.iter().enumerate().any(|(i, &v)| v == weight && passes(i))
+    };
+    function.nodes.iter().any(used) || function.outputs.iter().any(|o| o.value == weight)
+}
+
+/// The weights that each layer has, then those that all layers share.
+fn by_layer(owned: Owned) -> Vec<Owned> {
+    let Owned { name, weights, layers } = owned;
+    let (own, shared): (Vec<_>, Vec<_>) = weights.into_iter().partition(|(b, _, _)| b.is_per_layer());
+    let once = vec![(0..1, None)];
+    let shared_name = if own.is_empty() { name.clone() } else { format!("{name}.shared") };
+    vec![Owned { name, weights: own, layers }, Owned { name: shared_name, weights: shared, layers: once }]
+}
+
+/// The same layers, each range once.
+fn distinct(layers: &[Layers]) -> Vec<Layers> {
+    let mut all: Vec<Layers> = Vec::new();
+    let mut sorted = layers.to_vec();
+    sorted.sort_by_key(|l| (l.start, l.end));
+    for range in sorted {
+        match all.last_mut() {
+            // Layers that run twice change once.
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
+/// Whether some layer is in both.
+fn overlap_with(a: &[Layers], b: &[Layers]) -> bool {
+    a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
+}
+
+/// Whether some layer runs twice.
+fn overlap(layers: &[Layers]) -> bool {
+    let mut sorted = layers.to_vec();
+    sorted.sort_by_key(|l| (l.start, l.end));
+    sorted.windows(2).any(|pair| pair[1].start < pair[0].end)
+}
+
+/// A dimension for each number of layers that a call runs over.
+fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> Vec<(u64, DimId)> {
+    let mut stacks: Vec<(u64, DimId)> = Vec::new();
+    for n in layers.iter().flatten().map(|l| l.end - l.start).filter(|&n| n > 1) {
+        if !stacks.iter().any(|&(known, _)| known == n) {
+            let over = declare(stepped, "l", n);
+            stacks.push((n, over));
+        }
+    }
+    stacks
+}
+
+/// A new dimension called `base`, or that with a number behind it.
+fn declare(module: &mut Module, base: &str, size: u64) -> DimId {
+    let mut name = base.to_owned();
+    let mut i = 1;
+    while module.space.dim(&name).is_some() {
+        i += 1;
+        name = format!("{base}{i}");
+    }
+    module.space.dims.push(Dim::new(&name, size))
+}

@@ -1,0 +1,336 @@
+//! Options of a training step, as the text of a pipeline has them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::ops::structure::MAX_LAYERS;
+use ithaca_ir::ops::{AdamW, MAX_PARTS};
+use ithaca_pass::options;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// What is computed again in the backward pass instead of being kept from the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Recompute {
+    /// Nothing: every value that a gradient needs is kept.
+    #[default]
+    None,
+    /// Attention: its results are computed again from q, k and v (Korthikanti et al., arXiv 2205.05198).
+    Selective,
+    /// Each function: only its arguments are kept; of layers those of every so many, which are computed again together
+    /// (Chen et al., arXiv 1604.06174; "uniform" in Megatron-LM).
+    Full {
+        /// Layers that are computed again together.
+        every: u64,
+    },
+    /// Each function but its attention, whose results are kept, so that no attention is computed twice (DistFlashAttn,
+    /// arXiv 2310.03294).
+    KeepAttention,
+}
+
+impl Recompute {
+    /// Only the arguments of each function are kept.
+    pub const FULL: Recompute = Recompute::Full { every: 1 };
+
+    /// Every policy, layers computed again one by one.
+    pub const ALL: [Recompute; 4] =
+        [Recompute::None, Recompute::Selective, Recompute::FULL, Recompute::KeepAttention];
+
+    /// The spelling in pipelines and flags, without options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full { .. } => "full",
+            Recompute::KeepAttention => "keep-attention",
+        }
+    }
+}
+
+impl FromStr for Recompute {
+    type Err = String;
+
+    /// The policy spelled `text`, as `full` or `full(every=4)`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let every = text.strip_prefix("full(every=").and_then(|rest| rest.strip_suffix(')'));
+        let policy = match every {
+            Some(every) => {
+                let every = every.parse().ok().filter(|every| (1..=MAX_LAYERS).contains(every));
+                every.map(|every| Recompute::Full { every })
+            }
+            None => Self::ALL.into_iter().find(|r| r.name() == text),
+        };
+        policy.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("one of {names}, or full(every=K), K from 1 to {MAX_LAYERS}")
+        })
+    }
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Recompute::Full { every } if *every != 1 => write!(f, "full(every={every})"),
+            Recompute::None | Recompute::Selective | Recompute::Full { .. } | Recompute::KeepAttention => {
+                f.write_str(self.name())
+            }
+        }
+    }
+}
+
+/// In which order stages of a pipeline run the micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PipelineOrder {
+    /// All forward passes, then all backward passes (Huang et al., arXiv 1811.06965).
+    Gpipe,
+    /// After a warm-up one forward and one backward pass in turn, so that stage `k` of `P` holds what at most `P − k`
+    /// micro-batches keep (Narayanan et al., arXiv 2104.04473, section 2.2).
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// The same over several ranges of layers for each stage (section 2.2 there).
+    Interleaved,
+}
+
+impl PipelineOrder {
+    /// Every order.
+    pub const ALL: [PipelineOrder; 3] =
+        [PipelineOrder::Gpipe, PipelineOrder::OneForwardOneBackward, PipelineOrder::Interleaved];
+}
+
+/// What becomes of the dropout of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DropoutChoice {
+    /// The step drops what the program drops, as the model's configuration says.
+    #[default]
+    Config,
+    /// Nothing is dropped, as in the library's `model.eval()`.
+    Off,
+}
+
+/// What a training step does beside the forward pass.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Training {
+    /// What is computed again.
+    #[serde(with = "options::text")]
+    pub recompute: Recompute,
+    /// Parts of each rank's tokens whose loss and gradients are computed one after another.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_LOSS_CHUNKS>")]
+    pub loss_chunks: u64,
+    /// Parts of the batch whose gradients are summed before the weights change.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_MICRO_BATCHES>")]
+    pub micro_batches: u64,
+    /// Stages of a pipeline; one is none.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
+    pub stages: u64,
+    /// In which order stages run micro-batches.
+    pub pipeline: PipelineOrder,
+    /// Ranges of layers that each stage has where they are interleaved.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
+    pub chunks: u64,
+    /// Whether anything is dropped.
+    pub dropout: DropoutChoice,
+    /// The optimizer; gradients only when `None`.
+    #[serde(serialize_with = "write_optimizer", deserialize_with = "read_optimizer")]
+    pub optimizer: Option<AdamW>,
+    /// The largest norm of all gradients together; they are scaled down to it.
+    #[serde(deserialize_with = "norm")]
+    pub clip: Option<f64>,
+}
+
+impl Default for Training {
+    /// One batch, nothing recomputed, AdamW as PyTorch has it, no clipping.
+    fn default() -> Self {
+        Self {
+            recompute: Recompute::None,
+            loss_chunks: 1,
+            micro_batches: 1,
+            stages: 1,
+            pipeline: PipelineOrder::default(),
+            chunks: 2,
+            dropout: DropoutChoice::default(),
+            optimizer: Some(ADAMW),
+            clip: None,
+        }
+    }
+}
+
+/// AdamW with the constants that PyTorch has by default.
+pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+
+impl Training {
+    /// Ranges of layers into which the stages of the pipeline cut the model; one without a pipeline.
+    pub fn n_chunks(&self) -> u64 {
+        match self.pipeline {
+            PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => self.stages,
+            PipelineOrder::Interleaved => self.stages.saturating_mul(self.chunks),
+        }
+    }
+
+    /// The options as a pipeline has them; those that are as by default are left out.
+    pub fn to_pipeline(&self) -> Vec<(String, String)> {
+        let mut written = options::write(self);
+        let constants = self.optimizer.map(|adamw| options::write(&Constants::from(adamw)));
+        let at = written.iter().position(|(key, _)| key == "clip").unwrap_or(written.len());
+        written.splice(at..at, constants.unwrap_or_default());
+        written
+    }
+
+    /// Reads the options of a pipeline.
+    ///
+    /// # Errors
+    /// `P02` for an option that is unknown or out of range, and for a constant of an optimizer where there is none.
+    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
+        let [constants, others] = options::split::<Constants>(options);
+        let mut training: Self = options::read(PASS, OPTIONS, &others)?;
+        let read: Constants = options::read(PASS, OPTIONS, &constants)?;
+        match (&mut training.optimizer, constants.first()) {
+            (Some(adamw), _) => *adamw = read.into(),
+            (None, Some((key, value))) => {
+                let message = format!(
+                    "option `{key}={value}` is a constant of AdamW, and `optimizer=none` excludes it"
+                );
+                return Err(Diagnostic::new("P02", message));
+            }
+            (None, None) => {}
+        }
+        Ok(training)
+    }
+
+    /// Sets the option `key`.
+    ///
+    /// # Errors
+    /// `P02` when there is no such option, or its value is out of range.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
+        let mut options = self.to_pipeline();
+        options.retain(|(known, _)| known != key);
+        options.push((key.to_owned(), value.to_owned()));
+        *self = Self::from_pipeline(&options)?;
+        Ok(())
+    }
+}
+
+/// The name of the pass.
+const PASS: &str = "differentiate";
+
+/// The constants of the optimizer, which a pipeline has beside the other options.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Constants {
+    #[serde(deserialize_with = "not_negative")]
+    lr: f64,
+    #[serde(deserialize_with = "fraction")]
+    beta1: f64,
+    #[serde(deserialize_with = "fraction")]
+    beta2: f64,
+    #[serde(deserialize_with = "not_negative")]
+    eps: f64,
+    #[serde(deserialize_with = "not_negative")]
+    weight_decay: f64,
+}
+
+impl Default for Constants {
+    fn default() -> Self {
+        ADAMW.into()
+    }
+}
+
+impl From<AdamW> for Constants {
+    fn from(AdamW { lr, beta1, beta2, eps, weight_decay }: AdamW) -> Self {
+        Self { lr, beta1, beta2, eps, weight_decay }
+    }
+}
+
+impl From<Constants> for AdamW {
+    fn from(Constants { lr, beta1, beta2, eps, weight_decay }: Constants) -> Self {
+        Self { lr, beta1, beta2, eps, weight_decay }
+    }
+}
+
+fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    options::number(deserializer, |x| x >= 0.0, "a number that is zero or more")
+}
+
+fn fraction<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    options::number(deserializer, |x| (0.0..1.0).contains(&x), "a number from 0 to 1, 1 excluded")
+}
+
+fn norm<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    options::number(deserializer, |x| x > 0.0, "a norm, a number above zero").map(Some)
+}
+
+/// The names of optimizers.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum OptimizerName {
+    Adamw,
+    None,
+}
+
+fn read_optimizer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AdamW>, D::Error> {
+    Ok(match OptimizerName::deserialize(deserializer)? {
+        OptimizerName::Adamw => Some(ADAMW),
+        OptimizerName::None => None,
+    })
+}
+
+fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> Result<S::Ok, S::Error> {
+    let name = if optimizer.is_some() { OptimizerName::Adamw } else { OptimizerName::None };
+    name.serialize(serializer)
+}
+
+/// The options, for the table of passes.
+pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, dropout=config|off, optimizer=adamw|none, \
+                           lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
+
+/// The most parts of the tokens that a loss is computed in: as many as are joined at once.
+const MAX_LOSS_CHUNKS: u64 = MAX_PARTS as u64;
+
+/// The most micro-batches of a step.
+const MAX_MICRO_BATCHES: u64 = 4096;
+
+/// The most stages of a pipeline, and ranges of layers of one.
+const MAX_STAGES: u64 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_print_as_they_are_read() {
+        let text = |t: &Training| t.to_pipeline();
+        assert!(text(&Training::default()).is_empty());
+        let mut training = Training { recompute: Recompute::FULL, micro_batches: 4, ..Training::default() };
+        training.set("lr", "0.25").unwrap();
+        training.set("clip", "1").unwrap();
+        assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
+        for every in [1, 2, 7] {
+            let recompute = Recompute::Full { every };
+            let training = Training { recompute, loss_chunks: every, ..Training::default() };
+            assert_eq!(Training::from_pipeline(&text(&training)).unwrap(), training);
+        }
+        let none = Training { optimizer: None, ..Training::default() };
+        assert_eq!(Training::from_pipeline(&text(&none)).unwrap(), none);
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        for (key, value) in [
+            ("beta1", "1"),
+            ("micro_batches", "0"),
+            ("clip", "nan"),
+            ("recompute", "some"),
+            ("speed", "1"),
+            ("loss_chunks", "257"),
+            ("recompute", "full(every=0)"),
+            ("recompute", "selective(every=2)"),
+        ] {
+            let refused = Training::default().set(key, value).unwrap_err();
+            assert_eq!(refused.code, "P02");
+            assert!(refused.message.contains(key), "{}", refused.message);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The loss: where a model returns logits, the head returns the mean cross-entropy of labels instead.
+//!
+//! The mean is over all labels of the batch that count, whatever the sharding and however the batch is cut: `main` counts
+//! them, and the head divides its sum by that count.
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::ops::{Binary, Binding, Loss, OpError};
+use ithaca_ir::{DType, Diagnostic, DimId, FunctionBuilder, Module, Op, TensorType};
+use ithaca_pass::rebuild::copy_node;
+
+use crate::Labels;
+
+/// The program that returns `loss` where `module` returns `logits`.
+///
+/// # Errors
+/// `M11` when the model has no head that scores tokens.
+pub(super) fn of_logits(module: &Module, labels: Labels) -> Result<Module, Diagnostic> {
+    let refuse = || {
+        Diagnostic::new(
+            "M11",
+            format!("model `{}` returns no `logits`, so it has no loss to train", module.name),
+        )
+    };
+    let main = module.main().ok_or_else(refuse)?;
+    let function = &module.functions[main];
+    let logits = match function.outputs.as_slice() {
+        [only] if only.name.as_deref() == Some("logits") => only.value,
+        _ => return Err(refuse()),
+    };
+    let call = function.nodes.iter().find(|n| n.results.contains(&logits)).ok_or_else(refuse)?;
+    let Op::Call { callee, .. } = call.op else { return Err(refuse()) };
+    build(module, (main, callee), call, labels).map_err(|e| Diagnostic::new(e.code, e.message))
+}
+
+fn build(
+    module: &Module,
+    (main, head): (FuncId, FuncId),
+    call: &Node,
+    labels: Labels,
+) -> Result<Module, OpError> {
+    let mut built = module.emptied(module.level);
+    for (id, function) in module.functions.iter() {
+        let rewritten = match id {
+            _ if id == head => with_loss(&built, function, labels)?,
+            _ if id == main => with_labels(&built, function, call, labels)?,
+            _ => function.clone(),
+        };
+        built.functions.push(rewritten);
+    }
+    Ok(built)
+}
+
+/// The head, with labels and their count as further arguments, and the loss in place of the logits.
+fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Function, OpError> {
+    let mut b = FunctionBuilder::new(head.name.as_str(), &module.space, &module.functions);
+    let mut map: Vec<ValueId> = Vec::new();
+    for &param in &head.params {
+        map.push(b.param(head.ty(param).clone(), head.values[param].name.as_deref()));
+    }
+    let output = head.outputs[0].value;
+    let ty = head.ty(output);
+    let (rows, over) = rows(ty)?;
+    let sums = sums_in(ty.dtype);
+    let labelled = b.param(TensorType::new(DType::I32, rows.iter().copied()), Some("labels"));
+    let count = b.param(TensorType::new(sums, []), Some("count"));
+    for node in &head.nodes {
+        copy_node(&mut b, head, node, &mut map)?;
+    }
+    let logits = map[output.index()];
+    let op = Op::Loss(Loss::CrossEntropy { over, ignore: labels.ignore });
+    let nll = b.node(op, &[logits, labelled], &[])?[0];
+    b.name(nll, Some("nll"));
+    let sum = b.push_as(Op::Sum, &[nll], TensorType::new(sums, []))?;
+    let loss = b.push(Op::Binary(Binary::Div), &[sum, count])?;
+    b.name(loss, Some("loss"));
+    Ok(b.finish([Output { name: None, value: loss }]))
+}
+
+/// `main`, which reads labels and counts those that count.
+fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) -> Result<Function, OpError> {
+    let mut b = FunctionBuilder::new(main.name.as_str(), &module.space, &module.functions);
+    let mut map: Vec<ValueId> = Vec::new();
+    for node in &main.nodes {
+        if node != call {
+            copy_node(&mut b, main, node, &mut map)?;
+            continue;
+        }
+        let logits = main.ty(call.results[0]);
+        let (rows, _) = rows(logits)?;
+        let binding = Binding { ahead: labels.ahead, fill: labels.ignore, ..Binding::named("labels") };
+        let ty = TensorType::new(DType::I32, rows.iter().copied());
+        let labelled = b.push_as(Op::Input(binding), &[], ty)?;
+        b.name(labelled, Some("labels"));
+        let valid = b.push(Op::Loss(Loss::Valid { ignore: labels.ignore }), &[labelled])?;
+        let mut count = b.push_as(Op::Sum, &[valid], TensorType::new(DType::F32, []))?;
+        if sums_in(logits.dtype) != DType::F32 {
+            count = b.push(Op::Cast { to: sums_in(logits.dtype) }, &[count])?;
+        }
+        b.name(count, Some("count"));
+        let mut operands: Vec<ValueId> = call.operands.iter().map(|v| map[v.index()]).collect();
+        operands.extend([labelled, count]);
+        let loss = b.node(call.op.clone(), &operands, &[])?[0];
+        b.name(loss, Some("loss"));
+        map.push(loss);
+    }
+    let value = map[main.outputs[0].value.index()];
+    Ok(b.finish([Output { name: Some("loss".to_owned()), value }]))
+}
+
+/// The dimensions of tokens, and the vocabulary, of logits.
+fn rows(logits: &TensorType) -> Result<(Vec<DimId>, DimId), OpError> {
+    match logits.dims.split_last() {
+        Some((&over, rows)) => Ok((rows.to_vec(), over)),
+        None => Err(OpError::new("M11", "logits have a vocabulary")),
+    }
+}
+
+fn sums_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
+    }
+}

@@ -1,0 +1,74 @@
+//! T5 (Raffel et al., arXiv 1910.10683), and 1.1 with its gated MLP and a head of its own.
+//!
+//! The library writes out what it derives: `dense_act_fn` and `is_gated_act` from `feed_forward_proj`, and
+//! `scale_decoder_outputs` from `tie_word_embeddings`. What is written wins, as it does there. Version 5 states
+//! `tie_word_embeddings` true for every model it saves; those that do not scale were made with a head of their own, which
+//! is read, and a checkpoint without `lm_head.weight` is then refused when weights are loaded.
+
+use ithaca_ir::{DType, Diagnostic};
+use serde_json::json;
+
+use super::{activation, read_activation};
+use crate::fields::Fields;
+use crate::spec::{T5, check_layers};
+
+/// Fields that other families must leave neutral.
+pub(super) const OWN: &[&str] = &["is_encoder_decoder"];
+
+pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnostic> {
+    fields.neutral("is_encoder_decoder", &[json!(true)])?;
+    fields.neutral("tie_encoder_decoder", &[json!(false)])?;
+    let layers = fields.aliased_size(["num_layers", "num_hidden_layers"], 6)?;
+    let decoder_layers = fields.nullable_size("num_decoder_layers", None)?.unwrap_or(layers);
+    let proj = fields.word("feed_forward_proj")?.unwrap_or("relu");
+    let (gated, function) = match proj.split('-').collect::<Vec<_>>().as_slice() {
+        ["gated", "gelu"] => (true, Some("gelu_new")),
+        ["gated", function] => (true, Some(*function)),
+        ["gated"] | [] => (true, None),
+        [function] => (false, Some(*function)),
+        _ => (false, None),
+    };
+    let Some(function) = function.filter(|f| activation(f).is_some()) else {
+        return Err(fields
+            .unsupported("feed_forward_proj", &json!(proj))
+            .help("as in relu, gated-gelu or gated-silu"));
+    };
+    let gated = fields.flag("is_gated_act", gated)?;
+    let activation = read_activation(fields, "dense_act_fn", function)?;
+    let own_head = fields.flag_or_null("tie_word_embeddings")? == Some(false);
+    let scaled = fields.flag("scale_decoder_outputs", !own_head)?;
+    let buckets = fields.size("relative_attention_num_buckets", 32)?;
+    let max_distance = fields.size("relative_attention_max_distance", 128)?;
+    // The encoder spends half of the buckets on each side and half of these on single distances.
+    if buckets < 4 || max_distance <= buckets / 2 {
+        return Err(Diagnostic::new(
+            "M07",
+            format!(
+                "`relative_attention_num_buckets` {buckets} and `relative_attention_max_distance` {max_distance} do \
+                 not fit"
+            ),
+        )
+        .help("there are at least 4 buckets, and the distance is more than half of them"));
+    }
+    // Lengths of the first published models' training, and ways of older versions to say what they return.
+    for name in ["n_positions", "output_past", "initializer_factor"] {
+        let _ = fields.raw(name);
+    }
+    Ok(T5 {
+        dtype,
+        hidden: fields.aliased_size(["d_model", "hidden_size"], 512)?,
+        heads: fields.aliased_size(["num_heads", "num_attention_heads"], 8)?,
+        head_dim: fields.aliased_size(["d_kv", "head_dim"], 64)?,
+        ffn: fields.size("d_ff", 2048)?,
+        vocab: fields.size("vocab_size", 32_128)?,
+        eps: fields.epsilon("layer_norm_epsilon", 1e-6)?,
+        activation,
+        gated,
+        encoder_layers: check_layers("num_layers", layers)?,
+        decoder_layers: check_layers("num_decoder_layers", decoder_layers)?,
+        buckets,
+        max_distance,
+        tied: scaled && !own_head,
+        scaled,
+    })
+}

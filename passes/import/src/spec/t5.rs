@@ -1,0 +1,62 @@
+//! What the importer understands of a T5: an encoder, and a decoder that attends to it.
+
+use ithaca_ir::ops::Unary;
+use ithaca_ir::{DType, Diagnostic};
+
+use super::{check_elements, check_heads, tokens};
+use crate::Workload;
+
+/// A T5 with the head of a language model, without its weights.
+#[derive(Clone, Debug)]
+pub(crate) struct T5 {
+    /// The element type that the description states.
+    pub(crate) dtype: DType,
+    /// Width of the residual streams.
+    pub(crate) hidden: u64,
+    /// Heads of every attention.
+    pub(crate) heads: u64,
+    /// Width of a head; heads together may be wider or narrower than the stream.
+    pub(crate) head_dim: u64,
+    /// Width of the MLP.
+    pub(crate) ffn: u64,
+    /// Tokens of the vocabulary, which both stacks share.
+    pub(crate) vocab: u64,
+    /// Added under the root of every norm.
+    pub(crate) eps: f64,
+    /// The function of the MLP.
+    pub(crate) activation: Unary,
+    /// Whether a second product gates the MLP.
+    pub(crate) gated: bool,
+    /// Layers of the encoder.
+    pub(crate) encoder_layers: u64,
+    /// Layers of the decoder.
+    pub(crate) decoder_layers: u64,
+    /// Buckets of relative positions.
+    pub(crate) buckets: u64,
+    /// The distance from which on all keys share the last bucket.
+    pub(crate) max_distance: u64,
+    /// Whether the head reads the embedding's table.
+    pub(crate) tied: bool,
+    /// Whether the stream is scaled by `hidden^(−1/2)` before the head.
+    pub(crate) scaled: bool,
+}
+
+impl T5 {
+    /// Tokens of the decoder; as many as the encoder's where nothing is said.
+    pub(crate) fn target(workload: &Workload) -> u64 {
+        workload.target_sequence.unwrap_or(workload.sequence)
+    }
+
+    pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
+        let wide = check_heads(self.heads, self.head_dim)?;
+        let widest = self.hidden.max(wide).max(self.ffn).max(self.vocab);
+        check_elements(&[
+            ("the attention's projections", wide.into(), self.hidden),
+            ("the MLP's projections", self.ffn.into(), self.hidden),
+            ("the embedding", self.vocab.into(), self.hidden),
+            ("the biases of relative positions", self.buckets.into(), self.heads),
+            ("the encoder's activations", tokens(workload.batch, workload.sequence), widest),
+            ("the decoder's activations", tokens(workload.batch, Self::target(workload)), widest),
+        ])
+    }
+}

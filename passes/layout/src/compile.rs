@@ -1,0 +1,177 @@
+//! From a program to a checked schedule: the passes every plan runs.
+
+use std::time::Duration;
+
+use ithaca_ir::module::Level;
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::verify::verify;
+use ithaca_ir::{Diagnostics, Module, Op};
+use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
+
+use crate::lower::lower;
+use crate::lower_movements::LowerMovements;
+use crate::movement::LOCAL;
+use crate::registry::Registry;
+use crate::reshard::LowerReshards;
+use crate::shard::{Shard, ShardOptions};
+
+/// What a program becomes on a mesh.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// What one rank runs.
+    pub per_rank: Module,
+    /// How it runs it.
+    pub schedule: Schedule,
+    /// How each attention of the model was to be distributed, before its movement became steps.
+    pub attention: Vec<AttentionUse>,
+    /// What the user should know: copied heads, padding, dimensions that stay whole.
+    pub notes: Vec<String>,
+}
+
+/// The movement of attention in a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionUse {
+    /// The function.
+    pub function: String,
+    /// The movement with its options, `local` where keys are whole.
+    pub movement: String,
+}
+
+/// The passes of [`compile`].
+pub fn passes(options: &ShardOptions) -> Vec<Box<dyn Pass>> {
+    passes_with(&Registry::default(), options)
+}
+
+/// The passes of [`compile_with`].
+pub fn passes_with(registry: &Registry, options: &ShardOptions) -> Vec<Box<dyn Pass>> {
+    let mut passes: Vec<Box<dyn Pass>> = vec![
+        Box::new(Shard::new(options.clone()).with_registry(registry.clone())),
+        Box::new(LowerMovements::new(registry.clone())),
+    ];
+    passes.extend(options.fusion.before());
+    passes.push(Box::new(LowerReshards));
+    passes.extend(options.fusion.passes());
+    passes
+}
+
+/// Lays `module` out by `options`, chooses collectives by `prices`, and lowers to a verified schedule.
+///
+/// # Errors
+/// `P` diagnostics when the layout is not legal.
+pub fn compile(
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+) -> Result<Compiled, Diagnostics> {
+    compile_with(&Registry::default(), module, options, prices)
+}
+
+/// As [`compile`], with the strategies and movements of `registry`.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_with(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+) -> Result<Compiled, Diagnostics> {
+    compile_by(&passes_with(registry, options), module, prices, &mut Unwatched)
+}
+
+/// As [`compile`], with an instrument that sees every pass.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_watched(
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+    instrument: &mut dyn Instrument,
+) -> Result<Compiled, Diagnostics> {
+    compile_by(&passes(options), module, prices, instrument)
+}
+
+/// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes_with`], with passes of
+/// your own wherever they belong.
+///
+/// # Errors
+/// `P` diagnostics of the pass that refused, or of the verifier when a pass broke the module.
+pub fn compile_by(
+    passes: &[Box<dyn Pass>],
+    module: &Module,
+    prices: &dyn Prices,
+    instrument: &mut dyn Instrument,
+) -> Result<Compiled, Diagnostics> {
+    let compiled = draft_by(passes, module, prices, instrument)?;
+    verify_schedule(&compiled)?;
+    Ok(compiled)
+}
+
+/// Checks a schedule that [`draft_with`] left unchecked: by itself, and against its program.
+///
+/// # Errors
+/// `S` diagnostics when lowering broke an invariant.
+pub fn verify_schedule(compiled: &Compiled) -> Result<(), Diagnostics> {
+    ithaca_ir::schedule::verify(&compiled.schedule)?;
+    ithaca_ir::schedule::verify_meaning(&compiled.schedule, verify(&compiled.per_rank)?)
+}
+
+/// As [`compile_with`], with a schedule that is not checked: enough to price a candidate that may never be run. Its
+/// program is verified after every pass.
+///
+/// # Errors
+/// `P` diagnostics when the layout is not legal.
+pub fn draft_with(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+    prices: &dyn Prices,
+) -> Result<Compiled, Diagnostics> {
+    draft_by(&passes_with(registry, options), module, prices, &mut Unwatched)
+}
+
+fn draft_by(
+    passes: &[Box<dyn Pass>],
+    module: &Module,
+    prices: &dyn Prices,
+    instrument: &mut dyn Instrument,
+) -> Result<Compiled, Diagnostics> {
+    let mut cx = Context::new(prices);
+    let mut seen = Seen { attention: None, watched: instrument };
+    let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
+    let attention = seen.attention.unwrap_or_default();
+    let schedule = lower(verify(&per_rank)?)?;
+    Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
+}
+
+/// Keeps what the first module that is laid out says of attention.
+struct Seen<'a> {
+    attention: Option<Vec<AttentionUse>>,
+    watched: &'a mut dyn Instrument,
+}
+
+impl Instrument for Seen<'_> {
+    fn after(&mut self, pass: &dyn Pass, module: &Module, took: Duration) {
+        if module.level == Level::Sharded {
+            self.attention.get_or_insert_with(|| attention(module));
+        }
+        self.watched.after(pass, module, took);
+    }
+}
+
+/// Every function with attention and every movement that it has.
+fn attention(module: &Module) -> Vec<AttentionUse> {
+    let mut found = Vec::new();
+    for function in module.functions.values() {
+        for node in &function.nodes {
+            let (Op::Attention(a) | Op::AttentionBackward(a)) = &node.op else { continue };
+            let movement = a.movement.as_ref().map_or(LOCAL.to_owned(), ToString::to_string);
+            let one = AttentionUse { function: function.name.clone(), movement };
+            if !found.contains(&one) {
+                found.push(one);
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,167 @@
+//! `two-level`: an axis that spans nodes becomes two axes, one across nodes and one inside, so that each collective along it
+//! becomes one collective for each level.
+//!
+//! ```text
+//! mesh u=16
+//! %1 = reshard %0 : bf16[b s h@u d]                            // from bf16[b s@u h d]
+//! ```
+//! becomes, where eight neighbours are in a node,
+//! ```text
+//! mesh u_across=2,u_inside=8
+//! %1 = reshard %0 : bf16[b s h@u_across@u_inside d]            // from bf16[b s@u_inside@u_across h d]
+//! ```
+//! which `lower-reshards` turns into an all-to-all across nodes and one inside. Nothing but layouts changes: ranks keep
+//! their numbers, and which part of a tensor a rank holds follows from the order of the two axes.
+//!
+//! That order is what makes each collective two. A collective takes axes from the end of a dimension's list and puts them at
+//! the end of another's. So dimensions between which parts travel have the two in opposite orders. A dimension that is
+//! gathered or that sums are scattered over ends in the axis across nodes: parts are smallest when they cross nodes, and
+//! the network carries what one collective by all ranks would send over it.
+//!
+//! An axis is left as it is along which parts move step by step, tokens are fetched or stages lie.
+
+mod order;
+mod split;
+
+use ithaca_ir::module::Level;
+use ithaca_ir::verify::{Verified, verify};
+use ithaca_ir::{AxisId, Diagnostic, Diagnostics, Module};
+use ithaca_pass::{Context, Pass, Prices, options};
+use serde::{Deserialize, Serialize};
+
+use super::saturate::PriceList;
+use crate::strategy::MAX_RANKS;
+
+/// Which axes become two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choose {
+    /// All that span nodes.
+    #[default]
+    Always,
+    /// Those for which the collectives cost less by the prices at hand.
+    Cheaper,
+}
+
+/// The pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TwoLevel {
+    /// Which axes become two.
+    pub choose: Choose,
+    /// The only axis that is looked at, by name; all of them when absent.
+    pub axis: Option<String>,
+    /// Ranks of an axis that share a node; what the cluster says when absent.
+    #[serde(deserialize_with = "options::optional_whole::<_, 2, MAX_RANKS>")]
+    pub inside: Option<u64>,
+}
+
+/// Options, as `list passes` shows them.
+pub const OPTIONS: &str = "choose=always|cheaper, axis=NAME, inside=N";
+
+impl TwoLevel {
+    /// Reads the options of a pipeline.
+    ///
+    /// # Errors
+    /// `P02` for an option or a value that is not known.
+    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
+        options::read("two-level", OPTIONS, options)
+    }
+
+    /// How many ranks of an axis share a node, some but not all of them and as many in each; or why that is not so.
+    fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Result<u64, String> {
+        let (size, stride) = (module.space.mesh.size(axis), module.space.mesh.stride(axis));
+        let name = &module.space.mesh.axes[axis].name;
+        let inside = match (self.inside, prices.node_devices()) {
+            (Some(inside), _) => inside,
+            (None, Some(devices)) if devices.is_multiple_of(stride) => devices / stride,
+            (None, Some(devices)) => {
+                return Err(format!(
+                    "neighbours along `{name}` are {stride} ranks apart, and a node has {devices}"
+                ));
+            }
+            (None, None) => return Err("no cluster says how many ranks share a node".to_owned()),
+        };
+        match () {
+            () if inside <= 1 => Err(format!("no two of the {size} ranks along `{name}` share a node")),
+            () if inside >= size => Err(format!("all {size} ranks along `{name}` share a node")),
+            () if !size.is_multiple_of(inside) => {
+                Err(format!("{size} ranks along `{name}` do not divide into nodes of {inside}"))
+            }
+            () => Ok(inside),
+        }
+    }
+}
+
+impl Pass for TwoLevel {
+    fn name(&self) -> &'static str {
+        "two-level"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        options::write(self)
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        let module = module.module();
+        if module.level != Level::Sharded {
+            let message = "`two-level` changes layouts, and this program has no reshards that would follow";
+            return Err(vec![Diagnostic::new("P03", message).help("run it before `lower-reshards`")]);
+        }
+        let mut module = module.clone();
+        let named = |name: &String| self.axis.as_ref().is_none_or(|only| only == name);
+        let names: Vec<String> = module.space.mesh.axes.values().map(|axis| axis.name.clone()).collect();
+        let mut left: Vec<String> = Vec::new();
+        let mut is_said = false;
+        if let Some(missing) = self.axis.as_ref().filter(|only| !names.contains(only)) {
+            left.push(format!("the mesh has no axis `{missing}`"));
+        }
+        for name in names.iter().filter(|name| named(name)) {
+            let Some(axis) = module.space.mesh.axis(name) else { continue };
+            let inside = match self.inside(&module, axis, cx.prices) {
+                Ok(inside) => inside,
+                Err(why) => {
+                    left.push(why);
+                    continue;
+                }
+            };
+            is_said = true;
+            if let Some(why) = split::obstacle(&module, axis) {
+                cx.note(format!("collectives along `{name}` stay whole: {why}"));
+                continue;
+            }
+            let ends = order::ends(&module, axis);
+            let two = split::split(&module, axis, inside, &ends);
+            if let Err(found) = verify(&two) {
+                let why = found.first().map_or("", |d| d.message.as_str());
+                cx.note(format!("collectives along `{name}` stay whole: in two levels {why}"));
+                continue;
+            }
+            let is_cheaper = || seconds(&two, cx.prices) < seconds(&module, cx.prices) * (1.0 - 1e-9);
+            if (self.choose == Choose::Always || is_cheaper()) && cx.rewrite() {
+                cx.note(format!(
+                    "`{name}` in two levels: {} nodes, {inside} ranks in each",
+                    module.space.mesh.size(axis) / inside
+                ));
+                module = two;
+            } else if self.choose == Choose::Cheaper {
+                cx.note(format!(
+                    "collectives along `{name}` stay whole: in two levels they would cost as much or more"
+                ));
+            }
+        }
+        if !is_said {
+            let why = if left.is_empty() { "the mesh has no axes".to_owned() } else { left.join("; ") };
+            cx.note(format!("`two-level` has no effect: {why}"));
+        }
+        Ok(module)
+    }
+}
+
+/// What all changes of layout of a step cost.
+fn seconds(module: &Module, prices: &dyn Prices) -> f64 {
+    let mut list = PriceList::new(&module.space, prices);
+    let counts = module.run_counts();
+    let functions = module.functions.values().zip(&counts);
+    functions.map(|(function, &runs)| runs as f64 * list.of_layouts(function)).sum()
+}

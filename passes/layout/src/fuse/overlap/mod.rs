@@ -1,0 +1,136 @@
+//! `overlap`: a collective and the kernels beside it are cut into chunks, so that one chunk travels while another computes.
+//!
+//! ```text
+//! %q1 = all_to_all %q {axis=u, split=h, concat=s}
+//! %o1 = attention %q1, %k1, %v1 {heads=h, kv_heads=k, …}
+//! %o = all_to_all %o1 {axis=u, split=s, concat=h}
+//! ```
+//! becomes, with two chunks,
+//! ```text
+//! %q0 = take %q {to=h_0}
+//! %q10 = all_to_all %q0 {axis=u, split=h_0, concat=s}
+//! %q1 = take %q {to=h_1}
+//! %q11 = all_to_all %q1 {axis=u, split=h_1, concat=s}     travels while
+//! %o10 = attention %q10, …  {heads=h_0, …}                 computes
+//! …
+//! %o = join %o0, %o1 {to=h}
+//! ```
+//! A *region* is what is cut along a dimension in which every operation of it is parallel: heads around attention, tokens
+//! around the matrix products of tensor parallelism (all-gather ∘ matmul, matmul ∘ reduce-scatter: Wang et al., ASPLOS
+//! 2023). Factor rules say which operations are; nothing here knows a strategy. Streams run tasks in the order of the
+//! program, so the pass writes chunks in the order of a pipeline: in each step the next chunk is sent off first, then the
+//! chunk that has arrived is computed.
+
+mod chunk;
+mod region;
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::module::{Function, Level};
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
+
+/// The pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Overlap {
+    /// Into how many chunks a region is cut at most; the largest number up to it by which the region divides is taken.
+    #[serde(deserialize_with = "options::whole::<_, 2, MAX_CHUNKS>")]
+    pub chunks: u64,
+}
+
+impl Default for Overlap {
+    /// Four chunks: three quarters of a collective are hidden, and kernels stay large.
+    fn default() -> Self {
+        Self { chunks: 4 }
+    }
+}
+
+/// Options, as `list passes` shows them.
+pub const OPTIONS: &str = "chunks=N";
+
+/// The most chunks.
+pub const MAX_CHUNKS: u64 = 64;
+
+impl Overlap {
+    /// Reads the options of a pipeline.
+    ///
+    /// # Errors
+    /// `P02` for an option that is not known, or no number of chunks from 2 to [`MAX_CHUNKS`].
+    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
+        options::read("overlap", OPTIONS, options)
+    }
+}
+
+impl Pass for Overlap {
+    fn name(&self) -> &'static str {
+        "overlap"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        vec![("chunks".to_owned(), self.chunks.to_string())]
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        let module = module.module();
+        if module.level == Level::Sharded {
+            let message = "`overlap` works on collectives, and this program has reshards";
+            return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
+        }
+        let mut chunked = module.emptied(module.level);
+        let mut cut = BTreeMap::new();
+        for function in module.functions.values() {
+            let function = self.function(&mut chunked, function, (cx, &mut cut)).map_err(|error| {
+                let message = format!("`overlap` in `@{}`: {}", function.name, error.message);
+                vec![Diagnostic::new(error.code, message)]
+            })?;
+            chunked.functions.push(function);
+        }
+        self.notes(&cut).into_iter().for_each(|note| cx.note(note));
+        Ok(chunked)
+    }
+}
+
+/// How many regions are cut into so many chunks.
+type Cuts = BTreeMap<u64, u64>;
+
+impl Overlap {
+    /// The function with its regions cut; parts of dimensions are declared in `module`.
+    fn function(
+        &self,
+        module: &mut Module,
+        function: &Function,
+        (cx, cut): (&mut Context<'_>, &mut Cuts),
+    ) -> Result<Function, ithaca_ir::ops::OpError> {
+        let mut function = function.clone();
+        // A region that was cut has dimensions of its own, so no collective is found twice.
+        while let Some((region, chunks)) = region::find(&module.space, &function, self.chunks) {
+            if !cx.rewrite() {
+                break;
+            }
+            *cut.entry(chunks).or_default() += 1;
+            let cuts = chunk::declare(&mut module.space, &region, chunks);
+            function = chunk::cut(&module.space, &module.functions, &function, &region, &cuts)?;
+        }
+        Ok(function)
+    }
+
+    /// What is said where less is cut than was asked for.
+    fn notes(&self, cut: &Cuts) -> Vec<String> {
+        if cut.is_empty() {
+            let why = "no collective has a kernel beside it that can be cut into chunks with it";
+            return vec![format!("`overlap` has no effect: {why}")];
+        }
+        let asked = self.chunks;
+        let fewer = cut.iter().filter(|&(&chunks, _)| chunks < asked);
+        let note = |(chunks, regions): (&u64, &u64)| {
+            let (what, is) = if *regions == 1 { ("region", "is") } else { ("regions", "are") };
+            format!(
+                "`overlap`: {regions} {what} of the program {is} cut into {chunks} chunks, not {asked}: what is cut has to divide"
+            )
+        };
+        fewer.map(note).collect()
+    }
+}

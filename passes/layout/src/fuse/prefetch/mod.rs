@@ -1,0 +1,142 @@
+//! `prefetch`: weights that are split are gathered before they are needed, and gradients reduced after they are there, while
+//! kernels compute.
+//!
+//! ```text
+//! %x2 = call %x {callee=@block, layers=0..32}
+//! ```
+//! becomes
+//! ```text
+//! %w = call {callee=@block.gather, layers=0..1}                               the weights that layer 0 needs first
+//! %x1, %w1 = call %x, %w {callee=@block.first, layers=0..31}                  layer i gathers those of layer i + 1
+//! %x2 = call %x1, %w1 {callee=@block.last, layers=31..32}                     the last layer gathers nothing
+//! ```
+//! Within a layer each message of weights starts as late as it may without being waited for, by the cluster's prices
+//! (`timeline`). What would have to start before its layer does, travels in the layer before and is handed on. A backward
+//! pass hands on, in the same way, gradients whose reduction would end after the layer: the next layer reduces them. What
+//! travels, and how much, stays as it is. The rules stand in `RULES.md`.
+
+mod body;
+mod callers;
+mod parts;
+mod timeline;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::{FuncId, Function, Level};
+use ithaca_ir::ops::OpError;
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
+
+use body::{Body, Functions};
+use callers::Plan;
+
+/// The pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Prefetch {
+    /// How many layers ahead weights are gathered: 1, or 0 for within a layer only.
+    #[serde(deserialize_with = "options::whole::<_, 0, MAX_LAYERS>")]
+    pub layers: u64,
+}
+
+impl Default for Prefetch {
+    /// One layer, which bounds what is held to the weights of two.
+    fn default() -> Self {
+        Self { layers: 1 }
+    }
+}
+
+/// Options, as `list passes` shows them.
+pub const OPTIONS: &str = "layers=0|1";
+
+/// The most layers that weights are gathered ahead.
+pub const MAX_LAYERS: u64 = 1;
+
+impl Prefetch {
+    /// Reads the options of a pipeline.
+    ///
+    /// # Errors
+    /// `P02` for an option that is not known, or a number of layers above [`MAX_LAYERS`].
+    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
+        options::read("prefetch", OPTIONS, options)
+    }
+}
+
+impl Pass for Prefetch {
+    fn name(&self) -> &'static str {
+        "prefetch"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        options::write(self)
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        let module = module.module();
+        if module.level != Level::PerRank {
+            let message = "`prefetch` needs a per-rank program, in which every communication is a collective";
+            return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
+        }
+        let plan = match self.layers {
+            0 => Plan::default(),
+            _ => Plan::of(module, cx),
+        };
+        rewritten(module, &plan, cx).map_err(|error| {
+            let message = format!("`prefetch`: {}", error.message);
+            vec![Diagnostic::new(error.code, message)]
+        })
+    }
+}
+
+/// The module with its loops as planned, and every other gather where it should be issued.
+fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Module, OpError> {
+    let mut new = module.emptied(module.level);
+    let mut called: Vec<Option<FuncId>> = vec![None; module.functions.len()];
+    let mut loops: BTreeMap<usize, Functions> = BTreeMap::new();
+    let mut n_gathers = 0;
+    for (id, function) in module.functions.iter() {
+        for (n, body) in plan.bodies.iter().enumerate() {
+            if let (true, Some(turns)) = (body.of.callee == id, plan.turns(n)) {
+                n_gathers += body.counts().0;
+                loops.insert(n, body.add(&mut new, function, turns)?);
+            }
+        }
+        if !plan.keeps(id) {
+            continue;
+        }
+        let function = match plan.changes(id) {
+            true => plan.rewritten(&mut new, (id, function), &called, &loops)?,
+            false => {
+                let function = renumbered(function, &called);
+                let body = Body::alone(&module.space, &function, id, cx.prices);
+                n_gathers += body.counts().0;
+                match body.counts().0 {
+                    0 => function,
+                    1.. => body.arranged(&new, &function)?,
+                }
+            }
+        };
+        called[id.index()] = Some(new.functions.push(function));
+    }
+    if n_gathers == 0 {
+        cx.note("`prefetch` has no effect: no weights are gathered, as with `--zero 3` they are");
+    }
+    Ok(new)
+}
+
+/// The function with what it calls under new numbers.
+fn renumbered(function: &Function, called: &[Option<FuncId>]) -> Function {
+    let mut function = function.clone();
+    for node in &mut function.nodes {
+        if let Op::Call { callee, .. } = &mut node.op {
+            *callee = called[callee.index()].expect("callees stand before their callers");
+        }
+    }
+    function
+}

@@ -1,0 +1,59 @@
+//! What terms cost: kernels and collectives by the prices at hand, a reshard by the collectives that it will become.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::{DType, DimId, Function, Layout, Op, Space, TensorType};
+use ithaca_pass::Prices;
+
+use crate::reshard::convert;
+
+/// A change of layout, by what its price depends on.
+type Conversion = (DType, Vec<DimId>, Layout, Layout);
+
+/// Prices of operations, in seconds on the busiest rank; those of reshards are worked out once.
+pub(in crate::fuse) struct PriceList<'a> {
+    space: &'a Space,
+    prices: &'a dyn Prices,
+    reshards: BTreeMap<Conversion, f64>,
+}
+
+impl<'a> PriceList<'a> {
+    /// Prices of operations on values of `space`.
+    pub(in crate::fuse) fn new(space: &'a Space, prices: &'a dyn Prices) -> Self {
+        Self { space, prices, reshards: BTreeMap::new() }
+    }
+
+    /// Seconds of one operation.
+    pub(super) fn seconds(&mut self, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        if *op != Op::Reshard {
+            return self.prices.op_seconds(self.space, op, operands, results);
+        }
+        let (from, to) = (operands[0], results[0]);
+        let key = (from.dtype, from.dims.to_vec(), from.layout.clone(), to.layout.clone());
+        let (space, prices) = (self.space, self.prices);
+        *self.reshards.entry(key).or_insert_with(|| {
+            let steps = convert(space, from, to, prices);
+            let before = std::iter::once(from).chain(steps.iter().map(|step| &step.to));
+            let each = before.zip(&steps).map(|(x, s)| prices.op_seconds(space, &s.op, &[x], &[&s.to]));
+            each.sum()
+        })
+    }
+
+    /// Seconds of all changes of layout of a function, one after another.
+    pub(in crate::fuse) fn of_layouts(&mut self, function: &Function) -> f64 {
+        let layouts =
+            function.nodes.iter().filter(|node| node.op == Op::Reshard || node.op.is_communication());
+        let each = layouts
+            .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)));
+        each.sum()
+    }
+
+    /// Seconds of all operations of a function, one after another.
+    pub(super) fn of_function(&mut self, function: &Function) -> f64 {
+        let each = function
+            .nodes
+            .iter()
+            .map(|node| self.seconds(&node.op, &function.operand_types(node), &function.result_types(node)));
+        each.sum()
+    }
+}

@@ -1,0 +1,47 @@
+//! Options and rules; what the pass does to programs is tested where programs can be run.
+
+use super::*;
+use ithaca_pass::Volume;
+
+#[test]
+fn every_file_of_rules_can_be_read() {
+    let rules = builtin();
+    let names: BTreeSet<&str> = rules.iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(names.len(), rules.len(), "names are unique over all files");
+}
+
+/// Rules are found in the e-graph of a program that has their left side, and what they make can be built again.
+#[test]
+fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
+    for rule in builtin() {
+        let rules = std::slice::from_ref(&rule);
+        let fires = |seed: u64| {
+            let Some(module) = rules::drawn(&rule, seed) else { return false };
+            let cx = ops::Context { space: &module.space, functions: &module.functions };
+            let function = module.functions.values().next_back().unwrap();
+            let mut block = Block::of(function, cx.names());
+            let made = grow(&mut block.graph, cx, module.level, rules, Saturate::default().limits());
+            let mut prices = PriceList::new(&module.space, &Volume);
+            let chosen = extract(&block.graph, &mut prices, &block.roots(), &block.originals());
+            let rebuilt = block.rebuilt(cx, &chosen).unwrap().unwrap();
+            let (before, after) = (prices.of_function(function), prices.of_function(&rebuilt));
+            assert!(after <= before * (1.0 + 1e-9), "`{}`, seed {seed}: {before} to {after}", rule.name);
+            !made.terms.is_empty() || !made.found.is_empty()
+        };
+        assert!((0..4000).any(fires), "`{}` never fired", rule.name);
+    }
+}
+
+#[test]
+fn options_print_as_they_are_read() {
+    let options = |text: &str| -> Vec<(String, String)> {
+        let pairs = text.split(',').filter(|item| !item.is_empty());
+        pairs.map(|item| item.split_once('=').unwrap()).map(|(k, v)| (k.into(), v.into())).collect()
+    };
+    for text in ["", "nodes=100", "nodes=100,iterations=2", "rules=added"] {
+        assert_eq!(Saturate::from_pipeline(&options(text)).unwrap().options(), options(text), "{text}");
+    }
+    for text in ["nodes=0", "nodes=many", "time=1", "rules=mine"] {
+        assert_eq!(Saturate::from_pipeline(&options(text)).unwrap_err().code, "P02", "{text}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Attention whose sequence stays split inside: which movement serves it, and whether it can.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::ops::{Attention, Keyed, Op};
+use ithaca_ir::{Diagnostic, DimId, Module, Order, Space};
+use ithaca_pass::roles::Roles;
+
+use super::options::{OrderChoice, Prune};
+use super::orders::{self, Split};
+use super::placements::Placements;
+use crate::movement::{Movement, Site, admit};
+use crate::registry::Registry;
+
+/// An attention with a movement.
+pub(super) struct Inside<'a> {
+    attention: &'a Attention,
+    /// The axes that split its keys, major to minor.
+    axes: AxisList,
+    /// The axes that split its queries, major to minor.
+    query_axes: AxisList,
+    /// The axes that split its heads, major to minor.
+    head_axes: AxisList,
+    /// How keys and queries meet.
+    pub(super) movement: &'static dyn Movement,
+    /// The options of the movement.
+    options: Vec<(String, u64)>,
+}
+
+impl Inside<'_> {
+    /// Whether keys are another sequence than queries.
+    pub(super) fn is_cross(&self) -> bool {
+        self.attention.queries != self.attention.keys
+    }
+
+    /// The axes that split sequence `dim`, if it is one of this attention.
+    pub(super) fn axes_of(&self, dim: DimId) -> Option<&AxisList> {
+        let Attention { queries, keys, .. } = self.attention;
+        if dim == *keys { Some(&self.axes) } else { (dim == *queries).then_some(&self.query_axes) }
+    }
+}
+
+/// Every attention with a movement.
+///
+/// # Errors
+/// `P47` for a movement that is not known or missing, `P40` for dropout that the layout would change.
+pub(super) fn splits<'a>(
+    registry: &Registry,
+    module: &'a Module,
+    placements: &Placements,
+    roles: &Roles,
+) -> Result<Vec<Inside<'a>>, Diagnostic> {
+    let mut found = Vec::new();
+    for function in module.functions.values() {
+        let placement = placements.function(&function.name);
+        for node in &function.nodes {
+            let (Op::Attention(attention) | Op::AttentionBackward(attention)) = &node.op else { continue };
+            let query_axes = placements.attention_sequence(&function.name, attention.queries);
+            let mut axes = placements.attention_sequence(&function.name, attention.keys);
+            if roles.caches.contains(&attention.keys) {
+                axes.extend(placement.cache.iter().copied());
+            }
+            let spread = !axes.is_empty()
+                || !query_axes.is_empty()
+                || !placement.attention_heads().is_empty()
+                || !placement.batch.is_empty();
+            if spread && attention.dropout.is_some_and(|d| d.keyed == Keyed::Stream) {
+                let message = format!(
+                    "attention of function `{}` drops weights by a generator that is keyed by the order of computation; \
+                     split over ranks it would drop others",
+                    function.name
+                );
+                return Err(Diagnostic::new("P40", message)
+                    .help("key the generator by position: `dropout=uniform(…, keyed=position)`"));
+            }
+            if axes.is_empty() && placement.cache.is_empty() {
+                continue;
+            }
+            match placements.movement(&function.name, attention) {
+                Some(by) => found.push(Inside {
+                    attention,
+                    axes,
+                    query_axes,
+                    head_axes: placement.attention_heads(),
+                    movement: registry.movement(&by.name)?,
+                    options: by.options,
+                }),
+                None if axes.is_empty() => {}
+                None => {
+                    let name = &module.space.dims[attention.keys].name;
+                    let message = format!(
+                        "sequence `{name}` stays split inside attention of function `{}`, and the strategy names no movement",
+                        function.name
+                    );
+                    return Err(Diagnostic::new("P47", message)
+                        .help("name one, as in `--movement gather` or, for cross-attention, `--cross-movement gather`"));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The token orders of the sequences that stay split.
+///
+/// # Errors
+/// See [`orders::decide`].
+pub(super) fn orders(
+    space: &Space,
+    inside: &[Inside<'_>],
+    asked: Option<OrderChoice>,
+) -> Result<BTreeMap<DimId, Order>, Diagnostic> {
+    let splits: Vec<Split<'_>> = inside
+        .iter()
+        .map(|i| Split {
+            attention: i.attention,
+            axes: &i.axes,
+            query_axes: &i.query_axes,
+            orders: i.movement.orders(),
+        })
+        .collect();
+    orders::decide(space, &splits, asked)
+}
+
+/// Whether every movement can serve its attention, in the space as it will be.
+///
+/// # Errors
+/// What the movement refuses; `P49` where it must leave out what the mask leaves empty and cannot.
+pub(super) fn check(space: &Space, inside: &[Inside<'_>], prune: Prune) -> Result<(), Diagnostic> {
+    for Inside { attention, axes, query_axes, head_axes, movement, options } in inside {
+        let site = Site { space, attention, axes, query_axes, head_axes, options };
+        admit(*movement, &site)?;
+        if prune == Prune::Required && !movement.prunes() && has_empty_tile(&site) {
+            let message = format!(
+                "movement `{}` moves blocks that the mask leaves empty, and was asked not to",
+                movement.name()
+            );
+            return Err(Diagnostic::new("P49", message)
+                .help("strategies `window-halo`, `sparse-fetch` and `ring` leave them out"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether some rank's queries see nothing of some rank's keys.
+fn has_empty_tile(site: &Site<'_>) -> bool {
+    (0..site.query_blocks()).any(|q| (0..site.blocks()).any(|k| site.pairs(q, k) == 0))
+}

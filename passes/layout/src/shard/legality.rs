@@ -1,0 +1,469 @@
+//! Legality: what must divide what before a program may be laid out, and what is done where it does not.
+//!
+//! The outcome is a [`Decisions`]: dimensions to declare (copied key/value heads, uneven heads, padded sequences), or a
+//! refusal that names the quantity.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::mask::Tile;
+use ithaca_ir::mesh::AxisId;
+use ithaca_ir::ops::{Attention, Op};
+use ithaca_ir::{Diagnostic, Dim, DimId, Mesh, Module, Order};
+use ithaca_pass::roles::Roles;
+use num_integer::lcm;
+
+use super::choice::AttentionChoice;
+use super::experts;
+use super::inside::{self, Inside};
+use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
+use super::placements::Placements;
+use super::strategy::Placement;
+use crate::movement::Orders;
+use crate::registry::Registry;
+
+/// What sharding will change in the space before it lays values out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decisions {
+    /// Key/value heads that are copied where weights are loaded: the new size of the dimension.
+    pub copy_weights: BTreeMap<DimId, u64>,
+    /// Key/value heads that are copied before attention: the new size.
+    pub copy_activations: BTreeMap<DimId, u64>,
+    /// Dimensions that ranks hold in different sizes.
+    pub uneven: Vec<DimId>,
+    /// Sequences that are padded: the new size.
+    pub padded: BTreeMap<DimId, u64>,
+    /// Vocabularies and key/value heads that stay whole in weights because they do not divide.
+    pub whole: Vec<DimId>,
+    /// The order of tokens, where it is not contiguous.
+    pub orders: BTreeMap<DimId, Order>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Decides whether and how `module` may be laid out.
+///
+/// # Errors
+/// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
+/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` what a movement does not compute.
+pub(super) fn decide(
+    registry: &Registry,
+    module: &Module,
+    placements: &Placements,
+    roles: &Roles,
+    options: &ShardOptions,
+) -> Result<Decisions, Diagnostic> {
+    let mut decisions = Decisions::default();
+    let (mesh, placement) = (&options.mesh, &placements.base);
+    for (i, placement) in placements.all().enumerate() {
+        let check = Check { module, mesh, placement, placements, options };
+        let mut own = Decisions::default();
+        for &(heads, kv_heads) in &roles.heads {
+            check.heads(heads, kv_heads, &mut own)?;
+        }
+        if i == 0 {
+            decisions = own;
+        } else if own != decisions {
+            let message =
+                "layers that split heads differently would need different copies of key/value heads";
+            return Err(Diagnostic::new("P13", message)
+                .help("use degrees that divide the key/value heads, or one strategy for all layers"));
+        }
+    }
+    let check = Check { module, mesh, placement, placements, options };
+    let degree = mesh.degree(&placement.weights);
+    for &dim in &roles.hidden {
+        let Dim { name, size, .. } = &module.space.dims[dim];
+        if size % degree != 0 {
+            let message =
+                format!("feed-forward width {name} = {size} does not divide by the tensor degree {degree}");
+            return Err(
+                Diagnostic::new("P22", message).help(legal_degrees(*size, "width", |p| size % p == 0))
+            );
+        }
+    }
+    for &dim in &roles.vocabularies {
+        let Dim { name, size, .. } = &module.space.dims[dim];
+        if size % degree != 0 {
+            decisions.whole.push(dim);
+            decisions.notes.push(format!(
+                "vocabulary {name} = {size} does not divide by the tensor degree {degree}: embedding and head stay whole"
+            ));
+        }
+    }
+    experts::check(module, mesh, placement, roles)?;
+    let degree = mesh.degree(&placement.batch);
+    for &dim in &roles.batches {
+        let Dim { name, size, .. } = &module.space.dims[dim];
+        if size % degree != 0 {
+            let degrees = legal_degrees(*size, "batch", |p| size % p == 0);
+            let Some(n) = micro_batches(module, dim) else {
+                let message = format!(
+                    "batch {name} = {} does not divide by the data-parallel degree {degree}",
+                    counted(*size, "sequence")
+                );
+                return Err(Diagnostic::new("P25", message).help(degrees));
+            };
+            let message = format!(
+                "a micro-batch of {}, of a batch {name} of {} in {n} micro-batches, does not divide by the data-parallel \
+                 degree {degree}",
+                counted(*size, "sequence"),
+                size * n
+            );
+            let each = size.next_multiple_of(degree);
+            return Err(Diagnostic::new("P25", message)
+                .help(degrees)
+                .help(format!("`--batch {}` has {each} sequences for each of them", each * n)));
+        }
+    }
+    if roles.batches.is_empty() && degree > 1 {
+        let message = format!("the program has no batch to split over the data-parallel degree {degree}");
+        return Err(Diagnostic::new("P25", message));
+    }
+    let inside = inside::splits(registry, module, placements, roles)?;
+    for &dim in roles.sequences.iter().filter(|&&d| module.space.dims[d].part.is_none()) {
+        check.sequence(dim, roles, &inside, &mut decisions)?;
+    }
+    let mut space = module.space.clone();
+    space.mesh.clone_from(mesh);
+    for (&dim, &size) in &decisions.padded {
+        space.dims[dim].size = size;
+    }
+    decisions.orders = inside::orders(&space, &inside, options.order)?;
+    if let Some(order) = options.order.filter(|_| inside.is_empty()) {
+        decisions
+            .notes
+            .push(format!("order {order} has no effect: nothing splits a sequence inside attention"));
+    }
+    for (&dim, order) in &decisions.orders {
+        space.dims[dim].order.clone_from(order);
+        decisions.notes.push(format!("sequence {} is dealt to ranks in order {order}", space.dims[dim].name));
+    }
+    // Heads as attention will see them.
+    for (&dim, &size) in decisions.copy_weights.iter().chain(&decisions.copy_activations) {
+        space.dims[dim].size = size;
+    }
+    experts::check_groups(module, &space, placement, roles)?;
+    inside::check(&space, &inside, options.prune)?;
+    let idle = idle(options, &inside, (roles, mesh.degree(&placement.attention_heads())), &decisions);
+    decisions.notes.extend(idle);
+    Ok(decisions)
+}
+
+/// Options that were asked for and change nothing, with the reason.
+fn idle(
+    options: &ShardOptions,
+    inside: &[Inside<'_>],
+    (roles, head_degree): (&Roles, u64),
+    decisions: &Decisions,
+) -> Vec<String> {
+    let mut idle = Vec::new();
+    let is_padded = |dim: &DimId| decisions.padded.contains_key(dim);
+    let heads = match options.heads {
+        HeadSplit::Even => None,
+        HeadSplit::Uneven => decisions.uneven.is_empty().then_some("--uneven-heads"),
+        HeadSplit::Pad => (!roles.heads.iter().any(|(heads, _)| is_padded(heads))).then_some("--pad-heads"),
+    };
+    if let Some(flag) = heads {
+        let why = match head_degree {
+            1 => "nothing splits heads".to_owned(),
+            n => format!("heads divide by the head degree {n}"),
+        };
+        idle.push(format!("`{flag}` has no effect: {why}"));
+    }
+    if options.sequence == SequenceFit::Pad && !roles.sequences.iter().any(is_padded) {
+        idle.push("`--pad-sequence` has no effect: every sequence divides as it is".to_owned());
+    }
+    let AttentionChoice { movement, cross_movement, sequences: _ } = &options.attention;
+    for (asked, flag, of_cross) in
+        [(movement, "--movement", false), (cross_movement, "--cross-movement", true)]
+    {
+        if let Some(movement) = asked.as_ref().filter(|_| inside.iter().all(|i| i.is_cross() != of_cross)) {
+            let what =
+                if of_cross { "attention to another sequence" } else { "attention of a sequence to itself" };
+            idle.push(format!("`{flag} {movement}` has no effect: nothing splits a sequence inside {what}"));
+        }
+    }
+    idle
+}
+
+/// Of how many micro-batches `batch` is one, where it is one of several.
+fn micro_batches(module: &Module, batch: DimId) -> Option<u64> {
+    let main = &module.functions[module.main()?];
+    main.nodes.iter().find_map(|node| match (&node.op, main.ty(node.results.first().copied()?)) {
+        (Op::Input(binding), ty) if !binding.view.is_empty() && ty.dims.get(1) == Some(&batch) => {
+            Some(module.space.dims[ty.dims[0]].size)
+        }
+        _ => None,
+    })
+}
+
+struct Check<'a> {
+    module: &'a Module,
+    mesh: &'a Mesh,
+    placement: &'a Placement,
+    placements: &'a Placements,
+    options: &'a ShardOptions,
+}
+
+impl Check<'_> {
+    fn degree(&self, axes: &[AxisId]) -> u64 {
+        self.mesh.degree(axes)
+    }
+
+    /// How the degree is written in messages: `8 (tp=2 × ulysses=4)`.
+    fn degree_text(&self, axes: &[AxisId]) -> String {
+        let axes: Vec<String> =
+            axes.iter().map(|&a| format!("{}={}", self.mesh.axes[a].name, self.mesh.size(a))).collect();
+        axes.join(" × ")
+    }
+
+    fn heads(&self, heads: DimId, kv_heads: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
+        let axes = self.placement.attention_heads();
+        let (total, tensor) = (self.degree(&axes), self.degree(&self.placement.weights));
+        if total == 1 {
+            return Ok(());
+        }
+        let dims = &self.module.space.dims;
+        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        let legal = |p: u64| hq % p == 0 && (hkv % p == 0 || p.is_multiple_of(hkv));
+        if legal(total) {
+            return self.copies(heads, kv_heads, total, tensor, decisions);
+        }
+        if self.options.heads == HeadSplit::Pad {
+            return self.pad_heads(heads, kv_heads, total, decisions);
+        }
+        if self.options.heads == HeadSplit::Uneven && hkv >= total {
+            decisions.uneven.extend([heads, kv_heads]);
+            decisions.uneven.dedup();
+            let each = |n: u64| format!("{} or {}", n.div_ceil(total) * (hq / hkv), n / total * (hq / hkv));
+            decisions
+                .notes
+                .push(format!("{hq} query heads are split unevenly over {total} ranks: {} each", each(hkv)));
+            return Ok(());
+        }
+        let axes = self.degree_text(&axes);
+        let refused = if hq % total != 0 {
+            let message = format!(
+                "{} not divide by the head degree {total} ({axes})",
+                if hq == 1 { "1 query head does".to_owned() } else { format!("{hq} query heads do") }
+            );
+            Diagnostic::new("P20", message)
+        } else {
+            let message = format!(
+                "{hkv} key/value heads are neither a multiple nor a divisor of the head degree {total} ({axes})"
+            );
+            Diagnostic::new("P21", message)
+        };
+        let refused = refused.help(legal_degrees(hq, "head", legal));
+        Err(match self.options.heads {
+            HeadSplit::Pad => refused,
+            HeadSplit::Uneven => refused.help(format!(
+                "`--uneven-heads` deals out the {hkv} key/value heads whole, so it reaches {hkv} ranks; `--pad-heads` in its \
+                 place makes heads divide"
+            )),
+            HeadSplit::Even if hkv >= total => {
+                refused.help(format!("`--uneven-heads` deals out the {hkv} key/value heads as they come"))
+            }
+            HeadSplit::Even => refused,
+        })
+    }
+
+    /// Query and key/value heads are padded together, group by group, until they divide.
+    fn pad_heads(
+        &self,
+        heads: DimId,
+        kv_heads: DimId,
+        total: u64,
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let dims = &self.module.space.dims;
+        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        let padded = hkv.next_multiple_of(total);
+        let normalised = self.module.functions.values().flat_map(|f| &f.nodes).any(|n| match &n.op {
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => *over == heads || *over == kv_heads,
+            Op::RmsScale { over, .. } => over.contains(&heads) || over.contains(&kv_heads),
+            _ => false,
+        });
+        if normalised {
+            let message = format!("{hq} query heads cannot be padded: a norm counts all of them");
+            return Err(Diagnostic::new("P20", message).help("use a head degree that divides"));
+        }
+        for (dim, size) in [(heads, hq / hkv * padded), (kv_heads, padded)] {
+            decisions.padded.insert(dim, size);
+        }
+        decisions.notes.push(format!(
+            "{hq} query heads and {hkv} key/value heads are padded to {} and {padded}; padded heads have no weights, so \
+             they reach neither the output projection nor a gradient",
+            hq / hkv * padded
+        ));
+        Ok(())
+    }
+
+    /// Key/value heads that are fewer than the ranks are copied, so that every rank has one.
+    fn copies(
+        &self,
+        heads: DimId,
+        kv_heads: DimId,
+        total: u64,
+        tensor: u64,
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let dims = &self.module.space.dims;
+        let (hq, hkv) = (dims[heads].size, dims[kv_heads].size);
+        if hkv % total == 0 {
+            return Ok(());
+        }
+        let loaded = match hkv % tensor == 0 {
+            true => hkv,
+            false if self.only_loaded(kv_heads) => lcm(hkv, tensor),
+            // What is handed in or gets a gradient keeps its heads; copies are made, and summed, at the attention.
+            false => {
+                decisions.whole.push(kv_heads);
+                hkv
+            }
+        };
+        if hq % loaded != 0 {
+            let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
+            return Err(Diagnostic::new("P21", message));
+        }
+        if loaded != hkv {
+            decisions.copy_weights.insert(kv_heads, loaded);
+        }
+        if total != loaded {
+            decisions.copy_activations.insert(kv_heads, total);
+        }
+        decisions.notes.push(format!(
+            "{} replicated to {total}, {} copies of each, one for each of {total} ranks",
+            match hkv {
+                1 => "1 key/value head is".to_owned(),
+                n => format!("{n} key/value heads are"),
+            },
+            total / hkv
+        ));
+        Ok(())
+    }
+
+    /// Whether heads come from weights alone and nothing flows back to them.
+    fn only_loaded(&self, kv_heads: DimId) -> bool {
+        self.module.functions.values().all(|f| {
+            f.nodes.iter().all(|node| match &node.op {
+                Op::Input(_) => !f.ty(node.result()).has(kv_heads),
+                Op::AttentionBackward(a) => a.kv_heads != kv_heads,
+                _ => true,
+            })
+        })
+    }
+
+    /// The flag that sets the length of a sequence: the decoder's has its own, where there is an encoder too.
+    fn length_flag(&self, dim: DimId) -> &'static str {
+        let mut nodes = self.module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let is_target = nodes.any(|(f, node)| match &node.op {
+            Op::Input(binding) => binding.name == "decoder_input_ids" && f.ty(node.result()).has(dim),
+            _ => false,
+        });
+        if is_target { "--target-seq" } else { "--seq" }
+    }
+
+    /// Into how many parts each attention splits sequence `dim`, where it has that.
+    fn parts<'i>(&'i self, inside: &'i [Inside<'_>], dim: DimId) -> impl Iterator<Item = u64> + 'i {
+        inside.iter().filter_map(move |i| i.axes_of(dim)).map(|axes| self.degree(axes))
+    }
+
+    fn sequence(
+        &self,
+        dim: DimId,
+        roles: &Roles,
+        inside: &[Inside<'_>],
+        decisions: &mut Decisions,
+    ) -> Result<(), Diagnostic> {
+        let mut axes = self.placements.residual_sequence(dim);
+        if roles.caches.contains(&dim) {
+            axes.extend(self.placement.cache.iter().copied());
+        }
+        let ranks = self.degree(&axes);
+        // Every rank cuts its tokens into as many parts.
+        let chunks = self.module.space.dims.values().filter_map(|d| d.part.filter(|p| p.of == dim));
+        let chunks = chunks.map(|part| part.count).fold(1, lcm);
+        let mut degree = ranks.saturating_mul(chunks);
+        let Dim { name, size, order, .. } = &self.module.space.dims[dim];
+        let pads = self.options.sequence == SequenceFit::Pad;
+        // An order that is asked for must fit too.
+        let step = match self.options.order.filter(|_| pads) {
+            None | Some(OrderChoice::Contiguous | OrderChoice::Balanced) => degree,
+            Some(OrderChoice::Zigzag) => self.parts(inside, dim).map(|n| 2 * n).fold(degree, lcm),
+            Some(OrderChoice::Striped(block)) => {
+                self.parts(inside, dim).map(|n| n.saturating_mul(block)).fold(degree, lcm)
+            }
+        };
+        if size % step == 0 {
+            return Ok(());
+        }
+        if pads && *order != Order::Contiguous {
+            let message =
+                format!("sequence {name} cannot be padded: its {size} tokens have an order of their own");
+            return Err(Diagnostic::new("P24", message)
+                .help("use a length that divides, or leave the order to the strategy"));
+        }
+        let axes = self.degree_text(&axes);
+        if self.options.sequence == SequenceFit::Exact {
+            let refused = match size % ranks {
+                0 => {
+                    let message = format!(
+                        "{} tokens {name} of each of {ranks} ranks ({axes}) do not divide into {chunks} parts of the loss",
+                        size / ranks
+                    );
+                    let legal = |n: u64| (size / ranks).is_multiple_of(n);
+                    Diagnostic::new("P57", message).help(legal_degrees(size / ranks, "loss", legal))
+                }
+                _ => {
+                    let message = format!(
+                        "sequence {name} = {} does not divide by the degree {ranks} ({axes})",
+                        counted(*size, "token")
+                    );
+                    Diagnostic::new("P23", message)
+                }
+            };
+            return Err(refused.help(format!(
+                "pad it with `--pad-sequence` to {}, or use {} {} or {}",
+                size.next_multiple_of(degree),
+                self.length_flag(dim),
+                (size / degree * degree).max(degree),
+                size.next_multiple_of(degree)
+            )));
+        }
+        degree = step;
+        if self.options.order.is_none() {
+            // Room for a zigzag.
+            let ring = inside.iter().filter(|i| i.movement.orders() == Orders::Balanced);
+            degree = ring.filter_map(|i| i.axes_of(dim)).map(|axes| 2 * self.degree(axes)).fold(degree, lcm);
+        }
+        let padded = size.next_multiple_of(degree);
+        let dims = &self.module.space.dims;
+        // Padded queries may see what they like: their outputs are cut off.
+        let sees_padding =
+            |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
+        let attentions = self.module.functions.values().flat_map(|f| &f.nodes);
+        for node in attentions {
+            let (Op::Attention(a) | Op::AttentionBackward(a)) = &node.op else { continue };
+            if a.keys == dim && sees_padding(a) {
+                let message = format!(
+                    "sequence {name} cannot be padded: its attention mask lets tokens see the padding"
+                );
+                return Err(Diagnostic::new("P24", message).help("use a length that divides"));
+            }
+        }
+        decisions.padded.insert(dim, padded);
+        decisions.notes.push(format!(
+            "sequence {name} is padded from {size} to {padded} tokens; outputs are cut back and padded labels ignored"
+        ));
+        Ok(())
+    }
+}
+
+/// `size` and the degrees up to it that are legal.
+pub(super) fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
+    let degrees: Vec<String> = (1..=size.min(4096)).filter(|&p| legal(p)).map(|p| p.to_string()).collect();
+    let shown = if degrees.len() > 24 { &degrees[..24] } else { &degrees[..] };
+    format!("legal {what} degrees: {}{}", shown.join(", "), if degrees.len() > 24 { ", …" } else { "" })
+}

@@ -1,0 +1,154 @@
+//! `shard`: lays a program out over a mesh.
+//!
+//! A strategy says which axes split inputs, weights and the inside of attention; everything else follows from factor
+//! rules, and a `reshard` stands where an operation needs a layout that its operand has not.
+//!
+//! ```text
+//! %q = einsum %x, %wq : bf16[b s h d]
+//! %o = attention %q, %k, %v {…} : bf16[b s h d]
+//! ```
+//! becomes, under `ulysses`,
+//! ```text
+//! %q  = einsum %x, %wq : bf16[b s@ulysses h d]
+//! %q1 = reshard %q : bf16[b s h@ulysses d]
+//! %o  = attention %q1, %k1, %v1 {…} : bf16[b s h@ulysses d]
+//! %o1 = reshard %o : bf16[b s@ulysses h d]
+//! ```
+
+mod choice;
+mod experts;
+mod flow;
+mod inner;
+mod inside;
+mod layouts;
+mod legality;
+mod masks;
+mod options;
+mod orders;
+mod placements;
+mod respace;
+mod rewrite;
+mod stages;
+pub mod table;
+mod training;
+mod zero;
+
+pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
+pub use layouts::demand;
+pub use legality::Decisions;
+pub use options::{HeadSplit, OPTIONS, OrderChoice, Prune, SequenceFit, ShardOptions};
+pub use placements::Placements;
+pub use zero::Zero;
+
+pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};
+pub use ithaca_pass::roles::Roles;
+
+use ithaca_ir::module::Level;
+use ithaca_ir::ops::{Op, OpError};
+use ithaca_ir::verify::Verified;
+use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module};
+use ithaca_pass::{Context, Pass};
+
+use flow::Flows;
+
+use crate::registry::Registry;
+
+/// The pass.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    options: ShardOptions,
+    registry: Registry,
+}
+
+impl Shard {
+    /// The pass with these options.
+    pub fn new(options: ShardOptions) -> Self {
+        Self { options, registry: Registry::default() }
+    }
+
+    /// The same pass with the strategies and movements of `registry`.
+    pub fn with_registry(mut self, registry: Registry) -> Self {
+        self.registry = registry;
+        self
+    }
+}
+
+impl Pass for Shard {
+    fn name(&self) -> &'static str {
+        "shard"
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        self.options.to_pipeline()
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        let module = module.module();
+        if module.level != Level::Program {
+            let message = format!("`shard` takes a whole program; this one is {}", module.level.name());
+            return Err(vec![Diagnostic::new("P03", message)]);
+        }
+        let (placements, decisions) =
+            check_with(&self.registry, module, &self.options).map_err(|d| vec![d])?;
+        if !cx.rewrite() {
+            return Ok(module.clone());
+        }
+        let broken = |error: OpError| vec![Diagnostic::new(error.code, error.message)];
+        let roles = Roles::of(module);
+        let both = flow::keep_both_sides(module).map_err(broken)?;
+        let (mut sharded, copies) = respace::respace(&both, &self.options.mesh, &roles, &decisions);
+        let roles = Roles::of(&sharded);
+        let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
+        let parts = respace::parts(&mut sharded, &placements.base.weights, is_split);
+        let replicas = zero::axes(&placements, &sharded.space);
+        let flows = Flows::of(&sharded);
+        let zero = self.options.zero;
+        let plan = rewrite::Plan { placements, roles, decisions, copies, parts, flows, zero, replicas };
+        for note in plan.decisions.notes.iter().cloned().chain(zero::notes(&sharded, &plan)) {
+            cx.note(note);
+        }
+        let program = std::mem::take(&mut sharded.functions);
+        let rewritten = rewrite::functions(&mut sharded, &program, &plan).map_err(broken)?;
+        let reached = attentions(module);
+        if reached != rewritten {
+            let message = format!("`shard` rewrote {rewritten} attention operations of {reached}");
+            return Err(vec![Diagnostic::new("P04", message)]);
+        }
+        Ok(sharded)
+    }
+}
+
+/// Whether and how `options` may lay `module` out, without doing it: cheap enough to try many.
+///
+/// # Errors
+/// `P10`–`P13` for the strategy and the mesh, `P20`–`P28` for what does not divide, `P40`–`P49` for what a movement does
+/// not compute.
+pub fn check(module: &Module, options: &ShardOptions) -> Result<(Placements, Decisions), Diagnostic> {
+    check_with(&Registry::default(), module, options)
+}
+
+/// As [`check`], with the strategies and movements of `registry`.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_with(
+    registry: &Registry,
+    module: &Module,
+    options: &ShardOptions,
+) -> Result<(Placements, Decisions), Diagnostic> {
+    let roles = Roles::of(module);
+    let placements = Placements::of(registry, module, &roles, options)?;
+    stages::check(module, &options.mesh, &placements.base.stages)?;
+    let decisions = legality::decide(registry, module, &placements, &roles, options)?;
+    Ok((placements, decisions))
+}
+
+/// Attention operations in every function.
+fn attentions(module: &Module) -> usize {
+    let nodes = module.functions.values().flat_map(|f| &f.nodes);
+    nodes.filter(|n| is_attention(&n.op)).count()
+}
+
+fn is_attention(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::AttentionBackward(_))
+}

@@ -1,0 +1,553 @@
+//! Lays functions out, node by node: sources where the placement says, results where rules lead, reshards between.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::layout::{At, AxisList, Layout};
+use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
+use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer, Random};
+use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
+use ithaca_pass::roles::Roles;
+
+use super::flow::{Flows, Passing};
+use super::layouts::{Found, demand};
+use super::legality::Decisions;
+use super::placements::Placements;
+use super::stages::Stages;
+use super::strategy::Placement;
+use super::training;
+use super::zero::Zero;
+
+/// What the rewriting goes by.
+pub(super) struct Plan {
+    /// Which axes split what, by function.
+    pub(super) placements: Placements,
+    /// Roles of dimensions.
+    pub(super) roles: Roles,
+    /// What was decided about dimensions.
+    pub(super) decisions: Decisions,
+    /// For key/value heads as they are loaded, the dimension in which attention sees them.
+    pub(super) copies: BTreeMap<DimId, DimId>,
+    /// For a vocabulary that weights are split along, the dimension that tells apart what its parts give.
+    pub(super) parts: BTreeMap<DimId, DimId>,
+    /// What passes between functions.
+    pub(super) flows: Flows,
+    /// What is split over ranks that hold the same weights.
+    pub(super) zero: Zero,
+    /// The axes along which ranks hold the same weights.
+    pub(super) replicas: AxisList,
+}
+
+impl Plan {
+    /// A weight where the placement has it: split along heads, hidden width and vocabulary.
+    pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+        let of_experts = ty.dims.iter().any(|d| self.roles.experts.contains(d));
+        for i in 0..ty.dims.len() {
+            let dim = ty.dims[i];
+            if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
+                // An axis that splits experts does not split their width as well.
+                let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
+                ty.layout.split[i] = placement.weights.iter().filter(free).copied().collect();
+            } else if self.roles.experts.contains(&dim) {
+                ty.layout.split[i].clone_from(&placement.experts);
+            }
+        }
+        ty
+    }
+}
+
+/// Fills `module` with the functions of `program`, laid out; returns how many attention operations were rewritten.
+pub(super) fn functions(
+    module: &mut Module,
+    program: &Arena<FuncId, Function>,
+    plan: &Plan,
+) -> Result<usize, OpError> {
+    let mut attentions = 0;
+    let mut outside: Vec<Vec<Option<TensorType>>> = Vec::with_capacity(program.len());
+    let main = program.ids().next_back();
+    for (id, function) in program.iter() {
+        let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
+        let placement = plan.placements.function(&function.name);
+        let mut rewriter = Rewriter {
+            plan,
+            placement,
+            made: &module.functions,
+            given: &outside,
+            id,
+            source: function,
+            b,
+            wanted: training::wanted(plan, placement, &module.space, function),
+            inside: BTreeMap::new(),
+            outside: BTreeMap::new(),
+            gathered: BTreeMap::new(),
+            summands: BTreeMap::new(),
+            masks: BTreeMap::new(),
+            map: Vec::new(),
+            resharded: BTreeMap::new(),
+            came_from: BTreeMap::new(),
+            repeated: BTreeMap::new(),
+            weights: BTreeSet::new(),
+            stages: match Some(id) == main {
+                true => Stages::of(function, &plan.placements.base.stages),
+                false => Stages::default(),
+            },
+            sent: BTreeMap::new(),
+        };
+        let (rewritten, left) = rewriter.function(Some(id) == main)?;
+        attentions += rewritten;
+        let Rewriter { b, .. } = rewriter;
+        let outputs = function.outputs.iter().zip(&left);
+        let outputs: Vec<Output> =
+            outputs.map(|(o, left)| Output { name: o.name.clone(), value: left.value }).collect();
+        let function = b.finish(outputs);
+        module.functions.push(function);
+        outside.push(left.into_iter().map(|left| left.outside).collect());
+    }
+    Ok(attentions)
+}
+
+/// How a result leaves its function.
+struct Left {
+    value: ValueId,
+    /// What it was outside attention, when it is left inside.
+    outside: Option<TensorType>,
+}
+
+/// What lies outside attention.
+#[derive(Clone, Copy)]
+pub(super) enum Outside {
+    /// Inputs, and integers between functions.
+    Inputs,
+    /// The residual stream.
+    Residual,
+}
+
+pub(super) struct Rewriter<'a> {
+    pub(super) plan: &'a Plan,
+    /// The placement of this function.
+    pub(super) placement: &'a Placement,
+    /// The functions before this one, laid out.
+    made: &'a Arena<FuncId, Function>,
+    /// For each result of these functions, what it was outside attention if it is left inside.
+    given: &'a [Vec<Option<TensorType>>],
+    pub(super) id: FuncId,
+    pub(super) source: &'a Function,
+    pub(super) b: FunctionBuilder<'a>,
+    /// The new value of each old one.
+    pub(super) map: Vec<ValueId>,
+    /// For old values that become what lasts, and for what these are made of by element: the layout that they end in.
+    pub(super) wanted: BTreeMap<ValueId, Layout>,
+    /// For old values that attention reads or returns, the new value inside.
+    inside: BTreeMap<ValueId, ValueId>,
+    /// For new values that came in inside attention, what they were outside.
+    outside: BTreeMap<ValueId, TensorType>,
+    /// For weights that are kept in shards, the layout in which they are used.
+    pub(super) gathered: BTreeMap<ValueId, Layout>,
+    /// For old scalars that are sums over different axes, all still to be taken: the summands.
+    pub(super) summands: BTreeMap<ValueId, Vec<ValueId>>,
+    /// For old masks that are yet to be drawn, the key and the operation.
+    pub(super) masks: BTreeMap<ValueId, (ValueId, Op)>,
+    /// Reshards made before: the same value is never moved twice to the same layout.
+    resharded: BTreeMap<(ValueId, Layout), ValueId>,
+    /// What each reshard was made of.
+    came_from: BTreeMap<ValueId, ValueId>,
+    /// Copies of heads made before.
+    repeated: BTreeMap<(ValueId, DimId), ValueId>,
+    /// Values that are weights, as they were loaded.
+    pub(super) weights: BTreeSet<ValueId>,
+    /// Stages of a pipeline.
+    pub(super) stages: Stages,
+    /// What was sent to other stages before.
+    pub(super) sent: BTreeMap<(ValueId, Option<At>), ValueId>,
+}
+
+impl Rewriter<'_> {
+    /// Rewrites the function; gives how many attention operations it has, and what leaves it.
+    fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
+        let source = self.source;
+        for (i, &param) in source.params.iter().enumerate() {
+            let given = self.plan.flows.given(self.id, i).filter(|s| s.function.index() < self.made.len());
+            let ty = match given {
+                None => self.boundary(source.ty(param)),
+                Some(s) => {
+                    let function = &self.made[s.function];
+                    function.ty(function.outputs[s.output].value).clone()
+                }
+            };
+            let value = self.b.param(ty, source.values[param].name.as_deref());
+            if let Some(outside) = given.and_then(|s| self.given[s.function.index()][s.output].clone()) {
+                self.outside.insert(value, outside);
+            }
+            self.map.push(value);
+        }
+        let mut attentions = 0;
+        for (i, node) in source.nodes.iter().enumerate() {
+            attentions += usize::from(super::is_attention(&node.op));
+            self.node(i, node)?;
+        }
+        let mut left = Vec::with_capacity(source.outputs.len());
+        for (i, output) in source.outputs.iter().enumerate() {
+            left.push(self.leaving(i, output.value, is_main)?);
+        }
+        Ok((attentions, left))
+    }
+
+    /// The `i`-th result as it leaves.
+    fn leaving(&mut self, i: usize, old: ValueId, is_main: bool) -> Result<Left, OpError> {
+        let value = self.value(old)?;
+        let ty = self.b.ty(value).clone();
+        let layout = match self.plan.flows.passing(self.id, i) {
+            Passing::Inside if self.inside.contains_key(&old) => {
+                let known = self.outside.get(&value).cloned();
+                let outside = Some(known.unwrap_or_else(|| settled(&ty)));
+                return Ok(Left { value: self.inside[&old], outside });
+            }
+            Passing::Inside | Passing::Kept => self.found(value).layout,
+            Passing::Plain if self.is_residual(&ty) && !is_main => self.boundary(&ty).layout,
+            Passing::Plain => settled(&ty).layout,
+        };
+        let mut value = self.reshard(value, layout)?;
+        if is_main {
+            value = self.located(value, None)?;
+        }
+        Ok(Left { value, outside: None })
+    }
+
+    fn node(&mut self, i: usize, node: &Node) -> Result<(), OpError> {
+        let source = self.source;
+        if self.defers_sum(node) || self.defers_mask(node)? {
+            return Ok(());
+        }
+        self.draw_beside(node)?;
+        let mut operands: Vec<ValueId> = Vec::with_capacity(node.operands.len());
+        for &operand in &node.operands {
+            operands.push(self.value(operand)?);
+        }
+        let operands = self.sent(node, &operands)?;
+        let declared = || source.ty(node.result());
+        let results = match &node.op {
+            Op::Param(binding) => self.param(binding, declared())?,
+            Op::State(binding) => self.state(binding, declared())?,
+            Op::Assign { target, binding } => self.assign(*target, binding, operands[0])?,
+            Op::Fill { .. } => self.fill(i, node)?,
+            Op::Input(_) | Op::Positions => {
+                let at = self.at_source(node.result());
+                let ty = self.by_sequence(declared(), Outside::Inputs).located(at);
+                vec![self.b.push_as(node.op.clone(), &[], ty)?]
+            }
+            Op::Call { callee, layers, stride, scan, stage } => {
+                let params = &self.made[*callee].params;
+                let types: Vec<TensorType> =
+                    params.iter().map(|&p| self.made[*callee].ty(p).clone()).collect();
+                let mut arguments = Vec::new();
+                for (value, mut ty) in operands.into_iter().zip(types) {
+                    // One layer's own is taken from a stack.
+                    let n_stacked =
+                        self.b.ty(value).dims.len() - ty.dims.len().min(self.b.ty(value).dims.len());
+                    ty.layout.split.insert_many(0, (0..n_stacked).map(|_| AxisList::new()));
+                    arguments.push(self.reshard(value, ty.layout)?);
+                }
+                let stage = self.placed(*stage);
+                let (layers, stride) = (layers.clone(), *stride);
+                let op = Op::Call { callee: *callee, layers, stride, scan: *scan, stage };
+                self.b.node(op, &arguments, &[])?.to_vec()
+            }
+            Op::Attention(attention) => self.attention(attention, node, &operands)?,
+            Op::AttentionBackward(attention) => self.attention_backward(attention, &operands)?,
+            Op::Optimizer(Optimizer::AdamW(_)) => self.step(node, &operands)?,
+            Op::Random(Random::Key { .. }) => vec![self.b.push(node.op.clone(), &[])?],
+            Op::Loss(Loss::CrossEntropy { over, ignore }) => {
+                self.cross_entropy(node, (*over, *ignore), &operands)?
+            }
+            _ if self.plan.flows.inner(self.id).serves(i) => self.served(node, &operands)?,
+            _ => self.by_rule(node, &operands)?,
+        };
+        for (&old, &new) in node.results.iter().zip(&results) {
+            self.b.name(new, source.values[old].name.as_deref());
+            let new = self.reduced(old, new)?;
+            self.map.push(new);
+        }
+        self.note_readers(node);
+        Ok(())
+    }
+
+    /// An operation on values: operands in the layouts that its rule demands.
+    pub(super) fn by_rule(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        if let Some(value) = self.by_element(node, operands)? {
+            return Ok(vec![value]);
+        }
+        let used: Vec<ValueId> = operands.to_vec();
+        let operands = &self.gather(used)?;
+        let declared: Vec<TensorType> = node
+            .results
+            .iter()
+            .map(|&v| TensorType::new(self.source.ty(v).dtype, self.source.ty(v).dims.iter().copied()))
+            .collect();
+        let preferred = self.preferred(node);
+        let layouts = {
+            let found: Vec<Found<'_>> = operands.iter().map(|&v| self.found(v)).collect();
+            let types: Vec<&TensorType> = found.iter().map(|f| f.ty).collect();
+            let results: Vec<&TensorType> = declared.iter().collect();
+            let rule = node.op.rule(&types, &results).ok_or_else(|| {
+                let message = format!("`{}` belongs to a program that is laid out already", node.op.name());
+                OpError::new("P14", message)
+            })?;
+            demand(&rule, &found, preferred.as_ref())
+        };
+        let mut moved = Vec::with_capacity(operands.len());
+        for (&value, layout) in operands.iter().zip(layouts) {
+            moved.push(self.reshard(value, layout)?);
+        }
+        Ok(self.b.node(node.op.clone(), &moved, &declared)?.to_vec())
+    }
+
+    /// Attention in its inside layout; the results that are read outside, where the queries were.
+    fn attention(
+        &mut self,
+        attention: &Attention,
+        node: &Node,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        let outside = self.outside_of(operands[0]);
+        let (attention, inside) = self.enter(attention, operands, 3)?;
+        let results = self.b.node(Op::Attention(attention), &inside, &[])?;
+        let old = node.operands[..3].iter().chain(&node.results);
+        self.inside.extend(old.copied().zip(inside[..3].iter().chain(&results).copied()));
+        let mut left = Vec::with_capacity(results.len());
+        for (&old, result) in node.results.iter().zip(results) {
+            left.push(if self.is_read_outside(old) { self.leave(result, &outside)? } else { result });
+        }
+        Ok(left)
+    }
+
+    /// Whether something outside attention reads a value.
+    fn is_read_outside(&self, old: ValueId) -> bool {
+        let flows = &self.plan.flows;
+        let inside = |i: usize| flows.passing(self.id, i) == Passing::Inside;
+        let mut outputs = self.source.outputs.iter().enumerate();
+        flows.inner(self.id).reads(old).outside || outputs.any(|(i, o)| o.value == old && !inside(i))
+    }
+
+    /// What a value is outside attention, if it came in inside; else what it is.
+    fn outside_of(&self, value: ValueId) -> TensorType {
+        self.outside.get(&value).cloned().unwrap_or_else(|| settled(self.b.ty(value)))
+    }
+
+    /// The backward pass in the inside layout of the forward pass, gradients where q, k and v were.
+    fn attention_backward(
+        &mut self,
+        attention: &Attention,
+        operands: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        let kv_heads = attention.kv_heads;
+        let with_gradient = operands[..3].iter().chain(&operands[6..]);
+        let outside: Vec<TensorType> = with_gradient.map(|&v| self.outside_of(v)).collect();
+        let (attention, inside) = self.enter(attention, operands, 6)?;
+        let copied = attention.kv_heads;
+        let gradients = self.b.node(Op::AttentionBackward(attention), &inside, &[])?;
+        let mut results = Vec::with_capacity(gradients.len());
+        for (i, (mut gradient, outside)) in gradients.into_iter().zip(&outside).enumerate() {
+            if (1..3).contains(&i) && copied != kv_heads {
+                // Copies go home as they are and are summed there: that is less than sums over ranks would be.
+                let mut there = outside.clone();
+                there.dims.iter_mut().filter(|d| **d == kv_heads).for_each(|d| *d = copied);
+                gradient = self.leave(gradient, &there)?;
+                gradient = self.b.push(Op::SumCopies { from: copied, to: kv_heads }, &[gradient])?;
+            }
+            results.push(self.leave(gradient, outside)?);
+        }
+        Ok(results)
+    }
+
+    /// A node that only serves attention, in its layout.
+    fn served(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let mut inside = Vec::with_capacity(operands.len());
+        for &operand in operands {
+            let layout = self.inside_rows(self.b.ty(operand));
+            inside.push(self.reshard(operand, layout)?);
+        }
+        let declared: Vec<TensorType> = node.results.iter().map(|&v| self.source.ty(v).clone()).collect();
+        Ok(self.b.node(node.op.clone(), &inside, &declared)?.to_vec())
+    }
+
+    /// The attention as it is inside, and its operands there; the bias, if any, stands at `n_plain`.
+    fn enter(
+        &mut self,
+        attention: &Attention,
+        operands: &[ValueId],
+        n_plain: usize,
+    ) -> Result<(Attention, Vec<ValueId>), OpError> {
+        let mut attention = attention.clone();
+        let copied = self.plan.copies.get(&attention.kv_heads).copied();
+        let mut inside = Vec::with_capacity(operands.len());
+        for (i, &operand) in operands.iter().enumerate() {
+            let mut value = operand;
+            let is_key = i == 1 || i == 2;
+            // What was kept inside has its copies.
+            if let Some(to) = copied.filter(|&to| is_key && !self.b.ty(value).has(to)) {
+                let settled = settled(self.b.ty(value)).layout;
+                value = self.reshard(value, settled)?;
+                value = self.repeat(value, attention.kv_heads, to)?;
+            }
+            let sequence = match (is_key, i < n_plain) {
+                (true, _) => self.key_sequence(attention.keys),
+                (false, true) => {
+                    self.plan.placements.attention_sequence(&self.source.name, attention.queries)
+                }
+                (false, false) => AxisList::new(),
+            };
+            let layout = self.inside(self.b.ty(value), &sequence);
+            inside.push(self.reshard(value, layout)?);
+        }
+        attention.kv_heads = copied.unwrap_or(attention.kv_heads);
+        if !self.key_sequence(attention.keys).is_empty() {
+            let movement = self.plan.placements.movement(&self.source.name, &attention).ok_or_else(|| {
+                OpError::new("P14", "a strategy splits the sequence inside attention and names no movement")
+            })?;
+            attention.movement = Some(movement);
+        }
+        Ok((attention, inside))
+    }
+
+    /// A result of attention where a value of type `outside` was, dimension by dimension.
+    fn leave(&mut self, result: ValueId, outside: &TensorType) -> Result<ValueId, OpError> {
+        let mut layout = Layout::whole(self.b.ty(result).dims.len());
+        for (i, &dim) in self.b.ty(result).dims.iter().enumerate() {
+            layout.split[i] = outside.axes_of(dim).into();
+        }
+        self.reshard(result, layout)
+    }
+
+    /// The axes that split `keys` inside attention.
+    fn key_sequence(&self, keys: DimId) -> AxisList {
+        let mut axes = self.plan.placements.attention_sequence(&self.source.name, keys);
+        if self.plan.roles.caches.contains(&keys) {
+            axes.extend(self.placement.cache.iter().copied());
+        }
+        axes
+    }
+
+    /// The layout inside attention of what goes with queries.
+    pub(super) fn inside_rows(&self, ty: &TensorType) -> Layout {
+        let sequence = ty.dims.iter().find(|d| self.plan.roles.sequences.contains(d));
+        let axes = sequence.map(|&d| self.plan.placements.attention_sequence(&self.source.name, d));
+        self.inside(ty, &axes.unwrap_or_default())
+    }
+
+    /// The layout of an operand inside attention, its sequence split by `sequence`.
+    fn inside(&self, ty: &TensorType, sequence: &AxisList) -> Layout {
+        let mut layout = Layout::whole(ty.dims.len());
+        for (i, &dim) in ty.dims.iter().enumerate() {
+            if self.plan.roles.sequences.contains(&dim) {
+                layout.split[i].clone_from(sequence);
+            } else if self.is_head(dim) {
+                layout.split[i] = self.placement.attention_heads();
+            } else if self.plan.roles.batches.contains(&dim) {
+                layout.split[i].clone_from(&self.placement.batch);
+            }
+        }
+        layout
+    }
+
+    fn is_head(&self, dim: DimId) -> bool {
+        let copied = self.plan.copies.values().any(|&c| c == dim);
+        copied || self.plan.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
+    }
+
+    /// What passes between functions: the residual stream in its layout, integers as inputs are.
+    pub(super) fn boundary(&self, ty: &TensorType) -> TensorType {
+        match ty.dtype.is_float() {
+            true => self.by_sequence(ty, Outside::Residual),
+            false => self.by_sequence(ty, Outside::Inputs),
+        }
+    }
+
+    /// Whether a value has only dimensions that no weight is split along.
+    pub(super) fn is_residual(&self, ty: &TensorType) -> bool {
+        ty.dims.iter().all(|&d| !self.plan.roles.splits_weights(d))
+    }
+
+    pub(super) fn by_sequence(&self, ty: &TensorType, outside: Outside) -> TensorType {
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+        for i in 0..ty.dims.len() {
+            if self.plan.roles.sequences.contains(&ty.dims[i]) {
+                ty.layout.split[i] = match outside {
+                    Outside::Inputs => self.plan.placements.sequence(ty.dims[i]).clone(),
+                    Outside::Residual => self.plan.placements.residual_sequence(ty.dims[i]),
+                };
+                if self.plan.roles.caches.contains(&ty.dims[i]) {
+                    ty.layout.split[i].extend(self.placement.cache.iter().copied());
+                }
+            } else if self.plan.roles.batches.contains(&ty.dims[i]) {
+                ty.layout.split[i].clone_from(&self.placement.batch);
+            }
+        }
+        ty
+    }
+
+    /// An operand for [`demand`]. A pending sum counts as scattered along the sequence where the residual stream is
+    /// split by the axes of the sum, and as taken whole elsewhere.
+    pub(super) fn found(&self, value: ValueId) -> Found<'_> {
+        let ty = self.b.ty(value);
+        let weight = self.weights.contains(&value);
+        let mut layout = settled(ty).layout;
+        for (i, dim) in ty.dims.iter().enumerate() {
+            if !self.plan.roles.sequences.contains(dim) {
+                continue;
+            }
+            let scattered: AxisList = layout.split[i].iter().chain(&ty.layout.partial).copied().collect();
+            if !ty.layout.partial.is_empty()
+                && scattered == self.plan.placements.residual_sequence(*dim)
+                && self.b.space().can_split(*dim, &scattered)
+            {
+                layout.split[i] = scattered;
+                break;
+            }
+        }
+        Found { ty, layout, weight }
+    }
+
+    /// `value` in `layout`.
+    pub(super) fn reshard(&mut self, value: ValueId, layout: Layout) -> Result<ValueId, OpError> {
+        let ty = self.b.ty(value);
+        // A change of layout leaves a value on its ranks.
+        let layout = layout.located(ty.layout.at);
+        if ty.layout == layout {
+            return Ok(value);
+        }
+        if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
+            return Ok(made);
+        }
+        // What was there before it came here need not go back.
+        let mut before = self.came_from.get(&value).copied();
+        while let Some(earlier) = before {
+            if self.b.ty(earlier).layout == layout {
+                return Ok(earlier);
+            }
+            before = self.came_from.get(&earlier).copied();
+        }
+        let to = ty.with_layout(layout.clone());
+        let made = self.b.push_as(Op::Reshard, &[value], to)?;
+        self.resharded.insert((value, layout), made);
+        self.came_from.insert(made, value);
+        Ok(made)
+    }
+
+    /// `value` with each of the heads `from` repeated to those of `to`.
+    fn repeat(&mut self, value: ValueId, from: DimId, to: DimId) -> Result<ValueId, OpError> {
+        if let Some(&made) = self.repeated.get(&(value, to)) {
+            return Ok(made);
+        }
+        let made = self.b.push(Op::Repeat { from, to }, &[value])?;
+        self.repeated.insert((value, to), made);
+        Ok(made)
+    }
+}
+
+/// The type once pending sums are taken, nothing else moved.
+pub(super) fn settled(ty: &TensorType) -> TensorType {
+    let mut ty = ty.clone();
+    ty.layout.partial.clear();
+    ty
+}

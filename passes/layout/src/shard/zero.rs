@@ -1,0 +1,177 @@
+//! ZeRO: what ranks hold of parameters, gradients and the optimizer where tokens are split (Rajbhandari et al., arXiv
+//! 1910.02054).
+//!
+//! Ranks that hold other tokens hold the same weights, so one dimension of each tensor can be split among them further
+//! than tensor parallelism does: the first that divides. What a stage splits is all that is said here; the collectives
+//! follow from layouts, as everywhere:
+//!
+//! - without ZeRO gradients are all-reduced and every rank makes the same step;
+//! - stages 1 and 2 reduce-scatter gradients where they are made, make the step on shards, and all-gather new weights;
+//! - stage 3 gathers weights where they are used, forward and backward, and keeps none of it.
+//!
+//! What lasts from step to step is no pending sum, so a gradient is reduced as soon as it is made. To keep it whole, as
+//! stage 1 could, would take an all-reduce instead of a reduce-scatter, and more memory: stage 1 keeps shards of
+//! gradients, as stage 2 does.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::mesh::AxisId;
+use ithaca_ir::ops::{Binding, Op, Target, state};
+use ithaca_ir::{Diagnostic, Module, Space, TensorType};
+
+use super::placements::Placements;
+use super::rewrite::Plan;
+use crate::fuse::Fusion;
+use crate::fuse::prefetch::Prefetch;
+
+/// What is split over ranks that hold the same weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Zero {
+    /// Nothing.
+    #[default]
+    Off,
+    /// States of the optimizer, and gradients (see the module).
+    Optimizer,
+    /// Gradients too.
+    Gradients,
+    /// Parameters too.
+    Parameters,
+}
+
+impl Zero {
+    /// Every stage.
+    pub const ALL: [Zero; 4] = [Zero::Off, Zero::Optimizer, Zero::Gradients, Zero::Parameters];
+
+    /// The number of the stage.
+    pub fn stage(self) -> u64 {
+        match self {
+            Zero::Off => 0,
+            Zero::Optimizer => 1,
+            Zero::Gradients => 2,
+            Zero::Parameters => 3,
+        }
+    }
+
+    /// The fusion of a plan that asks for none: coalesced messages, folded into kernels, and prefetched weights where
+    /// ranks hold parts of them.
+    pub fn usual_fusion(self) -> Fusion {
+        let usual = Fusion::PACK.folded();
+        match self {
+            Zero::Off | Zero::Optimizer | Zero::Gradients => usual,
+            Zero::Parameters => usual.ahead(Prefetch::default()),
+        }
+    }
+
+    /// The stage of this number.
+    ///
+    /// # Errors
+    /// `P02` for a number above 3.
+    pub fn of_stage(stage: u64) -> Result<Self, Diagnostic> {
+        let found = Self::ALL.into_iter().find(|z| z.stage() == stage);
+        found.ok_or_else(|| {
+            Diagnostic::new("P02", format!("there is no ZeRO stage {stage}"))
+                .help("0 splits nothing, 1 and 2 states of the optimizer and gradients, 3 parameters too")
+        })
+    }
+
+    /// Whether the stage splits what is kept under `binding`.
+    pub(super) fn splits(self, target: Target, binding: &Binding) -> bool {
+        let of_optimizer = [state::FIRST_MOMENT, state::SECOND_MOMENT, state::MASTER];
+        match target {
+            Target::Param => self >= Zero::Parameters,
+            Target::State if state::is_gradient(&binding.name) => self >= Zero::Optimizer,
+            Target::State => {
+                self >= Zero::Optimizer && of_optimizer.iter().any(|p| binding.name.starts_with(p))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Zero {
+    /// The number of the stage.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.stage())
+    }
+}
+
+impl FromStr for Zero {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let stage = text.parse().ok().and_then(|stage| Self::of_stage(stage).ok());
+        stage.ok_or("a stage from 0 to 3")
+    }
+}
+
+/// The axes along which ranks hold the same weights and other tokens, in the order of the mesh.
+pub(super) fn axes(placements: &Placements, space: &Space) -> AxisList {
+    let base = &placements.base;
+    let own = |a: &AxisId| placements.sequences.values().any(|axes| axes.contains(a));
+    let tokens = |a: &AxisId| {
+        let split = base.batch.contains(a) || base.sequence.contains(a) || own(a);
+        split && !base.weights.contains(a)
+    };
+    space.mesh.axes.ids().filter(|a| tokens(a) && space.mesh.size(*a) > 1).collect()
+}
+
+/// `ty`, split as tensor parallelism does, with one dimension split further by `axes`: the first that divides by all of
+/// them. Where none does, axis by axis the first that divides by it.
+pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorType {
+    let with = |ty: &TensorType, i: usize, more: &[AxisId]| -> Option<AxisList> {
+        let split: AxisList = ty.layout.split[i].iter().chain(more).copied().collect();
+        let dim = &space.dims[ty.dims[i]];
+        dim.divides_evenly(space.mesh.degree(&split)).then_some(split)
+    };
+    let mut ty = ty.clone();
+    // Experts lie apart along axes that split tokens, so along these no rank has another's.
+    let axes: AxisList = axes.iter().copied().filter(|&a| ty.layout.axes().all(|b| b != a)).collect();
+    if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, &axes)?))) {
+        ty.layout.split[i] = split;
+        return ty;
+    }
+    for axis in axes {
+        if let Some((i, split)) = (0..ty.dims.len()).find_map(|i| Some((i, with(&ty, i, &[axis])?))) {
+            ty.layout.split[i] = split;
+        }
+    }
+    ty
+}
+
+/// What the user should know: tensors of which a whole copy stays on several ranks.
+pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
+    if plan.zero == Zero::Off {
+        return Vec::new();
+    }
+    let stage = plan.zero.stage();
+    let nodes = || module.functions.values().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+    let splits_weights = plan.zero >= Zero::Parameters;
+    if !splits_weights && !nodes().any(|(_, n)| matches!(n.op, Op::Assign { .. })) {
+        return vec![format!("ZeRO stage {stage} has no effect: the program keeps no gradients")];
+    }
+    if plan.replicas.is_empty() {
+        return vec![format!(
+            "ZeRO stage {stage} has no effect: no ranks hold the same weights and other tokens"
+        )];
+    }
+    let mut notes = Vec::new();
+    let mesh = &module.space.mesh;
+    for (function, node) in nodes() {
+        let Op::Param(binding) = &node.op else { continue };
+        let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
+        let split = split(&module.space, &ty, &plan.replicas);
+        let left = plan.replicas.iter().filter(|&&a| split.layout.axes().all(|b| b != a));
+        let left: Vec<String> = left.map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
+        if !left.is_empty() {
+            let shape: Vec<String> = module.space.shape(&ty).iter().map(u64::to_string).collect();
+            notes.push(format!(
+                "`{}` [{}] is kept whole over {}: no dimension divides",
+                binding.name,
+                shape.join(", "),
+                left.join(" × ")
+            ));
+        }
+    }
+    notes
+}

@@ -1,0 +1,316 @@
+//! Strategies: a name, the mesh axes it uses, and where it puts things.
+//!
+//! A strategy says only which axes split which role of dimension, outside attention and inside, and which movement brings
+//! keys and queries together. Collectives follow from the layouts that do not match. Products are written with a plus:
+//! each strategy adds its axes to one [`Placement`].
+
+mod experts;
+mod recipes;
+
+pub use recipes::STRATEGIES;
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::nearest;
+use ithaca_ir::layout::AxisList;
+use ithaca_ir::mesh::{AxisId, Mesh};
+
+/// Which axes split what.
+///
+/// A strategy adds to it, in [`Strategy::place`]; [`heads_inside`](Self::heads_inside) and
+/// [`sequence_inside`](Self::sequence_inside) are what sequence parallelism needs, the fields are there for the rest.
+/// Where the outside and the inside of attention lie otherwise, collectives follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Axes that split the sequences of the batch, everywhere.
+    pub batch: AxisList,
+    /// Axes that split the heads, the hidden width of the feed-forward network and the vocabulary of weights.
+    pub weights: AxisList,
+    /// Axes that split the sequence of every activation, and of inputs.
+    pub sequence: AxisList,
+    /// Axes that split the sequence further where no weight is split: the residual stream and norms.
+    pub residual: AxisList,
+    /// Axes of [`sequence`](Self::sequence) that split heads instead inside attention.
+    pub heads: AxisList,
+    /// Axes that split caches of keys: key sequences that are no query sequences.
+    pub cache: AxisList,
+    /// Axes that split the experts of a mixture, major to minor; those of them that split tokens do so everywhere else.
+    pub experts: AxisList,
+    /// The axis along which stages of a pipeline lie; it splits nothing.
+    pub stages: AxisList,
+    /// How keys and queries meet that the remaining axes keep apart inside attention; names a
+    /// [`Movement`](crate::movement::Movement).
+    pub movement: Option<String>,
+    /// Movements beyond the first that were asked for, which is one too many.
+    pub contested: Vec<String>,
+}
+
+impl Placement {
+    /// `axis` splits the sequence outside attention and heads inside.
+    pub fn heads_inside(&mut self, axis: AxisId) {
+        self.sequence.push(axis);
+        self.heads.push(axis);
+    }
+
+    /// `axes`, major to minor, split the sequence outside attention and inside, where `movement` brings keys and
+    /// queries together.
+    pub fn sequence_inside(&mut self, axes: &[AxisId], movement: &str) {
+        // Axes that split heads inside are the innermost, so that an all-to-all can trade them.
+        let at = self.sequence.iter().position(|a| self.heads.contains(a)).unwrap_or(self.sequence.len());
+        self.sequence.insert_many(at, axes.iter().copied());
+        self.moves_by(movement);
+    }
+
+    /// `movement` brings keys and queries together.
+    pub fn moves_by(&mut self, movement: &str) {
+        match self.movement {
+            None => self.movement = Some(movement.to_owned()),
+            Some(_) => self.contested.push(movement.to_owned()),
+        }
+    }
+
+    /// `axes`, major to minor, split experts, and tokens outside of them: those that split no tokens yet split the
+    /// sequence where attention does not see it.
+    pub fn experts_over(&mut self, axes: &[AxisId]) {
+        for &axis in axes {
+            if !self.token_axes().contains(&axis) {
+                self.residual.push(axis);
+            }
+            self.experts.push(axis);
+        }
+    }
+
+    /// Axes that split tokens outside of attention and experts, each dimension's from minor to major, as all-to-alls
+    /// trade them.
+    fn token_axes(&self) -> AxisList {
+        self.residual_sequence().into_iter().rev().chain(self.batch.iter().rev().copied()).collect()
+    }
+
+    /// Everything but what happens inside attention: what all layers of a program must share.
+    pub fn outside(&self) -> [AxisList; 6] {
+        [&self.batch, &self.weights, &self.sequence, &self.residual, &self.experts, &self.stages]
+            .map(Clone::clone)
+    }
+
+    /// Axes that split the sequence of the residual stream.
+    pub fn residual_sequence(&self) -> AxisList {
+        self.sequence.iter().chain(&self.residual).copied().collect()
+    }
+
+    /// Axes that split heads inside attention.
+    pub fn attention_heads(&self) -> AxisList {
+        self.weights.iter().chain(&self.heads).copied().collect()
+    }
+
+    /// Axes that split the sequence inside attention.
+    pub fn attention_sequence(&self) -> AxisList {
+        self.sequence.iter().filter(|a| !self.heads.contains(a)).copied().collect()
+    }
+}
+
+/// Whether a planner tries a strategy of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// It does.
+    Candidate,
+    /// Where some mask is more than causal and leaves blocks empty.
+    Sparse,
+    /// Where the model has experts.
+    Experts,
+    /// In training in micro-batches, where nothing fits otherwise.
+    Stages,
+    /// Only when the strategy is named: another has the same layouts and movement, or is never behind it.
+    Named,
+}
+
+/// A way to distribute a transformer: which axes of the mesh split what, and which movement serves attention.
+///
+/// Everything else follows from it: collectives between layouts, the backward pass, bytes, the price, the schedule. A
+/// strategy has no state, so one of your own is a unit struct in a `static` place:
+///
+/// ```
+/// use ithaca_ir::mesh::AxisId;
+/// use ithaca_layout::registry::Registry;
+/// use ithaca_layout::shard::{Placement, Strategy};
+///
+/// struct Gathered;
+///
+/// impl Strategy for Gathered {
+///     fn name(&self) -> &'static str {
+///         "gathered"
+///     }
+///     fn summary(&self) -> &'static str {
+///         "sequence split everywhere, keys and values gathered"
+///     }
+///     fn legality(&self) -> &'static str {
+///         "tokens % P = 0"
+///     }
+///     fn axes(&self) -> &'static [&'static str] {
+///         &["cp"]
+///     }
+///     fn place(&self, axes: &[AxisId], placement: &mut Placement) {
+///         placement.sequence_inside(axes, "gather");
+///     }
+/// }
+///
+/// let registry = Registry::default().with_strategy(&Gathered);
+/// assert!(registry.strategy("gathered").is_some());
+/// ```
+pub trait Strategy: Sync {
+    /// The name, as `--strategy` takes it.
+    fn name(&self) -> &'static str;
+    /// One sentence, with its source.
+    fn summary(&self) -> &'static str;
+    /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
+    fn legality(&self) -> &'static str;
+    /// The axes of the mesh that it uses, by the field's names: `ulysses`, `ring`, `cp`, `outer`, `tp`, `dp`, `ep`, `pp`.
+    /// Strategies
+    /// of a product use different ones.
+    fn axes(&self) -> &'static [&'static str];
+    /// Whether a planner that is told no strategy tries it.
+    fn search(&self) -> Search {
+        Search::Candidate
+    }
+    /// Whether it takes the axes that split tokens in the strategies beside it, where the mesh has none of its own.
+    fn shares_axes(&self) -> bool {
+        false
+    }
+    /// Adds what this strategy splits; `axes` are those of [`axes`](Self::axes), in that order.
+    fn place(&self, axes: &[AxisId], placement: &mut Placement);
+}
+
+/// The placement of a product on a mesh, of whose axes something else than a strategy uses `also`.
+///
+/// # Errors
+/// `P11` when the mesh lacks an axis that a strategy uses, or has one that nothing uses, or one of size zero.
+pub fn placement(
+    strategies: &[&dyn Strategy],
+    mesh: &Mesh,
+    also: &[AxisId],
+) -> Result<Placement, Diagnostic> {
+    let mut placement = Placement::default();
+    let used: Vec<&str> = strategies.iter().flat_map(|s| s.axes()).copied().collect();
+    let mut taken: Vec<AxisId> = Vec::new();
+    let mut sharing = Vec::new();
+    for strategy in strategies {
+        let axes: Option<Vec<AxisId>> =
+            strategy.axes().iter().map(|name| axis_for(name, strategy.axes(), &used, mesh)).collect();
+        if axes.is_none() && strategy.shares_axes() && strategies.len() > 1 {
+            sharing.push(strategy);
+            continue;
+        }
+        let Some(axes) = axes else {
+            let mesh = match mesh.axes.len() {
+                0 => "one device".to_owned(),
+                _ => format!("`{mesh}`"),
+            };
+            let message = format!("strategy `{}` needs a mesh axis that {mesh} lacks", strategy.name());
+            return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
+        };
+        strategy.place(&axes, &mut placement);
+        taken.extend(axes);
+    }
+    for strategy in sharing {
+        let axes = placement.token_axes();
+        strategy.place(&axes, &mut placement);
+    }
+    let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
+    if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id) && !also.contains(id)) {
+        let message = format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names());
+        let refusal = Diagnostic::new("P11", message);
+        let near = nearest(&axis.name, used.iter().copied());
+        let refusal = near.iter().fold(refusal, |d, near| d.help(format!("did you mean `{near}`?")));
+        return Err(refusal.help(expected_axes(&used)));
+    }
+    if let (Some(first), Some(second)) = (&placement.movement, placement.contested.first()) {
+        let message = format!("strategies {} bring two movements, `{first}` and `{second}`", names());
+        return Err(Diagnostic::new("P10", message)
+            .help("one movement serves an attention; name one strategy that has one"));
+    }
+    Ok(placement)
+}
+
+/// The axis of the mesh that serves as `name`. A strategy with one axis for its context takes it under any of the
+/// field's names, so that layers of different strategies can share it.
+fn axis_for(name: &str, own: &[&str], used: &[&str], mesh: &Mesh) -> Option<AxisId> {
+    const CONTEXT: [&str; 3] = ["cp", "ring", "ulysses"];
+    if let Some(axis) = mesh.axis(name) {
+        return Some(axis);
+    }
+    let only = CONTEXT.contains(&name) && own.iter().filter(|a| CONTEXT.contains(a)).count() == 1;
+    let free = CONTEXT.iter().filter(|other| !used.contains(other));
+    free.filter(|_| only).find_map(|other| mesh.axis(other))
+}
+
+fn expected_axes(used: &[&str]) -> String {
+    match used {
+        [] => "strategy `single` takes no mesh".to_owned(),
+        _ => {
+            let example: Vec<String> = used.iter().map(|a| format!("{a}=N")).collect();
+            format!("the mesh of this strategy is `{}`, major to minor", example.join(","))
+        }
+    }
+}
+
+/// Reads a mesh as the command line writes it: `ulysses=4,tp=2`.
+///
+/// # Errors
+/// `P12` for a malformed axis, a size that is not a positive number, or a name that occurs twice.
+pub fn parse_mesh(text: &str) -> Result<Mesh, Diagnostic> {
+    let mut axes: Vec<(String, u64)> = Vec::new();
+    let items = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+    for item in items {
+        if item.is_empty() {
+            return Err(Diagnostic::new(
+                "P12",
+                format!("between two commas of mesh `{text}`, or beside one, is no axis"),
+            )
+            .help("as in `ulysses=4,tp=2`"));
+        }
+        let Some((name, size)) = item.split_once('=') else {
+            return Err(Diagnostic::new("P12", format!("mesh axis `{item}` has no size"))
+                .help("as in `ulysses=4,tp=2`"));
+        };
+        add_axis(&mut axes, name.trim(), size.trim())?;
+    }
+    Ok(Mesh::new(axes))
+}
+
+/// Adds one axis to a mesh that is being read.
+pub(super) fn add_axis(axes: &mut Vec<(String, u64)>, name: &str, size: &str) -> Result<(), Diagnostic> {
+    let well_named = name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let ranks: u64 = axes.iter().map(|a| a.1).product();
+    let problem = match size.parse::<u64>() {
+        _ if !well_named => format!("`{name}` is not the name of a mesh axis"),
+        Err(_) | Ok(0) => {
+            format!("size `{size}` of mesh axis `{name}` is not a whole number from 1 to {MAX_RANKS}")
+        }
+        Ok(n) if ranks.checked_mul(n).is_none_or(|r| r > MAX_RANKS) => {
+            format!("the mesh has more than {MAX_RANKS} ranks")
+        }
+        Ok(_) if axes.iter().any(|a| a.0 == name) => format!("mesh axis `{name}` is named twice"),
+        Ok(n) => {
+            axes.push((name.to_owned(), n));
+            return Ok(());
+        }
+    };
+    Err(Diagnostic::new("P12", problem).help("as in `ulysses=4,tp=2`, major to minor"))
+}
+
+/// The mesh axes that split the tokens of a sequence.
+pub const CONTEXT_AXES: [&str; 4] = ["ulysses", "ring", "cp", "outer"];
+
+/// The mesh axis of tensor parallelism.
+pub const TENSOR_AXIS: &str = "tp";
+
+/// The mesh axis of expert parallelism.
+pub const EXPERT_AXIS: &str = "ep";
+
+/// The mesh axis of stages of a pipeline.
+pub const STAGE_AXIS: &str = "pp";
+
+/// The mesh axis of data parallelism.
+pub const DATA_AXIS: &str = "dp";
+
+/// The most ranks that a mesh may have.
+pub const MAX_RANKS: u64 = 1 << 20;

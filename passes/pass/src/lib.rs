@@ -1,0 +1,201 @@
+//! Passes: what they are, and the manager that runs, verifies, times and dumps them.
+//!
+//! A pass reads a verified module and leaves a module that verifies. It opens no device, file or clock, and prints
+//! nothing; what it wants to say goes to [`Context::note`].
+
+pub mod options;
+pub mod rebuild;
+pub mod roles;
+
+use std::time::{Duration, Instant};
+
+use ithaca_ir::ops::Family;
+use ithaca_ir::space::Space;
+use ithaca_ir::verify::{Verified, verify};
+use ithaca_ir::{Diagnostics, Module, Op, TensorType};
+
+/// Prices of collectives, by which layout conversions are chosen.
+pub trait Prices {
+    /// Seconds that the collective `op` takes from `from` to `to`, on the busiest rank.
+    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64;
+
+    /// Seconds that any operation takes on the busiest rank. Sources and calls take none of their own; kernels take none
+    /// where only collectives have prices.
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        match (op.is_communication(), operands, results) {
+            (true, [from, ..], [to, ..]) => self.collective_seconds(space, op, from, to),
+            (true | false, _, _) => 0.0,
+        }
+    }
+
+    /// Neighbouring devices that share a node, where there is a topology.
+    fn node_devices(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// What [`Volume`] takes for a byte that a kernel reads or writes, and for a kernel, seconds.
+const KERNEL: f64 = 1e-3;
+
+/// Prices that count bytes only, at one byte a second, plus one second for each collective: no cluster needed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Volume;
+
+impl Prices for Volume {
+    fn collective_seconds(&self, space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> f64 {
+        if !op.is_communication() {
+            return 0.0;
+        }
+        let rank = ithaca_ir::Rank(0);
+        1.0 + ithaca_ir::boxes::bytes_sent(space, op, from, to, rank) as f64
+    }
+
+    /// A kernel takes a thousandth of what a collective of as many bytes takes.
+    fn op_seconds(&self, space: &Space, op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> f64 {
+        if op.is_communication() {
+            return self.collective_seconds(space, op, operands[0], results[0]);
+        }
+        if matches!(op.info().family, Family::Source | Family::Structure) {
+            return 0.0;
+        }
+        let values = operands.iter().chain(results);
+        let bytes: u64 = values.map(|ty| space.max_local_bytes(ty)).sum();
+        KERNEL * (1.0 + bytes as f64)
+    }
+}
+
+/// What a pass may use and say.
+pub struct Context<'a> {
+    /// Prices of collectives on the cluster at hand.
+    pub prices: &'a dyn Prices,
+    notes: Vec<String>,
+    rewrites_left: Option<u64>,
+}
+
+impl<'a> Context<'a> {
+    /// A context without limit on rewrites.
+    pub fn new(prices: &'a dyn Prices) -> Self {
+        Self { prices, notes: Vec::new(), rewrites_left: None }
+    }
+
+    /// The same context, in which only the first `n` rewrites are allowed; for bisecting.
+    pub fn stop_after(mut self, n: Option<u64>) -> Self {
+        self.rewrites_left = n;
+        self
+    }
+
+    /// Says something that the user should know of the result, once.
+    pub fn note(&mut self, note: impl Into<String>) {
+        let note = note.into();
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// What passes said so far.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Whether one more rewrite may be made; counts it.
+    pub fn rewrite(&mut self) -> bool {
+        match &mut self.rewrites_left {
+            None => true,
+            Some(0) => false,
+            Some(n) => {
+                *n -= 1;
+                true
+            }
+        }
+    }
+}
+
+/// A transformation of modules.
+///
+/// [`rebuild`](crate::rebuild::rebuild) does all of a rewrite but the rewriting. A pass of one's own is named in pipelines
+/// once it is in a `Registry`; `docs/guide/your-first-sharding-pass.md` writes one.
+pub trait Pass {
+    /// The name in a pipeline.
+    fn name(&self) -> &'static str;
+
+    /// The options in a pipeline, as they print.
+    fn options(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    /// The transformed module.
+    ///
+    /// # Errors
+    /// `P` diagnostics: why the pass cannot be applied, with its numbers.
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics>;
+}
+
+impl Pass for &(dyn Pass + Sync) {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn options(&self) -> Vec<(String, String)> {
+        (**self).options()
+    }
+
+    fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
+        (**self).run(module, cx)
+    }
+}
+
+impl std::fmt::Display for dyn Pass + '_ {
+    /// `name{key=value,…}`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        let options = self.options();
+        if !options.is_empty() {
+            let options: Vec<String> = options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            write!(f, "{{{}}}", options.join(","))?;
+        }
+        Ok(())
+    }
+}
+
+/// The text of a pipeline.
+pub fn print(passes: &[Box<dyn Pass>]) -> String {
+    let passes: Vec<String> = passes.iter().map(|p| p.to_string()).collect();
+    passes.join(",")
+}
+
+/// Watches a pipeline run.
+pub trait Instrument {
+    /// After a pass, with the module it left and the time it took, verification excluded.
+    fn after(&mut self, pass: &dyn Pass, module: &Module, took: Duration);
+}
+
+/// An instrument that watches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unwatched;
+
+impl Instrument for Unwatched {
+    fn after(&mut self, _pass: &dyn Pass, _module: &Module, _took: Duration) {}
+}
+
+/// Runs passes in order; the module is verified before the first and after each, and keeps their text.
+///
+/// # Errors
+/// The diagnostics of the pass that refused, or of the verifier when a pass broke the module.
+pub fn run_passes(
+    module: Module,
+    passes: &[Box<dyn Pass>],
+    cx: &mut Context<'_>,
+    instrument: &mut dyn Instrument,
+) -> Result<Module, Diagnostics> {
+    let mut module = module;
+    for pass in passes {
+        let started = Instant::now();
+        let mut next = pass.run(verify(&module)?, cx)?;
+        let took = started.elapsed();
+        next.pipeline.push(pass.to_string());
+        instrument.after(pass.as_ref(), &next, took);
+        module = next;
+    }
+    verify(&module)?;
+    Ok(module)
+}

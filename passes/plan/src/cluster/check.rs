@@ -1,0 +1,184 @@
+//! Checking a cluster: whether every number is possible.
+
+use ithaca_ir::Diagnostic;
+
+use crate::cluster::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
+
+/// The largest cluster, devices.
+const MAX_DEVICES: u64 = 1 << 20;
+
+/// Checks every number of a cluster.
+pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
+    let Cluster { name, summary: _, devices_per_node, accelerator, levels } = cluster;
+    if name.is_empty() {
+        return Err(impossible("name", "is empty"));
+    }
+    count("devices_per_node", devices_per_node)?;
+    check_accelerator(accelerator)?;
+    if levels.is_empty() {
+        return Err(impossible("levels", "is empty: a cluster has at least one level"));
+    }
+    let mut inside = 1;
+    for (i, level) in levels.iter().enumerate() {
+        check_level(&format!("levels[{i}]"), level)?;
+        let devices = level.devices.value;
+        if devices % inside != 0 || (i > 0 && devices <= inside) {
+            return Err(impossible(
+                &format!("levels[{i}].devices"),
+                &format!("is {devices}, which is not a larger multiple of the {inside} of the level inside"),
+            ));
+        }
+        inside = devices;
+    }
+    Ok(())
+}
+
+fn check_accelerator(accelerator: &Accelerator) -> Result<(), Diagnostic> {
+    let Accelerator {
+        name: _,
+        memory_bytes,
+        reserve_fraction,
+        memory_bandwidth,
+        launch_seconds,
+        peak: Peak { bf16, f16, f32, f64 },
+        efficiency: Efficiency { matmul, attention, memory },
+    } = accelerator;
+    let key = |k: &str| format!("accelerator.{k}");
+    sourced(&key("memory_bytes"), memory_bytes)?;
+    if memory_bytes.value == 0 {
+        return Err(impossible(&key("memory_bytes"), "is 0: it must be positive"));
+    }
+    sourced(&key("reserve_fraction"), reserve_fraction)?;
+    if !(0.0..1.0).contains(&reserve_fraction.value) {
+        let what = format!("is {}: it must be at least 0 and below 1", reserve_fraction.value);
+        return Err(impossible(&key("reserve_fraction"), &what));
+    }
+    positive(&key("memory_bandwidth"), memory_bandwidth)?;
+    positive(&key("launch_seconds"), launch_seconds)?;
+    for (k, peak) in [("bf16", bf16), ("f16", f16), ("f32", f32), ("f64", f64)] {
+        positive(&key(&format!("peak.{k}")), peak)?;
+    }
+    for (k, part) in [("matmul", matmul), ("attention", attention), ("memory", memory)] {
+        fraction(&key(&format!("efficiency.{k}")), part)?;
+    }
+    Ok(())
+}
+
+fn check_level(path: &str, level: &Level) -> Result<(), Diagnostic> {
+    let Level {
+        name: _,
+        devices,
+        bandwidth,
+        contention,
+        latency,
+        message_latency,
+        ring_efficiency,
+        exchange_efficiency,
+    } = level;
+    let key = |k: &str| format!("{path}.{k}");
+    count(&key("devices"), devices)?;
+    positive(&key("bandwidth"), bandwidth)?;
+    positive(&key("contention"), contention)?;
+    if contention.value < 1.0 {
+        let what = format!("is {}: at least 1 device uses a link", contention.value);
+        return Err(impossible(&key("contention"), &what));
+    }
+    positive(&key("latency"), latency)?;
+    positive(&key("message_latency"), message_latency)?;
+    fraction(&key("ring_efficiency"), ring_efficiency)?;
+    fraction(&key("exchange_efficiency"), exchange_efficiency)
+}
+
+fn count(key: &str, n: &Sourced<u64>) -> Result<(), Diagnostic> {
+    sourced(key, n)?;
+    match n.value {
+        1..=MAX_DEVICES => Ok(()),
+        n => Err(impossible(key, &format!("is {n}: it must be from 1 to {MAX_DEVICES}"))),
+    }
+}
+
+fn positive(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
+    sourced(key, number)?;
+    if number.value.is_finite() && number.value > 0.0 {
+        return Ok(());
+    }
+    Err(impossible(key, &format!("is {}: it must be positive and finite", number.value)))
+}
+
+fn fraction(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
+    positive(key, number)?;
+    if number.value <= 1.0 {
+        return Ok(());
+    }
+    Err(impossible(key, &format!("is {}: a part of a peak is at most 1", number.value)))
+}
+
+fn sourced<T>(key: &str, number: &Sourced<T>) -> Result<(), Diagnostic> {
+    if !number.source.trim().is_empty() {
+        return Ok(());
+    }
+    Err(impossible(key, "has an empty source").help("name the datasheet or measurement of the number"))
+}
+
+fn impossible(key: &str, what: &str) -> Diagnostic {
+    Diagnostic::new("M21", format!("cluster key `{key}` {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H100: &str = include_str!("../../../clusters/dgx-h100.toml");
+
+    /// The diagnostic for the H100 profile with one text replaced.
+    fn refusal(from: &str, to: &str) -> Diagnostic {
+        assert!(H100.contains(from), "the profile has `{from}`");
+        Cluster::parse("mine.toml", &H100.replacen(from, to, 1)).unwrap_err()
+    }
+
+    #[test]
+    fn a_number_without_source_is_refused_by_key() {
+        let d = refusal(
+            "launch_seconds = { value = 5e-6, source = \"estimate",
+            "launch_seconds = { value = 5e-6 } # \"",
+        );
+        assert_eq!(d.code, "M20");
+        assert!(d.message.contains("accelerator.launch_seconds"), "{d}");
+        assert!(d.message.contains("source"), "{d}");
+    }
+
+    #[test]
+    fn a_bare_number_is_refused_by_key() {
+        let text = H100.replacen("{ value = 3.35e12", "3.35e12 # { value = 3.35e12", 1);
+        let d = Cluster::parse("mine.toml", &text).unwrap_err();
+        assert!(d.message.contains("accelerator.memory_bandwidth"), "{d}");
+    }
+
+    #[test]
+    fn impossible_numbers_are_refused_by_key() {
+        for (to, code) in
+            [("-3.35e12", "M21"), ("0", "M21"), ("nan", "M21"), ("inf", "M21"), ("\"fast\"", "M20")]
+        {
+            let d = refusal("3.35e12", to);
+            assert_eq!(d.code, code, "{d}");
+            assert!(d.message.contains("accelerator.memory_bandwidth"), "{d}");
+        }
+    }
+
+    #[test]
+    fn unknown_and_missing_keys_are_named() {
+        let d = refusal("[accelerator.peak]", "colour = \"green\"\n[accelerator.peak]");
+        assert!(d.message.contains("colour"), "{d}");
+        let d = refusal("bf16 =", "# bf16 =");
+        assert!(d.message.contains("accelerator.peak") && d.message.contains("bf16"), "{d}");
+    }
+
+    #[test]
+    fn text_that_is_no_toml_is_refused_wherever_it_is_cut() {
+        assert_eq!(Cluster::parse("x", "= 3").unwrap_err().code, "M20");
+        assert_eq!(Cluster::parse("x", "").unwrap_err().code, "M20");
+        let cuts = (0..H100.len()).filter(|&i| H100.is_char_boundary(i)).step_by(37);
+        let complete = cuts.filter(|&cut| Cluster::parse("x", &H100[..cut]).is_ok()).count();
+        assert!(complete <= 1 + H100.len() / 37 / 3, "most cuts lose a key: {complete}");
+    }
+}

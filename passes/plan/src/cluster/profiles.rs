@@ -1,0 +1,39 @@
+//! The profiles that are built in, from `passes/clusters`.
+
+use crate::cluster::Cluster;
+
+const PROFILES: &[(&str, &str)] = &[
+    ("dgx-a100-40gb", include_str!("../../../clusters/dgx-a100-40gb.toml")),
+    ("dgx-a100-80gb", include_str!("../../../clusters/dgx-a100-80gb.toml")),
+    ("dgx-h100", include_str!("../../../clusters/dgx-h100.toml")),
+    ("dgx-h200", include_str!("../../../clusters/dgx-h200.toml")),
+    ("dgx-b200", include_str!("../../../clusters/dgx-b200.toml")),
+    ("gb200-nvl72", include_str!("../../../clusters/gb200-nvl72.toml")),
+    ("l20-pcie", include_str!("../../../clusters/l20-pcie.toml")),
+    ("a100-pcie", include_str!("../../../clusters/a100-pcie.toml")),
+    ("cpu", include_str!("../../../clusters/cpu.toml")),
+];
+
+/// The names of the built-in profiles, in the order to list them.
+pub fn names() -> Vec<&'static str> {
+    PROFILES.iter().map(|&(name, _)| name).collect()
+}
+
+/// The built-in profile called `name`.
+pub fn builtin(name: &str) -> Option<Cluster> {
+    let &(name, text) = PROFILES.iter().find(|&&(n, _)| n == name)?;
+    Some(Cluster::parse(name, text).expect("a test parses every built-in profile"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_parses_and_bears_its_file_name() {
+        for (name, text) in PROFILES {
+            let cluster = Cluster::parse(name, text).unwrap_or_else(|d| panic!("{}", d.render(None)));
+            assert_eq!(cluster.name, *name);
+        }
+    }
+}

@@ -1,0 +1,646 @@
+//! The plan: what `plan.json` holds, and how it is read, checked and written.
+//!
+//! A plan is self-contained: the model's configuration and the whole cluster profile are in it, so that running,
+//! verifying and emitting it need no other file, and it is byte-identical from run to run. Its schema is published as
+//! `docs/plan.schema.json`. Times are rounded to six significant digits, so that they print the same everywhere.
+
+mod diff;
+mod digest;
+mod reason;
+mod stated;
+
+use std::collections::BTreeMap;
+
+use ithaca_differentiate::{self as differentiate, Differentiate};
+use ithaca_import::{self as import, Mode};
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::traffic;
+use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Function, Mesh, Module, Op, Order, Space};
+use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
+use ithaca_layout::fuse::Fusion;
+use ithaca_layout::registry::Registry;
+use ithaca_layout::shard::{self, ShardOptions, strategy};
+use ithaca_pass::Pass;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Cluster;
+use crate::memory;
+use crate::simulate::Simulation;
+
+pub use diff::{Change, diff};
+pub use digest::digest;
+pub(crate) use reason::row;
+pub use reason::why_chosen;
+
+/// The version of the document that this program reads and writes.
+///
+/// Version 2 adds `dimensions` with their token orders, `attention` with its movements, and the layout options `order`,
+/// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
+/// Version 3 writes the layout options as a pipeline does.
+pub const VERSION: u32 = 3;
+
+/// A parallel plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The version of the document.
+    pub version: u32,
+    /// The model.
+    pub model: Model,
+    /// The cluster that times and memory were computed for.
+    pub cluster: Cluster,
+    /// What the model is asked to do.
+    pub workload: Workload,
+    /// Number of GPUs.
+    pub gpus: u64,
+    /// The strategy, or product of strategies, for example `ulysses+megatron-tp`.
+    pub strategy: String,
+    /// The mesh, major to minor.
+    pub mesh: Vec<MeshAxis>,
+    /// Options of the layout that are not as by default: those of `shard` in a pipeline beside strategy and mesh, and
+    /// `fuse`.
+    pub options: BTreeMap<String, String>,
+    /// The dimensions of the per-rank program.
+    pub dimensions: Vec<Dimension>,
+    /// How the attention of each function is distributed.
+    pub attention: Vec<AttentionPlan>,
+    /// The passes that make the per-rank program, in text form.
+    pub pipeline: String,
+    /// What each rank sends in one step.
+    pub collectives: Vec<Collective>,
+    /// Memory of the busiest rank.
+    pub memory: MemoryUse,
+    /// Time of a step.
+    pub time: Time,
+    /// What was tried, best first.
+    pub alternatives: Vec<Alternative>,
+    /// What the user should know: copied heads, padding, dimensions that stay whole.
+    pub notes: Vec<String>,
+}
+
+/// The model of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// Where its description was read, as given.
+    pub source: String,
+    /// SHA-256 of the description, keys sorted and without spaces, in hexadecimal.
+    pub digest: String,
+    /// The whole description.
+    pub config: serde_json::Value,
+}
+
+impl Model {
+    /// The model that `config` describes; the digest is computed.
+    pub fn new(name: impl Into<String>, source: impl Into<String>, config: serde_json::Value) -> Self {
+        Self { name: name.into(), source: source.into(), digest: digest(&config), config }
+    }
+}
+
+/// What a model is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Prefill, train or decode.
+    pub mode: Mode,
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each sequence; of the encoder's, where there is one beside the decoder.
+    pub sequence: u64,
+    /// Tokens of each sequence of the decoder, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_sequence: Option<u64>,
+    /// Element type of weights and activations.
+    pub dtype: String,
+    /// How many tokens an expert takes, where that is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<import::Capacity>,
+    /// What a training step does, where the mode is train.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
+    /// Fields of the description that were declared to have no influence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignore: Vec<String>,
+}
+
+/// What a training step does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Which label belongs to which token.
+    pub labels: import::Labels,
+    /// Options of `differentiate` that are not as by default.
+    pub options: BTreeMap<String, String>,
+}
+
+impl Workload {
+    /// The workload that `module` was imported for, as a plan writes it: an element type that was left to the
+    /// description is that of the module's weights.
+    pub fn of(workload: &import::Workload, module: &Module) -> Self {
+        let import::Workload {
+            batch,
+            sequence,
+            target_sequence,
+            dtype,
+            mode,
+            capacity,
+            ignore,
+            labels,
+            training,
+        } = workload;
+        let training = || Training { labels: *labels, options: training.to_pipeline().into_iter().collect() };
+        // The loss is summed in a wider type than the model has.
+        let of_weights = || {
+            let weight = |f: &Function| {
+                let node = f.nodes.iter().find(|n| matches!(n.op, Op::Param(_)))?;
+                Some(f.ty(node.result()).dtype)
+            };
+            module.functions.values().find_map(weight)
+        };
+        let dtype = dtype.or_else(of_weights).unwrap_or(DType::F32);
+        Self {
+            mode: *mode,
+            batch: *batch,
+            sequence: *sequence,
+            target_sequence: *target_sequence,
+            dtype: dtype.name().to_owned(),
+            capacity: *capacity,
+            training: (*mode == Mode::Train).then(training),
+            ignore: ignore.clone(),
+        }
+    }
+
+    /// The workload for an import.
+    ///
+    /// # Errors
+    /// `M33` for an element type that there is not.
+    pub fn to_import(&self) -> Result<import::Workload, Diagnostic> {
+        let Self { mode, batch, sequence, target_sequence, dtype, capacity, training, ignore } = self;
+        let unknown = || Diagnostic::new("M33", format!("`workload.dtype`: there is no `{dtype}`"));
+        let dtype = DType::parse(dtype).ok_or_else(unknown)?;
+        let mut labels = import::Labels::default();
+        let mut options = Vec::new();
+        if let Some(training) = training {
+            labels = training.labels;
+            options.extend(training.options.clone());
+        }
+        Ok(import::Workload {
+            capacity: *capacity,
+            labels,
+            training: differentiate::Training::from_pipeline(&options)?,
+            batch: *batch,
+            sequence: *sequence,
+            target_sequence: *target_sequence,
+            dtype: Some(dtype),
+            mode: *mode,
+            ignore: ignore.clone(),
+        })
+    }
+}
+
+/// An axis of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeshAxis {
+    /// The name.
+    pub axis: String,
+    /// Ranks along it.
+    pub size: u64,
+}
+
+/// Whether a number is left out of a document.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// A dimension of the per-rank program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Dimension {
+    /// The name.
+    pub name: String,
+    /// Elements over all ranks, padding included.
+    pub size: u64,
+    /// Elements that carry data, where others are padding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub valid: Option<u64>,
+    /// The position that each index has, as the text form writes it, for example `zigzag(8)`; absent where it is the
+    /// index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+    /// The dimension of which ranks fetch the elements that they need, where this one is that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetches: Option<String>,
+}
+
+/// How the attention of a function is distributed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionPlan {
+    /// The function of the program.
+    pub function: String,
+    /// The strategy inside attention, or the product of strategies.
+    pub strategy: String,
+    /// How keys and queries meet that lie on different ranks, for example `rotate`; `local` where keys are whole.
+    pub movement: String,
+}
+
+/// Collectives of one kind along one axis, over one step of the whole model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Collective {
+    /// The operation, for example `all_to_all`, `permute` or `fetch`.
+    pub kind: String,
+    /// The mesh axis; several joined by `+` where parts travel along them at once, `mesh` where along none.
+    pub axis: String,
+    /// `forward` or `backward`.
+    pub phase: String,
+    /// How many each rank takes part in.
+    pub count: u64,
+    /// Bytes that the busiest rank sends to others in all of them.
+    pub bytes_sent_per_rank: u64,
+}
+
+/// Memory of the busiest rank, bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryUse {
+    /// Parameters.
+    pub parameters: u64,
+    /// Gradients.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gradients: u64,
+    /// What the optimizer keeps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer: u64,
+    /// What else lasts from step to step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub states: u64,
+    /// Activations, outputs and communication buffers.
+    pub arena: u64,
+    /// Of these the communication buffers, at the peak.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub communication: u64,
+    /// Inputs.
+    pub inputs: u64,
+    /// Outputs, which lie in the arena.
+    pub outputs: u64,
+    /// All of them but outputs.
+    pub total: u64,
+    /// What a device has, its reserve taken off.
+    pub usable: u64,
+    /// The largest tensors at the peak.
+    pub largest: Vec<HeldTensor>,
+}
+
+/// A tensor, or the same one of many layers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HeldTensor {
+    /// Its name in the file, or frame and buffer.
+    pub name: String,
+    /// Layers that have one.
+    pub count: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// Time of a step, seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Time {
+    /// The step.
+    pub step_seconds: f64,
+    /// Kernels.
+    pub compute_seconds: f64,
+    /// Communication that no kernel hides.
+    pub exposed_seconds: f64,
+    /// The communication stream, by kind and axis.
+    pub communication: Vec<Communication>,
+}
+
+/// Time of collectives of one kind along one axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Communication {
+    /// The operation.
+    pub kind: String,
+    /// The mesh axis.
+    pub axis: String,
+    /// In all, seconds.
+    pub seconds: f64,
+    /// While no kernel ran, seconds.
+    pub exposed_seconds: f64,
+}
+
+/// A strategy on a mesh that was tried, and what came of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Alternative {
+    /// The strategy.
+    pub strategy: String,
+    /// The mesh, major to minor.
+    pub mesh: Vec<MeshAxis>,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of an alternative.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Outcome {
+    /// It is the plan.
+    Chosen {
+        /// Time of a step, seconds.
+        step_seconds: f64,
+        /// Communication that no kernel hides, seconds.
+        exposed_seconds: f64,
+        /// Memory of the busiest rank, bytes.
+        memory_bytes: u64,
+        /// Why it won.
+        reason: String,
+    },
+    /// It runs, but takes longer; or as long, with more memory or a later name.
+    Slower {
+        /// Time of a step, seconds.
+        step_seconds: f64,
+        /// Communication that no kernel hides, seconds.
+        exposed_seconds: f64,
+        /// Memory of the busiest rank, bytes.
+        memory_bytes: u64,
+        /// Seconds more than the plan.
+        slower_by_seconds: f64,
+        /// What takes the time.
+        reason: String,
+    },
+    /// It does not fit.
+    OutOfMemory {
+        /// Time of a step if it did fit, seconds.
+        step_seconds: f64,
+        /// Communication that no kernel hides, seconds.
+        exposed_seconds: f64,
+        /// Memory of the busiest rank, bytes.
+        memory_bytes: u64,
+        /// Bytes that a device lacks.
+        over_bytes: u64,
+        /// The largest tensor.
+        tensor: String,
+        /// Its bytes.
+        tensor_bytes: u64,
+    },
+    /// It is not legal.
+    Refused {
+        /// The rule.
+        code: String,
+        /// What does not divide.
+        message: String,
+        /// What to do.
+        helps: Vec<String>,
+        /// Options, each of which makes this alternative legal; checked.
+        repairs: Vec<String>,
+    },
+}
+
+impl Plan {
+    /// The document, with a final newline.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a plan has string keys and finite numbers");
+        text.push('\n');
+        text
+    }
+
+    /// Reads a document; `name` is shown in diagnostics.
+    ///
+    /// # Errors
+    /// `M30` when it is not JSON or ends early, `M31` when a field is missing, unknown or of the wrong kind, `M32` for
+    /// another version, `M33` when the digest is not that of the configuration, the mesh is not of as many ranks as
+    /// there are GPUs, the pipeline is another layout's or the cluster is impossible; `P10`, `P11` for a strategy or mesh
+    /// that is none; and whatever the model or the layout is refused for.
+    pub fn from_json(name: &str, text: &str) -> Result<Plan, Diagnostic> {
+        Self::from_json_with(&Registry::default(), name, text)
+    }
+
+    /// As [`from_json`](Self::from_json), with the strategies and movements of `registry`.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json).
+    pub fn from_json_with(registry: &Registry, name: &str, text: &str) -> Result<Plan, Diagnostic> {
+        let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
+            Diagnostic::new("M30", format!("`{name}` is not a plan: {e}"))
+                .help("make it anew with `ithaca plan … -o plan.json`")
+        })?;
+        match value.get("version").map(serde_json::Value::as_u64) {
+            Some(Some(v)) if v == u64::from(VERSION) => {}
+            Some(Some(version)) => {
+                let message = format!("`{name}` has `version` {version}, but this program reads {VERSION}");
+                return Err(Diagnostic::new("M32", message).help("make the plan anew with `ithaca plan`"));
+            }
+            Some(None) => {
+                return Err(Diagnostic::new("M32", format!("`version` of `{name}` is not a whole number")));
+            }
+            None => {
+                return Err(Diagnostic::new(
+                    "M31",
+                    format!("`{name}` has no field `version`, which a plan has"),
+                )
+                .help("make it anew with `ithaca plan … -o plan.json`"));
+            }
+        }
+        let plan: Plan = serde_path_to_error::deserialize(&value).map_err(|e| {
+            let place = match e.path().to_string().as_str() {
+                "." => String::new(),
+                path => format!(", field `{path}`"),
+            };
+            Diagnostic::new("M31", format!("`{name}`{place}: {}", e.inner()))
+        })?;
+        plan.check(registry, name)?;
+        Ok(plan)
+    }
+
+    fn check(&self, registry: &Registry, name: &str) -> Result<(), Diagnostic> {
+        let refuse = |what: String| Err(Diagnostic::new("M33", format!("`{name}`: {what}")));
+        let found = digest(&self.model.config);
+        if found != self.model.digest {
+            return refuse(format!("`model.digest` is not that of `model.config`, {found}"));
+        }
+        for (i, axis) in self.mesh.iter().enumerate() {
+            if axis.size == 0 || self.mesh[..i].iter().any(|a| a.axis == axis.axis) {
+                return refuse(format!("`mesh[{i}]` is empty or named twice"));
+            }
+        }
+        let ranks = self.mesh.iter().try_fold(1u64, |n, a| n.checked_mul(a.size));
+        if ranks != Some(self.gpus) {
+            return refuse(format!("`mesh` does not multiply to `gpus`, {}", self.gpus));
+        }
+        let devices = self.cluster.devices();
+        if self.gpus > devices {
+            return refuse(format!("`gpus` is {}, but `cluster` has {devices} devices", self.gpus));
+        }
+        let options = self.shard_options()?;
+        let strategies = registry.product(&self.strategy)?;
+        let own = options.attention.sequences.iter().flat_map(|(_, axes)| axes);
+        let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
+        strategy::placement(&strategies, &options.mesh, &own)?;
+        let workload = self.workload.to_import()?;
+        let mut expected = ithaca_pass::print(&compile::passes(&options));
+        if workload.mode == Mode::Train {
+            let first: Box<dyn Pass> = Box::new(Differentiate::new(workload.training.clone()));
+            expected = format!("{first},{expected}");
+        }
+        if self.pipeline != expected {
+            return refuse(format!("`pipeline` is not that of strategy, mesh and options, `{expected}`"));
+        }
+        self.cluster.check()?;
+        let module = import::program(&self.model.config, &self.model.name, &workload).map_err(first)?;
+        shard::check_with(registry, &module, &options).map(|_| ())
+    }
+
+    /// The per-rank program and the schedule of this plan, both checked, and as it states.
+    ///
+    /// # Errors
+    /// As [`compile_with`]; `M33` where the plan states what is not so.
+    pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
+        let workload = self.workload.to_import().map_err(|d| vec![d])?;
+        let options = self.shard_options().map_err(|d| vec![d])?;
+        let module = import::program(&self.model.config, &self.model.name, &workload)?;
+        let compiled = compile_with(registry, &module, &options, &self.cluster)?;
+        self.check_stated(&compiled).map_err(|d| vec![d])?;
+        Ok(compiled)
+    }
+
+    /// The options with which the passes make this plan's program.
+    ///
+    /// # Errors
+    /// `P02` for an option that is unknown or has a value that it does not take, `P12` for a malformed mesh.
+    pub fn shard_options(&self) -> Result<ShardOptions, Diagnostic> {
+        let strategy = ("strategy".to_owned(), self.strategy.clone());
+        let axes = self.mesh.iter().map(|a| (a.axis.clone(), a.size.to_string()));
+        let others = self.options.iter().filter(|(key, _)| *key != FUSE);
+        let others = others.map(|(key, value)| (key.clone(), value.clone()));
+        let pairs: Vec<(String, String)> = std::iter::once(strategy).chain(axes).chain(others).collect();
+        let fusion = self.options.get(FUSE).map_or(Ok(Fusion::NONE), |text| Fusion::parse(text))?;
+        Ok(ShardOptions { fusion, ..ShardOptions::from_pipeline(&pairs)? })
+    }
+}
+
+/// The option of the passes behind the choice of layouts, beside those of `shard`.
+const FUSE: &str = "fuse";
+
+/// The options of a layout that are not as by default, as a plan writes them.
+pub fn layout_options(options: &ShardOptions) -> BTreeMap<String, String> {
+    let fusion = (options.fusion != Fusion::NONE).then(|| (FUSE.to_owned(), options.fusion.to_string()));
+    options.departures().into_iter().chain(fusion).collect()
+}
+
+/// The JSON schema of the document, as `docs/plan.schema.json` holds it.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(Plan);
+    let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
+    text.push('\n');
+    text
+}
+
+/// The axes of a mesh, as a plan writes them.
+pub fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
+    mesh.axes.values().map(|a| MeshAxis { axis: a.name.clone(), size: a.size }).collect()
+}
+
+/// The dimensions of a space, as a plan writes them.
+pub fn dimensions(space: &Space) -> Vec<Dimension> {
+    let dimension = |dim: &Dim| Dimension {
+        name: dim.name.clone(),
+        size: dim.size,
+        valid: (dim.valid != dim.size).then_some(dim.valid),
+        order: (dim.order != Order::Contiguous).then(|| dim.order.to_string()),
+        fetches: dim.fetched.as_ref().map(|f| space.dims[f.of].name.clone()),
+    };
+    space.dims.values().map(dimension).collect()
+}
+
+/// How attention is distributed, as a plan writes it.
+pub fn attention(uses: &[AttentionUse], options: &ShardOptions) -> Vec<AttentionPlan> {
+    let strategy = |function: &str| {
+        let own = options.layers.iter().rev().find(|(name, _)| name == function);
+        own.map_or(&options.strategy, |(_, strategy)| strategy).clone()
+    };
+    let plan = |one: &AttentionUse| AttentionPlan {
+        function: one.function.clone(),
+        strategy: strategy(&one.function),
+        movement: one.movement.clone(),
+    };
+    uses.iter().map(plan).collect()
+}
+
+/// The collectives of a per-rank module, as a plan writes them.
+pub fn collectives(per_rank: &Module) -> Vec<Collective> {
+    let rows = traffic::of_module(per_rank).into_iter();
+    rows.map(|row| Collective {
+        kind: row.kind,
+        axis: row.axis,
+        phase: row.phase.name().to_owned(),
+        count: row.count,
+        bytes_sent_per_rank: row.bytes_sent_per_rank,
+    })
+    .collect()
+}
+
+impl MemoryUse {
+    /// The memory of a schedule on a cluster.
+    pub fn of(memory: &memory::Memory, cluster: &Cluster) -> Self {
+        let largest = memory.largest.iter();
+        Self {
+            parameters: memory.parameters,
+            gradients: memory.gradients,
+            optimizer: memory.optimizer,
+            states: memory.states,
+            arena: memory.arena,
+            communication: memory.communication,
+            inputs: memory.inputs,
+            outputs: memory.outputs,
+            total: memory.total(),
+            usable: cluster.usable_bytes(),
+            largest: largest
+                .map(|h| HeldTensor { name: h.name.clone(), count: h.count, bytes: h.bytes })
+                .collect(),
+        }
+    }
+}
+
+impl Time {
+    /// The times of a simulation, rounded.
+    pub fn of(simulation: &Simulation) -> Self {
+        let rows = simulation.communication.iter();
+        Self {
+            step_seconds: rounded(simulation.seconds),
+            compute_seconds: rounded(simulation.compute),
+            exposed_seconds: rounded(simulation.exposed()),
+            communication: rows
+                .map(|((kind, axis), time)| Communication {
+                    kind: (*kind).to_owned(),
+                    axis: axis.clone(),
+                    seconds: rounded(time.total),
+                    exposed_seconds: rounded(time.exposed),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// `x` with six significant digits.
+pub fn rounded(x: f64) -> f64 {
+    format!("{x:.5e}").parse().expect("a printed number is a number")
+}
+
+/// The first of several diagnostics.
+fn first(diagnostics: Diagnostics) -> Diagnostic {
+    diagnostics.into_iter().next().expect("a refusal says why")
+}
+
+/// The pipeline text of a schedule.
+pub fn pipeline(schedule: &Schedule) -> String {
+    schedule.pipeline.join(",")
+}

@@ -1,0 +1,108 @@
+//! What a plan states of its program, held against what the program gives: nobody believes a figure that was edited.
+
+use ithaca_ir::Diagnostic;
+use ithaca_layout::compile::Compiled;
+use serde_json::Value;
+
+use super::{
+    Change, MemoryUse, Outcome, Plan, Time, attention, collectives, diff, dimensions, mesh_axes, rounded,
+    why_chosen,
+};
+use crate::memory;
+use crate::simulate::simulate;
+
+/// How far two times may be apart that are one time, in parts of the larger: a unit in the sixth digit, the last that a
+/// plan writes.
+const LAST_DIGIT: f64 = 1.1e-5;
+
+/// The longest value that a message shows, characters.
+const SHOWN: usize = 80;
+
+impl Plan {
+    /// Checks that what this plan states of its layout is what `compiled`, its program and schedule, has: dimensions,
+    /// attention, collectives, memory, times and notes, and the figures of the chosen one among what was tried.
+    ///
+    /// What the others of that list would take is not computed again; that they are as much slower as their times say is.
+    ///
+    /// # Errors
+    /// `M33` with the quantity, what is stated and what is computed.
+    pub fn check_stated(&self, compiled: &Compiled) -> Result<(), Diagnostic> {
+        let chosen = self.alternatives.iter().filter(|a| matches!(a.outcome, Outcome::Chosen { .. }));
+        let chosen = chosen.count();
+        let refuse =
+            |what: String| Err(Diagnostic::new("M33", what).help("make the plan anew with `ithaca plan`"));
+        if chosen != 1 {
+            return refuse(format!(
+                "{chosen} of the `alternatives` of the plan are chosen, and a plan is one"
+            ));
+        }
+        let changes = diff(self, &self.computed(compiled)?);
+        let Some(Change { path, left, right }) = changes.into_iter().find(is_visible) else { return Ok(()) };
+        refuse(match (left, right) {
+            (Some(stated), Some(computed)) => {
+                format!("`{path}` of the plan is {}, but {} is computed", shown(&stated), shown(&computed))
+            }
+            (Some(stated), None) => format!("`{path}` of the plan is {}, but there is none", shown(&stated)),
+            (None, computed) => {
+                let computed = computed.as_ref().map_or_else(String::new, shown);
+                format!("`{path}` of the plan is missing, and {computed} is computed")
+            }
+        })
+    }
+
+    /// This plan with everything that follows from its program in place of what it states.
+    fn computed(&self, compiled: &Compiled) -> Result<Plan, Diagnostic> {
+        let options = self.shard_options()?;
+        let simulation = simulate(&self.cluster, &compiled.schedule);
+        let memory = MemoryUse::of(&memory::of_schedule(&compiled.schedule), &self.cluster);
+        let time = Time::of(&simulation);
+        let mut alternatives = self.alternatives.clone();
+        for one in &mut alternatives {
+            match &mut one.outcome {
+                Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
+                    (*step_seconds, *exposed_seconds) = (time.step_seconds, time.exposed_seconds);
+                    *memory_bytes = memory.total;
+                    *reason = why_chosen(&simulation);
+                    one.strategy = options.strategy_text();
+                    one.mesh = mesh_axes(&options.mesh);
+                }
+                Outcome::Slower { step_seconds, slower_by_seconds, .. } => {
+                    *slower_by_seconds = rounded(*step_seconds - time.step_seconds);
+                }
+                Outcome::OutOfMemory { .. } | Outcome::Refused { .. } => {}
+            }
+        }
+        Ok(Plan {
+            dimensions: dimensions(&compiled.per_rank.space),
+            attention: attention(&compiled.attention, &options),
+            collectives: collectives(&compiled.per_rank),
+            memory,
+            time,
+            alternatives,
+            notes: compiled.notes.clone(),
+            ..self.clone()
+        })
+    }
+}
+
+/// Whether a difference is more than how the last digit was rounded.
+fn is_visible(change: &Change) -> bool {
+    match (&change.left, &change.right) {
+        (Some(Value::Number(left)), Some(Value::Number(right))) if left.is_f64() && right.is_f64() => {
+            match (left.as_f64(), right.as_f64()) {
+                (Some(a), Some(b)) => (a - b).abs() > LAST_DIGIT * a.abs().max(b.abs()),
+                _ => true,
+            }
+        }
+        _ => true,
+    }
+}
+
+/// A value as a message shows it.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}

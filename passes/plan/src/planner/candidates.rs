@@ -1,0 +1,287 @@
+//! Candidates: every strategy and every product of strategies, on every mesh.
+
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_layout::registry::Registry;
+use ithaca_layout::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, STAGE_AXIS, Search, TENSOR_AXIS};
+use ithaca_layout::shard::{ShardOptions, Strategy};
+
+use crate::cluster::Cluster;
+use crate::planner::{Request, Sparsity};
+
+/// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
+///
+/// Every axis has more than one rank, since a strategy with an axis of one is one that lacks it; only where the request
+/// names a strategy that has no such mesh are axes of one tried.
+///
+/// # Errors
+/// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
+pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptions>, Diagnostic> {
+    candidates_with(&Registry::default(), cluster, request)
+}
+
+/// As [`candidates`], of the strategies of `registry`.
+///
+/// # Errors
+/// As [`candidates`].
+pub fn candidates_with(
+    registry: &Registry,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<ShardOptions>, Diagnostic> {
+    check_gpus(cluster, request)?;
+    let names: Vec<String> = match &request.strategy {
+        Some(name) => vec![name.clone()],
+        None => strategies(registry, request),
+    };
+    let mut found = Vec::new();
+    let near = cluster.levels.first().is_none_or(|level| request.gpus <= level.devices.value);
+    let reach = if near { Reach::Near } else { Reach::Far };
+    for name in &names {
+        let product = registry.product(name)?;
+        let axes: Vec<&str> = product.iter().flat_map(|s| s.axes()).copied().collect();
+        // Without an axis of its own a strategy that shares takes those of the others.
+        let others = product.iter().filter(|s| !s.shares_axes()).flat_map(|s| s.axes()).copied();
+        let others: Vec<&str> = others.collect();
+        let shares = !others.is_empty() && others.len() < axes.len();
+        let of_axes = |axes: &[&str]| match (&request.mesh, &request.strategy) {
+            (Some(mesh), Some(_)) => vec![mesh.clone()],
+            (Some(mesh), None) if same_axes(mesh, axes) => vec![mesh.clone()],
+            (Some(_), None) => Vec::new(),
+            (None, named) => {
+                let meshes = meshes(axes, request.gpus, reach);
+                let any = named.is_some() && !meshes.iter().any(proper);
+                meshes.into_iter().filter(|m| any || proper(m)).collect()
+            }
+        };
+        let mut meshes = of_axes(&axes);
+        if shares && request.strategy.is_none() {
+            // Four axes and more are as many meshes as all others together.
+            if product.len() > OWN_AXIS {
+                meshes.clear();
+            }
+            meshes.extend(of_axes(&others));
+        }
+        found.extend(meshes.into_iter().map(|mesh| ShardOptions {
+            strategy: name.clone(),
+            mesh,
+            ..request.options.clone()
+        }));
+    }
+    if let Sparsity::Some(functions) = &request.sparsity
+        && request.strategy.is_none()
+        && request.options.layers.is_empty()
+    {
+        found = with_sparse_layers(found, functions);
+    }
+    if found.is_empty() {
+        return Err(no_candidate(request));
+    }
+    Ok(found)
+}
+
+/// The candidates of a request with stages of a pipeline, alone and beside one other strategy: what is tried where no
+/// other candidate fits.
+///
+/// # Errors
+/// As [`candidates`].
+pub(super) fn staged(
+    registry: &Registry,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<ShardOptions>, Diagnostic> {
+    if request.strategy.is_some() || request.mesh.is_some() {
+        return Ok(Vec::new());
+    }
+    let pipelines = registry.strategies().filter(|s| s.search() == Search::Stages);
+    let pipelines: Vec<&dyn Strategy> = pipelines.collect();
+    let splits = |name: &String| registry.product(name).is_ok_and(|p| p.iter().any(|s| !s.axes().is_empty()));
+    let names = strategies(registry, request).into_iter();
+    let single = names.filter(|name| !name.contains('+') && splits(name));
+    let names = |pipeline: &&dyn Strategy| -> Vec<String> {
+        let beside = single.clone().map(|name| format!("{}+{name}", pipeline.name()));
+        std::iter::once(pipeline.name().to_owned()).chain(beside).collect()
+    };
+    let mut found = Vec::new();
+    for name in pipelines.iter().flat_map(names) {
+        let named = Request { strategy: Some(name), ..request.clone() };
+        let Ok(candidates) = candidates_with(registry, cluster, &named) else { continue };
+        let stages = |o: &ShardOptions| o.mesh.axis(STAGE_AXIS).map_or(1, |axis| o.mesh.size(axis));
+        let fits = |o: &ShardOptions| proper(&o.mesh) && request.stages.contains(&stages(o));
+        found.extend(candidates.into_iter().filter(fits));
+    }
+    Ok(found)
+}
+
+/// The most strategies of a product in which experts have an axis of their own.
+const OWN_AXIS: usize = 2;
+
+/// Behind each candidate whose context is split by one axis, the same with layers of sparse masks fetching what they see.
+fn with_sparse_layers(found: Vec<ShardOptions>, functions: &[String]) -> Vec<ShardOptions> {
+    const WHOLE: [&str; 2] = ["ring", "megatron-cp-allgather"];
+    let mut all = Vec::with_capacity(2 * found.len());
+    for options in found {
+        let names: Vec<&str> = options.strategy.split('+').collect();
+        let sparse = names.iter().any(|name| WHOLE.contains(name)).then(|| {
+            let own = names.iter().map(|name| if WHOLE.contains(name) { "sparse-fetch" } else { name });
+            let own = own.collect::<Vec<_>>().join("+");
+            let layers = functions.iter().map(|f| (f.clone(), own.clone())).collect();
+            ShardOptions { layers, ..options.clone() }
+        });
+        all.push(options);
+        all.extend(sparse);
+    }
+    all
+}
+
+fn check_gpus(cluster: &Cluster, request: &Request) -> Result<(), Diagnostic> {
+    let (gpus, most) = (request.gpus, cluster.devices().min(MAX_RANKS));
+    if gpus == 0 {
+        return Err(Diagnostic::new("P30", "a plan needs at least 1 GPU"));
+    }
+    if gpus > most {
+        let message = format!("cluster `{}` has {}, not {gpus}", cluster.name, counted(most, "device"));
+        return Err(Diagnostic::new("P30", message).help(format!("use at most {}", counted(most, "GPU"))));
+    }
+    match &request.mesh {
+        Some(mesh) if mesh.ranks() != gpus => {
+            let message = format!(
+                "mesh `{mesh}` has {}, and there {} {}",
+                counted(mesh.ranks(), "rank"),
+                if gpus == 1 { "is" } else { "are" },
+                counted(gpus, "GPU")
+            );
+            Err(Diagnostic::new("P30", message).help("the sizes of a mesh multiply to the GPUs"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn no_candidate(request: &Request) -> Diagnostic {
+    let what = match (&request.strategy, &request.mesh) {
+        (Some(name), _) => format!("strategy `{name}` has no mesh of {}", counted(request.gpus, "GPU")),
+        (None, Some(mesh)) => format!("no strategy has the axes of mesh `{mesh}`"),
+        (None, None) => format!("no strategy has a mesh of {}", counted(request.gpus, "GPU")),
+    };
+    Diagnostic::new("P30", what).help("`ithaca list strategies` shows the axes of each")
+}
+
+/// Every strategy, then every product of strategies that share no axis, the smaller products first.
+fn strategies(registry: &Registry, request: &Request) -> Vec<String> {
+    let mut products: Vec<Vec<&dyn Strategy>> = vec![Vec::new()];
+    let mut found: Vec<Vec<&dyn Strategy>> = Vec::new();
+    let tried = |s: &&dyn Strategy| match s.search() {
+        Search::Candidate => true,
+        Search::Sparse => request.sparsity == Sparsity::All,
+        Search::Experts => request.experts > 0,
+        // Stages are asked for by a mesh that has them; without one they are tried where nothing else fits.
+        Search::Stages => request.mesh.as_ref().is_some_and(|mesh| mesh.axis(STAGE_AXIS).is_some()),
+        Search::Named => false,
+    };
+    for strategy in registry.strategies().filter(tried) {
+        let idle = request.batch == 1 && strategy.axes() == [DATA_AXIS];
+        if strategy.axes().is_empty() {
+            found.push(vec![strategy]);
+        } else if !idle {
+            // One strategy splits the context; products of two are strategies with names of their own.
+            let context = |s: &dyn Strategy| s.axes().iter().any(|axis| CONTEXT_AXES.contains(axis));
+            let disjoint = |product: &&Vec<&dyn Strategy>| {
+                !product.iter().any(|s| {
+                    let shared = s.axes().iter().any(|axis| strategy.axes().contains(axis));
+                    shared || (context(*s) && context(strategy))
+                })
+            };
+            let extended =
+                products.iter().filter(disjoint).map(|product| [product.as_slice(), &[strategy]].concat());
+            let extended: Vec<_> = extended.collect();
+            found.extend(extended.iter().cloned());
+            products.extend(extended);
+        }
+    }
+    found.sort_by_key(Vec::len);
+    let name = |product: Vec<&dyn Strategy>| product.iter().map(|s| s.name()).collect::<Vec<_>>().join("+");
+    found.into_iter().map(name).collect()
+}
+
+/// Whether every axis has more than one rank.
+fn proper(mesh: &Mesh) -> bool {
+    mesh.axes.values().all(|a| a.size > 1)
+}
+
+fn same_axes(mesh: &Mesh, axes: &[&str]) -> bool {
+    mesh.axes.len() == axes.len() && axes.iter().all(|a| mesh.axis(a).is_some())
+}
+
+/// The orders of `axes` with every factorisation of `gpus`; a strategy without axes is for one GPU.
+fn meshes(axes: &[&str], gpus: u64, reach: Reach) -> Vec<Mesh> {
+    match axes {
+        [] if gpus == 1 => vec![Mesh::single()],
+        [] => Vec::new(),
+        _ => orders(axes, reach).iter().flat_map(|order| sized(order, gpus)).collect(),
+    }
+}
+
+/// The orders of `axes` that may differ in speed. Data-parallel ranks do not talk in a forward pass, so their axis is the
+/// outermost. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
+/// neighbours alike, one order stands for all.
+fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
+    if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS) {
+        let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
+        let orders = orders(&rest, reach).into_iter();
+        return orders.map(|order| [&[axes[at]], order.as_slice()].concat()).collect();
+    }
+    let (tensor, context): (Vec<&str>, Vec<&str>) = axes.iter().partition(|&&a| a == TENSOR_AXIS);
+    let inner = |context: Vec<&'a str>| [context.as_slice(), &tensor].concat();
+    match (reach, axes) {
+        (Reach::Near, _) => vec![inner(context)],
+        (Reach::Far, [_, _]) if !tensor.is_empty() => {
+            vec![inner(context.clone()), [tensor.as_slice(), &context].concat()]
+        }
+        (Reach::Far, _) => permutations(&context).into_iter().map(inner).collect(),
+    }
+}
+
+/// How far the ranks of a mesh lie apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// All on the innermost level of the cluster.
+    Near,
+    /// On several levels.
+    Far,
+}
+
+/// Every order of `items`.
+fn permutations<'a>(items: &[&'a str]) -> Vec<Vec<&'a str>> {
+    if items.len() <= 1 {
+        return vec![items.to_vec()];
+    }
+    let mut all = Vec::new();
+    for (i, &first) in items.iter().enumerate() {
+        let rest: Vec<&str> = items.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, &a)| a).collect();
+        for mut order in permutations(&rest) {
+            order.insert(0, first);
+            all.push(order);
+        }
+    }
+    all
+}
+
+fn sized(order: &[&str], gpus: u64) -> Vec<Mesh> {
+    let sizes = factorisations(gpus, order.len());
+    sizes.into_iter().map(|sizes| Mesh::new(order.iter().copied().zip(sizes))).collect()
+}
+
+/// Every way to write `n` as a product of `count` factors, in order.
+fn factorisations(n: u64, count: usize) -> Vec<Vec<u64>> {
+    if count == 1 {
+        return vec![vec![n]];
+    }
+    let mut all = Vec::new();
+    for first in (1..=n).filter(|&d| n.is_multiple_of(d)) {
+        for mut rest in factorisations(n / first, count - 1) {
+            rest.insert(0, first);
+            all.push(rest);
+        }
+    }
+    all
+}

@@ -1,0 +1,66 @@
+//! What a layout holds at least, known before it is compiled: enough to pass over most of what cannot fit.
+
+use ithaca_ir::{AxisId, Mesh};
+use ithaca_layout::registry::Registry;
+use ithaca_layout::shard::strategy::{self, Placement};
+use ithaca_layout::shard::{ShardOptions, Zero};
+
+use crate::memory::{self, Memory};
+use crate::planner::Compiler;
+
+/// What one device would hold of a program, from which follows what each of several holds at least.
+///
+/// A parameter, and what belongs to it, is split by no other axes than those that a placement names for weights, experts
+/// and stages, and with ZeRO by all. What a step passes through lies at its peak on some rank each, so no more than all
+/// ranks share it; where kernels work in chunks, each chunk's scratch is smaller, and half is taken for that.
+pub(super) struct Floor {
+    /// What one device holds; nothing where that is not known.
+    whole: Memory,
+    registry: Registry,
+}
+
+impl Floor {
+    /// Compiles the program for one device.
+    pub(super) fn of(compiler: &dyn Compiler) -> Self {
+        let single = ShardOptions::new("single", Mesh::single());
+        let whole = compiler.draft(&single).map(|compiled| memory::of_schedule(&compiled.schedule));
+        Self { whole: whole.unwrap_or_default(), registry: compiler.registry() }
+    }
+
+    /// What the busiest rank of a layout holds.
+    pub(super) fn of_layout(&self, options: &ShardOptions) -> Held {
+        let mesh = &options.mesh;
+        let strategies = self.registry.product(&options.strategy).ok();
+        // A mesh that does not fit the strategy is refused elsewhere.
+        let placement = strategies.and_then(|s| strategy::placement(&s, mesh, &[]).ok());
+        let Some(placement) = placement else { return Held::default() };
+        let Placement { weights, experts, stages, batch, .. } = &placement;
+        let splits = |axis: &AxisId| [weights, experts, stages].iter().any(|split| split.contains(axis));
+        let apart: u64 = mesh.axes.ids().filter(splits).map(|axis| mesh.size(axis)).product();
+        let tokens = mesh.degree(&placement.residual_sequence()).saturating_mul(mesh.degree(batch));
+        let ranks = mesh.ranks().max(1);
+        let (parameters, kept) = match options.zero {
+            Zero::Off => (apart, apart),
+            Zero::Optimizer | Zero::Gradients => (apart, ranks),
+            Zero::Parameters => (ranks, ranks),
+        };
+        let Memory { parameters: of_model, gradients, optimizer, states, inputs, arena, .. } = self.whole;
+        let shares =
+            [(of_model, parameters), (gradients, kept), (optimizer, kept), (states, ranks), (inputs, ranks)];
+        let lasting =
+            shares.into_iter().fold(0, |sum: u64, (bytes, parts)| sum.saturating_add(bytes / parts.max(1)));
+        Held {
+            at_least: lasting.saturating_add(arena / 2 / ranks),
+            about: lasting.saturating_add(arena / tokens.max(1)),
+        }
+    }
+}
+
+/// What a rank holds, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// No less than this.
+    pub(super) at_least: u64,
+    /// A guess, by which layouts are put in order: activations are split as tokens are.
+    pub(super) about: u64,
+}

@@ -1,0 +1,224 @@
+//! Repairs: what to change in a request that nothing satisfies. Each was tried, and gives a plan.
+
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::units;
+use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
+
+use crate::cluster::Cluster;
+use crate::planner::search::Search;
+use crate::planner::{Compiler, Request, Tried, candidates_with};
+
+/// How many numbers of GPUs are tried on each side of the one asked for.
+const NEARBY: u64 = 64;
+
+/// What the numbers of GPUs on each side may cost together.
+const EFFORT_NEARBY: u64 = 48;
+
+/// Options that make a refused candidate legal on its own mesh.
+pub(super) fn of_candidate(compiler: &dyn Compiler, options: &ShardOptions) -> Vec<String> {
+    let mut repairs = Vec::new();
+    for (heads, sequence, text) in relaxations(options.heads, options.sequence) {
+        let relaxed = ShardOptions { heads, sequence, ..options.clone() };
+        // Both are worth saying only where neither is enough alone.
+        if (repairs.is_empty() || !text.contains(' ')) && compiler.check(&relaxed).is_ok() {
+            repairs.push(text.to_owned());
+        }
+    }
+    repairs
+}
+
+/// Looser options than these, with their spelling on the command line.
+fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, SequenceFit, &'static str)> {
+    let (uneven, pad) = (HeadSplit::Uneven, SequenceFit::Pad);
+    match (heads, sequence) {
+        (HeadSplit::Even, SequenceFit::Exact) => vec![
+            (uneven, sequence, "--uneven-heads"),
+            (HeadSplit::Pad, sequence, "--pad-heads"),
+            (heads, pad, "--pad-sequence"),
+            (uneven, pad, "--uneven-heads --pad-sequence"),
+        ],
+        (HeadSplit::Even, SequenceFit::Pad) => {
+            vec![(uneven, sequence, "--uneven-heads"), (HeadSplit::Pad, sequence, "--pad-heads")]
+        }
+        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Exact) => vec![(heads, pad, "--pad-sequence")],
+        (HeadSplit::Uneven | HeadSplit::Pad, SequenceFit::Pad) => Vec::new(),
+    }
+}
+
+/// What makes a layout legal that is not: options, another layout of as many GPUs, or the same strategy on fewer.
+///
+/// Every one was checked; flags add to those of `options`, layouts replace theirs.
+pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
+    let ShardOptions { strategy, mesh, .. } = options;
+    let mut repairs = of_candidate(compiler, options);
+    let legal = |gpus: u64, strategy: Option<&String>| {
+        let of = Request { strategy: strategy.cloned(), options: options.clone(), ..Request::new(gpus) };
+        let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();
+        let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
+        found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
+    };
+    repairs.extend(legal(mesh.ranks(), None));
+    if repairs.is_empty() {
+        repairs.extend((2..mesh.ranks().min(MOST_TRIED)).rev().find_map(|gpus| legal(gpus, Some(strategy))));
+    }
+    repairs
+}
+
+/// GPUs for which layouts are tried to repair a request, at most: a ring of thousands takes seconds to price.
+const MOST_SEARCHED: u64 = 512;
+
+/// From how many GPUs on fewer are tried, one by one.
+const MOST_TRIED: u64 = 1025;
+
+/// Why nothing satisfies the request, and what would.
+pub(super) fn refusal(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    tried: &Tried,
+) -> Diagnostic {
+    let repairs = of_request(&Search::new(compiler, cluster), request, tried);
+    let diagnostic = match (tried.too_large.first(), tried.refused.as_slice()) {
+        (Some((priced, over)), _) => {
+            let largest = priced.memory.largest.first();
+            let tensor = largest.map_or_else(String::new, |h| {
+                format!("; the largest tensor is `{}`, {}", h.name, units::bytes(h.bytes))
+            });
+            let message = format!(
+                "no plan fits {} of {} usable: {} is nearest and lacks {}",
+                counted(request.gpus, "GPU"),
+                units::bytes(cluster.usable_bytes()),
+                layout(&priced.options),
+                units::bytes(*over),
+            );
+            Diagnostic::new("P32", message)
+                .help(format!("it needs {}{tensor}", units::bytes(priced.memory.total())))
+        }
+        (None, [(_, only)]) => only.clone(),
+        (None, refused) => {
+            let message = format!("no strategy and mesh is legal on {}", counted(request.gpus, "GPU"));
+            let mut messages: Vec<&str> = refused.iter().map(|(_, d)| d.message.as_str()).collect();
+            messages.dedup();
+            let helps = messages.into_iter().take(2);
+            helps.fold(Diagnostic::new("P31", message), Diagnostic::help)
+        }
+    };
+    let nothing = repairs.is_empty();
+    let diagnostic = Diagnostic { repairs, ..diagnostic };
+    match nothing && diagnostic.helps.len() < 2 {
+        true if !tried.too_large.is_empty() => {
+            diagnostic.help("no number of GPUs was found to help; use a smaller `--seq` or `--batch`")
+        }
+        true => diagnostic.help("no other number of GPUs, option or strategy was found to help"),
+        false => diagnostic,
+    }
+}
+
+/// A refusal of the request itself, before any candidate was tried, with what it could have been.
+pub(super) fn malformed(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    request: &Request,
+    diagnostic: Diagnostic,
+) -> Diagnostic {
+    let free = Request { strategy: None, mesh: None, ..request.clone() };
+    let with_gpus = |n: u64| Request { gpus: n, ..request.clone() };
+    let ranks = request.mesh.as_ref().map(ithaca_ir::Mesh::ranks);
+    let numbers = ranks.into_iter().chain([cluster.devices()]);
+    let numbers = numbers.filter(|&n| n != request.gpus && n <= MOST_SEARCHED);
+    let search = Search::new(compiler, cluster);
+    let number = numbers.filter(|&n| search.works(&with_gpus(n))).map(|n| format!("--gpus {n}"));
+    let mut repairs: Vec<String> = number.take(1).chain(search.best(&free)).collect();
+    if repairs.is_empty() {
+        repairs.extend(elsewhere(&search, request));
+    }
+    Diagnostic { repairs, ..diagnostic }
+}
+
+/// Another strategy on more GPUs, for a request that no single change repairs.
+fn elsewhere(search: &Search<'_>, request: &Request) -> Option<String> {
+    by_doubling(search, request.gpus, |gpus| {
+        let free = Request { gpus, strategy: None, mesh: None, ..request.clone() };
+        search.best(&free).map(|options| format!("--gpus {gpus} {options}"))
+    })
+}
+
+/// The first answer for a power of two of GPUs above these. Where what is tried does not fit, twice the GPUs hold half of
+/// it each at best, so numbers that are too few by that are passed over; for what was not tried half of it is taken.
+fn by_doubling(search: &Search<'_>, gpus: u64, ask: impl Fn(u64) -> Option<String>) -> Option<String> {
+    let usable = search.cluster().usable_bytes();
+    let mut known: Option<(u64, u64)> = None;
+    doubled(gpus, search.cluster()).into_iter().find_map(|n| {
+        if known.is_some_and(|(of, bytes)| bytes / (n / of) / 2 > usable) {
+            return None;
+        }
+        let answer = ask(n);
+        known = search.least().map(|bytes| (n, bytes)).or(known);
+        answer
+    })
+}
+
+/// Powers of two above a number of GPUs, as far as the cluster goes and somebody who waits for the refusal would wait.
+fn doubled(gpus: u64, cluster: &Cluster) -> Vec<u64> {
+    let doubled = std::iter::successors(Some(gpus.next_power_of_two()), |n| n.checked_mul(2));
+    let most = cluster.devices().min(MOST_SEARCHED);
+    doubled.filter(|&n| n > gpus).take_while(|&n| n <= most).collect()
+}
+
+/// How a layout is named in a message: the strategy, and the mesh where there is one.
+fn layout(options: &ShardOptions) -> String {
+    let ShardOptions { strategy, mesh, .. } = options;
+    if mesh.axes.is_empty() { format!("`{strategy}`") } else { format!("`{strategy}` on `{mesh}`") }
+}
+
+fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
+    let mut repairs = Vec::new();
+    if request.strategy.is_some() || request.mesh.is_some() {
+        let free = Request { strategy: None, mesh: None, ..request.clone() };
+        repairs.extend(search.best(&free));
+    }
+    let before = repairs.len();
+    for (heads, sequence, text) in relaxations(request.options.heads, request.options.sequence) {
+        let options = ShardOptions { heads, sequence, ..request.options.clone() };
+        let relaxed = Request { options, ..request.clone() };
+        let is_worth_it = repairs.len() == before || !text.contains(' ');
+        if is_worth_it && search.works_unlike(&relaxed, request) {
+            repairs.push(text.to_owned());
+        }
+    }
+    repairs.extend(other_gpus(search, request, tried));
+    // With a mesh, other strategies on more GPUs have been tried.
+    if repairs.is_empty() && request.strategy.is_some() && request.mesh.is_none() {
+        repairs.extend(elsewhere(search, request));
+    }
+    repairs
+}
+
+/// The nearest numbers of GPUs below and above for which there is a plan. Where memory is what is missing, fewer GPUs
+/// do not help, and more are tried by doubling.
+fn other_gpus(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<String> {
+    let gpus = request.gpus;
+    let repair = |n: u64| -> Option<String> {
+        let other = Request { gpus: n, mesh: None, ..request.clone() };
+        match &request.mesh {
+            // The mesh has to change with the GPUs, so the repair names a new one.
+            Some(_) => {
+                let free = Request { strategy: None, ..other };
+                search.best(&free).map(|options| format!("--gpus {n} {options}"))
+            }
+            None => search.works(&other).then(|| format!("--gpus {n}")),
+        }
+    };
+    let by_doubling = || by_doubling(search, gpus, repair);
+    if !tried.too_large.is_empty() {
+        return by_doubling().into_iter().collect();
+    }
+    let nearby = gpus.saturating_sub(NEARBY).max(1)..gpus;
+    let halved = std::iter::successors(nearby.start.checked_ilog2().map(|bits| 1 << bits), |n| Some(n / 2));
+    let halved = halved.take_while(|&n| n > 0);
+    let below = search.sparing(EFFORT_NEARBY, || nearby.rev().chain(halved).find_map(repair));
+    let most = (gpus + NEARBY).min(search.cluster().devices());
+    let above = search.sparing(EFFORT_NEARBY, || (gpus + 1..=most).find_map(repair));
+    below.into_iter().chain(above.or_else(by_doubling)).collect()
+}

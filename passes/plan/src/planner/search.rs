@@ -1,0 +1,186 @@
+//! The search for repairs: which requests have a plan, found without trying every layout.
+//!
+//! A layout is passed over where it cannot fit ([`Floor`]) or is not legal; what is left is tried from those that are
+//! likely to hold least. The search as a whole, and each question, ends after so many layouts, so a refusal never takes
+//! much longer than a plan; what it has not found by then is not offered. What it offers was compiled, and fits.
+
+use std::cell::Cell;
+
+use crate::cluster::Cluster;
+use crate::plan;
+use crate::planner::candidates::staged;
+use crate::planner::floor::{Floor, Held};
+use crate::planner::{Compiler, Request, candidates_with, price};
+use ithaca_layout::registry::Registry;
+use ithaca_layout::shard::ShardOptions;
+use ithaca_layout::shard::strategy::CONTEXT_AXES;
+
+/// What a search may cost; a layout of a few GPUs costs one.
+const EFFORT: u64 = 256;
+
+/// What one question may cost.
+const SHARE: u64 = 64;
+
+/// Of that what goes to layouts that probably fit, of which the best is wanted.
+const EASY: u64 = 48;
+
+/// As many ranks of a ring cost one more: a ring has a step for each.
+const RANKS_OF_ONE: u64 = 64;
+
+/// A search.
+pub(super) struct Search<'a> {
+    compiler: &'a dyn Compiler,
+    cluster: &'a Cluster,
+    registry: Registry,
+    floor: Floor,
+    /// Of [`EFFORT`] what is left.
+    left: Cell<u64>,
+    /// Of the layouts tried for the last question what the one holds that holds least, bytes.
+    least: Cell<Option<u64>>,
+}
+
+/// A layout that fits, and by what the best is chosen: time, bytes.
+struct Found {
+    options: ShardOptions,
+    seconds: f64,
+    bytes: u64,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(compiler: &'a dyn Compiler, cluster: &'a Cluster) -> Self {
+        let (registry, floor) = (compiler.registry(), Floor::of(compiler));
+        Self { compiler, cluster, registry, floor, left: Cell::new(EFFORT), least: Cell::new(None) }
+    }
+
+    pub(super) fn cluster(&self) -> &'a Cluster {
+        self.cluster
+    }
+
+    /// Asks as long as this much of the effort lasts.
+    pub(super) fn sparing<T>(&self, effort: u64, ask: impl FnOnce() -> T) -> T {
+        let all = self.left.get();
+        let given = all.min(effort);
+        self.left.set(given);
+        let answer = ask();
+        self.left.set(all - (given - self.left.get()));
+        answer
+    }
+
+    /// What the layout that holds least would hold, of those tried for the last question.
+    pub(super) fn least(&self) -> Option<u64> {
+        self.least.get()
+    }
+
+    /// Whether some layout of the request is legal and fits.
+    pub(super) fn works(&self, request: &Request) -> bool {
+        self.any(request, |_| true)
+    }
+
+    /// As [`works`](Self::works), where nothing that `other` allows fits: only what it does not is tried.
+    pub(super) fn works_unlike(&self, request: &Request, other: &Request) -> bool {
+        self.any(request, |options| {
+            let (heads, sequence) = (other.options.heads, other.options.sequence);
+            !self.is_legal(&ShardOptions { heads, sequence, ..options.clone() })
+        })
+    }
+
+    /// The best strategy and mesh of those tried for a request that fixes neither, as options.
+    pub(super) fn best(&self, request: &Request) -> Option<String> {
+        let found = self.either(request, |candidates| {
+            let legal = self.promising(candidates).into_iter().filter(|(_, options)| self.is_legal(options));
+            let (easy, tight): (Vec<_>, Vec<_>) =
+                legal.partition(|(held, _)| held.about <= self.cluster.usable_bytes());
+            let options = |all: Vec<(Held, ShardOptions)>| -> Vec<ShardOptions> {
+                all.into_iter().map(|(_, options)| options).collect()
+            };
+            let share = Cell::new(SHARE);
+            let mut all: Vec<Found> = Vec::new();
+            for options in evenly(options(easy)) {
+                all.extend(self.fitting(&options, &share));
+            }
+            if all.is_empty() {
+                all.extend(options(tight).iter().find_map(|options| self.fitting(options, &share)));
+            }
+            let key = |f: &Found| (plan::rounded(f.seconds), f.bytes);
+            all.into_iter().min_by(|a, b| {
+                let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
+                let by_name = || a.options.strategy.cmp(&b.options.strategy);
+                a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
+            })
+        })?;
+        let ShardOptions { strategy, mesh, .. } = &found.options;
+        Some(match mesh.axes.is_empty() {
+            true => format!("--strategy {strategy}"),
+            false => format!("--strategy {strategy} --mesh {mesh}"),
+        })
+    }
+
+    fn any(&self, request: &Request, is_asked: impl Fn(&ShardOptions) -> bool) -> bool {
+        let first = |candidates| {
+            let share = Cell::new(SHARE);
+            let promising = self.promising(candidates).into_iter();
+            let affordable = promising.take_while(|_| share.get() > 0 && self.left.get() > 0);
+            let mut asked = affordable.filter(|(_, options)| is_asked(options) && self.is_legal(options));
+            asked.find_map(|(_, options)| self.fitting(&options, &share))
+        };
+        self.either(request, first).is_some()
+    }
+
+    /// What is found among the candidates of a request, or else among those with stages of a pipeline, which the planner
+    /// tries where something is legal and nothing fits.
+    fn either(&self, request: &Request, find: impl Fn(Vec<ShardOptions>) -> Option<Found>) -> Option<Found> {
+        self.least.set(None);
+        let all = candidates_with(&self.registry, self.cluster, request).ok()?;
+        let plain = all.clone();
+        find(plain).or_else(|| {
+            let staged = match request.stages.is_empty() {
+                true => Vec::new(),
+                false => staged(&self.registry, self.cluster, request).ok()?,
+            };
+            let is_tried = !staged.is_empty() && all.iter().any(|options| self.is_legal(options));
+            is_tried.then(|| find(staged)).flatten()
+        })
+    }
+
+    fn is_legal(&self, options: &ShardOptions) -> bool {
+        self.compiler.check(options).is_ok()
+    }
+
+    /// Those that may fit, from what holds about least; in their order where they hold as much.
+    fn promising(&self, candidates: Vec<ShardOptions>) -> Vec<(Held, ShardOptions)> {
+        let held = |options: ShardOptions| (self.floor.of_layout(&options), options);
+        let usable = self.cluster.usable_bytes();
+        let may_fit = |(held, _): &(Held, ShardOptions)| held.at_least <= usable;
+        let mut kept: Vec<_> = candidates.into_iter().map(held).filter(may_fit).collect();
+        kept.sort_by_key(|(held, _)| held.about);
+        kept
+    }
+
+    /// A legal layout, where it fits and there is enough left of the share and of the whole effort.
+    fn fitting(&self, options: &ShardOptions, share: &Cell<u64>) -> Option<Found> {
+        if cost(options) > share.get().min(self.left.get()) {
+            return None;
+        }
+        for budget in [share, &self.left] {
+            budget.set(budget.get() - cost(options));
+        }
+        let priced = price(self.compiler, self.cluster, options).ok()?;
+        let fits = priced.memory.over(self.cluster).is_none();
+        let (seconds, bytes) = (priced.simulation.seconds, priced.memory.total());
+        self.least.set(Some(self.least.get().map_or(bytes, |least| least.min(bytes))));
+        fits.then_some(Found { options: priced.options, seconds, bytes })
+    }
+}
+
+/// What trying a layout costs: its longest axis along which something may pass around.
+fn cost(options: &ShardOptions) -> u64 {
+    let passes_around = options.mesh.axes.values().filter(|axis| CONTEXT_AXES.contains(&axis.name.as_str()));
+    1 + passes_around.map(|axis| axis.size / RANKS_OF_ONE).max().unwrap_or(0)
+}
+
+/// As many layouts as may be tried of those that probably fit, the first and others evenly behind it.
+fn evenly(candidates: Vec<ShardOptions>) -> Vec<ShardOptions> {
+    let all: u64 = candidates.iter().map(cost).sum();
+    let step = usize::try_from(all.div_ceil(EASY).max(1)).unwrap_or(usize::MAX);
+    candidates.into_iter().step_by(step).collect()
+}

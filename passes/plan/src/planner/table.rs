@@ -1,0 +1,95 @@
+//! The ranked table: one line for each alternative, and why.
+
+use std::fmt::Write;
+
+use ithaca_ir::units::{bytes, seconds};
+
+use crate::plan::{Alternative, MeshAxis, Outcome};
+
+/// The alternatives as a table for a terminal, with a final newline.
+///
+/// Meshes of a strategy that are refused by the same rule share a line, which tells of the first.
+pub fn table(alternatives: &[Alternative]) -> String {
+    let head = ["strategy", "mesh", "step time", "exposed", "memory/GPU", "reason"].map(str::to_owned);
+    let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows(alternatives)).collect();
+    let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..5).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (column, cell) in row[..5].iter().enumerate() {
+            let w = widths[column];
+            let result = match column {
+                0 | 1 => write!(line, "{cell:<w$}  "),
+                _ => write!(line, "{cell:>w$}  "),
+            };
+            result.expect("writing to a string succeeds");
+        }
+        line.push_str(&row[5]);
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn rows(alternatives: &[Alternative]) -> impl Iterator<Item = [String; 6]> {
+    let alike = |a: &Alternative, b: &Alternative| match (&a.outcome, &b.outcome) {
+        (Outcome::Refused { code: x, repairs: r, .. }, Outcome::Refused { code: y, repairs: s, .. }) => {
+            a.strategy == b.strategy && x == y && r == s
+        }
+        _ => false,
+    };
+    alternatives.chunk_by(alike).map(|group| {
+        let mut cells = row(&group[0]);
+        if group.len() > 1 {
+            cells[1] = format!("{}, {} more", cells[1], group.len() - 1);
+        }
+        cells
+    })
+}
+
+fn row(alternative: &Alternative) -> [String; 6] {
+    let Alternative { strategy, mesh, outcome } = alternative;
+    let priced = |step: f64, exposed: f64, memory: u64, reason: String| {
+        [strategy.clone(), mesh_text(mesh), seconds(step), seconds(exposed), bytes(memory), reason]
+    };
+    match outcome {
+        Outcome::Chosen { step_seconds, exposed_seconds, memory_bytes, reason } => {
+            priced(*step_seconds, *exposed_seconds, *memory_bytes, format!("chosen: {reason}"))
+        }
+        Outcome::Slower { step_seconds, exposed_seconds, memory_bytes, slower_by_seconds: _, reason } => {
+            priced(*step_seconds, *exposed_seconds, *memory_bytes, reason.clone())
+        }
+        Outcome::OutOfMemory {
+            step_seconds,
+            exposed_seconds,
+            memory_bytes,
+            over_bytes,
+            tensor,
+            tensor_bytes,
+        } => {
+            let reason = format!(
+                "out of memory by {}: largest is {tensor}, {}",
+                bytes(*over_bytes),
+                bytes(*tensor_bytes)
+            );
+            priced(*step_seconds, *exposed_seconds, *memory_bytes, reason)
+        }
+        Outcome::Refused { code, message, helps: _, repairs } => {
+            let repairs = match repairs.as_slice() {
+                [] => String::new(),
+                some => format!(" (legal with {})", some.join(" or ")),
+            };
+            let reason = format!("refused[{code}]: {message}{repairs}");
+            let none = || "-".to_owned();
+            [strategy.clone(), mesh_text(mesh), none(), none(), none(), reason]
+        }
+    }
+}
+
+fn mesh_text(mesh: &[MeshAxis]) -> String {
+    match mesh {
+        [] => "-".to_owned(),
+        _ => mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect::<Vec<_>>().join(","),
+    }
+}

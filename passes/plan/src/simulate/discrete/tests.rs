@@ -1,0 +1,380 @@
+//! Schedules timed by hand, with the arithmetic written out, and held against the closed form where that is exact.
+
+use ithaca_import::{Mode, Workload, program as import};
+use ithaca_ir::layout::At;
+use ithaca_ir::order::Order;
+use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Stream, Task, Transfer, Work};
+use ithaca_ir::{DType, Dim, Mesh, Op, Space, TensorType, text};
+use ithaca_layout::compile::compile;
+use ithaca_layout::fuse::Fusion;
+use ithaca_layout::shard::{OrderChoice, ShardOptions, parse_mesh};
+use ithaca_pass::Volume;
+use serde_json::json;
+
+use super::*;
+use crate::simulate::simulate as closed_form;
+use crate::simulate::tests::{add, fixture, near, reduce, whole_ring};
+
+fn timed(cluster: &Cluster, schedule: &Schedule) -> Simulation {
+    simulate(cluster, schedule, Record::Times).unwrap().last().unwrap().time.clone()
+}
+
+/// One level of links: a byte takes a nanosecond, the first one a millisecond; `sharing` devices in a row share a link.
+/// Kernels take no time to start, and a byte of them takes a nanosecond as well.
+fn plain(sharing: f64) -> Cluster {
+    let mut cluster = Cluster::named("dgx-h100").unwrap();
+    cluster.levels.truncate(1);
+    let level = &mut cluster.levels[0];
+    level.devices.value = 1024;
+    level.bandwidth.value = 1e9;
+    level.contention.value = sharing;
+    (level.latency.value, level.message_latency.value) = (1e-3, 1e-3);
+    (level.ring_efficiency.value, level.exchange_efficiency.value) = (1.0, 1.0);
+    cluster.accelerator.launch_seconds.value = 0.0;
+    cluster.accelerator.memory_bandwidth.value = 1e9;
+    cluster.accelerator.efficiency.memory.value = 1.0;
+    cluster
+}
+
+/// A frame of tasks over one buffer for each type.
+fn schedule(space: Space, types: &[TensorType], tasks: Vec<Task>, n_events: usize) -> Schedule {
+    let mut frame = Frame { name: "main".into(), n_events, tasks, ..Frame::default() };
+    for (i, ty) in types.iter().enumerate() {
+        let content = Content::Tensor(ty.clone());
+        frame.buffers.push(Buffer { name: format!("x{i}"), content, place: Place::Frame(0) });
+    }
+    Schedule { name: "m".into(), pipeline: Vec::new(), space, frames: [frame].into_iter().collect() }
+}
+
+/// A task from buffer `from` to buffer `to`.
+fn task(stream: Stream, work: Work, from: usize, to: usize, waits: &[usize], records: Option<usize>) -> Task {
+    let event = |&e: &usize| ithaca_ir::schedule::EventId::new(e);
+    Task {
+        stream,
+        work,
+        reads: vec![BufferId::new(from)],
+        writes: vec![BufferId::new(to)],
+        waits: waits.iter().map(event).collect(),
+        records: records.as_ref().map(event),
+    }
+}
+
+/// Two ranks, a link each: 10 MB go out and 10 MB come in, at once.
+#[test]
+fn two_ranks_and_one_link() {
+    let cluster = plain(1.0);
+    let mut space = Space { mesh: Mesh::new([("t", 2)]), ..Space::default() };
+    let x = space.dims.push(Dim::new("x", 10_000_000));
+    let axis = space.mesh.axis("t").unwrap();
+    let whole = TensorType::new(DType::BF16, [x]);
+    let mut part = whole.clone();
+    part.layout.split[0].push(axis);
+    let gather = Transfer::one(Op::AllGather { axis, dim: x }, part.clone(), whole.clone());
+    let tasks = vec![task(Stream::Comm, Work::Exchange(gather), 0, 1, &[], None)];
+    let outcome = simulate(&cluster, &schedule(space, &[part, whole], tasks, 0), Record::Times).unwrap();
+    // Both do the same: 1 ms + 10 MB / 1 GB/s.
+    assert_eq!((outcome.classes.len(), outcome.classes[0].ranks), (1, 2));
+    near(outcome.classes[0].time.seconds, 0.001 + 0.010);
+    near(outcome.classes[0].time.exposed(), 0.011);
+    near(outcome.classes[0].time.occupancy(Stream::Comm), 1.0);
+    near(outcome.classes[0].time.occupancy(Stream::Compute), 0.0);
+}
+
+/// Two stages of two ranks whose four devices share one link: one all-reduces 10 MB, the other 20 MB.
+fn two_on_one_link(sharing: f64) -> Outcome {
+    let mut space = Space { mesh: Mesh::new([("pp", 2), ("t", 2)]), ..Space::default() };
+    let [pp, axis] = ["pp", "t"].map(|a| space.mesh.axis(a).unwrap());
+    let sizes = [("x", 5_000_000), ("y", 10_000_000)];
+    let mut types = Vec::new();
+    let mut tasks = Vec::new();
+    for (stage, (name, size)) in sizes.into_iter().enumerate() {
+        let dim = space.dims.push(Dim::new(name, size));
+        let mut to = TensorType::new(DType::BF16, [dim]);
+        to.layout.at = Some(At { axis: pp, coordinate: stage as u64 });
+        let mut from = to.clone();
+        from.layout.partial.push(axis);
+        let transfer = Transfer::one(Op::AllReduce { axis }, from.clone(), to.clone());
+        types.extend([from, to]);
+        tasks.push(task(Stream::Comm, Work::Exchange(transfer), 2 * stage, 2 * stage + 1, &[], None));
+    }
+    simulate(&plain(sharing), &schedule(space, &types, tasks, 0), Record::Times).unwrap()
+}
+
+#[test]
+fn two_transfers_that_share_an_adapter_divide_it() {
+    // Over a link of its own an all-reduce of 10 MB sends half of it twice: 10 ms, after two steps of 1 ms; one of 20 MB
+    // takes 20 ms.
+    let own = two_on_one_link(1.0);
+    let seconds: Vec<f64> = own.classes.iter().map(|c| c.time.seconds).collect();
+    near(seconds[0], 0.002 + 0.010);
+    near(seconds[1], 0.002 + 0.020);
+    // Where four ranks share one link each has a quarter of it: the first 10 ms of both take 40. Then the two of the
+    // second stage have half of it each, and the 10 ms that are left take 20.
+    let shared = two_on_one_link(4.0);
+    let seconds: Vec<f64> = shared.classes.iter().map(|c| c.time.seconds).collect();
+    near(seconds[0], 0.002 + 0.040);
+    near(seconds[1], 0.002 + 0.040 + 0.020);
+    // Where the ranks of a stage share a link the stages do not see each other.
+    let pairs = two_on_one_link(2.0);
+    let seconds: Vec<f64> = pairs.classes.iter().map(|c| c.time.seconds).collect();
+    near(seconds[0], 0.002 + 0.020);
+    near(seconds[1], 0.002 + 0.040);
+}
+
+#[test]
+fn a_kernel_hides_a_transfer() {
+    let hidden = fixture(|t| vec![reduce(t, &[], Some(0)), add(&[], None), add(&[], None), add(&[0], None)]);
+    let time = timed(&hidden.cluster, &hidden.schedule);
+    // The stream of kernels waits for what two of them leave of the transfer.
+    let waits = (hidden.reduce - 2.0 * hidden.add).max(0.0);
+    near(time.seconds, 3.0 * hidden.add + waits);
+    near(time.exposed(), waits);
+    near(time.communication.values().map(|t| t.total).sum(), hidden.reduce);
+    let chain = fixture(|t| vec![add(&[], Some(0)), reduce(t, &[0], Some(1)), add(&[1], None)]);
+    near(timed(&chain.cluster, &chain.schedule).exposed(), chain.reduce);
+}
+
+/// Rank 0 of a ring of four has twice as much to compute as the others before each of two steps.
+#[test]
+fn a_slow_rank_delays_a_ring_step_by_step() {
+    let cluster = plain(1.0);
+    let mut space = Space { mesh: Mesh::new([("ring", 4)]), ..Space::default() };
+    let axis = space.mesh.axis("ring").unwrap();
+    // 2, 1, 1 and 1 million elements, 2 bytes each; and a block of one element that travels.
+    let s = space.dims.push(Dim { uneven: true, ..Dim::new("s", 5) });
+    let m = space.dims.push(Dim::new("m", 1_000_000));
+    let b = space.dims.push(Dim::new("b", 4));
+    let mut x = TensorType::new(DType::BF16, [s, m]);
+    x.layout.split[0].push(axis);
+    let mut home = TensorType::new(DType::BF16, [b]);
+    home.layout.split[0].push(axis);
+    let moved = |by| home.with_layout(home.layout.clone().moved(axis, by, 4, None));
+    let types = [x, home.clone(), moved(1), moved(2)];
+    let scale = || Work::Compute(Op::Scale { factor: 2.0 });
+    let permute = |from: usize| {
+        Work::Exchange(Transfer::one(Op::Permute, types[from].clone(), types[from + 1].clone()))
+    };
+    let tasks = vec![
+        task(Stream::Compute, scale(), 0, 0, &[], Some(0)),
+        task(Stream::Comm, permute(1), 1, 2, &[0], Some(1)),
+        task(Stream::Compute, scale(), 0, 0, &[1], Some(2)),
+        task(Stream::Comm, permute(2), 2, 3, &[2], None),
+    ];
+    let outcome = simulate(&cluster, &schedule(space, &types, tasks, 3), Record::Times).unwrap();
+    // A million elements read and written are 4 MB, 4 ms; rank 0 takes 8. A step takes hop = 1 ms and 2 ns, once both
+    // neighbours are there.
+    let (t, hop) = (0.004, 0.001 + 2e-9);
+    // After the first step: ranks 0, 1 and 3 meet rank 0 at 2t, rank 2 meets its neighbours at t.
+    // Then all compute again, and meet: rank 0 is there at 2t + hop + 2t, rank 2's neighbours at 2t + hop + t.
+    let expected = [4.0 * t + 2.0 * hop, 4.0 * t + 2.0 * hop, 3.0 * t + 2.0 * hop, 4.0 * t + 2.0 * hop];
+    assert_eq!(outcome.classes.iter().map(|c| c.ranks).sum::<u64>(), 4);
+    for class in &outcome.classes {
+        near(class.time.seconds, expected[class.rank.0 as usize]);
+    }
+}
+
+/// Calls of `@layer` in the order of 1F1B on four stages: in each line a stage and a value that it makes of another.
+fn one_forward_one_backward(stages: usize, micro_batches: usize) -> Vec<(usize, String, String)> {
+    let mut orders: Vec<Vec<(usize, bool)>> = Vec::new();
+    for stage in 0..stages {
+        let ahead = (stages - 1 - stage).min(micro_batches);
+        let mut order: Vec<(usize, bool)> = (0..ahead).map(|m| (m, true)).collect();
+        for m in 0..micro_batches {
+            order.extend((m + ahead < micro_batches).then_some((m + ahead, true)));
+            order.push((m, false));
+        }
+        orders.push(order);
+    }
+    let mut made: Vec<String> = (0..micro_batches).map(|m| format!("f{m}_0")).collect();
+    let mut lines = Vec::new();
+    let mut next = vec![0; stages];
+    while next.iter().zip(&orders).any(|(next, order)| *next < order.len()) {
+        for stage in 0..stages {
+            let Some(&(m, forward)) = orders[stage].get(next[stage]) else { continue };
+            let (from, to) = match forward {
+                true => (format!("f{m}_{stage}"), format!("f{m}_{}", stage + 1)),
+                false if stage + 1 == stages => (format!("f{m}_{stages}"), format!("b{m}_{stage}")),
+                false => (format!("b{m}_{}", stage + 1), format!("b{m}_{stage}")),
+            };
+            if made.contains(&from) {
+                made.push(to.clone());
+                lines.push((stage, from, to));
+                next[stage] += 1;
+            }
+        }
+    }
+    lines
+}
+
+/// With messages that take no time, a pipeline stands still for (p − 1)/(m + p − 1) of the step.
+#[test]
+fn the_bubble_of_a_pipeline_is_that_of_the_formula() {
+    let mut cluster = plain(1.0);
+    cluster.levels[0].bandwidth.value = 1e30;
+    (cluster.levels[0].latency.value, cluster.levels[0].message_latency.value) = (0.0, 0.0);
+    for (p, m) in [(2, 1), (4, 4), (4, 8), (3, 7)] {
+        let mut source = String::from(
+            "ithaca 1 program\nmodel \"m\"\ndim t = 512\ndim m = 512\ndim n = 2048\n\n\
+             func @layer(%x: bf16[t m]) {\n  %up = param {name=\"{layer}.up\"} : bf16[n m]\n  \
+             %down = param {name=\"{layer}.down\"} : bf16[m n]\n  %y = einsum %x, %up : bf16[t n]\n  \
+             %z = einsum %y, %down : bf16[t m]\n  return %z\n}\n\nfunc @main() {\n",
+        );
+        for micro in 0..m {
+            source += &format!("  %f{micro}_0 = input {{name=\"x{micro}\"}} : bf16[t m]\n");
+        }
+        for (stage, from, to) in one_forward_one_backward(p, m) {
+            source += &format!(
+                "  %{to} = call %{from} {{callee=@layer, layers={stage}..{}, stage={stage}}} : bf16[t m]\n",
+                stage + 1
+            );
+        }
+        source += "  return y = %b0_0\n}\n";
+        let module = text::parse(&source).unwrap_or_else(|d| panic!("{d:?}"));
+        let options = ShardOptions::new("pipeline", parse_mesh(&format!("pp={p}")).unwrap());
+        let schedule = compile(&module, &options, &Volume).unwrap_or_else(|d| panic!("{d:?}")).schedule;
+        let outcome = simulate(&cluster, &schedule, Record::Times).unwrap();
+        assert_eq!(outcome.classes.len(), p);
+        let last = outcome.last().unwrap().time.seconds;
+        for class in &outcome.classes {
+            let idle = 1.0 - class.time.compute / last;
+            let expected = (p - 1) as f64 / (m + p - 1) as f64;
+            assert!((idle - expected).abs() < 1e-9, "{p} stages, {m}: {idle} is not {expected}");
+        }
+    }
+}
+
+fn llama() -> serde_json::Value {
+    json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 4, "vocab_size": 32,
+        "tie_word_embeddings": false,
+    })
+}
+
+/// Schedules of many layouts, of forward passes and training steps.
+fn schedules() -> Vec<(String, Schedule)> {
+    let forward = import(&llama(), "m", &Workload::prefill(4, 1 << 10)).unwrap();
+    let train = Workload { mode: Mode::Train, ..Workload::prefill(4, 1 << 10) };
+    let train = import(&llama(), "m", &train).unwrap();
+    let layouts = [
+        ("data-parallel", "dp=4"),
+        ("ulysses", "ulysses=8"),
+        ("ring", "ring=16"),
+        ("usp", "ring=4,ulysses=4"),
+        ("megatron-tp-sp", "tp=8"),
+        ("megatron-cp-allgather", "cp=8"),
+        ("dist-flash", "ring=4"),
+        ("data-parallel+ulysses+megatron-tp-sp", "dp=2,ulysses=4,tp=4"),
+        ("loongtrain", "outer=2,ring=4,ulysses=2"),
+    ];
+    let mut found = Vec::new();
+    for (strategy, mesh) in layouts {
+        for (name, module) in [("forward", &forward), ("training", &train)] {
+            for fusion in [Fusion::PACK, Fusion::overlap(2)] {
+                for order in [None, Some(OrderChoice::Contiguous)] {
+                    let options = ShardOptions {
+                        fusion,
+                        order,
+                        ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
+                    };
+                    let title = format!("{name} {strategy} {mesh} {fusion}");
+                    if let Ok(compiled) = compile(module, &options, &Volume) {
+                        found.push((title, compiled.schedule));
+                    }
+                }
+            }
+        }
+    }
+    assert!(found.len() > 40, "{} layouts are legal", found.len());
+    found
+}
+
+/// Where no link is shared there is nothing that the closed form leaves out.
+#[test]
+fn private_links_give_what_the_closed_form_gives() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    for (title, schedule) in schedules() {
+        let (found, expected) = (timed(&cluster, &schedule), closed_form(&cluster, &schedule));
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+        assert!(close(found.seconds, expected.seconds), "{title}: {} {}", found.seconds, expected.seconds);
+        let sum = found.compute + found.exposed();
+        assert!((sum - found.seconds).abs() <= 1e-9 * sum, "{title}: {sum} {}", found.seconds);
+    }
+    for order in [Order::Contiguous, Order::Zigzag { parts: 8 }] {
+        let (cluster, schedule) = whole_ring(8, order);
+        near(timed(&cluster, &schedule).seconds, closed_form(&cluster, &schedule).seconds);
+    }
+}
+
+/// Shared links are shared by those who use them, so nothing takes longer than where all are taken to.
+#[test]
+fn shared_links_take_no_longer_than_all_at_once() {
+    for name in ["l20-pcie", "a100-pcie", "cpu"] {
+        let cluster = Cluster::named(name).unwrap();
+        for (title, schedule) in schedules() {
+            let (found, most) = (timed(&cluster, &schedule), closed_form(&cluster, &schedule));
+            assert!(
+                found.seconds <= most.seconds * (1.0 + 1e-9),
+                "{name} {title}: {} {}",
+                found.seconds,
+                most.seconds
+            );
+        }
+    }
+}
+
+/// What is simulated once for many is what each of them does.
+#[test]
+fn ranks_that_are_alike_do_what_they_would_alone() {
+    for name in ["dgx-h100", "l20-pcie"] {
+        let cluster = Cluster::named(name).unwrap();
+        for (title, schedule) in schedules() {
+            let together = Alike::of(&cluster, &schedule, COMBINATIONS, alike::by_peers).unwrap();
+            let each = |_: &Cluster, schedule: &Schedule, _: Vec<usize>| {
+                (0..schedule.space.mesh.ranks() as usize).collect()
+            };
+            let apart = Alike::of(&cluster, &schedule, COMBINATIONS, each).unwrap();
+            let one = run(&cluster, &schedule, Record::Times, (&together.0, &together.1)).unwrap();
+            let all = run(&cluster, &schedule, Record::Times, (&apart.0, &apart.1)).unwrap();
+            assert_eq!(all.classes.len() as u64, schedule.space.mesh.ranks());
+            assert_eq!(one.classes.iter().map(|c| c.ranks).sum::<u64>(), schedule.space.mesh.ranks());
+            for class in &all.classes {
+                let alike = &one.classes[together.0.class(class.rank)].time;
+                let (a, b) = (class.time.seconds, alike.seconds);
+                assert!((a - b).abs() <= 1e-9 * b, "{name} {title} rank {}: {a} {b}", class.rank);
+            }
+        }
+    }
+}
+
+/// Eight places in a node, whatever the length of a balanced ring.
+#[test]
+fn a_balanced_ring_has_as_many_classes_as_a_node_has_places() {
+    let (cluster, schedule) = whole_ring(64, Order::Zigzag { parts: 64 });
+    let outcome = simulate(&cluster, &schedule, Record::Times).unwrap();
+    assert!(outcome.classes.len() <= 8, "{}", outcome.classes.len());
+    near(outcome.last().unwrap().time.seconds, closed_form(&cluster, &schedule).seconds);
+}
+
+/// Spans are the same run: they fill the compute stream for as long as it is busy, and never overlap on a stream.
+#[test]
+fn spans_add_up() {
+    let cluster = Cluster::named("dgx-h100").unwrap();
+    for (title, schedule) in schedules() {
+        let outcome = simulate(&cluster, &schedule, Record::Spans).unwrap();
+        for class in &outcome.classes {
+            for stream in Stream::ALL {
+                let mut spans: Vec<&Span> =
+                    outcome.spans.iter().filter(|s| s.rank == class.rank && s.stream == stream).collect();
+                spans.sort_by(|a, b| a.start.total_cmp(&b.start));
+                assert!(spans.windows(2).all(|w| w[0].end <= w[1].start + 1e-12), "{title}: spans overlap");
+                let busy: f64 = spans.iter().map(|s| s.end - s.start).sum();
+                let expected = class.time.occupancy(stream) * class.time.seconds;
+                assert!(
+                    (busy - expected).abs() <= 1e-9 * expected.max(1e-6),
+                    "{title} {stream}: {busy} {expected}"
+                );
+            }
+        }
+    }
+}
