@@ -6,7 +6,7 @@
 namespace ithaca::kernel {
 
 // The order is that of the operations' declarations.
-enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh };
+enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh, Relu2 };
 enum class Binary { Add, Sub, Mul, Div, LogAddExp };
 
 template <typename A>
@@ -25,6 +25,8 @@ __device__ inline A apply(Unary f, A x) {
             return x > A(0) ? x : A(0);
         case Unary::Tanh:
             return hyperbolic_tangent(x);
+        case Unary::Relu2:
+            return x > A(0) ? x * x : A(0);
     }
     return x;
 }
@@ -55,6 +57,8 @@ __device__ inline A slope(Unary f, A x) {
             const A tanh = hyperbolic_tangent(x);
             return A(1) - tanh * tanh;
         }
+        case Unary::Relu2:
+            return x > A(0) ? x + x : A(0);
     }
     return A(0);
 }

@@ -24,6 +24,10 @@ pub(crate) fn unary<T: Real>(f: Unary, x: T) -> T {
             }
         }
         Unary::Tanh => x.through(f64::tanh),
+        Unary::Relu2 => {
+            let positive = unary(Unary::Relu, x);
+            positive * positive
+        }
     }
 }
 
@@ -55,5 +59,20 @@ pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
             }
         }
         Unary::Tanh => x.through(|x| 1.0 - x.tanh() * x.tanh()),
+        Unary::Relu2 => {
+            let positive = unary(Unary::Relu, x);
+            positive + positive
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squared_relu() {
+        assert_eq!([-2.0, 0.0, 3.0].map(|x| unary(Unary::Relu2, x)), [0.0, 0.0, 9.0]);
+        assert_eq!([-2.0, 0.0, 3.0].map(|x| slope(Unary::Relu2, x)), [0.0, 0.0, 6.0]);
     }
 }
