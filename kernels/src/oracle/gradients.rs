@@ -38,8 +38,8 @@ pub(super) fn embed<T: Real>(
     Ok(out)
 }
 
-/// Gradients of o, lse and the logits from `o', d_o', lse, lse'`: `exp(lse − lse')` of a row stays its own, and what the
-/// sink takes is `(1 − exp(lse − lse')) · Σ d_o' · o'`, to lse and from the logit.
+/// Gradients of o, lse and the logits from `o', d_o', lse, lse'`: `exp(lse − lse')` of a row stays its own, and
+/// `(1 − exp(lse − lse')) · Σ d_o' · o'` moves from the logit to lse.
 pub(super) fn sink<T: Real>(
     operands: &[Operand<'_, T>],
     logits: &TensorType,
@@ -47,7 +47,7 @@ pub(super) fn sink<T: Real>(
 ) -> Result<Vec<Vec<T>>, RunError> {
     let [o, d_o, before, after] = [0, 1, 2, 3].map(|i| operands[i].real());
     let (o, d_o, before, after) = (o?, d_o?, before?, after?);
-    let width = super::partial::width(o, before)?;
+    let width = super::merge::width(o, before)?;
     let rows = operands[2].shape();
     let steps = strides(&extents(region));
     let head: Vec<usize> =
@@ -56,7 +56,7 @@ pub(super) fn sink<T: Real>(
     let mut d_before = vec![T::ZERO; before.len()];
     let mut d_logits = vec![T::ZERO; extents(region).iter().product()];
     for (row, head) in Offsets::new(rows, head, 0).enumerate() {
-        let share = super::partial::share(before[row], after[row]);
+        let share = super::merge::share(before[row], after[row]);
         let mut product = T::ZERO;
         for i in row * width..(row + 1) * width {
             product += d_o[i] * o[i];
