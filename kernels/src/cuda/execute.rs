@@ -96,8 +96,8 @@ pub fn kernels_of(schedule: &Schedule, options: &Options) -> Result<BTreeSet<Str
 /// The device program of a schedule that runs as `options` say.
 fn lowered(schedule: &Schedule, options: &Options) -> Result<DeviceProgram, CudaError> {
     let checks = match options.look_for_nan {
-        LookForNan::Nowhere => Checks::None,
-        LookForNan::InWhatIsWritten => Checks::OfWrittenBuffers,
+        LookForNan::Off => Checks::None,
+        LookForNan::Writes => Checks::OfWrittenBuffers,
     };
     Ok(ithaca_device::lower(schedule, lower::Options { checks })?)
 }
