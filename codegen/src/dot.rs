@@ -183,33 +183,7 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
             let lines: Vec<String> = told.map(|(key, value)| format!("\n{key}={value}")).collect();
             format!("{}{}", op.name(), lines.concat())
         }
-        Op::Fill { .. }
-        | Op::Sum
-        | Op::Expand
-        | Op::Gradient(_)
-        | Op::Loss(_)
-        | Op::Optimizer(_)
-        | Op::Experts(_)
-        | Op::Window(_)
-        | Op::Positions
-        | Op::Einsum
-        | Op::Embed { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Scale { .. }
-        | Op::Cast { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsScale { .. }
-        | Op::LayerNorm { .. }
-        | Op::Softmax { .. }
-        | Op::Random(_)
-        | Op::Rotary(_)
-        | Op::Merge
-        | Op::Accumulate
-        | Op::Sink
-        | Op::Repeat { .. }
-        | Op::SumCopies { .. }
-        | Op::Reshard => op.name().to_owned(),
+        _ => op.name().to_owned(),
     }
 }
 

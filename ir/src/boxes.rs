@@ -1,7 +1,7 @@
 //! The geometry of collectives: which elements go from which rank to which.
 //!
-//! A layout gives every rank a box of global indices. What a collective moves is an intersection of boxes, so packing,
-//! byte counts, the oracle, the runtime and the emitted program all ask here.
+//! A layout gives every rank a box of global indices. A collective moves intersections of boxes: packing, byte counts, the
+//! oracle, the runtime and the emitted program take them from here.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::types::TensorType;
 /// A box of global indices, one range per dimension.
 pub type Region = Vec<Range<u64>>;
 
-/// What one rank sends to and receives from each member of its group, itself included.
+/// The blocks that one rank sends to and receives from each member of its group, itself included.
 ///
 /// A block is a list of regions, one after another; it has more than one for a fetch only. Blocks that are sent are
 /// regions of the operand, blocks that are received are regions of the result, which differ where a fetch renames a
@@ -41,7 +41,7 @@ pub fn elements(region: &Region) -> u64 {
     region.iter().map(|r| r.end.saturating_sub(r.start)).product()
 }
 
-/// The part of `a` that lies in `b`.
+/// The intersection of `a` and `b`.
 pub fn intersect(a: &Region, b: &Region) -> Region {
     a.iter()
         .zip(b)
@@ -113,7 +113,7 @@ pub fn axes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Optio
     }
 }
 
-/// What `rank` sends and receives for the collective `op` from `from` to `to`.
+/// The blocks that `rank` sends and receives in the collective `op` from `from` to `to`.
 ///
 /// For an all-reduce the regions are the whole local box on both sides; it is carried out by [`chunk`]s.
 pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
@@ -139,7 +139,7 @@ pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank
     Exchange { group, send, recv }
 }
 
-/// What the ranks of one place hold goes to those of another place, or to all, each along its own line.
+/// The ranks of one place send their blocks to those of another place, or to all, each along its own line.
 fn relocate(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
     let group = group(space, &Op::Permute, from, to, rank);
     let block = |giver: Rank, taker: Rank| -> Vec<Region> {
@@ -171,13 +171,13 @@ fn travel(space: &Space, from: &TensorType, to: &TensorType, rank: Rank) -> Exch
     Exchange { group, send, recv }
 }
 
-/// Every rank sends what it holds of the tokens that its peers need.
+/// Every rank sends its own tokens that its peers need.
 fn fetch(space: &Space, dim: DimId, from: &TensorType, to: &TensorType, rank: Rank) -> Exchange {
     let group = group(space, &Op::Fetch { to: dim }, from, to, rank);
     let fetched = space.dims[dim].fetched.as_ref().expect("a fetch is into a fetched dimension");
     let at = to.position(dim).expect("the result of a fetch has the fetched dimension");
     let axes = to.axes_of(dim);
-    // The block that `taker` needs of what `giver` holds: along the sequence, and where that lies once fetched.
+    // The tokens of `giver` that `taker` needs: along the sequence, and their places once fetched.
     let block = |giver: Rank, taker: Rank| -> Vec<(Region, Region)> {
         let held = space.local_box(from, giver);
         let i = usize::try_from(space.mesh.coordinate_along(taker, axes)).expect("a coordinate is small");
@@ -218,7 +218,7 @@ pub struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// Who serves whom in a permute from `from` to `to`.
+    /// The sources of each rank in a permute from `from` to `to`.
     pub fn of(space: &'a Space, from: &'a TensorType, to: &'a TensorType) -> Self {
         type Key = Vec<(u64, u64)>;
         let key = |region: &Region| -> Key { region.iter().map(|r| (r.start, r.end)).collect() };
@@ -249,7 +249,7 @@ impl<'a> Sources<'a> {
         Self { space, from, to, source, takers }
     }
 
-    /// What `rank` sends to and receives from every rank.
+    /// The blocks that `rank` sends to and receives from every rank.
     pub fn exchange(&self, rank: Rank) -> Exchange {
         let group: Vec<Rank> = self.space.mesh.iter_ranks().collect();
         let (mut send, mut recv) = (vec![Vec::new(); group.len()], vec![Vec::new(); group.len()]);
@@ -287,9 +287,9 @@ fn index(n: u64) -> usize {
 /// An end of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// What leaves.
+    /// Blocks that are sent.
     Sent,
-    /// What arrives.
+    /// Blocks that are received.
     Received,
 }
 

@@ -23,7 +23,7 @@ use crate::types::TensorType;
 
 /// A function under construction.
 ///
-/// Every `push` runs inference, so what is built satisfies the invariants of single operations.
+/// Every `push` runs inference, so the function satisfies the invariants of single operations.
 pub struct FunctionBuilder<'a> {
     space: &'a Space,
     functions: &'a Arena<FuncId, Function>,

@@ -1,4 +1,4 @@
-//! Every diagnostic code of this crate with the rule behind it: the one list that the reference page is made of.
+//! Every diagnostic code of this crate with its rule: the list that the reference page is generated from.
 
 use std::fmt::Write;
 
@@ -21,10 +21,10 @@ pub const PARSE: &[Code] = &[
     code("E02", "characters and strings are well formed"),
     code("E03", "numbers fit: whole ones in 64 bits, counts in 32, real ones are finite"),
     code("E04", "the file starts with a version and a level that are known"),
-    code("E05", "every operation is in the table of operations"),
+    code("E05", "every operation is declared"),
     code("E06", "every name is declared before it is used"),
     code("E07", "no name is defined twice"),
-    code("E08", "an operation has the attributes of its row in the table, each of the right kind"),
+    code("E08", "an operation has the attributes of its declaration, each of the right kind"),
     code("E09", "attributes are not more than 64 in one place, nor nested deeper than 16 levels"),
     code("E10", "a text is shorter than 4 GiB"),
     code("E11", "a value that is written as a number has the number of its definition"),
@@ -32,7 +32,7 @@ pub const PARSE: &[Code] = &[
 
 /// Invariants of modules.
 pub const MODULE: &[Code] = &[
-    code("V01", "an operation has as many operands as its row in the table says"),
+    code("V01", "an operation has as many operands as its declaration says"),
     code(
         "V02",
         "values are numbered in order of definition and defined before use; `main` takes no parameters",
@@ -56,9 +56,9 @@ pub const MODULE: &[Code] = &[
     code("V13", "on the program level there is no mesh, no layout and no change of layout"),
     code(
         "V14",
-        "arguments of a call have the types of the parameters; what several layers carry keeps its type",
+        "arguments of a call have the types of the parameters; the type of a value that layers carry stays the same",
     ),
-    code("V15", "functions have different names, a callee stands before its callers, and `main` is the last"),
+    code("V15", "functions have different names, a callee comes before its callers, and `main` is the last"),
     code("V16", "a collective finds its axis where it needs it"),
     code("V17", "a binding has a name, and takes as many stored elements as its type has"),
     code("V18", "a call runs over 1 to 65536 layers, and no function runs more than 2^40 times"),
@@ -76,7 +76,10 @@ pub const MODULE: &[Code] = &[
         "a mask fits its sequences: lengths and tables are those of its queries and keys, bounds of documents ascend from 0, and `causal` between different lengths states its alignment",
     ),
     code("V26", "a rank has fetched every key that its queries see"),
-    code("V27", "a token order is a permutation of the dimension, and what is fetched lies in its sequence"),
+    code(
+        "V27",
+        "a token order is a permutation of the dimension, and fetched elements are elements of its sequence",
+    ),
     code(
         "V28",
         "parts move along axes that split a dimension, by less than a round, and no pending sum does",
@@ -86,7 +89,7 @@ pub const MODULE: &[Code] = &[
         "V30",
         "bindings of one stored tensor that is assigned are equal, or are windows of one shape that do not meet, and are all of weights or all of states",
     ),
-    code("V31", "what is assigned is read and assigned as one type"),
+    code("V31", "a weight or state that is assigned has one type wherever it is read or assigned"),
     code("V32", "where a gradient flows back, operations have adjoints"),
     code(
         "V33",
@@ -94,7 +97,7 @@ pub const MODULE: &[Code] = &[
     ),
     code(
         "V34",
-        "collectives that are coalesced are of one kind, between the same ranks and of one element type, one for each operand; fetches travel alone",
+        "collectives that are coalesced are of one kind, between the same ranks and of one element type, one for each operand; fetches are not coalesced",
     ),
 ];
 
@@ -122,14 +125,14 @@ pub const SCHEDULE: &[Code] = &[
     ),
     code(
         "S15",
-        "after a collective each rank holds the elements that its type says, each once of every rank whose part is summed, and every send meets its receive",
+        "after a collective each rank holds the elements of its type, each once from every rank whose part is summed, and every send meets its receive",
     ),
     code("S16", "all ranks of a communicator come to the same collectives in the same order"),
     code("S17", "no rank waits for one that does not come, nor ranks for each other in a circle"),
-    code("S18", "a schedule computes what the program says that it was made of"),
+    code("S18", "a schedule computes its program"),
 ];
 
-/// The rule behind `code`, if it is one of this crate's.
+/// The rule of `code`, if it is one of this crate's.
 pub fn rule(code: &str) -> Option<&'static str> {
     SECTIONS.iter().flat_map(|(_, codes)| codes.iter()).find(|c| c.code == code).map(|c| c.rule)
 }

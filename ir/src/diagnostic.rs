@@ -1,7 +1,7 @@
-//! Diagnostics: what a user did wrong, where, and what to do about it.
+//! Diagnostics: a user's mistake, its place, and the repair.
 //!
 //! Codes: `E` parse, `V` verify, `P` pass, `S` schedule, `M` model. Messages are lower case, carry their numbers and
-//! have no final stop; the message says what is wrong, the helps say what to do.
+//! have no final stop; the message states the mistake, the helps the repair.
 
 use std::fmt;
 
@@ -43,15 +43,15 @@ pub struct Source<'a> {
 pub struct Diagnostic {
     /// The rule that was broken, for example `V07` or `P03`.
     pub code: &'static str,
-    /// What is wrong, with its numbers.
+    /// The mistake, with its numbers.
     pub message: String,
     /// Where.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub span: Option<Span>,
-    /// What to say at that place.
+    /// The label of that place.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub label: String,
-    /// What to do; two at most.
+    /// Repairs; two at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub helps: Vec<String>,
     /// Command-line options, each of which makes the refused request legal.
@@ -78,13 +78,13 @@ impl Diagnostic {
         self
     }
 
-    /// Says `label` at the place pointed at.
+    /// Puts `label` at the place pointed at.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Adds what to do.
+    /// Adds a repair.
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.helps.push(help.into());
         self
@@ -190,7 +190,7 @@ pub fn render(diagnostics: &[Diagnostic], source: Option<Source<'_>>) -> String 
 
 /// Diagnostics as JSON: `{"diagnostics": [{code, message, span?, file?, line?, column?, label?, helps?, repairs?}]}`.
 ///
-/// Spans are bytes from 0; lines and columns count from 1, columns in characters. What is empty is left out.
+/// Spans are bytes from 0; lines and columns count from 1, columns in characters. Empty fields are left out.
 pub fn json(diagnostics: &[Diagnostic], source: Option<Source<'_>>) -> serde_json::Value {
     let place = |diagnostic: &Diagnostic| {
         let source = source?;

@@ -1,4 +1,4 @@
-//! Named dimensions: the one home of a size and of what may be done to it.
+//! Named dimensions: sizes, and the splits they allow.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ pub struct Dim {
     pub copies: Option<DimId>,
     /// The position that each index has.
     pub order: Order,
-    /// What ranks need of another dimension, one after another, if that is what this dimension is.
+    /// The elements of another dimension that ranks fetch, one rank after another, if this dimension is fetched.
     pub fetched: Option<Fetched>,
     /// Which part of another dimension this one is, if it is one.
     pub part: Option<Part>,
@@ -40,7 +40,7 @@ pub struct Dim {
 /// One of several equal parts of another dimension, cut rank by rank.
 ///
 /// `of` is seen as `[runs, count, size / (runs · count)]` by index, and the part is what has `index` in the middle. Ranks
-/// hold whole runs, as many each, so that every rank takes its part from what it holds. Indices of a part are its own
+/// hold whole runs, as many each, so that every rank takes its part from its own elements. Indices of a part are its own
 /// positions. A part has whole granules of a run, unless a run is one granule, which is cut
 /// then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Part {
 
 /// The tokens that each rank needs of a sequence, its own among them.
 ///
-/// The dimension is split by the axes that split `of`, and by these only: part `i` of it is what the rank with coordinate
+/// The dimension is split by the axes that split `of`, and by these only: part `i` of it is fetched by the rank with coordinate
 /// `i` along these axes needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
@@ -73,7 +73,7 @@ impl Fetched {
         self.parts[i].iter().map(|r| r.end - r.start).sum()
     }
 
-    /// Where part `i` lies in the fetched dimension.
+    /// The range of part `i` in the fetched dimension.
     pub fn part(&self, i: usize) -> Range<u64> {
         let start = (0..i).map(|i| self.len(i)).sum();
         start..start + self.len(i)

@@ -46,7 +46,7 @@ impl Module {
         if let Some(main) = self.main() {
             layers[main.index()].push(0..1);
         }
-        // Callers stand behind what they call.
+        // Callers come after their callees.
         for (id, function) in self.functions.iter().rev() {
             let own = union(std::mem::take(&mut layers[id.index()]));
             for node in &function.nodes {
@@ -66,7 +66,7 @@ impl Module {
 mod tests {
     use super::*;
 
-    /// What is called by layers `callers`.
+    /// The layers that a call runs for, called by layers `callers`.
     fn by(callers: Layers, layers: Layers, stride: u64) -> Vec<(u64, u64)> {
         let called = called(&[callers.start..callers.end, callers], &layers, stride);
         called.into_iter().map(|l| (l.start, l.end)).collect()

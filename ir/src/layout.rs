@@ -1,4 +1,4 @@
-//! Layouts: how a value lies over the mesh.
+//! Layouts: the placement of a value on the mesh.
 
 use smallvec::SmallVec;
 
@@ -7,7 +7,7 @@ use crate::mesh::{AxisId, Mesh, Rank};
 /// Mesh axes that split one dimension, major to minor.
 pub type AxisList = SmallVec<[AxisId; 2]>;
 
-/// Parts that have travelled along an axis, as blocks of keys do around a ring.
+/// Parts that have moved along an axis, as blocks of keys do around a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Move {
     /// The axis, one that splits a dimension.
@@ -28,7 +28,7 @@ pub struct At {
 }
 
 impl At {
-    /// Whether `rank` is one of these ranks.
+    /// Whether `rank` is one of the ranks.
     pub fn has(self, mesh: &Mesh, rank: Rank) -> bool {
         mesh.coordinate(rank, self.axis) == self.coordinate
     }

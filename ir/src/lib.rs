@@ -1,4 +1,4 @@
-//! The language of Ithaca: what a distributed attention program *is*, at its three levels.
+//! The language of Ithaca: distributed attention programs at their three levels.
 //!
 //! - **Program** (global): operations on whole tensors with named dimensions, see [`module`].
 //! - **Per-rank program**: the same operations, every value with a [`layout`], every communication a collective.

@@ -2,8 +2,7 @@
 //!
 //! A collective carries one tensor, or several that were coalesced. The wire of several has, for each peer in order,
 //! the blocks of its tensors one after another; where all peers are sent the same, or a rank keeps the sum, it has the
-//! local tensors one after another. All of them have one element type, so nothing lies between blocks and what travels
-//! is what is counted. The blocks themselves are those of [`boxes::exchange`].
+//! local tensors one after another. All of them have one element type, so there is nothing between blocks and every byte sent is counted. The blocks themselves are those of [`boxes::exchange`].
 
 use std::collections::BTreeSet;
 
@@ -24,7 +23,7 @@ pub struct Parcel {
     pub to: TensorType,
 }
 
-/// The parcels of what `op` sends, in order of its operands; none where nothing is sent.
+/// The parcels that `op` sends, in order of its operands; none where nothing is sent.
 pub fn parcels(op: &Op, operands: &[&TensorType], results: &[&TensorType]) -> Vec<Parcel> {
     let parcel = |(op, (&from, &to)): (&Op, (&&TensorType, &&TensorType))| Parcel {
         op: op.clone(),
@@ -48,20 +47,20 @@ pub struct Piece {
     pub region: Region,
 }
 
-/// What a rank has on the wire of a message.
+/// The blocks of a rank on the wire of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wire {
     /// The ranks that take parcel, in order.
     pub group: Vec<Rank>,
-    /// For each member of the group, what lies on the wire for it or from it; one list for all of them where
-    /// [`is_shared`] says so.
+    /// For each member of the group, the blocks on the wire to it or from it; one list for all of them where
+    /// [`is_shared`].
     pub blocks: Vec<Vec<Piece>>,
     /// Elements that go to each member or come from it.
     pub elements: Vec<u64>,
 }
 
-/// Whether one side of the wire of `op` is whole tensors, the same for all members: what is sent by a gather or a
-/// permute, what is left of a sum.
+/// Whether one side of the wire of `op` is whole tensors, the same for all members: the operand of a gather or a
+/// permute, the result of a sum.
 pub fn is_shared(op: &Op, side: Side) -> bool {
     match (op, side) {
         (Op::AllGather { .. } | Op::Permute, Side::Sent)
@@ -161,7 +160,7 @@ fn is_uneven(space: &Space, parcels: &[Parcel]) -> bool {
             let local: u64 = parcels.iter().map(|parcel| space.max_local_elements(&parcel.from)).sum();
             !local.is_multiple_of(space.mesh.size(axis))
         }
-        // Where all parts travel alike, one rank stands for all.
+        // Where all parts move in the same way, one rank represents all.
         Op::Permute => {
             let some = |ty: &TensorType| ty.layout.moved.iter().any(|m| m.only.is_some());
             from.layout.split != to.layout.split || some(from) || some(to)

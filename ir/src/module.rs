@@ -25,9 +25,9 @@ pub use crate::handles::{FuncId, Layers, ValueId};
 pub enum Level {
     /// Whole tensors, no mesh.
     Program,
-    /// Every value has a layout; a `reshard` stands where two layouts do not match.
+    /// Every value has a layout; a `reshard` is inserted where two layouts do not match.
     Sharded,
-    /// What one rank runs: every communication is a collective.
+    /// The program of one rank: every communication is a collective.
     PerRank,
 }
 
@@ -58,7 +58,7 @@ pub struct Module {
     pub pipeline: Vec<String>,
     /// Named dimensions and the mesh.
     pub space: Space,
-    /// Functions; a callee stands before its callers.
+    /// Functions; a callee comes before its callers.
     pub functions: Arena<FuncId, Function>,
 }
 
@@ -140,7 +140,7 @@ pub struct Function {
     pub values: Arena<ValueId, Value>,
     /// The nodes, in order of execution.
     pub nodes: Vec<Node>,
-    /// What the function returns.
+    /// The values that the function returns.
     pub outputs: Vec<Output>,
     /// Where the text form has the function's name.
     pub span: Span,

@@ -27,7 +27,7 @@ pub enum Order {
         /// Tokens of a block.
         block: u64,
     },
-    /// Runs of positions in order of index; each position stands once.
+    /// Runs of positions in order of index; each position occurs once.
     Table(Vec<Range<u64>>),
 }
 
@@ -55,10 +55,10 @@ impl Run {
 }
 
 impl Order {
-    /// What is wrong with the order for a dimension of `size` elements.
+    /// The mistake in the order for a dimension of `size` elements, if there is one.
     ///
     /// # Errors
-    /// The quantity that does not divide, or the position that stands twice or nowhere.
+    /// The quantity that does not divide, or the position that occurs twice or never.
     pub fn check(&self, size: u64) -> Result<(), String> {
         match self {
             Order::Contiguous => Ok(()),
@@ -83,7 +83,7 @@ impl Order {
         self.run_at(size, index).map_or(index, |run| run.position + (index - run.index))
     }
 
-    /// The whole run in which `index` lies.
+    /// The whole run of `index`.
     fn run_at(&self, size: u64, index: u64) -> Option<Run> {
         match self {
             Order::Contiguous => Some(Run { index: 0, position: 0, len: size }),
@@ -207,17 +207,14 @@ fn check_table(runs: &[Range<u64>], size: u64) -> Result<(), String> {
             return Err(format!("run {}..{} of an order is empty", run.start, run.end));
         }
         if run.start < next {
-            return Err(format!("an order is no permutation: position {} stands twice", run.start));
+            return Err(format!("an order is no permutation: position {} occurs twice", run.start));
         }
         if run.start > next {
-            return Err(format!("an order is no permutation: position {next} stands nowhere"));
+            return Err(format!("an order is no permutation: position {next} is missing"));
         }
         next = run.end;
     }
-    match next == size {
-        true => Ok(()),
-        false => Err(format!("an order has {next} positions for {size} tokens")),
-    }
+    if next == size { Ok(()) } else { Err(format!("an order has {next} positions for {size} tokens")) }
 }
 
 /// Ranges in ascending order, those that touch or overlap made one.
@@ -302,9 +299,9 @@ mod tests {
     #[test]
     fn what_is_no_permutation_is_refused_with_the_position() {
         let error = Order::Table(vec![0..2, 1..4]).check(4).unwrap_err();
-        assert!(error.contains("position 1 stands twice"), "{error}");
+        assert!(error.contains("position 1 occurs twice"), "{error}");
         let error = Order::Table(vec![0..2, 3..4]).check(4).unwrap_err();
-        assert!(error.contains("position 2 stands nowhere"), "{error}");
+        assert!(error.contains("position 2 is missing"), "{error}");
         assert!(Order::Zigzag { parts: 4 }.check(12).is_err());
     }
 }

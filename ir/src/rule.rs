@@ -1,4 +1,4 @@
-//! Factor rules: what an operation does with each dimension, stated once, as einsum does.
+//! Factor rules: the role of each dimension in an operation, stated once, as einsum does.
 //!
 //! A rule names loop dimensions ("factors") and says for every operand and result which factor each of its dimensions
 //! is. Propagation, resharding, cost and the verifier are written against rules and never against operations.
@@ -9,7 +9,7 @@ use crate::dim::DimId;
 use crate::layout::{AxisList, Layout, Move};
 use crate::types::TensorType;
 
-/// What ranks may do with a factor.
+/// The ways in which ranks may share a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactorKind {
     /// Each rank computes its part; results are split in the same way.
@@ -81,7 +81,7 @@ impl FactorRule {
     /// # Errors
     /// The first [`Misfit`] in order of operands and dimensions.
     pub fn results(&self, operands: &[&TensorType]) -> Result<SmallVec<[Layout; 1]>, Misfit> {
-        // What is computed from parts that moved together has moved with them.
+        // The result of parts that moved together has moved with them.
         let mut moved: SmallVec<[Move; 1]> = SmallVec::new();
         for m in operands.iter().flat_map(|ty| &ty.layout.moved) {
             match moved.iter().find(|seen| seen.axis == m.axis) {

@@ -109,14 +109,11 @@ impl Space {
         if !self.holds(ty, rank) {
             return vec![0..0; ty.dims.len()];
         }
-        let owner = match ty.layout.moved.is_empty() {
-            true => Some(rank),
-            false => ty.layout.owner(&self.mesh, rank),
-        };
+        let owner = if ty.layout.moved.is_empty() { Some(rank) } else { ty.layout.owner(&self.mesh, rank) };
         let travels = |axes: &[AxisId]| axes.iter().any(|&a| ty.layout.moved_along(a).is_some());
         let part = |(&d, axes): (&DimId, &AxisList)| match owner {
             Some(owner) => self.range(d, axes, owner),
-            // What has moved away is gone along the dimension that the axis splits.
+            // Parts that have moved away are absent along the dimension that the axis splits.
             None if travels(axes) => 0..0,
             None => self.range(d, axes, rank),
         };
@@ -125,7 +122,7 @@ impl Space {
 
     /// The positions of `indices` of `dim`, as runs in order of index.
     ///
-    /// What is fetched has the positions that it has where it comes from.
+    /// Fetched elements keep their positions.
     pub fn position_runs(&self, dim: DimId, indices: Range<u64>) -> Vec<Run> {
         let Some(fetched) = &self.dims[dim].fetched else {
             return self.dims[dim].order.runs(self.dims[dim].size, indices);
@@ -146,7 +143,7 @@ impl Space {
         runs
     }
 
-    /// The dimension whose positions `dim` has: where it is fetched from, or itself.
+    /// The dimension whose positions `dim` has: the one it is fetched from, or itself.
     pub fn sequence(&self, dim: DimId) -> DimId {
         self.dims[dim].fetched.as_ref().map_or(dim, |f| f.of)
     }

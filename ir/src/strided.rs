@@ -2,7 +2,7 @@
 //!
 //! A wire has, for each peer, the blocks of its tensors one after another ([`crate::message`]). Where all peers have blocks of
 //! one shape, the elements of one tensor are as far apart along each dimension as those of a dense tensor are, but for
-//! one dimension that is cut into the blocks: there index `i` lies `i / len` blocks and `i % len` neighbours further. So a
+//! one dimension that is cut into the blocks: there index `i` is `i / len` blocks and `i % len` neighbours further. So a
 //! kernel may write a tensor where it will be sent from, and read one where it was received.
 
 use crate::boxes::Side;
@@ -12,7 +12,7 @@ use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// What kernels load at once, bytes: what lies in a wire begins at a multiple of it, and so does each of its blocks.
+/// Bytes that kernels load at once: a tensor in a wire starts at a multiple of it, and so does each of its blocks.
 pub const VECTOR: u64 = 16;
 
 /// Where the elements of a tensor lie, in elements from the start of a wire.
@@ -151,7 +151,7 @@ mod tests {
         ty
     }
 
-    /// Where each element of a rank's part lies, from the blocks themselves.
+    /// The place of each element of a rank's part, from the blocks themselves.
     fn by_blocks(space: &Space, parcels: &[Parcel], side: Side, part: usize, rank: Rank) -> Vec<u64> {
         let whole = space.local_box(end(&parcels[part], side), rank);
         let mut places = vec![u64::MAX; usize::try_from(crate::boxes::elements(&whole)).unwrap()];

@@ -1,4 +1,4 @@
-//! What ran when: the tasks of a schedule on ranks and streams, simulated or measured.
+//! Timelines: the tasks of a schedule on ranks and streams, simulated or measured.
 //!
 //! One form for both, so that a plan and its run lie side by side in one viewer.
 
@@ -23,7 +23,7 @@ pub struct Span {
     pub layer: u64,
     /// The number of the task in its frame.
     pub task: usize,
-    /// What it does and to what: `attention $o`.
+    /// Its work and its first buffer: `attention $o`.
     pub name: String,
     /// The kind of work: `compute`, `copy`, `pack`, `unpack`, or the name of a collective.
     pub kind: &'static str,
@@ -33,14 +33,14 @@ pub struct Span {
     pub end: f64,
 }
 
-/// Whether a task is a collective in which nothing travels, of one rank or between equal places: no timeline shows it.
+/// Whether a task is a collective that sends nothing, of one rank or between equal places: no timeline shows it.
 pub fn is_alone(space: &Space, work: &Work) -> bool {
     let Work::Exchange(transfer) = work else { return false };
     let Parcel { op, from, to } = transfer.first();
     boxes::axes(space, op, from, to).is_some_and(|axes| space.mesh.degree(&axes) == 1)
 }
 
-/// What a timeline says of one rank.
+/// The summary of one rank's timeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// The rank.
@@ -58,9 +58,9 @@ pub struct Summary {
 /// All runs of one task of the communication stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
-    /// The frame that it stands in.
+    /// The frame of the task.
     pub frame: String,
-    /// What it does and to what: `all_to_all $q1`.
+    /// Its work and its first buffer: `all_to_all $q1`.
     pub name: String,
     /// Runs.
     pub count: u64,
@@ -70,7 +70,7 @@ pub struct Collective {
     pub exposed: f64,
 }
 
-/// What a timeline says of each rank, by rank. Spans of one stream of a rank must not overlap.
+/// The summary of each rank's timeline, by rank. Spans of one stream of a rank must not overlap.
 pub fn summaries(spans: &[Span]) -> Vec<Summary> {
     let mut ranks: BTreeMap<Rank, [Vec<&Span>; 2]> = BTreeMap::new();
     for span in spans {
@@ -113,7 +113,7 @@ fn summary(rank: Rank, streams: [Vec<&Span>; 2]) -> Summary {
     }
 }
 
-/// What a task is called in a timeline, and its kind.
+/// The label of a task in a timeline, and its kind.
 pub fn title(frame: &Frame, task: usize) -> (String, &'static str) {
     let task = &frame.tasks[task];
     let (what, kind) = match &task.work {

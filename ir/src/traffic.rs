@@ -1,4 +1,4 @@
-//! What a per-rank program sends: collectives by kind and axis, over one run of the whole model.
+//! The traffic of a per-rank program: collectives by kind and axis, over one run of the whole model.
 //!
 //! The plan promises these figures and the runtime counts them; they must be equal, exactly.
 
@@ -67,7 +67,7 @@ impl Ledger {
 
 /// The row that a message of a phase belongs to; `None` when nothing is sent.
 ///
-/// The axis is the one along which parts travel, several joined by `+`; `mesh` where a permute is along none.
+/// The axis is the one along which parts move, several joined by `+`; `mesh` where a permute is along none.
 pub fn key(space: &Space, phase: Phase, parcels: &[Parcel]) -> Option<Key> {
     let first = parcels.first()?;
     axis(space, parcels).map(|axis| (first.op.name(), axis, phase))
@@ -128,7 +128,7 @@ pub fn axis(space: &Space, parcels: &[Parcel]) -> Option<String> {
     Some(if names.is_empty() { "mesh".to_owned() } else { names.join("+") })
 }
 
-/// What one run of a per-rank module sends.
+/// The traffic of one run of a per-rank module.
 pub fn of_module(module: &Module) -> Vec<Traffic> {
     let space = &module.space;
     let mut messages: BTreeMap<Key, Vec<(Vec<Parcel>, u64)>> = BTreeMap::new();
@@ -141,7 +141,7 @@ pub fn of_module(module: &Module) -> Vec<Traffic> {
             let Some(key) = key(space, phase, &parcels) else { continue };
             for (&at, &runs) in &runs[id.index()] {
                 let mut parcels = parcels.clone();
-                // What is on some ranks only tells which by itself.
+                // A value on some ranks only says which ranks.
                 if at.is_some() {
                     for parcel in &mut parcels {
                         (parcel.from, parcel.to) = (parcel.from.located(at), parcel.to.located(at));

@@ -14,7 +14,7 @@ pub struct TensorType {
     pub dtype: DType,
     /// Dimensions, outermost first; no name occurs twice.
     pub dims: SmallVec<[DimId; 4]>,
-    /// How the value lies over the mesh.
+    /// The placement on the mesh.
     pub layout: Layout,
 }
 

@@ -17,14 +17,17 @@ fn check_nested(mask: &Mask, queries: &Dim, keys: &Dim, depth: usize) -> Result<
     match mask {
         Mask::Full | Mask::Window { .. } => Ok(()),
         Mask::Causal => aligned(queries, keys),
-        Mask::CausalAtEnd { queries: n_q, keys: n_k } => match (*n_q, *n_k) == (queries.valid, keys.valid) {
-            true => Ok(()),
-            false => Err(format!(
-                "mask `causal` is for {n_q} queries and {n_k} keys, but {} and {}",
-                of(queries),
-                of(keys)
-            )),
-        },
+        Mask::CausalAtEnd { queries: n_q, keys: n_k } => {
+            if (*n_q, *n_k) == (queries.valid, keys.valid) {
+                Ok(())
+            } else {
+                Err(format!(
+                    "mask `causal` is for {n_q} queries and {n_k} keys, but {} and {}",
+                    of(queries),
+                    of(keys)
+                ))
+            }
+        }
         Mask::Prefix(n) => first_tokens("prefix", *n, keys),
         Mask::Sinks(n) => first_tokens("sinks", *n, keys),
         Mask::Global(n) => first_tokens("global", *n, keys),
@@ -33,13 +36,14 @@ fn check_nested(mask: &Mask, queries: &Dim, keys: &Dim, depth: usize) -> Result<
         Mask::DocumentPairs { queries: of_q, keys: of_k, causal: _ } => {
             documents(of_q, queries)?;
             documents(of_k, keys)?;
-            match of_q.len() == of_k.len() {
-                true => Ok(()),
-                false => Err(format!(
+            if of_q.len() == of_k.len() {
+                Ok(())
+            } else {
+                Err(format!(
                     "mask `documents` has {} documents of queries and {} of keys",
                     of_q.len() - 1,
                     of_k.len() - 1
-                )),
+                ))
             }
         }
         Mask::Blocks { size, rows } => blocks(*size, rows, queries, keys),
@@ -56,25 +60,24 @@ fn check_nested(mask: &Mask, queries: &Dim, keys: &Dim, depth: usize) -> Result<
 }
 
 fn first_tokens(name: &str, n: u64, keys: &Dim) -> Result<(), String> {
-    match (1..=keys.valid).contains(&n) {
-        true => Ok(()),
-        false => Err(format!(
-            "mask `{name}({n})` must name from 1 to all {} tokens of `{}`",
-            keys.valid, keys.name
-        )),
+    if (1..=keys.valid).contains(&n) {
+        Ok(())
+    } else {
+        Err(format!("mask `{name}({n})` must name from 1 to all {} tokens of `{}`", keys.valid, keys.name))
     }
 }
 
 /// A bare `causal` says which query faces which key only where there are as many of both.
 fn aligned(queries: &Dim, keys: &Dim) -> Result<(), String> {
     let (n_q, n_k) = (queries.valid, keys.valid);
-    match n_q == n_k {
-        true => Ok(()),
-        false => Err(format!(
+    if n_q == n_k {
+        Ok(())
+    } else {
+        Err(format!(
             "mask `causal` between the {n_q} tokens of `{}` and the {n_k} of `{}` does not say how they are aligned: \
              `causal(queries={n_q}, keys={n_k})` aligns their ends, `window(right=0)` their starts",
             queries.name, keys.name
-        )),
+        ))
     }
 }
 
@@ -84,12 +87,10 @@ fn global_at(at: &[u64], keys: &Dim) -> Result<(), String> {
     }
     ascending("the positions of mask `global_at`", at)?;
     let last = at[at.len() - 1];
-    match last < keys.valid {
-        true => Ok(()),
-        false => Err(format!(
-            "mask `global_at` has position {last}, but `{}` has {} tokens",
-            keys.name, keys.valid
-        )),
+    if last < keys.valid {
+        Ok(())
+    } else {
+        Err(format!("mask `global_at` has position {last}, but `{}` has {} tokens", keys.name, keys.valid))
     }
 }
 
@@ -100,12 +101,13 @@ fn documents(bounds: &[u64], dim: &Dim) -> Result<(), String> {
     }
     ascending("the bounds of mask `documents`", bounds)?;
     let last = bounds[bounds.len() - 1];
-    match dim.valid == last {
-        true => Ok(()),
-        false => Err(format!(
+    if dim.valid == last {
+        Ok(())
+    } else {
+        Err(format!(
             "the documents of a mask end at token {last}, but `{}` has {} tokens",
             dim.name, dim.valid
-        )),
+        ))
     }
 }
 

@@ -89,7 +89,7 @@ pub enum Mask {
     Blocks {
         /// Tokens of a block, of queries and of keys.
         size: u64,
-        /// For each block of queries the blocks of keys it sees, ascending; blocks of queries behind the last row see
+        /// For each block of queries the blocks of keys it sees, ascending; blocks of queries after the last row see
         /// nothing.
         rows: Vec<Vec<u64>>,
     },
@@ -130,7 +130,7 @@ impl Align {
     }
 }
 
-/// What a mask leaves of a tile.
+/// The pairs of a tile that a mask keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tile {
     /// No pair is kept.
@@ -191,7 +191,7 @@ impl Mask {
 
     /// The keys of `keys` that the query at `q` sees: ascending intervals that neither touch nor are empty.
     pub fn runs(&self, q: u64, keys: Range<u64>) -> Vec<Range<u64>> {
-        // The last position has no range of one behind it, and no sequence is that long.
+        // No range of one starts after the last position, and no sequence is that long.
         let strips = self.strips(q..q.saturating_add(1), keys);
         strip::joined(strips.iter().flat_map(|s| s.runs.iter().map(|r| r.at(i128::from(q)))))
     }
@@ -203,7 +203,7 @@ impl Mask {
         strip::joined(strips.iter().flat_map(|s| s.runs.iter().filter_map(|r| s.reach(r))))
     }
 
-    /// What is left of the tile `queries × keys`; a tile without pairs is empty.
+    /// The pairs that are kept of the tile `queries × keys`; a tile without pairs is empty.
     pub fn tile(&self, queries: Range<u64>, keys: Range<u64>) -> Tile {
         let all = u128::from(queries.end.saturating_sub(queries.start))
             * u128::from(keys.end.saturating_sub(keys.start));

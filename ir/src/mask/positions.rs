@@ -29,7 +29,7 @@ struct Progression {
 }
 
 impl Positions {
-    /// The positions of `ranges`, in whatever order; those that stand twice count once.
+    /// The positions of `ranges`, in whatever order; repeated ones count once.
     pub fn new(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
         let mut parts: Vec<Progression> = Vec::new();
         for range in joined(ranges.into_iter().collect()) {
@@ -52,12 +52,12 @@ impl Positions {
         magnitude(self.before.last().copied().unwrap_or(0))
     }
 
-    /// Whether there is none.
+    /// Whether there are no positions.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// From the first to behind the last.
+    /// From the first to one after the last.
     fn extent(&self) -> Option<Range<u64>> {
         let at = |p: i128| u64::try_from(p).expect("positions are whole numbers of 64 bits");
         Some(at(self.parts.first()?.first)..at(self.parts.last()?.end()))
@@ -88,7 +88,7 @@ impl Progression {
         self.len * self.count
     }
 
-    /// Behind the last position.
+    /// One after the last position.
     fn end(self) -> i128 {
         self.first + (self.count - 1) * self.stride + self.len
     }
@@ -100,17 +100,19 @@ impl Progression {
 
     /// Whether the run of `len` at `first` is the next of the progression, or makes one of the single run that it is.
     fn goes_on(self, first: i128, len: i128) -> bool {
-        match self.is_whole() {
-            true => self.count == len,
-            false => self.len == len && self.first + self.count * self.stride == first,
+        if self.is_whole() {
+            self.count == len
+        } else {
+            self.len == len && self.first + self.count * self.stride == first
         }
     }
 
     /// The progression with the run that goes on.
     fn and(self, first: i128, len: i128) -> Progression {
-        match self.is_whole() {
-            true => Progression { first: self.first, len, stride: first - self.first, count: 2 },
-            false => Progression { count: self.count + 1, ..self },
+        if self.is_whole() {
+            Progression { first: self.first, len, stride: first - self.first, count: 2 }
+        } else {
+            Progression { count: self.count + 1, ..self }
         }
     }
 
@@ -135,7 +137,7 @@ impl Progression {
             return run(self.first, self.end()).into_iter().collect();
         }
         let start = |i: i128| self.first + i * self.stride;
-        // Runs that lie in the range whole, and the one before and behind them.
+        // Runs within the range, and the runs before and after them.
         let from = (range.start - self.first).max(0).div_euclid(self.stride)
             + i128::from((range.start - self.first).max(0).rem_euclid(self.stride) > 0);
         let to = ((range.end - self.len - self.first).div_euclid(self.stride) + 1).min(self.count);

@@ -29,7 +29,7 @@ impl Bound {
 pub struct Run {
     /// The first key.
     pub start: Bound,
-    /// Behind the last key; nowhere before `start`.
+    /// One after the last key; nowhere before `start`.
     pub end: Bound,
 }
 

@@ -4,11 +4,11 @@ use crate::dim::Dim;
 use crate::mask::{Bound, Mask};
 
 impl Mask {
-    /// How many positions before the query and behind it are seen, where that is all there is to the mask and both ends
+    /// The number of positions before and after the query that are seen, where that is the whole mask and both ends
     /// lie on their own side of the query; -1 is unbounded.
     pub fn band(&self) -> Option<[i64; 2]> {
         let side = |bound: Option<i128>| match bound {
-            // Beyond the longest sequence a bound is none.
+            // A bound beyond the longest sequence does not bound.
             None => Some(-1),
             Some(n) if n > i128::from(Dim::MAX_SIZE) => Some(-1),
             Some(n) => i64::try_from(n).ok().filter(|&n| n >= 0),
@@ -19,7 +19,7 @@ impl Mask {
 
     /// The strips over `n_queries` and `n_keys` positions.
     ///
-    /// The table is the number of strips; then for each the first query, the query behind the last, and where its runs
+    /// The table is the number of strips; then for each the first query, the query after the last, and where its runs
     /// start and end, counted in runs; then for each run its start and its end, each as a factor of the query, 0 or 1,
     /// and a summand. Positions are below 2^41, so they are exact.
     pub fn table(&self, n_queries: u64, n_keys: u64) -> Vec<f64> {
@@ -50,7 +50,7 @@ mod tests {
     fn bands_are_two_numbers_and_other_masks_a_table() {
         assert_eq!(Mask::Causal.band(), Some([-1, 0]));
         assert_eq!(Mask::Full.band(), Some([-1, -1]));
-        // The diagonal lies beside the query.
+        // The diagonal is beside the query.
         assert_eq!(Mask::CausalAtEnd { queries: 4, keys: 2 }.band(), None);
         assert_eq!(Mask::Prefix(2).band(), None);
         assert_eq!(Mask::Prefix(2).table(4, 4), [1.0, 0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0, 2.0]);

@@ -55,7 +55,7 @@ pub(super) fn to_attr(mask: &Mask) -> Attr {
 /// The mask that an attribute spells.
 ///
 /// # Errors
-/// What is no mask, or which argument is missing, unknown or of the wrong kind.
+/// The attribute that is not a mask, or the argument that is missing, unknown or of the wrong kind.
 pub(super) fn from_attr(attr: Attr) -> Result<Mask, AttrError> {
     match attr {
         Attr::Word(word) if word == "full" => Ok(Mask::Full),
@@ -144,7 +144,7 @@ fn bounds(args: &mut Attrs, key: &str) -> Result<Vec<u64>, AttrError> {
 
 fn unknown(found: &Attr) -> AttrError {
     format!(
-        "`{found}` is no mask: full, causal, window(…), prefix(n), sinks(n), global(n), global_at(…), \
+        "`{found}` is not a mask: full, causal, window(…), prefix(n), sinks(n), global(n), global_at(…), \
          documents(…) and blocks(…), joined by `&` and `|`"
     )
 }

@@ -1,7 +1,7 @@
-//! Adjoints: what an operation does to gradients on their way back.
+//! Adjoints: the gradients of operands from those of results.
 //!
-//! The adjoint of an operation stands beside the operation; this file chooses it. A gradient has the type of the value
-//! that it is the gradient of, so that a gradient of `bf16` is `bf16`; what is summed in `f32` is rounded once.
+//! The adjoint of an operation is in its family's file; this file chooses it. A gradient has the type of the value
+//! that it is the gradient of, so that a gradient of `bf16` is `bf16`; a sum in `f32` is rounded once.
 
 use crate::builder::FunctionBuilder;
 use crate::handles::ValueId;
@@ -13,7 +13,7 @@ use crate::ops::{attention, elementwise, linear, loss, norm, parts, sink};
 
 impl Op {
     /// Adds the nodes that compute the gradients of `operands` from those of `results`, all of them values of `b`; the
-    /// operation itself, with these operands and results, stands in `b` as well. An operand that occurs twice has two
+    /// operation itself, with these operands and results, is in `b` as well. An operand that occurs twice has two
     /// gradients, to be added up.
     ///
     /// Where no result has a gradient no operand has one. `attention` must have returned its lse.

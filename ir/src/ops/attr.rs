@@ -76,7 +76,7 @@ impl fmt::Display for Attr {
     }
 }
 
-/// Parts that are chains themselves stand in parentheses, whether they need them or not.
+/// Parts that are chains themselves are put in parentheses, whether they need them or not.
 fn write_chain(f: &mut fmt::Formatter<'_>, sign: &str, parts: &[Attr]) -> fmt::Result {
     for (i, part) in parts.iter().enumerate() {
         f.write_str(if i == 0 { "" } else { sign })?;

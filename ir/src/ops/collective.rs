@@ -42,22 +42,19 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
     let axis_name = |a: AxisId| space.mesh.axes[a].name.as_str();
     let split = |ty: &mut TensorType, dim: DimId, axis: AxisId| {
         let in_use = ty.layout.axes().any(|a| a == axis);
-        match in_use {
-            true => Err(OpError::new(
-                "V16",
-                format!("`{}`: axis `{}` is in use already", op.name(), axis_name(axis)),
-            )),
-            false => axes_mut(op, space, ty, dim).map(|axes| axes.push(axis)),
+        if in_use {
+            Err(OpError::new("V16", format!("`{}`: axis `{}` is in use already", op.name(), axis_name(axis))))
+        } else {
+            axes_mut(op, space, ty, dim).map(|axes| axes.push(axis))
         }
     };
     let join = |ty: &mut TensorType, dim: DimId, axis: AxisId| {
         let axes = axes_mut(op, space, ty, dim)?;
-        match axes.last() == Some(&axis) {
-            true => {
-                axes.pop();
-                Ok(())
-            }
-            false => Err(OpError::new(
+        if axes.last() == Some(&axis) {
+            axes.pop();
+            Ok(())
+        } else {
+            Err(OpError::new(
                 "V16",
                 format!(
                     "`{}`: axis `{}` is not the innermost that splits `{}`",
@@ -65,18 +62,19 @@ pub fn apply(op: &Op, space: &Space, x: &TensorType) -> Result<TensorType, OpErr
                     axis_name(axis),
                     space.dims[dim].name
                 ),
-            )),
+            ))
         }
     };
-    let reduce = |ty: &mut TensorType, axis: AxisId| match ty.layout.partial.contains(&axis) {
-        true => {
+    let reduce = |ty: &mut TensorType, axis: AxisId| {
+        if ty.layout.partial.contains(&axis) {
             ty.layout.partial.retain(|a| *a != axis);
             Ok(())
+        } else {
+            Err(OpError::new(
+                "V16",
+                format!("`{}`: x is not a partial sum over `{}`", op.name(), axis_name(axis)),
+            ))
         }
-        false => Err(OpError::new(
-            "V16",
-            format!("`{}`: x is not a partial sum over `{}`", op.name(), axis_name(axis)),
-        )),
     };
     match *op {
         Op::AllToAll { axis, split: to, concat: from } => {
@@ -121,16 +119,17 @@ fn rename(op: &Op, space: &Space, ty: &mut TensorType, from: DimId, to: DimId) -
     let axes = axes_mut(op, space, ty, from)?.clone();
     let i = ty.position(from).expect("its axes were found");
     ty.dims[i] = to;
-    match axes.is_empty() || !space.can_split(to, &axes) {
-        true => Err(OpError::new(
+    if axes.is_empty() || !space.can_split(to, &axes) {
+        Err(OpError::new(
             "V16",
             format!(
                 "`{}`: the axes that split `{}` are not as many ranks as fetch",
                 op.name(),
                 space.dims[from].name
             ),
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
@@ -149,7 +148,7 @@ fn axes_mut<'t>(
     }
 }
 
-/// A permute keeps local shapes, and every block that a rank wants is held whole by some rank.
+/// A permute keeps local shapes, and some rank holds the whole of every block that a rank needs.
 fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types, OpError> {
     if ty.dims != x.dims || ty.dtype != x.dtype || ty.layout.partial != x.layout.partial {
         return Err(OpError::new("V03", "`permute` changes the layout only, and no pending sums"));
@@ -162,11 +161,12 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
         return infer_relocation(space, x, ty);
     }
     if ty.layout.split == x.layout.split {
-        // Parts travel along axes: what a rank wants is held by one rank of its own line, unless some hold nothing.
+        // Parts move along axes: a rank of the same line holds each part that a rank needs, unless some hold nothing.
         let served = wants_nothing(space, ty) || space.mesh.axes.ids().all(|axis| serves(space, x, ty, axis));
-        return match served {
-            true => Ok(smallvec![ty.clone()]),
-            false => Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds")),
+        return if served {
+            Ok(smallvec![ty.clone()])
+        } else {
+            Err(OpError::new("V16", "`permute`: a rank wants a part that no rank holds"))
         };
     }
     if serves_by_dimension(space, x, ty) {
@@ -183,7 +183,7 @@ fn infer_permute(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types
     }
 }
 
-/// Whose parts are held along `axis`: the first coordinate, around the ring, and how many.
+/// The owners of the parts that are held along `axis`: the first coordinate, around the ring, and their number.
 fn held_along(space: &Space, ty: &TensorType, axis: AxisId) -> (u64, u64) {
     let n = space.mesh.size(axis).max(1);
     match ty.layout.moved_along(axis) {
@@ -205,8 +205,8 @@ fn serves(space: &Space, from: &TensorType, to: &TensorType, axis: AxisId) -> bo
     some == n || (wanted + n - held) % n + of <= some
 }
 
-/// Whether each dimension by itself shows that every block wanted is held. Where no part has moved away, and no axis splits
-/// two dimensions, blocks are all combinations of what there is along each, so it need not be asked of every rank.
+/// Whether each dimension by itself shows that every needed block is held. Where no part has moved, and no axis splits two
+/// dimensions, blocks are all combinations of the ranges along each dimension, so ranks need not be checked one by one.
 fn serves_by_dimension(space: &Space, from: &TensorType, to: &TensorType) -> bool {
     let combines = |ty: &TensorType| {
         let axes: AxisList = ty.layout.split.iter().flatten().copied().collect();
@@ -224,7 +224,7 @@ fn serves_by_dimension(space: &Space, from: &TensorType, to: &TensorType) -> boo
     combines(from) && combines(to) && splits.all(served)
 }
 
-/// What some ranks hold goes, as it lies there, to other ranks along the axis, or to all of them.
+/// Some ranks send their tensor, its layout unchanged, to other ranks along the axis, or to all of them.
 fn infer_relocation(space: &Space, x: &TensorType, ty: &TensorType) -> Result<Types, OpError> {
     let Some(from) = x.layout.at else {
         return Err(OpError::new("V16", "`permute`: what all ranks hold need not be sent to some of them"));
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// What dimensions say by themselves is what the blocks of all ranks say.
+    /// The check by dimensions agrees with the check of all ranks' blocks.
     #[test]
     fn dimensions_serve_by_themselves_where_blocks_do() {
         let mut space = Space { mesh: Mesh::new([("a", 2), ("b", 3), ("c", 2)]), ..Space::default() };

@@ -45,7 +45,7 @@ pub(super) fn infer_binary(f: Binary, operands: &[&TensorType]) -> Result<Tensor
     Ok(unplaced(x))
 }
 
-/// Gradients of a function of two elements, `z` being its result; what was broadcast sums over where it went.
+/// Gradients of a function of two elements, `z` being its result. The gradient of a broadcast operand is a sum over the dimensions that it lacks.
 pub(super) fn adjoint_binary(
     f: Binary,
     b: &mut FunctionBuilder<'_>,
@@ -90,8 +90,9 @@ fn product_to(
     y: ValueId,
     like: &TensorType,
 ) -> Result<ValueId, OpError> {
-    match b.ty(x).dims == like.dims {
-        true => b.push(Op::Binary(Binary::Mul), &[x, y]),
-        false => b.einsum(x, y, &like.dims),
+    if b.ty(x).dims == like.dims {
+        b.push(Op::Binary(Binary::Mul), &[x, y])
+    } else {
+        b.einsum(x, y, &like.dims)
     }
 }

@@ -96,9 +96,10 @@ impl Gradient {
 
 fn same(name: &str, x: &TensorType, dy: &TensorType) -> Result<(), OpError> {
     need_float(name, x.dtype)?;
-    match x.dims == dy.dims && x.dtype == dy.dtype {
-        true => Ok(()),
-        false => Err(OpError::new("V05", format!("`{name}` takes x and a gradient of the same type"))),
+    if x.dims == dy.dims && x.dtype == dy.dtype {
+        Ok(())
+    } else {
+        Err(OpError::new("V05", format!("`{name}` takes x and a gradient of the same type")))
     }
 }
 
@@ -120,15 +121,16 @@ fn embed(
         && !dy.has(over)
         && ids.dims.iter().all(|&d| dy.has(d))
         && table.dtype == dy.dtype;
-    match fits {
-        true => Ok(smallvec![unplaced(table)]),
-        false => Err(OpError::new(
+    if fits {
+        Ok(smallvec![unplaced(table)])
+    } else {
+        Err(OpError::new(
             "V05",
             format!(
                 "`embed_backward` gives a table of `{}` and the dimensions of the gradient that no index has",
                 space.dims[over].name
             ),
-        )),
+        ))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use crate::diagnostic::counted;
+
 /// A group of similar operations, a section of the reference page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
@@ -127,6 +129,12 @@ pub struct OpInfo {
 }
 
 impl OpInfo {
+    /// The number of operands, for messages: `2 operands`, `1 to 3 operands`.
+    pub fn operand_count(&self) -> String {
+        let (least, most) = (*self.operands.start(), *self.operands.end());
+        if least == most { counted(least as u64, "operand") } else { format!("{least} to {most} operands") }
+    }
+
     /// The names of the attributes, in the order of the text form.
     pub fn attr_names(&self) -> impl Iterator<Item = &'static str> {
         self.attrs().into_iter().map(|attr| attr.name)

@@ -74,21 +74,19 @@ fn subset(
     if large.dtype != small.dtype {
         return Err(OpError::new("V04", format!("`{name}` between {} and {}", large.dtype, small.dtype)));
     }
-    match small.dims.as_slice() == kept {
-        true => Ok(unplaced(small)),
-        false => {
-            let names: Vec<&str> = small.dims.iter().map(|&d| space.dims[d].name.as_str()).collect();
-            let message =
-                format!("`{name}`: [{}] are not dimensions of the other side in order", names.join(" "));
-            Err(OpError::new("V05", message))
-        }
+    if small.dims.as_slice() == kept {
+        Ok(unplaced(small))
+    } else {
+        let names: Vec<&str> = small.dims.iter().map(|&d| space.dims[d].name.as_str()).collect();
+        let message =
+            format!("`{name}`: [{}] are not dimensions of the other side in order", names.join(" "));
+        Err(OpError::new("V05", message))
     }
 }
 
 pub(super) fn rule_einsum(operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[result], |d| match result.has(d) {
-        true => FactorKind::Parallel,
-        false => FactorKind::Sum,
+    FactorRule::by_name(operands, &[result], |d| {
+        if result.has(d) { FactorKind::Parallel } else { FactorKind::Sum }
     })
 }
 
@@ -137,10 +135,11 @@ pub(super) fn infer_embed(
 
 /// The looked-up dimension sums: a rank contributes the rows that it has and zero elsewhere.
 pub(super) fn rule_embed(over: DimId, operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[result], |d| match d == over {
-        true => FactorKind::Sum,
-        false => FactorKind::Parallel,
-    })
+    FactorRule::by_name(
+        operands,
+        &[result],
+        |d| if d == over { FactorKind::Sum } else { FactorKind::Parallel },
+    )
 }
 
 pub(super) fn bytes_embed(space: &Space, operands: &[&TensorType], result: &TensorType) -> u128 {
@@ -193,8 +192,9 @@ pub(super) fn adjoint_embed(
 
 /// `x` along the dimensions of `like` that it lacks.
 fn expanded_to(b: &mut FunctionBuilder<'_>, x: ValueId, like: &TensorType) -> Result<ValueId, OpError> {
-    match b.ty(x).dims == like.dims {
-        true => Ok(x),
-        false => b.push_as(Op::Expand, &[x], TensorType::new(like.dtype, like.dims.iter().copied())),
+    if b.ty(x).dims == like.dims {
+        Ok(x)
+    } else {
+        b.push_as(Op::Expand, &[x], TensorType::new(like.dtype, like.dims.iter().copied()))
     }
 }

@@ -66,15 +66,16 @@ pub(super) fn check(
         return Err(OpError::new("V04", format!("`{name}` takes labels in i32, not {}", labels.dtype)));
     }
     let rows: Vec<DimId> = logits.dims.iter().copied().filter(|&d| d != over).collect();
-    match logits.has(over) && rows == labels.dims.as_slice() {
-        true => Ok(()),
-        false => Err(OpError::new(
+    if logits.has(over) && rows == labels.dims.as_slice() {
+        Ok(())
+    } else {
+        Err(OpError::new(
             "V05",
             format!(
                 "`{name}` takes labels with the dimensions of the logits but `{}`",
                 space.dims[over].name
             ),
-        )),
+        ))
     }
 }
 

@@ -90,10 +90,11 @@ pub(super) fn infer_scale(
 
 /// The dimension stays whole; every other one is free.
 pub(super) fn rule(over: DimId, operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[result], |d| match d == over {
-        true => FactorKind::Whole,
-        false => FactorKind::Parallel,
-    })
+    FactorRule::by_name(
+        operands,
+        &[result],
+        |d| if d == over { FactorKind::Whole } else { FactorKind::Parallel },
+    )
 }
 
 /// Gradients of `rms_norm` and `rms_scale`: one operation gives those of all operands.
@@ -118,10 +119,7 @@ pub(super) fn adjoint_layer(
     let gradient = Op::Gradient(Gradient::LayerNorm { over, eps });
     let gradients = b.node(gradient, &[operands[0], operands[1], d], &[])?;
     let bias = b.ty(operands[2]).clone();
-    let d_bias = match bias.dims == b.ty(operands[1]).dims {
-        true => gradients[2],
-        false => summed_to(b, d, &bias)?,
-    };
+    let d_bias = if bias.dims == b.ty(operands[1]).dims { gradients[2] } else { summed_to(b, d, &bias)? };
     Ok(vec![Some(gradients[0]), Some(gradients[1]), Some(d_bias)])
 }
 

@@ -39,10 +39,13 @@ impl Optimizer {
                 }
                 Ok(smallvec![unplaced(w), unplaced(w), unplaced(w)])
             }
-            Optimizer::ClipFactor { .. } => match operands[0].dims.is_empty() {
-                true => Ok(smallvec![unplaced(operands[0])]),
-                false => Err(OpError::new("V05", format!("`{name}` is of a scalar"))),
-            },
+            Optimizer::ClipFactor { .. } => {
+                if operands[0].dims.is_empty() {
+                    Ok(smallvec![unplaced(operands[0])])
+                } else {
+                    Err(OpError::new("V05", format!("`{name}` is of a scalar")))
+                }
+            }
         }
     }
 }

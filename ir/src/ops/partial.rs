@@ -1,4 +1,4 @@
-//! Parts of attention and what joins them: merging by online softmax, sinks, accumulation, explicit score rows.
+//! Parts of attention and operations that join them: merging by online softmax, sinks, accumulation, explicit score rows.
 
 use smallvec::smallvec;
 
@@ -69,11 +69,10 @@ impl Cx<'_> {
         if x.dims != y.dims || x.dtype != y.dtype {
             return Err(self.shape("both operands have the same dimensions and element types"));
         }
-        match fits_in(&y.layout, &x.layout) {
-            true => Ok(smallvec![x.clone()]),
-            false => {
-                Err(self.layout("the second operand lies where the first does, or on some of these ranks"))
-            }
+        if fits_in(&y.layout, &x.layout) {
+            Ok(smallvec![x.clone()])
+        } else {
+            Err(self.layout("the second operand lies where the first does, or on some of these ranks"))
         }
     }
 
@@ -82,9 +81,10 @@ impl Cx<'_> {
         let [heads] = logits.dims.as_slice() else {
             return Err(self.shape("the logits are a vector over the heads"));
         };
-        match lse.has(*heads) && lse.axes_of(*heads) == logits.axes_of(*heads) {
-            true => Ok(smallvec![o.clone(), lse.clone()]),
-            false => Err(self.layout("the logits are split as the heads are")),
+        if lse.has(*heads) && lse.axes_of(*heads) == logits.axes_of(*heads) {
+            Ok(smallvec![o.clone(), lse.clone()])
+        } else {
+            Err(self.layout("the logits are split as the heads are"))
         }
     }
 
@@ -151,39 +151,42 @@ impl Cx<'_> {
     /// `columns` has as many elements as a rank holds of `keys`.
     fn block(&self, columns: DimId, ty: &TensorType, keys: DimId) -> Result<(), OpError> {
         let held = self.space.max_extent(keys, ty.axes_of(keys));
-        match self.space.size(columns) == held {
-            true => Ok(()),
-            false => Err(self.shape(&format!(
+        if self.space.size(columns) == held {
+            Ok(())
+        } else {
+            Err(self.shape(&format!(
                 "{} columns `{}` are not the {held} keys that a rank holds",
                 self.space.size(columns),
                 self.space.dims[columns].name
-            ))),
+            )))
         }
     }
 
-    /// lse has the dimensions of o but the last, and lies where it does.
+    /// lse has the dimensions of o but the last, and the same layout.
     fn rows(&self, o: &TensorType, lse: &TensorType) -> Result<(), OpError> {
         let Some(&width) = o.dims.last() else { return Err(self.shape("o has a width")) };
         let rows = without(o, width);
         if rows.dims != lse.dims {
             return Err(self.shape("lse has the dimensions of o but the last"));
         }
-        match rows.layout == lse.layout {
-            true => self.whole(o, width),
-            false => Err(self.layout("o and lse lie on the same ranks")),
+        if rows.layout == lse.layout {
+            self.whole(o, width)
+        } else {
+            Err(self.layout("o and lse lie on the same ranks"))
         }
     }
 
     fn whole(&self, ty: &TensorType, dim: DimId) -> Result<(), OpError> {
-        match ty.axes_of(dim).is_empty() {
-            true => Ok(()),
-            false => Err(OpError::new(
+        if ty.axes_of(dim).is_empty() {
+            Ok(())
+        } else {
+            Err(OpError::new(
                 "V08",
                 format!(
                     "`{}` needs dimension `{}` whole, but it is split",
                     self.name, self.space.dims[dim].name
                 ),
-            )),
+            ))
         }
     }
 
@@ -206,7 +209,7 @@ fn without(ty: &TensorType, dim: DimId) -> TensorType {
     ty
 }
 
-/// Whether `part` lies on the ranks of `whole`, or on some of them.
+/// Whether the ranks of `part` are ranks of `whole`.
 pub(super) fn fits_in(part: &Layout, whole: &Layout) -> bool {
     let by = |layout: &Layout, axis| layout.moved_along(axis).map_or(0, |m| m.by);
     let only = |layout: &Layout, axis| layout.moved_along(axis).and_then(|m| m.only);

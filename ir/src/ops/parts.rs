@@ -1,7 +1,7 @@
 //! Parts of a dimension: taken one by one, and joined again.
 //!
-//! Which part a dimension is stands with the dimension ([`Part`](crate::dim::Part)): every rank takes it from what it
-//! holds, and nothing is sent.
+//! The declaration of a dimension says which part it is ([`Part`](crate::dim::Part)): every rank takes it from its own
+//! elements, and nothing is sent.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -68,7 +68,7 @@ pub(super) fn adjoint_join(
 ) -> Result<Vec<Option<ValueId>>, OpError> {
     let mut gradients = Vec::with_capacity(operands.len());
     for &operand in operands {
-        let at = b.ty(d).position(whole).expect("what was joined has the dimension");
+        let at = b.ty(d).position(whole).expect("the result of a join has the dimension");
         let to = b.ty(operand).dims[at];
         gradients.push(Some(b.push(Op::Take { to }, &[d])?));
     }

@@ -1,6 +1,6 @@
 //! Numbers drawn at random, so that every layout, order and shard draws the same.
 //!
-//! A *key* says which numbers are drawn, as in JAX: `main` makes one from a seed, a training step folds its number into it,
+//! A *key* determines the numbers that are drawn, as in JAX: `main` makes one from a seed, a training step folds its number into it,
 //! and a layer its own. A *mask* is drawn from a key element by element: whether an element is kept depends on the key, on
 //! the seed of the place in the program, and on the position of the element along each dimension, and on nothing else. So a
 //! backward pass may draw it again instead of keeping it.
@@ -35,9 +35,10 @@ impl Random {
             Random::FoldIn => {
                 need_key(name, operands[0])?;
                 let number = operands[1];
-                match number.dims.is_empty() && number.dtype != DType::Bool {
-                    true => need_taken(name, 1, number)?,
-                    false => return Err(OpError::new("V05", "`fold_in` folds one number into a key")),
+                if number.dims.is_empty() && number.dtype != DType::Bool {
+                    need_taken(name, 1, number)?
+                } else {
+                    return Err(OpError::new("V05", "`fold_in` folds one number into a key"));
                 }
                 Ok(smallvec![key()])
             }
@@ -70,12 +71,10 @@ impl Random {
                         format!("`{name}` takes a mask of bool, not {}", mask.dtype),
                     ));
                 }
-                match x.dims == mask.dims {
-                    true => Ok(smallvec![unplaced(x)]),
-                    false => Err(OpError::new(
-                        "V05",
-                        format!("`{name}` takes x and a mask of the same dimensions"),
-                    )),
+                if x.dims == mask.dims {
+                    Ok(smallvec![unplaced(x)])
+                } else {
+                    Err(OpError::new("V05", format!("`{name}` takes x and a mask of the same dimensions")))
                 }
             }
         }
@@ -91,7 +90,7 @@ impl Random {
         }
     }
 
-    /// The gradient of what is dropped from is dropped from alike; nothing else has one.
+    /// The gradient of a dropout is the same dropout of the gradient; nothing else has one.
     pub(super) fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -109,23 +108,26 @@ impl Random {
 
 /// A key is one integer.
 pub(super) fn need_key(name: &str, ty: &TensorType) -> Result<(), OpError> {
-    match ty.dtype == DType::I32 && ty.dims.is_empty() {
-        true => need_taken(name, 0, ty),
-        false => Err(OpError::new("V04", format!("the key of `{name}` is one i32"))),
+    if ty.dtype == DType::I32 && ty.dims.is_empty() {
+        need_taken(name, 0, ty)
+    } else {
+        Err(OpError::new("V04", format!("the key of `{name}` is one i32")))
     }
 }
 
 fn need_taken(name: &str, i: usize, ty: &TensorType) -> Result<(), OpError> {
-    match ty.layout.partial.is_empty() {
-        true => Ok(()),
-        false => Err(OpError::new("V11", format!("operand {i} of `{name}` is a sum still to be taken"))),
+    if ty.layout.partial.is_empty() {
+        Ok(())
+    } else {
+        Err(OpError::new("V11", format!("operand {i} of `{name}` is a sum still to be taken")))
     }
 }
 
 fn need_rate(name: &str, rate: f64) -> Result<(), OpError> {
-    match rate.is_finite() && (0.0..1.0).contains(&rate) {
-        true => Ok(()),
-        false => Err(OpError::new("V05", format!("`{name}` cannot drop a share of {rate}"))),
+    if rate.is_finite() && (0.0..1.0).contains(&rate) {
+        Ok(())
+    } else {
+        Err(OpError::new("V05", format!("`{name}` cannot drop a share of {rate}")))
     }
 }
 
@@ -137,7 +139,7 @@ pub fn mix(state: u64, word: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Whether what was drawn lies in a share of all that can be.
+/// Whether a drawn number is in the share `rate` of all numbers.
 pub fn is_below(drawn: u64, rate: f64) -> bool {
     ((drawn >> 11) as f64) < rate * (1u64 << 53) as f64
 }
@@ -152,7 +154,7 @@ pub fn fold_in(key: i32, number: i64) -> i32 {
     cut(mix(mix(0, word(key)), number.cast_unsigned()))
 }
 
-/// The state from which what belongs to `key` and `seed` is drawn, position after position.
+/// The state from which the numbers of `key` and `seed` are drawn, position after position.
 pub fn start(key: i32, seed: u64) -> u64 {
     mix(seed, word(key))
 }

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use crate::diagnostic::counted;
 use crate::ops::info::{AttrInfo, Class, Family, OpInfo, Unit};
 use crate::ops::table::op::TABLE;
 
@@ -23,7 +22,7 @@ pub fn reference() -> String {
 }
 
 fn write_op(out: &mut String, info: &OpInfo) {
-    let OpInfo { name, class, unit, operands, signature, summary, .. } = info;
+    let OpInfo { name, class, unit, signature, summary, .. } = info;
     write_str(out, format_args!("\n### `{name}`\n\n`{signature}`\n\n{summary}\n"));
     let class = match class {
         Class::Compute => "compute",
@@ -37,11 +36,7 @@ fn write_op(out: &mut String, info: &OpInfo) {
         Unit::Attention => ", matrix units (attention)",
         Unit::Vector => ", vector units",
     };
-    let operands = if operands.start() == operands.end() {
-        counted(*operands.start() as u64, "operand")
-    } else {
-        format!("{} to {} operands", operands.start(), operands.end())
-    };
+    let operands = info.operand_count();
     write_str(out, format_args!("\nClass {class}{unit}; {operands}.\n"));
     let attrs = info.attrs();
     if attrs.is_empty() {

@@ -1,4 +1,4 @@
-//! Factor rules: each operation's own file says its rule, this one asks the right file.
+//! Factor rules: this file calls the function of the operation's family.
 
 use crate::ops::table::op::Op;
 use crate::ops::table::window::Window;

@@ -32,10 +32,10 @@ impl Binding {
     pub(crate) fn name_form(&self) -> String {
         let mut form = String::new();
         for c in self.name.replace(LAYER, "0").chars() {
-            match c.is_ascii_digit() {
-                true if form.ends_with('0') => {}
-                true => form.push('0'),
-                false => form.push(c),
+            if !c.is_ascii_digit() {
+                form.push(c);
+            } else if !form.ends_with('0') {
+                form.push('0');
             }
         }
         form
@@ -53,25 +53,27 @@ impl Binding {
 
     /// The shape that the file must have, for a source of type `ty`.
     pub fn stored_shape(&self, space: &Space, ty: &TensorType) -> Vec<u64> {
-        match self.stored.is_empty() {
-            true => ty.dims.iter().map(|&d| stored_size(space, d)).collect(),
-            false => self.stored.clone(),
+        if self.stored.is_empty() {
+            ty.dims.iter().map(|&d| stored_size(space, d)).collect()
+        } else {
+            self.stored.clone()
         }
     }
 }
 
 /// The names of the `n` members of the stack `name`; `name` alone when it is no stack.
 pub fn members(name: &str, n: u64) -> Vec<String> {
-    match name.contains(EXPERT) {
-        true => (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect(),
-        false => vec![name.to_owned()],
+    if name.contains(EXPERT) {
+        (0..n).map(|i| name.replace(EXPERT, &i.to_string())).collect()
+    } else {
+        vec![name.to_owned()]
     }
 }
 
-/// What stands for the layer in a name.
+/// The placeholder of the layer in a name.
 const LAYER: &str = "{layer}";
 
-/// What stands for the index of an expert in a name.
+/// The placeholder of an expert's index in a name.
 const EXPERT: &str = "{expert}";
 
 /// Elements of a dimension that a file holds: padding and copies are not stored.
@@ -115,18 +117,16 @@ pub(super) fn infer(
         let fits = window.len() == seen.len()
             && window.iter().zip(seen).all(|(w, &n)| w.start < w.end && w.end <= n);
         if !fits {
-            let what = if view.is_empty() { "stored shape" } else { "view" };
+            let shape = if view.is_empty() { "stored shape" } else { "view" };
             return Err(OpError::new(
                 "V17",
-                format!("window {window:?} does not lie in the {what} {seen:?}"),
+                format!("window {window:?} does not lie in the {shape} {seen:?}"),
             ));
         }
     }
     if !stored.is_empty() {
-        let taken = match window.is_empty() {
-            true => elements,
-            false => product(window.iter().map(|w| w.end - w.start)),
-        };
+        let taken =
+            if window.is_empty() { elements } else { product(window.iter().map(|w| w.end - w.start)) };
         let wanted = product(ty.dims.iter().map(|&d| stored_size(space, d)));
         if taken != wanted || taken.is_none() {
             let show = |n: Option<u64>| n.map_or("too many".to_owned(), |n| n.to_string());

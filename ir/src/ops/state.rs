@@ -1,7 +1,7 @@
-//! What lasts: tensors that a step reads and writes, beside weights and inputs.
+//! States: tensors that a step reads and writes, beside weights and inputs.
 //!
 //! Gradients, moments of an optimizer and master weights are *states*: zero before the first step, kept from step to step,
-//! and known by a name as weights are. `assign` writes a state or a weight; every later read sees what was written.
+//! and known by a name as weights are. `assign` writes a state or a weight; every later read sees the new value.
 
 use smallvec::smallvec;
 
@@ -21,7 +21,7 @@ pub use crate::ops::table::source::Target;
 
 /// The prefix of the names of gradients: that of `w` is `grad.w`.
 pub const GRADIENT: &str = "grad.";
-/// The prefix of the names of what an optimizer keeps.
+/// The prefix of the names of an optimizer's states.
 pub const OPTIMIZER: &str = "optimizer.";
 /// The prefix of the names of first moments.
 pub const FIRST_MOMENT: &str = "optimizer.exp_avg.";
@@ -32,7 +32,7 @@ pub const MASTER: &str = "optimizer.master.";
 /// The name of the count of steps, a scalar.
 pub const STEP: &str = "optimizer.step";
 
-/// The prefix of what another stage of a pipeline keeps under a name than the stage that updates the weight.
+/// The prefix of a state that a pipeline stage keeps where another stage updates the weight.
 pub fn of_stage(stage: u64) -> String {
     format!("stage{stage}.")
 }

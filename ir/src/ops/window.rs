@@ -1,6 +1,6 @@
 //! Parts of a dimension: two tensors side by side, and a window of one.
 //!
-//! Latent attention needs them, whose keys are a part of their own for each head and a rotated part that heads share.
+//! Latent attention needs them: its keys have a part for each head and a rotated part that heads share.
 
 use smallvec::smallvec;
 
@@ -79,10 +79,10 @@ impl Window {
         FactorRule { factors: kinds, operands: of_operands, results: smallvec![factors] }
     }
 
-    /// The gradients of the operands: windows of that of the result, summed over what y lacks.
+    /// The gradients of the operands: windows of that of the result, summed over the dimensions that y lacks.
     ///
     /// # Errors
-    /// `V32` for `cut` of less than all, which stands in backward passes only.
+    /// `V32` for `cut` of less than all, which occurs in backward passes only.
     pub fn adjoint(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -109,12 +109,13 @@ impl Window {
             Window::Cut { .. } => {
                 let from = *b.ty(operands[0]).dims.last().expect("inference saw a last dimension");
                 let to = *b.ty(d).dims.last().expect("inference saw a last dimension");
-                match b.space().size(from) == b.space().size(to) {
-                    true => Ok(vec![Some(b.push(Op::Window(Window::Cut { to: from, start: 0 }), &[d])?)]),
-                    false => Err(OpError::new(
+                if b.space().size(from) == b.space().size(to) {
+                    Ok(vec![Some(b.push(Op::Window(Window::Cut { to: from, start: 0 }), &[d])?)])
+                } else {
+                    Err(OpError::new(
                         "V32",
                         "a gradient reaches `cut` of less than all, which has no adjoint",
-                    )),
+                    ))
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the integers of inputs may be: rows of tables, or labels.
+//! The integers that inputs may hold: rows of tables, or labels.
 //!
 //! A kernel takes a row that its rank lacks as zeros, since another rank may have it. So an integer that no rank has would be
 //! computed with as if it were right; a program looks at its inputs before it runs.
@@ -16,15 +16,15 @@ use crate::space::Space;
 /// Integers from zero, below a bound, and perhaps one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Integers {
-    /// What they are below: elements of this dimension, without its padding.
+    /// Their upper bound: the elements of this dimension, without its padding.
     pub below: u64,
     /// Whose elements they number.
     pub dim: DimId,
-    /// What they are for.
+    /// Their use.
     pub meaning: Meaning,
 }
 
-/// What integers are for.
+/// The use of integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
     /// Rows of a table.
@@ -42,7 +42,7 @@ impl Integers {
         }
     }
 
-    /// What both take: a number that only one of them ignores is none.
+    /// The integers that both accept: a number that only one of them ignores is not accepted.
     fn and(self, other: Integers) -> Integers {
         let narrower = if other.below < self.below { other } else { self };
         let meaning = if self.meaning == other.meaning { self.meaning } else { Meaning::Rows };
@@ -53,7 +53,7 @@ impl Integers {
 /// By name, the inputs whose integers mean something to a task, in whatever frame it reads them.
 pub fn of_inputs(schedule: &Schedule) -> BTreeMap<String, Integers> {
     let mut inputs = BTreeMap::new();
-    // A callee stands before its callers.
+    // A callee comes before its callers.
     let mut arguments: Vec<BTreeMap<usize, Integers>> = Vec::new();
     for frame in schedule.frames.values() {
         let of_buffers = of_buffers(&schedule.space, frame, &arguments);
@@ -74,7 +74,7 @@ pub fn of_inputs(schedule: &Schedule) -> BTreeMap<String, Integers> {
     inputs
 }
 
-/// What the buffers of a frame may hold, given what the arguments of those before it may.
+/// The integers that the buffers of a frame may hold, given those of the arguments of the frames before it.
 fn of_buffers(
     space: &Space,
     frame: &Frame,
@@ -115,7 +115,7 @@ fn add<K: Ord>(all: &mut BTreeMap<K, Integers>, key: K, integers: Integers) {
     all.entry(key).and_modify(|known| *known = known.and(integers)).or_insert(integers);
 }
 
-/// What the second operand of an operation may hold.
+/// The integers that the second operand of an operation may hold.
 fn meaning(space: &Space, op: &Op) -> Option<Integers> {
     match op {
         Op::Embed { over, .. } => Some(integers(space, *over, Meaning::Rows)),

@@ -1,6 +1,6 @@
 //! Schedules: tasks on streams, events between them, buffers at fixed offsets.
 //!
-//! One schedule serves all ranks. A [`Frame`] is what a function became: its tasks in order of issue and its buffers,
+//! One schedule serves all ranks. A [`Frame`] is a lowered function: its tasks in order of issue and its buffers,
 //! at offsets from wherever its caller puts it; a loop over layers is one task of its caller. What differs by rank
 //! (local extents, peers) is derived from types and the rank, as [`crate::boxes`] and [`Space`] do.
 //!
@@ -63,7 +63,7 @@ pub fn communicates(frames: &Arena<FrameId, Frame>, frame: FrameId) -> bool {
     communicates_by(&frames[frame], |callee| communicates(frames, callee))
 }
 
-/// For each frame whether it [`communicates`], where callees stand before their callers; in time linear in tasks.
+/// For each frame whether it [`communicates`], where callees come before their callers; in time linear in tasks.
 pub fn communicating(frames: &Arena<FrameId, Frame>) -> Vec<bool> {
     use crate::entity::Entity;
     let mut all: Vec<bool> = Vec::with_capacity(frames.len());
@@ -83,7 +83,7 @@ fn communicates_by(frame: &Frame, called: impl Fn(FrameId) -> bool) -> bool {
     })
 }
 
-/// What every rank executes.
+/// The program that every rank executes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// The model's name.
@@ -92,7 +92,7 @@ pub struct Schedule {
     pub pipeline: Vec<String>,
     /// Dimensions and mesh.
     pub space: Space,
-    /// Frames; a callee stands before its callers, `main` is the last.
+    /// Frames; a callee comes before its callers, `main` is the last.
     pub frames: Arena<FrameId, Frame>,
 }
 
@@ -139,7 +139,7 @@ impl Schedule {
         self.main().map_or(0, |id| self.frames[id].bytes)
     }
 
-    /// Bytes of the arena on the ranks of a place: what they have in the frame of `main`, callees included.
+    /// Bytes of the arena on the ranks of a place: the frame of `main`, callees included.
     pub fn arena_bytes_at(&self, at: At) -> u64 {
         self.main().map_or(0, |id| self.frame_bytes_at(&self.frames[id], at))
     }
@@ -171,7 +171,7 @@ pub struct Frame {
     pub phase: Phase,
     /// Number of arguments; argument `i` is the buffer placed at [`Place::Argument`]`(i)`.
     pub n_arguments: usize,
-    /// What the frame returns: its name in `main`, and the buffer that holds it. A buffer that is placed at
+    /// The results of the frame: the name in `main`, and the buffer that holds it. A buffer that is placed at
     /// [`Place::Result`] belongs to the caller; in `main` results lie in the frame.
     pub outputs: Vec<FrameOutput>,
     /// Buffers.
@@ -229,7 +229,7 @@ impl Frame {
         Strided::of(space, transfer.parcels(), side, part)
     }
 
-    /// The buffer whose bytes a buffer has: the wire where it lies in one, itself otherwise.
+    /// The buffer whose bytes a buffer has: the wire that contains it, or itself.
     pub fn holder(&self, buffer: BufferId) -> BufferId {
         match self.buffers.get(buffer).map(|b| &b.place) {
             Some(Place::Wire { wire, .. }) => *wire,
@@ -298,19 +298,19 @@ pub struct FrameOutput {
 pub struct Buffer {
     /// The name without the `$`, unique in its frame.
     pub name: String,
-    /// What it holds.
+    /// Its content.
     pub content: Content,
-    /// Where it lies.
+    /// Its place.
     pub place: Place,
 }
 
-/// What a buffer holds.
+/// The content of a buffer.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "nearly all buffers hold tensors")]
 pub enum Content {
-    /// A rank's part of a tensor, dense, row-major, unless it lies in a wire.
+    /// A rank's part of a tensor, dense, row-major, unless it is in a wire.
     Tensor(TensorType),
-    /// Blocks as they travel, one after another in order of peers.
+    /// Blocks as they are sent, one after another in order of peers.
     Wire {
         /// Element type.
         dtype: DType,
@@ -337,7 +337,7 @@ impl Buffer {
     }
 }
 
-/// Where a buffer lies.
+/// The place of a buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {
     /// At an offset from the start of the frame, bytes.
@@ -355,11 +355,11 @@ pub enum Place {
         /// Which tensor of the message it is.
         part: usize,
     },
-    /// Loaded from the file of parameters before the run, for each layer where the name says so; outside the arena.
+    /// Loaded from the file of parameters before the run, one for each layer where the name has `{layer}`; outside the arena.
     Weight(Binding),
     /// Loaded from the file of inputs before the run; outside the arena.
     Input(Binding),
-    /// What lasts from step to step, zero before the first; outside the arena.
+    /// Kept from step to step, zero before the first; outside the arena.
     State(Binding),
 }
 
@@ -396,7 +396,7 @@ impl fmt::Display for Stream {
 pub struct Task {
     /// The queue.
     pub stream: Stream,
-    /// What is done.
+    /// The work.
     pub work: Work,
     /// Buffers read, in the order of operands.
     pub reads: Vec<BufferId>,
@@ -408,7 +408,7 @@ pub struct Task {
     pub records: Option<EventId>,
 }
 
-/// What a task does.
+/// The work of a task.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     /// Runs an operation on local tensors: anything but sources, calls and communication.
@@ -424,7 +424,7 @@ pub enum Work {
     /// Copies a buffer to another of the same content.
     Copy,
     /// Runs a frame once for each layer; reads are its arguments, writes its results. Over several layers the buffer
-    /// of carried result `i` is that of argument `i`; a layer's slice of a stack lies at its number in the call's layers.
+    /// of carried result `i` is that of argument `i`; a layer's slice of a stack has the number of the layer in the call.
     Call {
         /// The frame.
         callee: FrameId,
@@ -432,7 +432,7 @@ pub enum Work {
         layers: Layers,
         /// How much further the layers are for each layer of the caller.
         stride: u64,
-        /// What layers keep of their own.
+        /// The results that each layer returns by itself.
         scan: Option<Scan>,
         /// The stage of a pipeline that runs it; all ranks when absent.
         stage: Option<Stage>,

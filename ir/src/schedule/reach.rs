@@ -1,4 +1,4 @@
-//! What tasks can do with a tensor that lies in a wire.
+//! The tasks that can use a tensor in a wire.
 //!
 //! A tensor that is dense there is one like any other. Where a dimension is cut into blocks, a kernel must be told two
 //! strides along it: those of attention, rotary embeddings, products and
@@ -21,7 +21,7 @@ pub enum Operand {
     Write(usize),
 }
 
-/// Whether a task can use an operand of this type where it lies so.
+/// Whether a task can use an operand of this type at this place.
 pub fn reaches(
     frame: &Frame,
     space: &Space,
@@ -34,7 +34,7 @@ pub fn reaches(
         (Work::Compute(op), Some(cut)) => {
             let behind = ty.dims.len().saturating_sub(cut.place);
             match (op, operand) {
-                // Tokens or heads, which stand before the width.
+                // Tokens or heads, which come before the width.
                 (Op::Attention(_), Operand::Read(0..=2) | Operand::Write(0))
                 | (Op::AttentionBackward(_), Operand::Read(0..=3) | Operand::Write(0..=2)) => {
                     behind == 2 || behind == 3
@@ -44,12 +44,12 @@ pub fn reaches(
                         Operand::Read(_) => task.writes.first(),
                         Operand::Write(_) => task.reads.first(),
                     };
-                    // Behind the cut all lies as in a dense tensor.
+                    // After the cut elements are dense.
                     let is_behind = ty.position(rotary.over).is_some_and(|over| cut.place < over);
                     is_behind && other.is_some_and(|&b| !is_cut(frame, space, b))
                 }
                 (Op::Einsum, Operand::Write(0)) => task.reads.iter().all(|&b| !is_cut(frame, space, b)),
-                // A part of a dimension goes in runs: these and the blocks are cut alike.
+                // A part of a dimension goes in runs, which are cut as the blocks are.
                 (Op::Take { to }, Operand::Write(0)) | (Op::Join { to }, Operand::Read(_)) => {
                     let other = match operand {
                         Operand::Read(_) => task.writes.first(),
@@ -85,7 +85,7 @@ fn runs_fit(space: &Space, ty: &TensorType, cut: &Cut) -> bool {
     run > 0 && (cut.len.is_multiple_of(run) || run.is_multiple_of(cut.len.max(1)))
 }
 
-/// Whether a buffer lies in a wire, a dimension of it cut into blocks.
+/// Whether a buffer is in a wire, with a dimension cut into blocks.
 fn is_cut(frame: &Frame, space: &Space, buffer: BufferId) -> bool {
     let Some(found) = frame.buffers.get(buffer) else { return false };
     let in_wire = matches!((&found.content, &found.place), (Content::Tensor(_), Place::Wire { .. }));

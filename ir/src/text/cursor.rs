@@ -3,7 +3,7 @@
 use crate::diagnostic::{Diagnostic, Span, nearest};
 use crate::text::lexer::{Lexer, Token, unescape};
 
-/// What parsing gives: boxed, for the good case is the common one.
+/// The result of parsing. The error is boxed because success is the common case.
 pub(crate) type Parsed<T> = Result<T, Box<Diagnostic>>;
 
 /// A place in the text.
@@ -11,7 +11,7 @@ pub(crate) struct Cursor<'a> {
     lexer: Lexer<'a>,
     token: Token<'a>,
     span: Span,
-    /// Where the token before the next one stands.
+    /// The place of the token before the next one.
     last: Span,
 }
 
@@ -27,7 +27,7 @@ impl<'a> Cursor<'a> {
         self.token
     }
 
-    /// Where the next token stands.
+    /// The place of the next token.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
@@ -51,17 +51,19 @@ impl<'a> Cursor<'a> {
 
     /// Takes the character or refuses the next token.
     pub(crate) fn expect(&mut self, c: char) -> Parsed<Span> {
-        match self.token == Token::Punct(c) {
-            true => Ok(self.next().1),
-            false => Err(self.unexpected(&format!("`{c}`"))),
+        if self.token == Token::Punct(c) {
+            Ok(self.next().1)
+        } else {
+            Err(self.unexpected(&format!("`{c}`")))
         }
     }
 
     /// Takes the word or refuses the next token.
     pub(crate) fn keyword(&mut self, word: &str) -> Parsed<Span> {
-        match self.token == Token::Word(word) {
-            true => Ok(self.next().1),
-            false => Err(self.unexpected(&format!("`{word}`"))),
+        if self.token == Token::Word(word) {
+            Ok(self.next().1)
+        } else {
+            Err(self.unexpected(&format!("`{word}`")))
         }
     }
 
@@ -73,7 +75,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Takes a name behind `sigil`.
+    /// Takes a name after `sigil`.
     pub(crate) fn sigil(&mut self, sigil: char, what: &str) -> Parsed<(&'a str, Span)> {
         match self.token {
             Token::Sigil(found, name) if found == sigil => Ok((name, self.next().1)),
@@ -122,7 +124,7 @@ impl<'a> Cursor<'a> {
     /// The diagnostic for a next token that is not `expected`.
     pub(crate) fn unexpected(&self, expected: &str) -> Box<Diagnostic> {
         let span = match self.token {
-            // The end has no byte of its own; the last token stands for it.
+            // The end has no byte of its own; the last token is pointed at.
             Token::End => self.last,
             _ => self.span,
         };

@@ -1,6 +1,6 @@
-//! What modules and schedules spell alike: the header, declarations of the space, types, attributes.
+//! The grammar that modules and schedules share: the header, declarations of the space, types, attributes.
 //!
-//! Reading and writing stand side by side, so that they cannot drift apart.
+//! Reading and writing are side by side, so that they cannot drift apart.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,10 +26,10 @@ pub const VERSION: u64 = 1;
 /// How deep attributes may nest.
 const MAX_DEPTH: usize = 16;
 
-/// How many attributes may stand in one place.
+/// The largest number of attributes of an operation.
 const MAX_ATTRS: usize = 64;
 
-/// What stands before functions or frames.
+/// The text before functions or frames.
 pub(crate) struct Header {
     /// The level, or `schedule`.
     pub(crate) kind: String,
@@ -312,7 +312,7 @@ pub(crate) fn read_type(cx: &mut Cursor<'_>, space: &Space) -> Parsed<TensorType
     Ok(ty)
 }
 
-/// Reads `+1` and `+1(0..2)` behind the name of an axis.
+/// Reads `+1` and `+1(0..2)` after the name of an axis.
 fn read_move(cx: &mut Cursor<'_>, ty: &mut TensorType, axis: AxisId) -> Parsed<()> {
     if !cx.eat(Token::Punct('+')) {
         return Ok(());
@@ -352,12 +352,9 @@ pub(crate) fn write_attrs<K: fmt::Display>(out: &mut impl fmt::Write, attrs: &[(
     out.write_str(if attrs.is_empty() { "" } else { "}" })
 }
 
-/// Reads `{key=value, …}` if it stands there.
+/// Reads `{key=value, …}` if it is there.
 pub(crate) fn read_attrs(cx: &mut Cursor<'_>) -> Parsed<Vec<(String, Attr)>> {
-    match cx.eat(Token::Punct('{')) {
-        true => read_pairs(cx, '}', 0),
-        false => Ok(Vec::new()),
-    }
+    if cx.eat(Token::Punct('{')) { read_pairs(cx, '}', 0) } else { Ok(Vec::new()) }
 }
 
 fn read_pairs(cx: &mut Cursor<'_>, close: char, depth: usize) -> Parsed<Vec<(String, Attr)>> {
@@ -396,7 +393,7 @@ fn read_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
     read_chain(cx, '|', Attr::Any, |cx| read_chain(cx, '&', Attr::All, |cx| read_plain_attr(cx, depth)))
 }
 
-/// Parts with `sign` between them, or the one part that stands alone.
+/// Parts with `sign` between them, or one part alone.
 fn read_chain<'a>(
     cx: &mut Cursor<'a>,
     sign: char,
@@ -425,10 +422,7 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
     Ok(match cx.peek() {
         Token::Int(_) => {
             let first = cx.int()?;
-            match cx.eat(Token::Dots) {
-                true => Attr::Range(first, cx.int()?),
-                false => Attr::Int(first),
-            }
+            if cx.eat(Token::Dots) { Attr::Range(first, cx.int()?) } else { Attr::Int(first) }
         }
         Token::Float(digits) => {
             let (_, span) = cx.next();
@@ -446,17 +440,17 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
         }
         Token::Word(word) => {
             cx.next();
-            match cx.eat(Token::Punct('(')) {
-                true if matches!(cx.peek(), Token::Int(_)) => {
-                    let mut numbers = vec![cx.int()?];
-                    while !cx.eat(Token::Punct(')')) {
-                        cx.expect(',')?;
-                        numbers.push(cx.int()?);
-                    }
-                    Attr::Numbers(word.to_owned(), numbers)
+            if !cx.eat(Token::Punct('(')) {
+                Attr::Word(word.to_owned())
+            } else if matches!(cx.peek(), Token::Int(_)) {
+                let mut numbers = vec![cx.int()?];
+                while !cx.eat(Token::Punct(')')) {
+                    cx.expect(',')?;
+                    numbers.push(cx.int()?);
                 }
-                true => Attr::Call(word.to_owned(), read_pairs(cx, ')', depth + 1)?),
-                false => Attr::Word(word.to_owned()),
+                Attr::Numbers(word.to_owned(), numbers)
+            } else {
+                Attr::Call(word.to_owned(), read_pairs(cx, ')', depth + 1)?)
             }
         }
         Token::Punct('(') => {
@@ -482,7 +476,7 @@ fn read_plain_attr(cx: &mut Cursor<'_>, depth: usize) -> Parsed<Attr> {
     })
 }
 
-/// The operation called `name` with these attributes; `span` is where its name stands.
+/// The operation called `name` with these attributes; `span` is the place of its name.
 pub(crate) fn make_op(
     name: &str,
     span: Span,

@@ -27,7 +27,7 @@ pub(crate) enum Token<'a> {
     Arrow,
     /// One of `(){}[],=:&|+@`; `@` is one when no name follows it directly.
     Punct(char),
-    /// What is no token, and why.
+    /// Text that is not a token, and the reason.
     Bad(&'static str),
     /// The end of the text.
     End,

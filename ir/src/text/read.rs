@@ -16,8 +16,8 @@ use crate::types::TensorType;
 /// The most bytes of a text, so that every place in it has a span.
 const MAX_BYTES: usize = u32::MAX as usize;
 
-/// Reads the text form. What it accepts is well spelled and every name in it is known; whether it makes sense is for
-/// [`verify`](fn@crate::verify::verify) to say.
+/// Reads the text form. Text that it accepts is well formed and every name in it is known;
+/// [`verify`](fn@crate::verify::verify) checks the rest.
 ///
 /// # Errors
 /// The first mistake: an `E` diagnostic, or `V22` and `V23` for a dimension or a mesh that cannot be.
@@ -27,12 +27,13 @@ pub fn parse(text: &str) -> Result<Module, Diagnostics> {
 
 /// Refuses a text that spans cannot point into.
 pub(crate) fn check_length(text: &str) -> Parsed<()> {
-    match text.len() <= MAX_BYTES {
-        true => Ok(()),
-        false => Err(Box::new(Diagnostic::new(
+    if text.len() <= MAX_BYTES {
+        Ok(())
+    } else {
+        Err(Box::new(Diagnostic::new(
             "E10",
             format!("a text of {} bytes is longer than {MAX_BYTES} bytes", text.len()),
-        ))),
+        )))
     }
 }
 
@@ -46,9 +47,10 @@ fn parse_module(text: &str) -> Parsed<Module> {
     let mut names: HashMap<&str, FuncId> = HashMap::new();
     while cx.peek() != Token::End {
         if cx.keyword("func").is_err() {
-            return Err(cx.unexpected(match module.functions.is_empty() {
-                true => "a declaration or `func`",
-                false => "`func`",
+            return Err(cx.unexpected(if module.functions.is_empty() {
+                "a declaration or `func`"
+            } else {
+                "`func`"
             }));
         }
         let (name, span) = cx.sigil('@', "the name of the function, `@name`")?;
@@ -111,8 +113,8 @@ impl<'a> FunctionReader<'_, 'a> {
             }
             self.cx.expect('=')?;
         }
-        let what = if targets.is_empty() { "a value, an operation or `return`" } else { "an operation" };
-        let (name, span) = self.cx.word(what)?;
+        let expected = if targets.is_empty() { "a value, an operation or `return`" } else { "an operation" };
+        let (name, span) = self.cx.word(expected)?;
         let mut operands: SmallVec<[ValueId; 4]> = SmallVec::new();
         if let Token::Sigil('%', _) = self.cx.peek() {
             loop {

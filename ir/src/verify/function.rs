@@ -15,7 +15,7 @@ use crate::text::show::show;
 use crate::types::TensorType;
 use crate::verify::space::check_type;
 
-/// Adds what is wrong with the function `id`.
+/// Adds the mistakes in function `id`.
 pub(super) fn check(module: &Module, id: FuncId, found: &mut Diagnostics) {
     let function = &module.functions[id];
     let mut checker = Checker { module, id, function, found, sound: Vec::new() };
@@ -175,7 +175,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A rank repeats what it holds; where ranks hold different numbers of granules, copies must be dealt as their
+    /// A rank repeats its own elements; where ranks hold different numbers of granules, copies must be dealt as their
     /// originals are.
     fn torn_copies(&self, op: &Op, operands: &[&TensorType]) -> Option<OpError> {
         let Op::Repeat { from, to } = *op else { return None };
@@ -277,7 +277,7 @@ fn is_finite(attr: &Attr) -> bool {
     }
 }
 
-/// Which operands an operation was refused with, where they are what is wrong.
+/// The operand types of a refused operation, where they are the mistake.
 fn operands_help(error: &OpError, module: &Module, operands: &[&TensorType]) -> Option<String> {
     const SHOWN: usize = 4;
     let about_operands = ["V04", "V05", "V07", "V08", "V11", "V14", "V16", "V26"].contains(&error.code)

@@ -45,12 +45,11 @@ pub fn verify(module: &Module) -> Result<Verified<'_>, Diagnostics> {
     if found.is_empty() {
         check_functions(module, &mut found);
     }
-    match found.is_empty() {
-        true => Ok(Verified { module }),
-        false => {
-            found.truncate(MAX_DIAGNOSTICS);
-            Err(found)
-        }
+    if found.is_empty() {
+        Ok(Verified { module })
+    } else {
+        found.truncate(MAX_DIAGNOSTICS);
+        Err(found)
     }
 }
 
@@ -76,13 +75,11 @@ fn check_functions(module: &Module, found: &mut Diagnostics) {
             found.push(at("V15", format!("there are two functions `@{name}`")));
         }
         let is_last = id.index() + 1 == module.functions.len();
-        match name == "main" {
-            true if !is_last => found.push(at("V15", "`@main` is not the last function".to_owned())),
-            true if !function.params.is_empty() => found.push(
-                at("V02", format!("`@main` takes {} parameters", function.params.len()))
-                    .help("read what comes from outside with `input` and `param`"),
-            ),
-            true | false => {}
+        if name == "main" && !is_last {
+            found.push(at("V15", "`@main` is not the last function".to_owned()));
+        } else if name == "main" && !function.params.is_empty() {
+            let diagnostic = at("V02", format!("`@main` takes {} parameters", function.params.len()));
+            found.push(diagnostic.help("read values from outside with `input` and `param`"));
         }
         function::check(module, id, found);
     }

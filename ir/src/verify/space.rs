@@ -26,7 +26,7 @@ pub const MAX_RANKS: u64 = 1 << 20;
 /// The most bytes of a tensor, over all ranks.
 pub const MAX_BYTES: u64 = 1 << 62;
 
-/// What is wrong with a dimension, seen beside those declared before it.
+/// The mistakes in a dimension, given the dimensions declared before it.
 pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
     let Dim { name, size, granule, valid, uneven, copies, order, fetched, part } = &space.dims[id];
     let (size, granule, valid) = (*size, *granule, *valid);
@@ -83,7 +83,7 @@ pub(crate) fn check_dim(space: &Space, id: DimId) -> Option<Diagnostic> {
     None
 }
 
-/// What is wrong with what is fetched.
+/// The mistakes in a fetched dimension.
 fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Option<Diagnostic> {
     let Dim { name, size, valid, granule, copies, order, uneven, .. } = &space.dims[id];
     let refuse = |message: String| Some(Diagnostic::new("V27", message));
@@ -116,13 +116,14 @@ fn check_fetched(space: &Space, id: DimId, fetched: &Fetched) -> Option<Diagnost
         }
     }
     let total: u64 = (0..fetched.parts.len()).map(|i| fetched.len(i)).sum();
-    match total == *size {
-        true => None,
-        false => refuse(format!("the parts of `{name}` have {total} elements, not {size}")),
+    if total == *size {
+        None
+    } else {
+        refuse(format!("the parts of `{name}` have {total} elements, not {size}"))
     }
 }
 
-/// What is wrong with a part of a dimension.
+/// The mistakes in a part of a dimension.
 fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
     let Dim { name, size, valid, granule, copies, order, fetched, uneven, .. } = &space.dims[id];
     let refuse = |message: String| Some(Diagnostic::new("V22", message));
@@ -151,16 +152,17 @@ fn check_part(space: &Space, id: DimId, part: &Part) -> Option<Diagnostic> {
     }
     // No product overflows: a factor that is larger than the dimension cannot divide it.
     let pieces = [runs, count, unit].into_iter().try_fold(1u64, u64::checked_mul);
-    match pieces.is_some_and(|n| whole.size.is_multiple_of(n)) && *size == whole.size / count {
-        true => None,
-        false => refuse(format!(
+    if pieces.is_some_and(|n| whole.size.is_multiple_of(n)) && *size == whole.size / count {
+        None
+    } else {
+        refuse(format!(
             "`{}` of {} elements, in granules of {}, has no {count} parts of {size} in each of {runs} runs",
             whole.name, whole.size, whole.granule
-        )),
+        ))
     }
 }
 
-/// What is wrong with an axis, seen beside those declared before it.
+/// The mistakes in an axis, given the axes declared before it.
 pub(crate) fn check_axis(space: &Space, id: AxisId) -> Option<Diagnostic> {
     let Axis { name, size } = &space.mesh.axes[id];
     let refuse = |message: String| Some(Diagnostic::new("V23", message));
@@ -190,7 +192,7 @@ pub(crate) fn check_space(space: &Space) -> Vec<Diagnostic> {
     dims.chain(space.mesh.axes.ids().filter_map(|a| check_axis(space, a))).collect()
 }
 
-/// What is wrong with a type, the space being right.
+/// The mistakes in a type of a correct space.
 ///
 /// # Errors
 /// `V06`, `V24`, `V13`, `V10`, `V09`, in this order.
@@ -245,9 +247,10 @@ fn check_at(space: &Space, level: Level, layout: &Layout) -> Result<(), OpError>
         let message = format!("a value is at coordinate {coordinate} of `{}`={}", along.name, along.size);
         return Err(OpError::new("V33", message));
     }
-    match layout.axes().any(|a| a == axis) {
-        true => Err(OpError::new("V10", format!("axis `{}` is used twice in one type", along.name))),
-        false => Ok(()),
+    if layout.axes().any(|a| a == axis) {
+        Err(OpError::new("V10", format!("axis `{}` is used twice in one type", along.name)))
+    } else {
+        Ok(())
     }
 }
 
@@ -282,11 +285,10 @@ fn check_split(space: &Space, dim: DimId, axes: &[AxisId]) -> Result<(), OpError
         );
         return Err(OpError::new("V09", message));
     }
-    let message = match uneven {
-        true => format!("{} granules of `{name}` leave some of {degree} ranks without any", size / granule),
-        false => format!(
-            "`{name}` of {size} elements, in granules of {granule}, does not divide by {degree} ranks"
-        ),
+    let message = if *uneven {
+        format!("{} granules of `{name}` leave some of {degree} ranks without any", size / granule)
+    } else {
+        format!("`{name}` of {size} elements, in granules of {granule}, does not divide by {degree} ranks")
     };
     Err(OpError::new("V09", message))
 }

@@ -1,7 +1,7 @@
-//! Invariants of what lasts: `V30`, `V31`.
+//! Invariants of weights and states: `V30`, `V31`.
 //!
 //! A weight or state that is assigned has one home. So all that read or write its elements name it alike, as one type;
-//! different parts of one stored tensor are windows that do not meet. What nothing assigns may be read in any way.
+//! different parts of one stored tensor are windows that do not meet. A tensor that is never assigned may be read in any way.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::space::Space;
 use crate::text::show::show;
 use crate::types::TensorType;
 
-/// Who reads or writes a weight or a state.
+/// The readers and writers of a weight or a state.
 pub(crate) struct Use<'a> {
     pub(crate) target: Target,
     pub(crate) binding: &'a Binding,
@@ -26,7 +26,7 @@ pub(crate) struct Use<'a> {
     pub(crate) is_assigned: bool,
 }
 
-/// Adds what is wrong with a module's states and assigned weights.
+/// Adds the mistakes in a module's states and assigned weights.
 pub(super) fn check(module: &Module, found: &mut Diagnostics) {
     let layers = module.layers_of_functions();
     let mut uses = Vec::new();
@@ -111,7 +111,7 @@ pub(crate) fn conflicts(space: &Space, uses: &[Use<'_>]) -> Vec<(usize, OpError)
     found.into_iter().collect()
 }
 
-/// What is wrong with two uses of one stored tensor, which is assigned.
+/// The conflict between two uses of one stored tensor that is assigned.
 fn conflict(space: &Space, name: &str, a: &Use<'_>, b: &Use<'_>) -> Option<OpError> {
     if a.target != b.target {
         return Some(OpError::new("V30", format!("`{name}` is a weight and a state, and is assigned")));

@@ -5,7 +5,8 @@
 
 namespace ithaca::kernel {
 
-enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh };
+// The order is that of the operations' declarations.
+enum class Unary { Silu, Gelu, GeluTanh, QuickGelu, Relu, Tanh, Relu2 };
 enum class Binary { Add, Sub, Mul, Div, LogAddExp };
 
 template <typename A>
@@ -24,8 +25,42 @@ __device__ inline A apply(Unary f, A x) {
             return x > A(0) ? x : A(0);
         case Unary::Tanh:
             return hyperbolic_tangent(x);
+        case Unary::Relu2:
+            return x > A(0) ? x * x : A(0);
     }
     return x;
+}
+
+// The derivative of a function of one element.
+template <typename A>
+__device__ inline A slope(Unary f, A x) {
+    switch (f) {
+        case Unary::Silu: {
+            const A s = A(1) / (A(1) + exponential(-x));
+            return s * (A(1) + x * (A(1) - s));
+        }
+        case Unary::Gelu:
+            return A(0.5) * (A(1) + error_function(x * A(0.70710678118654752440))) +
+                   x * A(0.39894228040143267794) * exponential(A(-0.5) * x * x);
+        case Unary::GeluTanh: {
+            const A tanh = hyperbolic_tangent(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x));
+            return A(0.5) * (A(1) + tanh) +
+                   A(0.5) * x * (A(1) - tanh * tanh) * A(0.79788456080286535588) * (A(1) + A(0.134145) * x * x);
+        }
+        case Unary::QuickGelu: {
+            const A s = A(1) / (A(1) + exponential(A(-1.702) * x));
+            return s * (A(1) + A(1.702) * x * (A(1) - s));
+        }
+        case Unary::Relu:
+            return x > A(0) ? A(1) : A(0);
+        case Unary::Tanh: {
+            const A tanh = hyperbolic_tangent(x);
+            return A(1) - tanh * tanh;
+        }
+        case Unary::Relu2:
+            return x > A(0) ? x + x : A(0);
+    }
+    return A(0);
 }
 
 template <typename A>

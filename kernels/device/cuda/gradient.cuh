@@ -5,36 +5,6 @@
 
 namespace ithaca::kernel {
 
-// The derivative of a function of one element.
-template <typename A>
-__device__ inline A slope(Unary f, A x) {
-    switch (f) {
-        case Unary::Silu: {
-            const A s = A(1) / (A(1) + exponential(-x));
-            return s * (A(1) + x * (A(1) - s));
-        }
-        case Unary::Gelu:
-            return A(0.5) * (A(1) + error_function(x * A(0.70710678118654752440))) +
-                   x * A(0.39894228040143267794) * exponential(A(-0.5) * x * x);
-        case Unary::GeluTanh: {
-            const A tanh = hyperbolic_tangent(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x));
-            return A(0.5) * (A(1) + tanh) +
-                   A(0.5) * x * (A(1) - tanh * tanh) * A(0.79788456080286535588) * (A(1) + A(0.134145) * x * x);
-        }
-        case Unary::QuickGelu: {
-            const A s = A(1) / (A(1) + exponential(A(-1.702) * x));
-            return s * (A(1) + A(1.702) * x * (A(1) - s));
-        }
-        case Unary::Relu:
-            return x > A(0) ? A(1) : A(0);
-        case Unary::Tanh: {
-            const A tanh = hyperbolic_tangent(x);
-            return A(1) - tanh * tanh;
-        }
-    }
-    return A(0);
-}
-
 template <typename T>
 __global__ void unary_backward(Unary f, const T* x, const T* d, T* z, int64_t n) {
     ITHACA_FOR(i, n) { z[i] = narrow<T>(widen(d[i]) * slope(f, widen(x[i]))); }

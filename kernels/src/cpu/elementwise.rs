@@ -13,7 +13,7 @@ use super::simd::Simd;
 use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::loss::Rows;
-use crate::oracle::{Elements, Operand, ResultSpec};
+use crate::oracle::{Elements, Operand, ResultSpec, unary as oracle};
 
 /// The number of elements of one chunk, whose temporaries stay in the first cache.
 const CHUNK: usize = 2048;
@@ -110,10 +110,7 @@ fn in_chunks(
 
 /// Whether a function is computed by the machine's vectors.
 fn is_fast(f: Unary) -> bool {
-    match f {
-        Unary::Silu | Unary::GeluTanh | Unary::QuickGelu | Unary::Tanh | Unary::Relu => true,
-        Unary::Gelu => false,
-    }
+    matches!(f, Unary::Silu | Unary::GeluTanh | Unary::QuickGelu | Unary::Tanh | Unary::Relu)
 }
 
 /// `1 / (1 + exp(−factor · x))`.
@@ -153,8 +150,9 @@ fn unary(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
             out.copy_from_slice(x);
             simd.tanh(out, 1.0);
         }
-        Unary::Relu | Unary::Gelu => {
-            out.iter_mut().zip(x).for_each(|(out, &x)| *out = crate::oracle::eval::unary(f, x));
+        // The compiler makes vectors of the others, or they are computed one by one.
+        _ => {
+            out.iter_mut().zip(x).for_each(|(out, &x)| *out = oracle::unary(f, x));
         }
     }
 }
@@ -182,8 +180,9 @@ fn slope(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
             simd.tanh(out, 1.0);
             out.iter_mut().for_each(|t| *t = 1.0 - *t * *t);
         }
-        Unary::Relu | Unary::Gelu => {
-            out.iter_mut().zip(x).for_each(|(out, &x)| *out = crate::oracle::gradients::slope(f, x));
+        // The compiler makes vectors of the others, or they are computed one by one.
+        _ => {
+            out.iter_mut().zip(x).for_each(|(out, &x)| *out = oracle::slope(f, x));
         }
     }
 }

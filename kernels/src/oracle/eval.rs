@@ -1,11 +1,12 @@
 //! One operation on local tensors: dispatch to its loops.
 
-use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
+use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer};
 use ithaca_ir::{DType, Op, Space};
 
 use super::value::{Elements, Operand, ResultSpec, Value};
 use super::{
-    attention, experts, gradients, loss, merge, norms, optimizer, parts, products, random, rows, window,
+    attention, experts, gradients, loss, merge, norms, optimizer, parts, products, random, rows, unary,
+    window,
 };
 use crate::error::RunError;
 use crate::positions;
@@ -121,7 +122,7 @@ fn one<T: Real>(
         Op::Expand => real(products::expand(&operands[0], ty, region)?),
         Op::Gradient(Gradient::Unary(f)) => {
             let (x, d) = (operands[0].real()?, operands[1].real()?);
-            real(x.iter().zip(d).map(|(&x, &d)| d * gradients::slope(*f, x)).collect())
+            real(x.iter().zip(d).map(|(&x, &d)| d * unary::slope(*f, x)).collect())
         }
         Op::Gradient(Gradient::Embed { over, padding }) => {
             real(gradients::embed(space, (*over, *padding), operands, ty, region)?)
@@ -138,7 +139,7 @@ fn one<T: Real>(
         Op::Embed { over, .. } => {
             real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?)
         }
-        Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary(*f, x)).collect()),
+        Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary::unary(*f, x)).collect()),
         Op::Scale { factor } => {
             let factor = T::from_f64(*factor);
             real(operands[0].real()?.iter().map(|&x| x * factor).collect())
@@ -201,36 +202,8 @@ fn one<T: Real>(
                 Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
             })
         }
-        Op::Attention(_)
-        | Op::AttentionBackward(_)
-        | Op::Merge
-        | Op::MergeParts { .. }
-        | Op::Sink
-        | Op::Gradient(
-            Gradient::RmsNorm { .. }
-            | Gradient::RmsScale { .. }
-            | Gradient::LayerNorm { .. }
-            | Gradient::Sink,
-        )
-        | Op::Loss(Loss::CrossEntropy { .. })
-        | Op::Optimizer(Optimizer::AdamW(_))
-        | Op::Experts(_) => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
-        Op::Param(_)
-        | Op::Input(_)
-        | Op::State(_)
-        | Op::Assign { .. }
-        | Op::Call { .. }
-        | Op::Reshard
-        | Op::Coalesced(_)
-        | Op::AllToAll { .. }
-        | Op::AllGather { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllReduce { .. }
-        | Op::Permute
-        | Op::Fetch { .. }
-        | Op::FetchSum { .. } => {
-            Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name())))
-        }
+        op if op.is_computation() => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
+        op => Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
     }
 }
 
@@ -289,29 +262,6 @@ fn fits<T: Real>(
         }
     }
     Ok(())
-}
-
-/// A function of one element.
-pub fn unary<T: Real>(f: Unary, x: T) -> T {
-    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-    match f {
-        Unary::Silu => x.through(|x| x * sigmoid(x)),
-        Unary::Gelu => x.through(|x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
-        Unary::GeluTanh => x.through(|x| {
-            let root = (2.0 / std::f64::consts::PI).sqrt();
-            0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh())
-        }),
-        Unary::QuickGelu => x.through(|x| x * sigmoid(1.702 * x)),
-        // Written so that NaN stays NaN.
-        Unary::Relu => {
-            if x < T::ZERO {
-                T::ZERO
-            } else {
-                x
-            }
-        }
-        Unary::Tanh => x.through(f64::tanh),
-    }
 }
 
 fn binary<T: Real>(f: Binary, x: T, y: T) -> T {

@@ -1,7 +1,6 @@
-//! Gradients that are operations of their own: of functions of one element, look-ups and sinks.
+//! Gradients that are operations of their own: of look-ups and sinks.
 
 use ithaca_ir::boxes::Region;
-use ithaca_ir::ops::Unary;
 use ithaca_ir::{DimId, Space, TensorType};
 
 use super::products::known_row;
@@ -9,37 +8,6 @@ use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, strides};
-
-/// The derivative of a function of one element.
-pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
-    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-    match f {
-        Unary::Silu => x.through(|x| sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
-        Unary::Gelu => x.through(|x| {
-            let phi = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
-            0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)) + x * phi
-        }),
-        Unary::GeluTanh => x.through(|x| {
-            let root = (2.0 / std::f64::consts::PI).sqrt();
-            let tanh = (root * (x + 0.044_715 * x * x * x)).tanh();
-            let inner = root * (1.0 + 3.0 * 0.044_715 * x * x);
-            0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner
-        }),
-        Unary::QuickGelu => x.through(|x| {
-            let s = sigmoid(1.702 * x);
-            s * (1.0 + 1.702 * x * (1.0 - s))
-        }),
-        // At zero, the subgradient that training frameworks take.
-        Unary::Relu => {
-            if x > T::ZERO {
-                T::ONE
-            } else {
-                T::ZERO
-            }
-        }
-        Unary::Tanh => x.through(|x| 1.0 - x.tanh() * x.tanh()),
-    }
-}
 
 /// Each row of the table that the rank is to hold sums the gradients of the tokens held that looked it up.
 pub(super) fn embed<T: Real>(

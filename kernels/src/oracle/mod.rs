@@ -28,6 +28,7 @@ mod ranks;
 mod results;
 mod rows;
 mod run;
+pub(crate) mod unary;
 mod value;
 mod window;
 

@@ -55,21 +55,12 @@ impl Prices for Volume {
         if op.is_communication() {
             return self.collective_seconds(space, op, operands[0], results[0]);
         }
-        match op.info().family {
-            Family::Source | Family::Structure => 0.0,
-            Family::Linear
-            | Family::Elementwise
-            | Family::Norm
-            | Family::Attention
-            | Family::Experts
-            | Family::Training
-            | Family::Random
-            | Family::Layout => {
-                let values = operands.iter().chain(results);
-                let bytes: u64 = values.map(|ty| space.max_local_bytes(ty)).sum();
-                KERNEL * (1.0 + bytes as f64)
-            }
+        if matches!(op.info().family, Family::Source | Family::Structure) {
+            return 0.0;
         }
+        let values = operands.iter().chain(results);
+        let bytes: u64 = values.map(|ty| space.max_local_bytes(ty)).sum();
+        KERNEL * (1.0 + bytes as f64)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::mask::Positions;
-use ithaca_ir::ops::{Attention, Cost};
+use ithaca_ir::ops::{Attention, Cost, Unit};
 use ithaca_ir::{DimId, Module, Op, Rank, Space, TensorType, message};
 use ithaca_pass::Prices;
 
@@ -64,61 +64,16 @@ fn roofline(cluster: &Cluster, rate: f64, cost: Cost) -> f64 {
     cluster.accelerator.launch_seconds.value + seconds
 }
 
-/// FLOP per second that kernels of `op` reach; `None` for what is no kernel.
+/// FLOP per second that kernels of `op` reach; `None` for an operation without a kernel.
 fn rate(cluster: &Cluster, op: &Op, operands: &[&TensorType]) -> Option<f64> {
     let a = &cluster.accelerator;
     let peak = |ty: &TensorType| a.peak.of(ty.dtype);
-    Some(match op {
-        Op::AllToAll { .. }
-        | Op::AllGather { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllReduce { .. }
-        | Op::Permute
-        | Op::Fetch { .. }
-        | Op::FetchSum { .. }
-        | Op::Coalesced(_)
-        | Op::Param(_)
-        | Op::Input(_)
-        | Op::State(_)
-        | Op::Call { .. }
-        | Op::Reshard => return None,
-        Op::Einsum => peak(operands[0]) * a.efficiency.matmul.value,
-        Op::Attention(_) | Op::AttentionBackward(_) | Op::Scores { .. } | Op::Weigh { .. } => {
-            peak(operands[0]) * a.efficiency.attention.value
-        }
-        // Outside of matrix units, whatever the storage.
-        Op::Positions
-        | Op::Assign { .. }
-        | Op::Fill { .. }
-        | Op::Sum
-        | Op::Expand
-        | Op::Gradient(_)
-        | Op::Loss(_)
-        | Op::Optimizer(_)
-        | Op::Experts(_)
-        | Op::Window(_)
-        | Op::Embed { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Scale { .. }
-        | Op::Cast { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsScale { .. }
-        | Op::LayerNorm { .. }
-        | Op::Softmax { .. }
-        | Op::Random(_)
-        | Op::Rotary(_)
-        | Op::Merge
-        | Op::MergeParts { .. }
-        | Op::Accumulate
-        | Op::Sink
-        | Op::RowLse { .. }
-        | Op::Repeat { .. }
-        | Op::SumCopies { .. }
-        | Op::Take { .. }
-        | Op::Join { .. }
-        | Op::Slice { .. } => a.peak.f32.value,
-    })
+    match op.info().unit {
+        Unit::NoKernel => None,
+        Unit::Matmul => Some(peak(operands[0]) * a.efficiency.matmul.value),
+        Unit::Attention => Some(peak(operands[0]) * a.efficiency.attention.value),
+        Unit::Vector => Some(a.peak.f32.value),
+    }
 }
 
 /// What kernels take on one rank after another; what positions a rank has is worked out once.

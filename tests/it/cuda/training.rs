@@ -2,6 +2,7 @@
 //! whole program in double precision.
 
 use ithaca_ir::Module;
+use ithaca_ir::ops::Unary;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::oracle;
 use ithaca_kernels::store::Tensors;
@@ -75,7 +76,7 @@ fn program(splits: &Splits, t: &str) -> Module {
         }
     };
     let [x, y] = sums;
-    for f in ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "tanh"] {
+    for f in Unary::ALL.map(|f| f.name()) {
         text += &format!("  %{f} = unary_backward %x, %g {{of={f}}} : {t}[{b} s m]\n");
         result(&mut text, f, "", "");
     }

@@ -27,7 +27,7 @@ impl RelativeBias {
 
     /// The distances at which the buckets of one side start, of `buckets` in all, as kernels take them.
     ///
-    /// A bucket that no distance reaches starts behind all positions.
+    /// A bucket that no distance reaches starts after all positions.
     pub fn starts(&self, buckets: u64) -> Vec<f64> {
         let per_side = match self.sides {
             Sides::Both => buckets / 2,

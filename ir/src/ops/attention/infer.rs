@@ -1,4 +1,4 @@
-//! Which operands and layouts attention takes, forward and backward, and what follows for its results.
+//! The operands and layouts that attention takes, forward and backward, and the types of its results.
 
 use smallvec::smallvec;
 
@@ -31,9 +31,10 @@ pub(in crate::ops) fn infer(
     for ty in &mut results {
         for i in 0..ty.dims.len() {
             let dim = ty.dims[i];
-            ty.layout.split[i] = match Some(dim) == a.parts {
-                true => alone.iter().copied().collect(),
-                false => q.axes_of(dim).iter().copied().collect(),
+            ty.layout.split[i] = if Some(dim) == a.parts {
+                alone.iter().copied().collect()
+            } else {
+                q.axes_of(dim).iter().copied().collect()
             };
         }
         ty.layout.moved.clone_from(&q.layout.moved);
@@ -256,9 +257,10 @@ fn check_layouts(
         return Ok(());
     }
     if space.dims[a.keys].fetched.is_some() {
-        return match queries == keys && q.layout.moved.is_empty() && k.layout.moved.is_empty() {
-            true => check_reach(a, space, q, k),
-            false => Err(conflict(a.keys)),
+        return if queries == keys && q.layout.moved.is_empty() && k.layout.moved.is_empty() {
+            check_reach(a, space, q, k)
+        } else {
+            Err(conflict(a.keys))
         };
     }
     match a.returns {
@@ -325,8 +327,9 @@ fn check_bias(
         ));
     }
     let alike = operand.axes_of(a.heads) == q.axes_of(a.heads) && operand.axes_of(bias.buckets).is_empty();
-    match alike && operand.layout.partial.is_empty() {
-        true => Ok(()),
-        false => Err(OpError::new("V07", "the bias of `attention` is split otherwise than its heads")),
+    if alike && operand.layout.partial.is_empty() {
+        Ok(())
+    } else {
+        Err(OpError::new("V07", "the bias of `attention` is split otherwise than its heads"))
     }
 }

@@ -1,4 +1,4 @@
-//! Attention, forward and backward: what it computes, which layouts it takes, what it costs.
+//! Attention, forward and backward: its factor rule, types and cost.
 
 mod adjoint;
 mod bias;

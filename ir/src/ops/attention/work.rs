@@ -58,7 +58,7 @@ impl Attention {
                 axes.push(a);
             }
         }
-        // Beyond this many a sample stands for all; the first and the last are the extremes of every order.
+        // Beyond this many ranks a sample represents all; the first and the last are the extremes of every order.
         const SAMPLE: usize = 64;
         let ranks = space.mesh.group_along(Rank(0), &axes);
         let step = ranks.len().div_ceil(SAMPLE).max(1);

@@ -1,4 +1,4 @@
-//! Adjoints: what was dispatched is combined, what was combined is dispatched.
+//! Adjoints: that of dispatch is a combination, that of a combination is a dispatch.
 
 use crate::builder::FunctionBuilder;
 use crate::handles::ValueId;

@@ -1,4 +1,4 @@
-//! Which operands the operations of experts take, and what follows for their results.
+//! The operands that operations of experts take, and the types of their results.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -113,13 +113,10 @@ impl Cx<'_> {
         if top == 0 || top > reach || experts > 1 << 31 {
             return Err(self.shape(&format!("{top} experts cannot be chosen from {reach}")));
         }
-        match route.scale.is_finite() {
-            true => Ok(()),
-            false => Err(self.shape("the scale is finite")),
-        }
+        if route.scale.is_finite() { Ok(()) } else { Err(self.shape("the scale is finite")) }
     }
 
-    /// The dimensions of what is chosen.
+    /// The dimensions of the choices.
     fn chosen(&self, route: &Route, logits: &TensorType) -> SmallVec<[DimId; 4]> {
         let n = logits.dims.len() - 1;
         logits.dims[..n].iter().copied().chain([route.top]).collect()
@@ -144,7 +141,7 @@ impl Cx<'_> {
         Ok(tokens.to_vec())
     }
 
-    /// The dimension of x behind those of tokens.
+    /// The dimension of x after those of tokens.
     fn width(&self, tokens: &[DimId], x: &TensorType) -> Result<DimId, OpError> {
         need_float(self.name, x.dtype)?;
         match x.dims.split_last() {
@@ -167,9 +164,10 @@ impl Cx<'_> {
         }
         dims.push(width);
         let twice = dims.iter().enumerate().any(|(i, d)| dims[..i].contains(d));
-        match twice {
-            true => Err(self.shape("experts, tokens, slots and width are different dimensions")),
-            false => Ok(dims),
+        if twice {
+            Err(self.shape("experts, tokens, slots and width are different dimensions"))
+        } else {
+            Ok(dims)
         }
     }
 
@@ -185,18 +183,20 @@ impl Cx<'_> {
         let Some(&width) = y.dims.last() else {
             return Err(self.shape("slots end in a width"));
         };
-        match self.filled(slots, &tokens, width)? == y.dims.as_slice() {
-            true => Ok((tokens, width)),
-            false => Err(self.shape("slots have experts, tokens or groups with slots, and a width")),
+        if self.filled(slots, &tokens, width)? == y.dims.as_slice() {
+            Ok((tokens, width))
+        } else {
+            Err(self.shape("slots have experts, tokens or groups with slots, and a width"))
         }
     }
 
     fn gates(&self, choices: &TensorType, gates: Option<&TensorType>) -> Result<(), OpError> {
         let Some(gates) = gates else { return Ok(()) };
         need_float(self.name, gates.dtype)?;
-        match gates.dims == choices.dims {
-            true => Ok(()),
-            false => Err(self.shape("gates have the dimensions of the choices")),
+        if gates.dims == choices.dims {
+            Ok(())
+        } else {
+            Err(self.shape("gates have the dimensions of the choices"))
         }
     }
 

@@ -1,4 +1,4 @@
-//! Mixtures of experts: which experts a token goes to, the way there, and the way back.
+//! Mixtures of experts: the choice of experts, dispatch of tokens to them, and combination.
 //!
 //! ```text
 //! %gates, %choices = route %logits {over=r, top=n, …} : f32[b s n], i32[b s n]
@@ -7,13 +7,13 @@
 //! %y = combine %choices, %done, %gates {experts=e} : f32[b s m]
 //! ```
 //! The experts are a dimension like any other, so that expert parallelism is a layout: where the weights of experts are
-//! split by axes that split tokens elsewhere, a reshard from tokens to experts stands behind `dispatch`, and one from
-//! experts to tokens before `combine`, and both become all-to-alls.
+//! split by axes that split tokens elsewhere, a reshard from tokens to experts follows `dispatch`, and one from experts
+//! to tokens precedes `combine`, and both become all-to-alls.
 //!
 //! *Dropless*, a token has a slot of its own at every expert, filled where it goes there and zero elsewhere; that is the
 //! worst case, exactly. *With a capacity*, the tokens of a group share a few slots at each expert, which are dealt in order
 //! of position; a token that finds none is dropped by that expert. Groups are runs of tokens of one sequence and belong to
-//! the program, so what is dropped does not depend on who computes it: a layout that would tear a group is refused.
+//! the program, so the dropped tokens do not depend on the layout: a layout that would split a group is refused.
 
 mod adjoint;
 mod infer;
@@ -29,7 +29,7 @@ pub use crate::ops::table::experts::{Capacity, ExpertGroups, Experts, Gates, Rou
 pub const SHARE_EPS: f64 = 1e-20;
 
 impl Experts {
-    /// Whether operand `i` has a gradient: choices have none, nor has what takes part in the choice alone.
+    /// Whether operand `i` has a gradient: choices have none, and neither does the bias of a choice.
     pub fn has_gradient(&self, i: usize) -> bool {
         match self {
             Experts::Route(_) | Experts::RouteBackward(_) => i != 1,
@@ -58,7 +58,7 @@ impl Experts {
         FactorRule { operands, results, ..kinds }
     }
 
-    /// The dimension that stands for the factor of `dim`, and what ranks may do with it.
+    /// The dimension that represents the factor of `dim`, and its kind.
     fn factor(&self, dim: DimId) -> (DimId, FactorKind) {
         let slots = match self {
             Experts::Route(route) | Experts::RouteBackward(route) => {

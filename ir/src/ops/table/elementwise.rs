@@ -21,6 +21,8 @@ functions! {
             Relu = "relu", "x -> x", Compute, Vector, Results(1);
             /// Hyperbolic tangent.
             Tanh = "tanh", "x -> x", Compute, Vector, Results(4);
+            /// `max(x, 0)²` (So et al., arXiv 2109.08668).
+            Relu2 = "relu2", "x -> x", Compute, Vector, Results(2);
         }
     }
 }

@@ -37,9 +37,10 @@ fn parse_schedule(text: &str) -> Parsed<Schedule> {
     let mut frames: HashMap<&str, FrameId> = HashMap::new();
     while cx.peek() != Token::End {
         if cx.keyword("frame").is_err() {
-            return Err(cx.unexpected(match schedule.frames.is_empty() {
-                true => "a declaration or `frame`",
-                false => "`frame`",
+            return Err(cx.unexpected(if schedule.frames.is_empty() {
+                "a declaration or `frame`"
+            } else {
+                "`frame`"
             }));
         }
         let (name, span) = cx.sigil('@', "the name of the frame, `@name`")?;
@@ -102,9 +103,10 @@ impl FrameReader<'_, '_> {
     fn buffer(&mut self) -> Parsed<()> {
         let (name, span) = self.cx.sigil('$', "the name of the buffer, `$name`")?;
         self.cx.expect(':')?;
-        let content = match self.cx.eat(Token::Word("wire")) {
-            true => Content::Wire { dtype: read_dtype(self.cx)?, elements: self.cx.int()? },
-            false => Content::Tensor(read_type(self.cx, &self.schedule.space)?),
+        let content = if self.cx.eat(Token::Word("wire")) {
+            Content::Wire { dtype: read_dtype(self.cx)?, elements: self.cx.int()? }
+        } else {
+            Content::Tensor(read_type(self.cx, &self.schedule.space)?)
         };
         let (word, place_span) = self.cx.word("`at`, `in`, `argument`, `result`, `weight` or `input`")?;
         let place = match word {
@@ -159,10 +161,7 @@ impl FrameReader<'_, '_> {
             Token::Sigil('$', _) => self.buffer_names()?,
             _ => Vec::new(),
         };
-        let writes = match self.cx.eat(Token::Arrow) {
-            true => self.buffer_names()?,
-            false => Vec::new(),
-        };
+        let writes = if self.cx.eat(Token::Arrow) { self.buffer_names()? } else { Vec::new() };
         let work = match work {
             "pack" => Work::Pack(self.transfer()?),
             "exchange" => Work::Exchange(self.transfer()?),
@@ -171,24 +170,20 @@ impl FrameReader<'_, '_> {
             "call" => self.call(span)?,
             op => Work::Compute(self.op(op, span)?),
         };
-        let waits = match self.cx.eat(Token::Word("wait")) {
-            true => self.events()?,
-            false => Vec::new(),
-        };
-        let records = match self.cx.eat(Token::Word("record")) {
-            true => {
-                let span = self.cx.span();
-                let events = self.events()?;
-                let one = match events.as_slice() {
-                    [event] => *event,
-                    _ => {
-                        let message = format!("a task records one event, not {}", events.len());
-                        return Err(Box::new(Diagnostic::new("E01", message).at(span).label("one too many")));
-                    }
-                };
-                Some(one)
-            }
-            false => None,
+        let waits = if self.cx.eat(Token::Word("wait")) { self.events()? } else { Vec::new() };
+        let records = if self.cx.eat(Token::Word("record")) {
+            let span = self.cx.span();
+            let events = self.events()?;
+            let one = match events.as_slice() {
+                [event] => *event,
+                _ => {
+                    let message = format!("a task records one event, not {}", events.len());
+                    return Err(Box::new(Diagnostic::new("E01", message).at(span).label("one too many")));
+                }
+            };
+            Some(one)
+        } else {
+            None
         };
         self.frame.tasks.push(Task { stream, work, reads, writes, waits, records });
         Ok(())

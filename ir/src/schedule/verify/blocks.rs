@@ -1,16 +1,16 @@
-//! What every rank holds after a collective, block by block: `S14`, `S15`.
+//! The elements of every rank after a collective, block by block: `S14`, `S15`.
 //!
-//! A type says which elements each rank holds, and of a sum still to be taken whose part it has. So types alone say
-//! what a rank needs, of whom, and what others have to give; what travels is asked of [`boxes`]. As in MSCCL (Cowan et
+//! A type determines the elements that each rank holds, and the ranks whose parts of a pending sum it has. So types alone
+//! determine the elements that a rank needs, and their owners; [`boxes`] gives the elements that are sent. As in MSCCL (Cowan et
 //! al., ASPLOS 2023) each element that arrives has a name: its indices, and the ranks whose parts it sums. Both sides
-//! must give the same names, each as often as the type says, so that a wrong peer, axis, dimension or offset is found,
+//! must give the same names, each as often as the type requires, so that a wrong peer, axis, dimension or offset is found,
 //! and each send meets its receive.
 //!
-//! Of a message of several tensors each is looked at alone. What lies between two ranks is then the blocks of the
-//! tensors one after another on both sides, if all of them travel between the same ranks, and if what is on the wire
+//! Of a message of several tensors each is checked alone. Two ranks then exchange the blocks of the tensors one after
+//! another on both sides, if all of them are sent between the same ranks, and if what is on the wire
 //! once for all peers goes to each of them whole or not at all; this is looked at for the message.
 //!
-//! Ranks whose shares are cut alike stand for each other: of each axis the first and the last ranks are looked at, and
+//! Ranks whose shares are cut alike represent each other: of each axis the first and the last ranks are checked, and
 //! all of them where shares differ, up to a bound.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ use crate::types::TensorType;
 /// Blocks that are looked at for one collective, about: ranks times the members of a group.
 const BLOCKS: u64 = 1 << 16;
 
-/// Coordinates that are looked at along an axis whose ranks differ.
+/// Coordinates that are checked along an axis whose ranks differ.
 const COORDINATES: u64 = 64;
 
 /// Elements of all blocks of a rank, its own included, on the busiest of the ranks that were looked at.
@@ -50,7 +50,7 @@ pub(super) struct Checked {
 type Key = (&'static str, Vec<DimId>, Vec<AxisId>, TensorType, TensorType);
 
 impl Checked {
-    /// What a collective moves, if each rank holds afterwards what its type says.
+    /// The elements that a collective moves, if each rank holds the elements of its type afterwards.
     ///
     /// # Errors
     /// `S15` with the rank that does not.
@@ -84,8 +84,8 @@ fn key(parcel: &Parcel) -> Key {
     (op.name(), dims, axes, from.clone(), to.clone())
 }
 
-/// What a message of several tensors moves, if the blocks of each are right: that all have the same peers, and that
-/// what is on the wire once for all of them is what each peer is sent.
+/// The elements that a message of several tensors moves, if the blocks of each are right: all have the same peers, and a
+/// block on the wire once for all peers is the block that each peer is sent.
 fn check_together(space: &Space, parcels: &[Parcel]) -> Result<Volumes, OpError> {
     let mut volumes = Volumes::default();
     let ranks: BTreeSet<Rank> = parcels.iter().flat_map(|parcel| witnesses(space, parcel)).collect();
@@ -152,7 +152,7 @@ fn check(space: &Space, parcel: &Parcel) -> Result<Volumes, OpError> {
     Ok(volumes)
 }
 
-/// The ranks that are looked at: those at the ends of axes along which all are alike, all others where they are not.
+/// The ranks that are checked: those at the ends of axes along which all are alike, all others where they are not.
 fn witnesses(space: &Space, parcel: &Parcel) -> Vec<Rank> {
     let Parcel { op, from, to } = parcel;
     let mesh = &space.mesh;
@@ -193,7 +193,7 @@ fn witnesses(space: &Space, parcel: &Parcel) -> Vec<Rank> {
     ranks.into_iter().step_by(step).chain(last).filter(|&r| boxes::takes_part(space, from, to, r)).collect()
 }
 
-/// Whether what `rank` sends is what its peers receive, and the other way round; of a large group a few peers are
+/// Whether `rank` sends the elements that its peers receive, and the other way round; of a large group a few peers are
 /// asked.
 fn ends_meet(
     space: &Space,
@@ -235,16 +235,14 @@ fn ends_meet(
                 block.iter().all(|part| boxes::intersect(part, whole) == *part)
             };
             if !inside(sent, &held) || !inside(received, &wanted) {
-                return Err(format!("what rank {giver} sends to rank {taker} is not what the two hold"));
+                return Err(format!("rank {giver} sends rank {taker} elements that the two do not hold"));
             }
             let renamed = renamed(parcel);
             let named = |block: &[Region], ty: &TensorType, at: Rank| -> Result<Vec<Region>, String> {
                 block.iter().map(|part| origin(space, (ty, renamed), at, part)).collect()
             };
             if named(sent, from, giver)? != named(received, to, taker)? {
-                return Err(format!(
-                    "what rank {giver} sends to rank {taker} arrives as other elements than it left"
-                ));
+                return Err(format!("rank {taker} receives other elements than rank {giver} sends"));
             }
         }
     }
@@ -285,16 +283,16 @@ fn origin(
     Ok(named)
 }
 
-/// What arrives at a rank: for each contributor, the coordinates of the ranks whose parts it sums, its regions.
+/// The elements that arrive at a rank: for each contributor, the coordinates of the ranks whose parts it sums, its regions.
 struct Arrivals {
     rank: Rank,
-    /// What must arrive of each contributor.
+    /// The elements that must arrive from each contributor.
     wanted: BTreeMap<Vec<u64>, Vec<Region>>,
     found: BTreeMap<Vec<u64>, Vec<Region>>,
 }
 
 impl Arrivals {
-    /// What `rank` receives, and what it should.
+    /// The elements that `rank` receives, and those that it should.
     fn of(space: &Space, parcel: &Parcel, rank: Rank, mine: &Exchange) -> Result<Self, String> {
         let Parcel { op, from, to } = parcel;
         let own = space.local_box(to, rank);
@@ -302,7 +300,7 @@ impl Arrivals {
         let mut found: BTreeMap<Vec<u64>, Vec<Region>> = BTreeMap::new();
         let mut parts: Vec<AxisId> = from.layout.partial.to_vec();
         if let Op::FetchSum { from: dim } = *op {
-            // The sum of what every rank has that fetched the element: ranks are told apart by the fetching axes.
+            // The sum over all ranks that fetched the element: ranks are told apart by the fetching axes.
             let fetched = space.dims[dim].fetched.as_ref().ok_or("nothing is fetched")?;
             let at = to.position(fetched.of).ok_or("the sequence is missing")?;
             parts.extend(from.axes_of(dim));
@@ -330,12 +328,12 @@ impl Arrivals {
                 if boxes::intersect(region, &own) != *region {
                     return Err(format!("rank {rank} receives elements that it does not hold afterwards"));
                 }
-                // What a rank gives it must have, under the same names.
+                // A rank must have the elements that it sends, under the same names.
                 let named = origin(space, (to, renamed(parcel)), rank, region)?;
                 let is_sum = matches!(op, Op::FetchSum { .. });
                 if !is_sum && boxes::intersect(&named, &held) != named {
                     return Err(format!(
-                        "rank {rank} receives elements from rank {giver}, which has them not"
+                        "rank {rank} receives elements from rank {giver}, which does not have them"
                     ));
                 }
                 found.entry(coordinates(space, giver, &parts)).or_default().push(region.clone());

@@ -1,4 +1,4 @@
-//! Regions of memory with what is in them and who touched them last.
+//! Regions of memory with their content and the tasks that touched them last.
 //!
 //! Of each region the last writer is kept, and of each stream the last reader since. A task that is ordered after these
 //! is ordered after all before them, so each task is compared with few others, however many there are.
@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::schedule::BufferId;
 use crate::schedule::verify::order::{Order, STREAMS};
 
-/// Who touched a region last.
+/// The tasks that touched a region last.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Access {
     /// The task that wrote it last.
@@ -49,7 +49,7 @@ impl Access {
 struct Held {
     /// One past the last byte.
     end: u64,
-    /// The buffer whose bytes they are; none for what a callee left behind.
+    /// The buffer whose bytes they are; none for bytes that a callee wrote.
     owner: Option<BufferId>,
     access: Access,
 }
@@ -60,7 +60,7 @@ pub(super) struct Bytes {
     held: BTreeMap<u64, Held>,
 }
 
-/// What is found where a buffer is read.
+/// The content found where a buffer is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// The buffer.
@@ -72,7 +72,7 @@ pub(super) enum Found {
 }
 
 impl Bytes {
-    /// What lies in `range`, which is not empty, where `buffer` is expected.
+    /// The content of `range`, which is not empty, where `buffer` is expected.
     pub(super) fn find(&self, range: &Range<u64>, buffer: BufferId) -> Found {
         match self.held.get(&range.start) {
             Some(held) if held.owner == Some(buffer) && held.end == range.end => return Found::Whole,
@@ -114,7 +114,7 @@ impl Bytes {
         for (_, held) in self.overlapping(range) {
             running.extend(held.access.written(order, task));
         }
-        // What reaches in from before is cut; what starts inside goes, and leaves its tail.
+        // A region that reaches in from before is cut; one that starts inside is removed, up to its tail.
         if let Some((&start, &before)) = self.held.range(..range.start).next_back()
             && before.end > range.start
         {

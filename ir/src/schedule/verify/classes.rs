@@ -77,12 +77,11 @@ impl Class {
             let c = c.map_or("elsewhere".to_owned(), |c| c.to_string());
             format!("{}={c}", mesh.axes[*axis].name)
         };
-        match self.coordinates.is_empty() {
-            true => "all ranks".to_owned(),
-            false => {
-                let all: Vec<String> = self.coordinates.iter().map(coordinate).collect();
-                format!("ranks {}", all.join(","))
-            }
+        if self.coordinates.is_empty() {
+            "all ranks".to_owned()
+        } else {
+            let all: Vec<String> = self.coordinates.iter().map(coordinate).collect();
+            format!("ranks {}", all.join(","))
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Tensors that lie in wires: in the wire of one exchange, as its parcel of that number, where everyone who uses them can
+//! Tensors in wires: in the wire of one exchange, as its parcel of that number, where all tasks that use them can
 //! address them; `S14`.
 //!
-//! Where in the wire a tensor lies follows from the exchange, so nothing else has to agree.
+//! The place of a tensor in the wire follows from the exchange, so nothing else has to agree.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::schedule::{BufferId, Content, Frame, Operand, Place, Schedule, Task, 
 use crate::strided::{self, Strided, VECTOR};
 use crate::text::show::show;
 
-/// A tensor that lies in a wire.
+/// A tensor in a wire.
 struct Inside<'s> {
     wire: BufferId,
     part: usize,
@@ -23,7 +23,7 @@ struct Inside<'s> {
     strided: Strided,
 }
 
-/// Adds what is wrong with tensors of a frame that lie in wires.
+/// Adds the mistakes in tensors of a frame that are in wires.
 pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics) {
     let mut inside: BTreeMap<BufferId, Inside<'_>> = BTreeMap::new();
     let mut taken: BTreeMap<(BufferId, usize), BufferId> = BTreeMap::new();
@@ -102,16 +102,18 @@ fn place<'s>(
     }
     let strided = Strided::of(space, transfer.parcels(), *side, part)
         .ok_or_else(|| format!("part {part} of `${shown}` is not cut into equal blocks"))?;
-    match strided.is_aligned(ty.dtype.bytes()) {
-        true => Ok(Inside { wire, part, side: *side, ty, strided }),
-        false => Err(format!("part {part} of `${shown}` does not begin at multiples of {VECTOR} bytes")),
+    if strided.is_aligned(ty.dtype.bytes()) {
+        Ok(Inside { wire, part, side: *side, ty, strided })
+    } else {
+        Err(format!("part {part} of `${shown}` does not begin at multiples of {VECTOR} bytes"))
     }
 }
 
 fn its_part(number: usize, part: usize) -> Result<(), String> {
-    match number == part {
-        true => Ok(()),
-        false => Err(format!("as part {part}, and it is tensor {number} of the message")),
+    if number == part {
+        Ok(())
+    } else {
+        Err(format!("as part {part}, and it is tensor {number} of the message"))
     }
 }
 
@@ -124,7 +126,7 @@ fn used(
 ) -> Result<(), String> {
     let wire = name(frame, placed.wire);
     match (&task.work, operand, placed.side) {
-        // What lies where it is packed to, or unpacked from, stays there.
+        // A tensor at the place it is packed to, or unpacked from, stays there.
         (Work::Pack(_), Operand::Read(n), Side::Sent) if task.writes.contains(&placed.wire) => {
             return its_part(n, placed.part);
         }
@@ -136,8 +138,9 @@ fn used(
         }
         _ => {}
     }
-    match reaches(frame, &schedule.space, task, operand, (placed.ty, &placed.strided)) {
-        true => Ok(()),
-        false => Err(format!("where this task does not address it: `${wire}`")),
+    if reaches(frame, &schedule.space, task, operand, (placed.ty, &placed.strided)) {
+        Ok(())
+    } else {
+        Err(format!("where this task does not address it: `${wire}`"))
     }
 }

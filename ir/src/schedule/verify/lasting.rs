@@ -27,7 +27,7 @@ pub(super) struct Effects {
 }
 
 impl<'s> Lasting<'s> {
-    /// What lasts in a schedule whose references are sound.
+    /// The weights and states of a schedule whose references are sound.
     pub(super) fn of(schedule: &'s Schedule) -> Self {
         let mut lasting = Self { written: BTreeMap::new(), effects: Vec::new() };
         let mut n = 0;
@@ -65,7 +65,7 @@ impl<'s> Lasting<'s> {
         named.iter().find(|(known, _)| *known == binding).map(|(_, n)| *n)
     }
 
-    /// What a run of `frame` touches.
+    /// The weights and states that a run of `frame` touches.
     pub(super) fn effects(&self, frame: FrameId) -> &Effects {
         &self.effects[frame.index()]
     }

@@ -1,9 +1,9 @@
-//! Whether a schedule computes what its program says: `S18`.
+//! Whether a schedule computes its program: `S18`.
 //!
-//! The program and the schedule are both read as what their values are made of: an operation on values, an argument, what
-//! a weight held before. Things made alike are one value, so the two agree where they return one value, and
-//! leave one in every weight and state. That a buffer still holds what was written to it is shown elsewhere (`S06` to
-//! `S08`), so tasks may stand in another order, copy, reuse memory, and pack as they like.
+//! Both are read as expressions: an operation on values, an argument, the former content of a weight. Equal expressions
+//! are one value (value numbering), so the two agree where they return the same value, and leave the same value in every
+//! weight and state. That a buffer still holds the value that was written to it is shown elsewhere (`S06` to `S08`), so
+//! tasks may be in another order, copy, reuse memory, and pack as they like.
 //!
 //! Translation validation: Pnueli, Siegel and Singerman, TACAS 1998. Functions are compared one by one.
 
@@ -33,15 +33,15 @@ type Symbol = usize;
 /// A weight or state: its target, its name, and how it is bound.
 type Home<'a> = (Target, &'a Binding);
 
-/// Checks that a schedule that [`verify`](super::verify) accepts computes what a program says: its outputs, and what it
+/// Checks that a schedule that [`verify`](super::verify) accepts computes a program: its outputs, and the values it
 /// leaves in weights and states.
 ///
 /// # Errors
-/// `S18` for what is computed otherwise; at most 64.
+/// `S18` for every difference; at most 64.
 pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), Diagnostics> {
     let module = program.module();
     let mut found = Diagnostics::new();
-    if let Some(message) = otherness(schedule, module) {
+    if let Some(message) = mismatch(schedule, module) {
         found.push(Diagnostic::new("S18", message));
         return Err(found);
     }
@@ -69,7 +69,7 @@ pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), 
 }
 
 /// How a schedule and a program are of different ranks, dimensions or functions, if they are.
-fn otherness(schedule: &Schedule, module: &Module) -> Option<String> {
+fn mismatch(schedule: &Schedule, module: &Module) -> Option<String> {
     let ranks = |mesh: &Mesh| match mesh.axes.len() {
         0 => "one device".to_owned(),
         _ => format!("mesh `{mesh}`"),
@@ -99,7 +99,7 @@ fn otherness(schedule: &Schedule, module: &Module) -> Option<String> {
     }
 }
 
-/// What lasts that a function reads and writes, callees included.
+/// The weights and states that a function reads and writes, callees included.
 #[derive(Clone, Debug, Default)]
 struct Effects<'a> {
     reads: BTreeMap<(Target, &'a str), Vec<&'a Binding>>,
@@ -175,18 +175,18 @@ struct Made<'a> {
     /// The types of the results; of a call, those at its caller.
     types: Vec<TensorType>,
     results: Vec<Symbol>,
-    /// What is left in each weight and state that it writes, in order.
+    /// The values left in each weight and state that it writes, in order.
     left: Vec<Symbol>,
 }
 
-/// What a function gives.
+/// The effect of a function.
 struct Said<'a> {
     outputs: Vec<(Option<&'a str>, Symbol)>,
-    /// What is in weights and states at the end, of those written.
+    /// The final values of weights and states that are written.
     lasting: Vec<(Home<'a>, Symbol)>,
 }
 
-/// What is given from outside, as a type, and its symbol.
+/// A value from outside, as a type, and its symbol.
 type Given<'a> = (&'a Binding, TensorType, Symbol);
 
 /// Values of one function, however they are made.
@@ -196,11 +196,11 @@ struct Values<'a> {
     /// Values that were made, by operation and operands.
     made: BTreeMap<(&'static str, Vec<Symbol>), Vec<Made<'a>>>,
     arguments: BTreeMap<usize, Symbol>,
-    /// What is given from outside: inputs, and weights and states before anything is written, by name.
+    /// Values from outside: inputs, and weights and states before anything is written, by name.
     given: BTreeMap<(Option<Target>, &'a str), Vec<Given<'a>>>,
 }
 
-/// What weights and states hold at some point of a function or of a frame.
+/// The content of weights and states at some point of a function or of a frame.
 #[derive(Default)]
 struct Lasting<'a> {
     now: BTreeMap<(Target, &'a str), Vec<(&'a Binding, Symbol)>>,
@@ -246,7 +246,7 @@ impl<'a> Values<'a> {
         symbol
     }
 
-    /// What is given under a name: an input, or a weight or state before anything is written there.
+    /// The value given under a name: an input, or a weight or state before anything is written there.
     fn given(&mut self, target: Option<Target>, binding: &'a Binding, ty: &TensorType) -> Symbol {
         let symbol = self.n;
         let named = self.given.entry((target, binding.name.as_str())).or_default();
@@ -259,18 +259,19 @@ impl<'a> Values<'a> {
         self.fresh()
     }
 
-    /// Puts a value where something lasts; what was there before is not written.
+    /// Writes a value to a weight or state.
     fn assign(&self, lasting: &mut Lasting<'a>, home: Home<'a>, symbol: Symbol) {
         let named = self.given.get(&(Some(home.0), home.1.name.as_str()));
         let is_there =
             |(known, _, given): &(&Binding, TensorType, Symbol)| *known == home.1 && *given == symbol;
-        match named.is_some_and(|named| named.iter().any(is_there)) {
-            true => lasting.unset(home),
-            false => lasting.set(home, symbol),
+        if named.is_some_and(|named| named.iter().any(is_there)) {
+            lasting.unset(home)
+        } else {
+            lasting.set(home, symbol)
         }
     }
 
-    /// The results of something made of these values, and what it leaves in weights and states.
+    /// The results of an expression of these values, and the values it leaves in weights and states.
     fn make(
         &mut self,
         maker: Maker<'a>,
@@ -290,7 +291,7 @@ impl<'a> Values<'a> {
         (results, left)
     }
 
-    /// What collectives make, each of one operand, whether or not they travel together.
+    /// The results of collectives, each of one operand, whether or not they are coalesced.
     fn each(
         &mut self,
         collectives: impl Iterator<Item = (&'a Op, TensorType)>,
@@ -300,7 +301,7 @@ impl<'a> Values<'a> {
         ends.flat_map(|((op, ty), &operand)| self.make(Maker::Op(op), vec![operand], vec![ty], 0).0).collect()
     }
 
-    /// What a call gives; `lasting` is what it finds, and afterwards what it leaves.
+    /// The results of a call; `lasting` is the content of weights and states before it, and afterwards after it.
     fn call(
         &mut self,
         maker: Maker<'a>,
@@ -367,7 +368,7 @@ impl<'a> Values<'a> {
         Said { outputs, lasting }
     }
 
-    /// What a task finds in weights and states and leaves there, callees included.
+    /// The weights and states that a task reads and writes, callees included.
     fn lasting_of(&self, frame: &'a Frame, index: usize) -> Effects<'a> {
         let Task { work, reads, writes, .. } = &frame.tasks[index];
         let mut effects = match work {
@@ -382,7 +383,7 @@ impl<'a> Values<'a> {
     }
 
     /// The message about a task, with another that writes a weight or a state that it has to do with, where it names none:
-    /// the last one before it, or the first one behind.
+    /// the last one before it, or the first one after it.
     fn with_rival(&self, frame: &'a Frame, index: usize, message: String) -> String {
         if message.contains("task ") {
             return message;
@@ -449,7 +450,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// What buffers hold while a frame is read.
+/// The content of buffers while a frame is read.
 struct Reader<'a> {
     frame: &'a Frame,
     held: Vec<Option<Symbol>>,
@@ -567,7 +568,7 @@ impl<'a> Reader<'a> {
                 let maker = Maker::Call { callee, layers, stride: *stride, scan: *scan, at };
                 let known = values.n;
                 let results = values.call(maker, callee, reads, types, &mut self.lasting);
-                // Even where nobody needs what it gives, a call that the program does not make may do harm.
+                // Even where its results are unused, a call that the program does not make may have effects.
                 if values.n != known {
                     return Err("it is a call that the program does not make".to_owned());
                 }
@@ -579,7 +580,7 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         for (&buffer, symbol) in task.writes.iter().zip(results) {
-            // What is received in a wire is there as it arrived.
+            // Elements received in a wire stay as they arrived.
             let arrived = matches!(task.work, Work::Unpack(_))
                 && matches!(frame.buffers[buffer].place, Place::Wire { .. });
             if !arrived {

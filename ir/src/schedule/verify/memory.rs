@@ -1,9 +1,9 @@
-//! Whether memory holds what is read from it: `S06`, `S07`, `S08`.
+//! Whether memory holds the values that are read from it: `S06`, `S07`, `S08`.
 //!
 //! Bytes are followed in order of issue: each byte of the frame belongs to the buffer that was written last. That this
 //! order is the one at run time is the other half of the check: tasks that may run at the same time touch no byte
-//! together, unless both read it. What a task touches is declared by its operands and results; a call touches the
-//! frame of its callee, and what the callee does of what lasts.
+//! together, unless both read it. Operands and results declare the memory that a task touches; a call touches the
+//! frame of its callee, and the weights and states that the callee touches.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::schedule::verify::report::{describe, in_frame, name};
 use crate::schedule::verify::work::is_sliced;
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
 
-/// What a task touches.
+/// The memory that a task touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Region {
     /// Bytes of the frame.
@@ -72,9 +72,9 @@ impl Region {
 struct Touched {
     reads: Vec<(BufferId, Region)>,
     writes: Vec<(BufferId, Region)>,
-    /// What the callee writes: where its frame lies, and what lasts.
+    /// The callee's writes: the place of its frame, and weights and states.
     callee: Vec<Region>,
-    /// What the callee reads of what lasts.
+    /// The weights and states that the callee reads.
     callee_reads: Vec<Region>,
 }
 
@@ -109,7 +109,7 @@ impl Touched {
     }
 }
 
-/// Adds what is wrong with the use of memory by the ranks that run a line of a frame.
+/// Adds the mistakes in the use of memory by the ranks that run a line of a frame.
 pub(super) fn check(
     schedule: &Schedule,
     line: &Line<'_>,
@@ -176,7 +176,7 @@ pub(super) fn check(
     }
 }
 
-/// The error, with the task that writes what is missing, if another does.
+/// The error, with the task that writes the missing value, if another does.
 fn with_writer(frame: &Frame, buffer: BufferId, index: usize, error: OpError) -> OpError {
     match partner::writer(frame, buffer, index) {
         Some(other) if !error.message.contains("task ") => {
@@ -192,7 +192,7 @@ fn region(schedule: &Schedule, frame: &Frame, lasting: &Lasting<'_>, id: BufferI
         Place::Frame(offset) => Region::Bytes(offset..offset + buffer.bytes(&schedule.space)),
         Place::Wire { wire, part } => match region(schedule, frame, lasting, wire) {
             Region::Bytes(of) => Region::Part { wire, part, of },
-            // A wire lies in the frame.
+            // A wire is in the frame.
             other => other,
         },
         Place::Argument(i) | Place::Result(i) => Region::Port(i),
@@ -289,7 +289,7 @@ fn same_place(a: &Region, b: &Region) -> bool {
     }
 }
 
-/// Whether element i of one buffer lies where element i of the other does.
+/// Whether element i of both buffers has one address.
 fn same_elements(frame: &Frame, a: BufferId, b: BufferId) -> bool {
     match (&frame.buffers[a].content, &frame.buffers[b].content) {
         (Content::Tensor(a), Content::Tensor(b)) => {
@@ -299,23 +299,23 @@ fn same_elements(frame: &Frame, a: BufferId, b: BufferId) -> bool {
     }
 }
 
-/// What is in memory, and who touched it last.
+/// The content of memory, and the tasks that touched it last.
 struct Memory<'l> {
     line: &'l Line<'l>,
     order: &'l Order,
     bytes: Bytes,
-    /// Who wrote which parts of a wire that is filled part by part; none for one that was written whole.
+    /// The writers of the parts of a wire that is filled part by part; none for one that was written whole.
     parts: BTreeMap<BufferId, BTreeMap<usize, Access>>,
     /// Results that are written, by number, and by which task.
     results: BTreeMap<usize, usize>,
     /// Arguments and results, by number.
     ports: BTreeMap<usize, Access>,
-    /// What lasts, by number.
+    /// Weights and states, by number.
     lasting: BTreeMap<usize, Access>,
 }
 
 impl Memory<'_> {
-    /// Lets a task do what it does; gives the tasks that may touch the same at the same time, ascending.
+    /// Runs a task; returns the tasks that may touch the same memory at the same time, ascending.
     fn touch(&mut self, task: usize, touched: &Touched) -> Vec<usize> {
         let order = self.order;
         let stream = self.line.frame.tasks[task].stream as usize;
@@ -412,10 +412,13 @@ impl Memory<'_> {
                 )),
                 None => Ok(()),
             },
-            (Region::Port(n), Place::Result(_)) => match self.results.contains_key(n) {
-                true => Ok(()),
-                false => refuse("is read before it is written"),
-            },
+            (Region::Port(n), Place::Result(_)) => {
+                if self.results.contains_key(n) {
+                    Ok(())
+                } else {
+                    refuse("is read before it is written")
+                }
+            }
             (
                 Region::Bytes(_)
                 | Region::Part { .. }

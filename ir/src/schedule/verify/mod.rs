@@ -1,4 +1,4 @@
-//! Verifies schedules: structure, work, order, memory, blocks and ranks, in this order; what comes later trusts what came
+//! Verifies schedules: structure, work, order, memory, blocks and ranks, in this order; each trusts the checks before it, which came
 //! before. Against the program that it was made of, a schedule is compared value by value.
 //!
 //! A schedule has no source text of its own, so diagnostics name the frame and the task. The invariants are listed in
@@ -46,10 +46,10 @@ impl<'a> Verified<'a> {
 }
 
 /// Checks a schedule: that tasks fit their buffers, that streams and events order what must be ordered, that memory
-/// holds what is read from it, that collectives bring every rank what its types say, and that ranks meet.
+/// holds the values that are read from it, that collectives give every rank the elements of its types, and that ranks meet.
 ///
 /// Time is near `n log n` in tasks, for each class of ranks that run different ones; each collective is looked at once,
-/// on ranks that stand for all.
+/// on ranks that represent all.
 ///
 /// # Errors
 /// `S` diagnostics; `V22` and `V23` for the space; at most 64.
@@ -83,7 +83,7 @@ pub fn verify_together(parties: &[Party<'_>]) -> Result<(), Diagnostics> {
     if found.is_empty() { Ok(()) } else { Err(found) }
 }
 
-/// What is wrong with a schedule on each rank alone.
+/// The mistakes in a schedule on each rank alone.
 fn check_alone(schedule: &Schedule) -> Diagnostics {
     let mut found = check_space(&schedule.space);
     if found.is_empty() {

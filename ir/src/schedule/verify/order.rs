@@ -25,12 +25,12 @@ type Clock = [usize; STREAMS];
 pub(super) struct Order {
     /// For each task of the frame its stream and its number there; none for those that others run.
     places: Vec<Option<(usize, usize)>>,
-    /// For each task of the frame, what has ended when it starts.
+    /// For each task of the frame, the tasks that have ended when it starts.
     starts: Vec<Clock>,
 }
 
 impl Order {
-    /// The order of a line of a frame whose events are sound; `communicating` says of each frame whether it communicates.
+    /// The order of a line of a frame whose events are sound; `communicating`: for each frame whether it communicates.
     pub(super) fn of(line: &Line<'_>, communicating: &[bool]) -> Self {
         let n = line.frame.tasks.len();
         let mut order = Order { places: vec![None; n], starts: vec![[0; STREAMS]; n] };
@@ -48,7 +48,7 @@ impl Order {
             if meets {
                 ends.iter().for_each(|end| join(&mut start, end));
             }
-            // What another class of ranks records, these do not wait for.
+            // Events of another class of ranks are not waited for.
             for clock in waits.iter().filter_map(|event| recorded.get(&event.index())) {
                 join(&mut start, clock);
             }

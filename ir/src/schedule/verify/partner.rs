@@ -1,6 +1,6 @@
-//! The other task of a message: who writes what a task reads, or reads what it writes.
+//! The other task of a diagnostic: the writer of a buffer that a task reads, or the reader of one that it writes.
 //!
-//! What is wrong with a task is seldom wrong with it alone, so messages name the task at the other end of its buffers.
+//! A mistake in a task seldom concerns it alone, so messages name the task at the other end of its buffers.
 
 use crate::diagnostic::Diagnostic;
 use crate::ops::error::OpError;
@@ -19,7 +19,7 @@ pub(super) fn with_partner(frame: &Frame, index: usize, message: String) -> Stri
     }
 }
 
-/// The message about a buffer, with the first tasks that write and read it, or what it lies in, and whether it is returned.
+/// The message about a buffer, with the first tasks that write and read it, the wire that contains it, and whether it is returned.
 pub(super) fn with_users(frame: &Frame, buffer: BufferId, message: &str) -> String {
     let first = |does: &dyn Fn(&Task) -> bool| frame.tasks.iter().position(does);
     let writes = first(&|task| touches(frame, &task.writes, buffer)).map(|i| ("writes", i));
@@ -36,19 +36,19 @@ pub(super) fn with_users(frame: &Frame, buffer: BufferId, message: &str) -> Stri
     if said.is_empty() { message.to_owned() } else { format!("{message}; {}", said.join(", ")) }
 }
 
-/// Whether one of `all` is `buffer`, or lies in one wire with it.
+/// Whether one of `all` is `buffer`, or is in one wire with it.
 fn touches(frame: &Frame, all: &[BufferId], buffer: BufferId) -> bool {
     all.iter().any(|&other| frame.holder(other) == frame.holder(buffer))
 }
 
-/// Who writes `buffer`, last before task `index` or first behind it.
+/// The task that writes `buffer`, last before task `index` or first after it.
 pub(super) fn writer(frame: &Frame, buffer: BufferId, index: usize) -> Option<usize> {
     let writes = |i: &usize| touches(frame, &frame.tasks[*i].writes, buffer);
     let n = frame.tasks.len();
     (0..index.min(n)).rev().find(writes).or_else(|| (index + 1..n).find(writes))
 }
 
-/// What is said of the task at the other end: of another stream, if there is one.
+/// The description of the task at the other end: of another stream, if there is one.
 fn partner(frame: &Frame, index: usize, task: &Task) -> Option<String> {
     let n = frame.tasks.len();
     let written = task.reads.iter().map(|&b| (writer(frame, b, index), "writes", b));

@@ -1,4 +1,4 @@
-//! Whether ranks meet: `S16` for the same collectives in the same order, `S17` for nobody waiting in vain.
+//! Whether ranks meet: `S16` for the same collectives in the same order, `S17` for waits that end.
 //!
 //! Streams are queues, and a collective starts when all its members have come to it, as with NCCL. Classes of ranks run
 //! side by side, each task once: a class comes to a collective and waits for the others, and what they are to do
@@ -6,7 +6,7 @@
 //! there is one.
 //!
 //! A call of a frame that communicates is a meeting of all streams, and of all classes that the callee lets communicate;
-//! another call is one task of its stream. What happens in a call is looked at once for each set of classes that runs it.
+//! another call is one task of its stream. A call is checked once for each set of classes that runs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -27,13 +27,13 @@ use crate::schedule::{Frame, FrameId, Schedule, Task, Transfer, Work, communicat
 pub struct Party<'s> {
     /// The ranks; all of them when absent.
     pub at: Option<At>,
-    /// What they run.
+    /// The schedule that they run.
     pub schedule: &'s Schedule,
 }
 
 /// Adds collectives that not all their members come to, or in another order.
 ///
-/// The schedules have one mesh and the same frames, up to what is in them.
+/// The schedules have one mesh and the same frames, whose content may differ.
 pub(super) fn check(parties: &[Party<'_>], found: &mut Diagnostics) {
     let Some(first) = parties.first() else { return };
     let mesh = &first.schedule.space.mesh;
@@ -89,7 +89,7 @@ fn axes_of_frames(schedule: &Schedule) -> Vec<BTreeSet<AxisId>> {
 }
 
 fn axes_of(schedule: &Schedule, transfer: &Transfer) -> Vec<AxisId> {
-    // Several tensors travel along the same axes.
+    // Several tensors are sent along the same axes.
     let Parcel { op, from, to } = transfer.first();
     match boxes::axes(&schedule.space, op, from, to) {
         Some(axes) => axes.to_vec(),
@@ -97,7 +97,7 @@ fn axes_of(schedule: &Schedule, transfer: &Transfer) -> Vec<AxisId> {
     }
 }
 
-/// Classes of ranks, and what each runs.
+/// Classes of ranks, and the tasks of each.
 struct Ranks<'s> {
     mesh: &'s Mesh,
     classes: &'s [Class],
@@ -238,7 +238,7 @@ impl<'s> Ranks<'s> {
         }
     }
 
-    /// Who must come together for a task that `class` runs.
+    /// The classes that must meet for a task that `class` runs.
     fn meeting(&self, class: usize, task: &Task) -> Meeting {
         let (axes, at) = match &task.work {
             Work::Exchange(transfer) => {
@@ -264,14 +264,14 @@ impl<'s> Ranks<'s> {
         (axes, members)
     }
 
-    /// What is wrong when those that have come together are to do different things.
+    /// The mistake where classes that meet are to do different work.
     fn differ(&self, walks: &BTreeMap<usize, Walk<'_>>, come: &[(usize, usize)]) -> Option<Diagnostic> {
         let task = |&(class, stream): &(usize, usize)| {
             let walk = walks.get(&class)?;
             walk.task(stream).map(|(i, task)| (class, walk.line.frame, i, task))
         };
         let (class, frame, i, first) = task(come.first()?)?;
-        // Two of one kind may stand next to each other, so it matters of what they are.
+        // Two collectives of one kind may be neighbours, so their operands matter.
         let of = |frame: &Frame, task: &Task| -> Vec<String> {
             task.reads.iter().chain(&task.writes).map(|&b| name(frame, b).to_owned()).collect()
         };
@@ -289,7 +289,7 @@ impl<'s> Ranks<'s> {
         Some(Diagnostic::new("S16", message))
     }
 
-    /// Who waits for whom, if someone does.
+    /// The classes that wait for each other, if there are any.
     fn stuck(&self, walks: &BTreeMap<usize, Walk<'_>>) -> Option<Diagnostic> {
         let waits = |walk: &Walk<'_>| {
             walk.waits.iter().enumerate().find_map(|(stream, meeting)| {

@@ -1,4 +1,4 @@
-//! What refers to what: `S01`, `S02`, `S04`.
+//! References between frames, tasks and buffers: `S01`, `S02`, `S04`.
 
 use std::collections::BTreeSet;
 
@@ -95,12 +95,13 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
                 return Err(OpError::new("S04", format!("offset {offset} is no multiple of {ALIGNMENT}")));
             }
             let end = bytes.and_then(|n| n.checked_add(*offset));
-            match end.is_some_and(|end| end <= frame.bytes) {
-                true => Ok(()),
-                false => Err(OpError::new(
+            if end.is_some_and(|end| end <= frame.bytes) {
+                Ok(())
+            } else {
+                Err(OpError::new(
                     "S04",
                     format!("it does not end inside the {} bytes of the frame", frame.bytes),
-                )),
+                ))
             }
         }
         (Place::Argument(_) | Place::Result(_), Content::Tensor(_)) => Ok(()),
@@ -177,14 +178,15 @@ fn check_references(schedule: &Schedule, id: FrameId, task: &Task) -> Result<(),
         return Err(OpError::new("S01", "it calls a frame that does not stand before its own"));
     }
     let end = base.checked_add(schedule.frames[*callee].bytes);
-    match base.is_multiple_of(ALIGNMENT) && end.is_some_and(|end| end <= frame.bytes) {
-        true => Ok(()),
-        false => Err(OpError::new(
+    if base.is_multiple_of(ALIGNMENT) && end.is_some_and(|end| end <= frame.bytes) {
+        Ok(())
+    } else {
+        Err(OpError::new(
             "S04",
             format!(
                 "the callee's {} bytes at {base} do not lie, aligned to {ALIGNMENT}, in the frame of {}",
                 schedule.frames[*callee].bytes, frame.bytes
             ),
-        )),
+        ))
     }
 }

@@ -1,6 +1,6 @@
 //! Blocks on their way: packed, exchanged and unpacked for one collective, in wires that are large enough; `S14`.
 //!
-//! What a wire holds is named by the transfer that filled it: that of a pack or an exchange, or of the exchange in whose wire
+//! The content of a wire is named by the transfer that filled it: that of a pack or an exchange, or of the exchange in whose wire
 //! tensors are written. Whoever reads it must mean the same transfer, for the order of blocks in a wire follows from the
 //! transfer alone: of several tensors, for each peer the blocks of one after another.
 
@@ -17,7 +17,7 @@ use crate::schedule::verify::report::{describe, name};
 use crate::schedule::{BufferId, Content, Frame, Place, Task, Transfer, Work};
 use crate::space::Space;
 
-/// Adds what is wrong with the collectives of a frame whose tasks fit their buffers.
+/// Adds the mistakes in the collectives of a frame whose tasks fit their buffers.
 pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: &mut Diagnostics) {
     let mut wires: BTreeMap<BufferId, (usize, Side, &Transfer)> = BTreeMap::new();
     let sent = sent(frame);
@@ -26,7 +26,7 @@ pub(super) fn check(space: &Space, frame: &Frame, checked: &mut Checked, found: 
             if let Place::Wire { wire, .. } = frame.buffers[written].place
                 && let Some(&transfer) = sent.get(&wire)
             {
-                // What a pack has said of the wire stands.
+                // The name that a pack gave the wire stays.
                 wires.entry(wire).or_insert((i, Side::Sent, transfer));
             }
         }

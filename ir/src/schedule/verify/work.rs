@@ -1,4 +1,4 @@
-//! Whether the buffers of each task are what its work needs: `S03`, `S09` to `S12`.
+//! Whether the buffers of each task fit its work: `S03`, `S09` to `S12`.
 
 use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
@@ -18,7 +18,7 @@ use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream
 use crate::text::show::show;
 use crate::types::TensorType;
 
-/// Adds what is wrong with the tasks of a frame.
+/// Adds the mistakes in the tasks of a frame.
 pub(super) fn check(schedule: &Schedule, frame: &Frame, found: &mut Diagnostics) {
     for (i, task) in frame.tasks.iter().enumerate() {
         let checker = Checker { schedule, frame, task };
@@ -97,9 +97,10 @@ impl<'s> Checker<'s> {
                 self.counts(1..=1, 1)?;
                 let there = self.frame.at(self.task.reads[0]);
                 let stays = there.is_none() || there == self.frame.at(self.task.writes[0]);
-                match stays && here(self.read(0)) == here(self.write(0)) {
-                    true => Ok(()),
-                    false => Err(OpError::new("S03", "it copies between buffers of different content")),
+                if stays && here(self.read(0)) == here(self.write(0)) {
+                    Ok(())
+                } else {
+                    Err(OpError::new("S03", "it copies between buffers of different content"))
                 }
             }
             Work::Call { callee, .. } => self.call(*callee),
@@ -107,11 +108,7 @@ impl<'s> Checker<'s> {
     }
 
     fn compute(&self, op: &Op) -> Result<(), OpError> {
-        let elsewhere = matches!(
-            op,
-            Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Assign { .. } | Op::Call { .. } | Op::Reshard
-        );
-        if elsewhere || op.is_communication() {
+        if !op.is_computation() {
             return Err(OpError::new("S03", format!("`{}` is no work on local tensors", op.name())));
         }
         let tensor = |content: &'s Content| match content {
@@ -171,9 +168,10 @@ impl<'s> Checker<'s> {
 
     fn counts(&self, reads: std::ops::RangeInclusive<usize>, n_writes: usize) -> Result<(), OpError> {
         let (n, m) = (self.task.reads.len(), self.task.writes.len());
-        match reads.contains(&n) && m == n_writes {
-            true => Ok(()),
-            false => Err(OpError::new("S03", format!("it reads {n} buffers and writes {m}"))),
+        if reads.contains(&n) && m == n_writes {
+            Ok(())
+        } else {
+            Err(OpError::new("S03", format!("it reads {n} buffers and writes {m}")))
         }
     }
 
@@ -197,7 +195,7 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// Whether a wire buffer can take a message: of several tensors all of it, of one what rank 0 exchanges with others,
+    /// Whether a wire buffer can take a message: of several tensors all of it, of one the blocks that rank 0 exchanges with others,
     /// and no permute is counted.
     fn carries(&self, content: &Content, transfer: &Transfer, side: Side) -> Result<(), OpError> {
         let Content::Wire { dtype, elements } = content else {
@@ -220,12 +218,13 @@ impl<'s> Checker<'s> {
                 others.map(|(_, block)| boxes::block_elements(block)).sum()
             }
         };
-        match dtype == from.dtype && elements >= needed {
-            true => Ok(()),
-            false => Err(OpError::new(
+        if dtype == from.dtype && elements >= needed {
+            Ok(())
+        } else {
+            Err(OpError::new(
                 "S03",
                 format!("{needed} elements of {} do not fit in {elements} of {dtype}", from.dtype),
-            )),
+            ))
         }
     }
 

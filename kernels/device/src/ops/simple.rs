@@ -9,33 +9,10 @@ use crate::catalogue::c_type;
 use crate::error::LowerError;
 use crate::structs::{Sequence, Walk};
 
-/// The number of a function in the kernels' `enum class Unary`.
-pub(crate) fn number_of_unary(f: Unary) -> i32 {
-    match f {
-        Unary::Silu => 0,
-        Unary::Gelu => 1,
-        Unary::GeluTanh => 2,
-        Unary::QuickGelu => 3,
-        Unary::Relu => 4,
-        Unary::Tanh => 5,
-    }
-}
-
-/// The number of a function in the kernels' `enum class Binary`.
-fn number_of_binary(f: Binary) -> i32 {
-    match f {
-        Binary::Add => 0,
-        Binary::Sub => 1,
-        Binary::Mul => 2,
-        Binary::Div => 3,
-        Binary::LogAddExp => 4,
-    }
-}
-
 impl Cx<'_> {
     pub(crate) fn unary(&self, f: Unary, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let n = self.local(x.ty).size;
-        self.launch(&format!("unary<{}>", float(x.ty)?), n, arguments![number_of_unary(f), x.at, z.at, n])
+        self.launch(&format!("unary<{}>", float(x.ty)?), n, arguments![f as i32, x.at, z.at, n])
     }
 
     pub(crate) fn unary_backward(
@@ -47,7 +24,7 @@ impl Cx<'_> {
     ) -> Result<(), LowerError> {
         let n = self.local(x.ty).size;
         let kernel = format!("unary_backward<{}>", float(x.ty)?);
-        self.launch(&kernel, n, arguments![number_of_unary(f), x.at, d.at, z.at, n])
+        self.launch(&kernel, n, arguments![f as i32, x.at, d.at, z.at, n])
     }
 
     pub(crate) fn scale(&self, factor: f64, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
@@ -71,7 +48,7 @@ impl Cx<'_> {
             step(&mut walk, lx.extents[d], [stride_of(y.ty, &ly, dim)])?;
         }
         let kernel = format!("binary<{}>", float(x.ty)?);
-        self.launch(&kernel, lx.size, arguments![number_of_binary(f), x.at, y.at, z.at, walk, lx.size])
+        self.launch(&kernel, lx.size, arguments![f as i32, x.at, y.at, z.at, walk, lx.size])
     }
 
     pub(crate) fn rms_norm(

@@ -5,7 +5,7 @@
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::Binding;
+use ithaca_ir::ops::{Binding, Unary};
 use ithaca_ir::{Arena, DType, FunctionBuilder, Level, Module, Op, TensorType, ValueId, text, verify};
 
 use super::noise;
@@ -35,12 +35,6 @@ const CASES: &[(&str, &str)] = &[
     ("sum", "%x = X[b s m]\n%z = sum %x : f64[b m]\n%y = sum %x : f64[]\nreturn z = %z, y = %y"),
     ("expand", "%x = X[b m]\n%z = expand %x : f64[b s m]\n%y = mul %z, %z : f64[b s m]\nreturn y = %y"),
     ("embed", "%w = X[v m]\n%i = I[b s]\n%z = embed %w, %i {over=v} : f64[b s m]\nreturn z = %z"),
-    ("silu", "%x = X[b m]\n%z = silu %x : f64[b m]\nreturn z = %z"),
-    ("gelu", "%x = X[b m]\n%z = gelu %x : f64[b m]\nreturn z = %z"),
-    ("gelu_tanh", "%x = X[b m]\n%z = gelu_tanh %x : f64[b m]\nreturn z = %z"),
-    ("quick_gelu", "%x = X[b m]\n%z = quick_gelu %x : f64[b m]\nreturn z = %z"),
-    ("relu", "%x = X[b m]\n%z = relu %x : f64[b m]\nreturn z = %z"),
-    ("tanh", "%x = X[b m]\n%z = tanh %x : f64[b m]\nreturn z = %z"),
     ("add", "%x = X[b s m]\n%y = X[b m]\n%z = add %x, %y : f64[b s m]\nreturn z = %z"),
     ("add of other order", "%x = X[b s m]\n%y = X[m b]\n%z = add %x, %y : f64[b s m]\nreturn z = %z"),
     ("sub", "%x = X[b s m]\n%y = X[]\n%z = sub %x, %y : f64[b s m]\nreturn z = %z"),
@@ -230,7 +224,12 @@ pub(super) fn differentiated(module: &Module) -> Module {
 
 /// The cases of every size: name, program, the program with gradients, and inputs of both.
 pub(crate) fn each(mut check: impl FnMut(&str, &Module, &Module, &Tensors)) {
-    for (name, body) in CASES {
+    let functions = Unary::ALL.map(|f| {
+        let name = f.name();
+        (name, format!("%x = X[b m]\n%z = {name} %x : f64[b m]\nreturn z = %z"))
+    });
+    let functions = functions.iter().map(|(name, body)| (*name, body.as_str()));
+    for (name, body) in CASES.iter().copied().chain(functions) {
         for (i, sizes) in SIZES.iter().enumerate() {
             let program = parse(sizes, body);
             let ignored = if body.contains("ignore=-100") { -100.0 } else { 1.0 };

@@ -1,6 +1,6 @@
 //! What the functions of a decoder share, and the parts that they are made of.
 
-use ithaca_ir::ops::{Attention, AttentionDims, Rotary, Turn, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Direction, Rotary, Unary};
 use ithaca_ir::{DType, DimId, FunctionBuilder, Op, TensorType, ValueId};
 
 use super::dims::Dims;
@@ -82,7 +82,7 @@ impl Cx<'_> {
                 theta: rotary.theta,
                 scaling: rotary.scaling.clone(),
                 pairs: rotary.pairs,
-                turn: Turn::Forth,
+                turn: Direction::Forward,
             });
             q = f.push(op.clone(), &[q, positions])?;
             k = f.push(op, &[k, positions])?;

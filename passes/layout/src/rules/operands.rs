@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
-use ithaca_ir::ops::Attr;
+use ithaca_ir::ops::{Attr, Unary};
 use ithaca_ir::{DType, DimId, Layout, Order, TensorType};
 
 use super::draw::Draw;
@@ -50,7 +50,7 @@ impl Asked<'_> {
 pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) -> Option<Drawn> {
     let mut d = Drawer { draw, asked, attrs: Vec::new() };
     let operands = match asked.op {
-        "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "tanh" => vec![want.clone()],
+        op if Unary::ALL.iter().any(|f| f.name() == op) => vec![want.clone()],
         "scale" => {
             d.number("factor", &[0.5, 2.0, -1.5, 3.0, 0.25, 1.0]);
             vec![want.clone()]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::diagnostic::counted;
 use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::ops::{Family, OpInfo, TABLE};
 use ithaca_ir::{Diagnostic, Diagnostics};
@@ -131,13 +130,8 @@ impl<'r> Resolver<'r> {
 
     fn counts(&mut self, app: &App, info: &OpInfo, place: &Name) {
         let n = app.operands.len();
-        let (least, most) = (*info.operands.start(), *info.operands.end());
-        if !(least..=most).contains(&n) {
-            let takes = match least == most {
-                true => counted(least as u64, "operand"),
-                false => format!("{least} to {most} operands"),
-            };
-            let message = format!("`{}` takes {takes}, not {n}", app.op);
+        if !info.operands.contains(&n) {
+            let message = format!("`{}` takes {}, not {n}", app.op, info.operand_count());
             self.refuse("P62", place, message, "this operation");
         }
     }

@@ -73,52 +73,10 @@ impl Inner {
 
 /// Whether a node computes each row of a query and a head by itself, so that it may be computed in any layout of rows.
 fn by_rows(node: &Node) -> bool {
-    match node.op {
-        Op::Einsum | Op::Sum | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. } | Op::Fill { .. } => true,
-        Op::Param(_)
-        | Op::Input(_)
-        | Op::State(_)
-        | Op::Assign { .. }
-        | Op::Positions
-        | Op::Expand
-        | Op::Embed { .. }
-        | Op::Unary(_)
-        | Op::RmsNorm { .. }
-        | Op::RmsScale { .. }
-        | Op::LayerNorm { .. }
-        | Op::Softmax { .. }
-        | Op::Random(_)
-        | Op::Rotary(_)
-        | Op::Attention(_)
-        | Op::AttentionBackward(_)
-        | Op::Merge
-        | Op::MergeParts { .. }
-        | Op::Accumulate
-        | Op::Sink
-        | Op::Scores { .. }
-        | Op::RowLse { .. }
-        | Op::Weigh { .. }
-        | Op::Repeat { .. }
-        | Op::SumCopies { .. }
-        | Op::Call { .. }
-        | Op::Gradient(_)
-        | Op::Experts(_)
-        | Op::Window(_)
-        | Op::Loss(_)
-        | Op::Optimizer(_)
-        | Op::Reshard
-        | Op::AllToAll { .. }
-        | Op::AllGather { .. }
-        | Op::Slice { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllReduce { .. }
-        | Op::Permute
-        | Op::Fetch { .. }
-        | Op::Take { .. }
-        | Op::Join { .. }
-        | Op::FetchSum { .. }
-        | Op::Coalesced(_) => false,
-    }
+    matches!(
+        node.op,
+        Op::Einsum | Op::Sum | Op::Binary(_) | Op::Scale { .. } | Op::Cast { .. } | Op::Fill { .. }
+    )
 }
 
 /// Whether an operation is attention, forward or backward.

@@ -50,48 +50,8 @@ impl Cluster {
                 Between { cluster: self, space, op, from, to }.longest()
             }
             Op::Slice { .. } => self.copy(2.0 * space.max_local_bytes(to) as f64),
-            Op::Param(_)
-            | Op::Input(_)
-            | Op::State(_)
-            | Op::Assign { .. }
-            | Op::Fill { .. }
-            | Op::Sum
-            | Op::Expand
-            | Op::Gradient(_)
-            | Op::Loss(_)
-            | Op::Optimizer(_)
-            | Op::Experts(_)
-            | Op::Window(_)
-            | Op::Positions
-            | Op::Einsum
-            | Op::Embed { .. }
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Scale { .. }
-            | Op::Cast { .. }
-            | Op::RmsNorm { .. }
-            | Op::RmsScale { .. }
-            | Op::LayerNorm { .. }
-            | Op::Softmax { .. }
-            | Op::Random(_)
-            | Op::Rotary(_)
-            | Op::Attention(_)
-            | Op::AttentionBackward(_)
-            | Op::Merge
-            | Op::MergeParts { .. }
-            | Op::Accumulate
-            | Op::Sink
-            | Op::Scores { .. }
-            | Op::RowLse { .. }
-            | Op::Weigh { .. }
-            | Op::Repeat { .. }
-            | Op::SumCopies { .. }
-            | Op::Take { .. }
-            | Op::Join { .. }
-            | Op::Call { .. }
-            // Several are a message, which has a price of its own.
-            | Op::Coalesced(_)
-            | Op::Reshard => CollectiveTime::default(),
+            // The others are no collectives, or several collectives in one message, which has a price of its own.
+            _ => CollectiveTime::default(),
         }
     }
 

@@ -241,34 +241,7 @@ impl Cut<'_> {
             | Op::Rotary(_)
             | Op::Merge
             | Op::Accumulate => by_rule(node, &operands, &results, dims),
-            Op::Param(_)
-            | Op::Input(_)
-            | Op::State(_)
-            | Op::Assign { .. }
-            | Op::Fill { .. }
-            | Op::Positions
-            | Op::Embed { .. }
-            | Op::MergeParts { .. }
-            | Op::Sink
-            | Op::Scores { .. }
-            | Op::RowLse { .. }
-            | Op::Weigh { .. }
-            | Op::Repeat { .. }
-            | Op::SumCopies { .. }
-            | Op::Take { .. }
-            | Op::Join { .. }
-            | Op::Experts(_)
-            | Op::Window(_)
-            | Op::Call { .. }
-            | Op::Gradient(_)
-            | Op::Loss(_)
-            | Op::Optimizer(_)
-            | Op::Random(_)
-            | Op::Softmax { .. }
-            | Op::Coalesced(_)
-            | Op::Reshard
-            | Op::Fetch { .. }
-            | Op::FetchSum { .. } => false,
+            _ => false,
         }
     }
 }

@@ -9,7 +9,7 @@ use egg::Id;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Node;
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::ops::{Binding, Context, OpError, Target};
+use ithaca_ir::ops::{Binding, Class, Context, OpError, Target};
 use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
 use smallvec::SmallVec;
 
@@ -28,50 +28,11 @@ pub(super) struct Block<'f> {
 /// Whether an operation may be moved, merged with its equals and replaced.
 fn is_pure(op: &Op) -> bool {
     match op {
-        Op::Param(_) | Op::Input(_) | Op::State(_) | Op::Assign { .. } | Op::Call { .. } => false,
-        // What was joined into one message stays one.
+        // Collectives that were coalesced into one message stay one.
         Op::Coalesced(_) => false,
         Op::Attention(a) | Op::AttentionBackward(a) => a.dropout.is_none(),
         Op::Scores { attention, .. } | Op::Weigh { attention, .. } => attention.dropout.is_none(),
-        Op::Fill { .. }
-        | Op::Positions
-        | Op::Einsum
-        | Op::Sum
-        | Op::Expand
-        | Op::Embed { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Scale { .. }
-        | Op::Cast { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsScale { .. }
-        | Op::LayerNorm { .. }
-        | Op::Rotary(_)
-        | Op::Merge
-        | Op::MergeParts { .. }
-        | Op::Accumulate
-        | Op::Sink
-        | Op::RowLse { .. }
-        | Op::Repeat { .. }
-        | Op::SumCopies { .. }
-        | Op::Take { .. }
-        | Op::Join { .. }
-        | Op::Experts(_)
-        | Op::Window(_)
-        | Op::Gradient(_)
-        | Op::Loss(_)
-        | Op::Optimizer(_)
-        | Op::Random(_)
-        | Op::Softmax { .. }
-        | Op::Reshard
-        | Op::AllToAll { .. }
-        | Op::AllGather { .. }
-        | Op::Slice { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllReduce { .. }
-        | Op::Permute
-        | Op::Fetch { .. }
-        | Op::FetchSum { .. } => true,
+        op => op.class() != Class::Effect,
     }
 }
 

@@ -1,0 +1,78 @@
+//! Functions of one element, and their derivatives.
+
+use ithaca_ir::ops::Unary;
+
+use crate::real::Real;
+
+/// A function of one element.
+pub(crate) fn unary<T: Real>(f: Unary, x: T) -> T {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match f {
+        Unary::Silu => x.through(|x| x * sigmoid(x)),
+        Unary::Gelu => x.through(|x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
+        Unary::GeluTanh => x.through(|x| {
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh())
+        }),
+        Unary::QuickGelu => x.through(|x| x * sigmoid(1.702 * x)),
+        // Not a number stays so.
+        Unary::Relu => {
+            if x < T::ZERO {
+                T::ZERO
+            } else {
+                x
+            }
+        }
+        Unary::Tanh => x.through(f64::tanh),
+        Unary::Relu2 => {
+            let positive = unary(Unary::Relu, x);
+            positive * positive
+        }
+    }
+}
+
+/// The derivative of a function of one element.
+pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match f {
+        Unary::Silu => x.through(|x| sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
+        Unary::Gelu => x.through(|x| {
+            let phi = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)) + x * phi
+        }),
+        Unary::GeluTanh => x.through(|x| {
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            let tanh = (root * (x + 0.044_715 * x * x * x)).tanh();
+            let inner = root * (1.0 + 3.0 * 0.044_715 * x * x);
+            0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner
+        }),
+        Unary::QuickGelu => x.through(|x| {
+            let s = sigmoid(1.702 * x);
+            s * (1.0 + 1.702 * x * (1.0 - s))
+        }),
+        // There is none at zero; this is the choice of training frameworks.
+        Unary::Relu => {
+            if x > T::ZERO {
+                T::ONE
+            } else {
+                T::ZERO
+            }
+        }
+        Unary::Tanh => x.through(|x| 1.0 - x.tanh() * x.tanh()),
+        Unary::Relu2 => {
+            let positive = unary(Unary::Relu, x);
+            positive + positive
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squared_relu() {
+        assert_eq!([-2.0, 0.0, 3.0].map(|x| unary(Unary::Relu2, x)), [0.0, 0.0, 9.0]);
+        assert_eq!([-2.0, 0.0, 3.0].map(|x| slope(Unary::Relu2, x)), [0.0, 0.0, 6.0]);
+    }
+}
