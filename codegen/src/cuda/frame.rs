@@ -55,7 +55,7 @@ pub(super) fn print(cx: &Context<'_>, numbers: &Numbers<'_>, id: FrameId) -> Str
     out.push_str(&pointers);
     let _ = writeln!(out, "    Frame s(in, {});", names::string(&frame.name));
     let meet = if frame.meets { "    s.meet();\n" } else { "" };
-    let _ = write!(out, "{meet}{body}{meet}}}\n");
+    let _ = writeln!(out, "{meet}{body}{meet}}}");
     out
 }
 
@@ -288,7 +288,8 @@ fn variable(buffer: &Buffer) -> &str {
     let (Place::Weight(binding) | Place::State(binding) | Place::Input(binding)) = &buffer.place else {
         return &buffer.name;
     };
-    if !buffer.name.chars().all(|c| c.is_ascii_digit()) {
+    let number = buffer.name.strip_prefix('v').unwrap_or(&buffer.name);
+    if number.is_empty() || !number.chars().all(|c| c.is_ascii_digit()) {
         return &buffer.name;
     }
     let name = binding.name.strip_suffix(".weight").unwrap_or(&binding.name);

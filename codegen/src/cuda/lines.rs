@@ -11,7 +11,7 @@ pub(super) fn push(out: &mut String, indent: usize, text: &str) {
     margin.push_str("    ");
     let mut is_empty = true;
     while let Some(word) = words.next() {
-        if !is_empty && line.len() + word.trim_end().len() > COLUMNS {
+        if !is_empty && !word.trim_start().starts_with("//") && line.len() + word.trim_end().len() > COLUMNS {
             out.push_str(line.trim_end());
             out.push('\n');
             line.clone_from(&margin);

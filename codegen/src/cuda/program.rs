@@ -95,7 +95,7 @@ pub(super) fn print(
     }
     let (id_bound, reach) = (id_bound(schedule, &ran), names::double(reach(schedule, &ran)));
     let _ = writeln!(out, "        {id_bound}, {reach}, tables, run,\n    }};\n    return program;\n}}");
-    let _ = write!(out, "\n}}  // namespace {namespace}\n");
+    let _ = writeln!(out, "\n}}  // namespace {namespace}");
     Ok(out)
 }
 
