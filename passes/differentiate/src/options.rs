@@ -1,4 +1,4 @@
-//! Options of a training step, as the text of a pipeline has them.
+//! Options of a training step, as written in pipelines.
 
 use std::fmt;
 
@@ -6,30 +6,30 @@ use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{AdamW, MAX_PARTS};
 
-/// What is computed again in the backward pass instead of being kept from the forward pass.
+/// The recomputation policy: the forward values that the backward pass recomputes instead of saving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Recompute {
-    /// Nothing: every value that a gradient needs is kept.
+    /// Every value that a gradient needs is saved.
     #[default]
     None,
-    /// Attention: its results are computed again from q, k and v (Korthikanti et al., arXiv 2205.05198).
+    /// Attention: its results are recomputed from q, k and v (Korthikanti et al., arXiv 2205.05198).
     Selective,
-    /// Each function: only its arguments are kept; of layers those of every so many, which are computed again together
-    /// (Chen et al., arXiv 1604.06174; "uniform" in Megatron-LM).
+    /// Each function: only its arguments are saved; of layers, those of each group of `every` (Chen et al., arXiv
+    /// 1604.06174; "uniform" in Megatron-LM).
     Full {
-        /// Layers that are computed again together.
+        /// Layers that are recomputed together.
         every: u64,
     },
-    /// Each function but its attention, whose results are kept, so that no attention is computed twice (DistFlashAttn,
+    /// Each function except its attention, whose results are saved, so no attention is computed twice (DistFlashAttn,
     /// arXiv 2310.03294).
     KeepAttention,
 }
 
 impl Recompute {
-    /// Only the arguments of each function are kept.
+    /// Recomputes each function separately.
     pub const FULL: Recompute = Recompute::Full { every: 1 };
 
-    /// Every policy, layers computed again one by one.
+    /// Every policy, with one layer per group.
     pub const ALL: [Recompute; 4] =
         [Recompute::None, Recompute::Selective, Recompute::FULL, Recompute::KeepAttention];
 
@@ -67,16 +67,16 @@ impl fmt::Display for Recompute {
     }
 }
 
-/// In which order stages of a pipeline run the micro-batches.
+/// The order in which the stages of a pipeline run the micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum PipelineOrder {
     /// All forward passes, then all backward passes (Huang et al., arXiv 1811.06965).
     Gpipe,
-    /// After a warm-up one forward and one backward pass in turn, so that stage `k` of `P` holds what at most `P − k`
-    /// micro-batches keep (Narayanan et al., arXiv 2104.04473, section 2.2).
+    /// After a warm-up, alternates one forward and one backward pass, so stage `k` of `P` holds the saved values of at
+    /// most `P − k` micro-batches (Narayanan et al., arXiv 2104.04473, section 2.2).
     #[default]
     OneForwardOneBackward,
-    /// The same over several ranges of layers for each stage (section 2.2 there).
+    /// As `OneForwardOneBackward`, with several chunks of layers per stage (section 2.2 there).
     Interleaved,
 }
 
@@ -106,13 +106,13 @@ impl fmt::Display for PipelineOrder {
     }
 }
 
-/// What becomes of the dropout of a program.
+/// Whether a training step applies the program's dropout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum DropoutChoice {
-    /// The step drops what the program drops, as the model's configuration says.
+    /// The program's dropout, as the model's configuration states.
     #[default]
     Config,
-    /// Nothing is dropped, as in the library's `model.eval()`.
+    /// No dropout, as in the library's `model.eval()`.
     Off,
 }
 
@@ -129,31 +129,31 @@ impl DropoutChoice {
     }
 }
 
-/// What a training step does beside the forward pass.
+/// The options of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
-    /// What is computed again.
+    /// The recomputation policy.
     pub recompute: Recompute,
     /// Parts of each rank's tokens whose loss and gradients are computed one after another.
     pub loss_chunks: u64,
-    /// Parts of the batch whose gradients are summed before the weights change.
+    /// Micro-batches, whose gradients are summed before the update.
     pub micro_batches: u64,
-    /// Stages of a pipeline; one is none.
+    /// Stages of the pipeline; 1 means no pipeline.
     pub stages: u64,
-    /// In which order stages run micro-batches.
+    /// The order in which stages run micro-batches.
     pub pipeline: PipelineOrder,
-    /// Ranges of layers that each stage has where they are interleaved.
+    /// Chunks of layers per stage in interleaved order.
     pub chunks: u64,
-    /// Whether anything is dropped.
+    /// Whether dropout is applied.
     pub dropout: DropoutChoice,
-    /// The optimizer; gradients only when `None`.
+    /// The optimizer; `None` computes gradients only.
     pub optimizer: Option<AdamW>,
-    /// The largest norm of all gradients together; they are scaled down to it.
+    /// The largest global norm of the gradients; larger ones are scaled down to it.
     pub clip: Option<f64>,
 }
 
 impl Default for Training {
-    /// One batch, nothing recomputed, AdamW as PyTorch has it, no clipping.
+    /// One batch, no recomputation, PyTorch's AdamW, no clipping.
     fn default() -> Self {
         Self {
             recompute: Recompute::None,
@@ -169,11 +169,11 @@ impl Default for Training {
     }
 }
 
-/// AdamW with the constants that PyTorch has by default.
+/// AdamW with PyTorch's default constants.
 pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
 
 impl Training {
-    /// Ranges of layers into which the stages of the pipeline cut the model; one without a pipeline.
+    /// Chunks of layers that the pipeline cuts the model into; 1 without a pipeline.
     pub fn n_chunks(&self) -> u64 {
         match self.pipeline {
             PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => self.stages,
@@ -181,7 +181,7 @@ impl Training {
         }
     }
 
-    /// The options as a pipeline has them; those that are as by default are left out.
+    /// The options as pipeline text; default values are omitted.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
         let Self {
             recompute,
@@ -249,7 +249,7 @@ impl Training {
     /// Sets the option `key`.
     ///
     /// # Errors
-    /// `P02` when there is no such option, or its value is out of range.
+    /// `P02` when the option is unknown, or its value is out of range.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
         let refused = |expected: &str| {
             let message = format!("option `{key}={value}` of `differentiate` is not {expected}");
@@ -302,7 +302,7 @@ impl Training {
     }
 
     fn set_constant(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
-        // Without an optimizer a constant is read all the same, so that an unknown name is called that.
+        // Without an optimizer the constant is still parsed, so an unknown name gets its own message.
         let mut none = ADAMW;
         let is_none = self.optimizer.is_none();
         let adamw = self.optimizer.as_mut().unwrap_or(&mut none);
@@ -324,7 +324,7 @@ impl Training {
         })?;
         if is_none {
             let message = format!(
-                "option `{key}={value}` is of an optimizer, and `optimizer=none` says that there is none"
+                "option `{key}={value}` belongs to an optimizer, but the pipeline has `optimizer=none`"
             );
             return Err(Diagnostic::new("P02", message));
         }
@@ -336,16 +336,16 @@ impl Training {
 pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, dropout=config|off, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
 
-/// The most parts of the tokens that a loss is computed in: as many as are joined at once.
+/// The maximum number of parts of a loss: the maximum number of operands of `join`.
 const MAX_LOSS_CHUNKS: u64 = MAX_PARTS as u64;
 
-/// The most micro-batches of a step.
+/// The maximum number of micro-batches.
 const MAX_MICRO_BATCHES: u64 = 4096;
 
-/// The most stages of a pipeline, and ranges of layers of one.
+/// The maximum number of stages, and of chunks per stage.
 const MAX_STAGES: u64 = 1024;
 
-/// Each constant with its name and what it is by default.
+/// Each constant with its name and its default.
 fn constants(adamw: &AdamW) -> [(&'static str, f64, f64); 5] {
     let AdamW { lr, beta1, beta2, eps, weight_decay } = *adamw;
     [

@@ -1,8 +1,8 @@
-//! From what was understood of a model to its program.
+//! Builds the program of a model.
 //!
-//! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads where they are fewer,
-//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5, BERT, experts and latents have more. Query heads that share a key/value head are a
-//! granule of `h`, so no pass can tear a group.
+//! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads if they are fewer, `d`
+//! head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5, BERT, experts and latents have more. Query
+//! heads that share a key/value head are a granule of `h`, so no pass can split a group.
 
 mod bert;
 mod drops;
@@ -32,7 +32,7 @@ use tensors::Tensors;
 /// The program of a model.
 ///
 /// # Errors
-/// The invariant of the language that it would break; a description that was checked breaks none.
+/// The violated invariant of the language; a checked description violates none.
 pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
     let drops = Drops::of(&model.dropout, workload.mode);
     let built = match &model.structure {
@@ -94,7 +94,7 @@ struct Dims {
     s: DimId,
     m: DimId,
     h: DimId,
-    /// `h` itself where there are as many key/value heads.
+    /// `h` itself if there are as many key/value heads.
     k: DimId,
     d: DimId,
     f: DimId,
@@ -109,10 +109,7 @@ impl Dims {
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
         let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", spec.hidden));
         let h = dim("h", spec.heads);
-        let k = match spec.kv_heads == spec.heads {
-            true => h,
-            false => dim("k", spec.kv_heads),
-        };
+        let k = if spec.kv_heads == spec.heads { h } else { dim("k", spec.kv_heads) };
         let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
         let p = spec.learned.map(|n| dim("p", n));
         space.dims[h].granule = spec.heads / spec.kv_heads;
@@ -122,7 +119,7 @@ impl Dims {
     }
 }
 
-/// What the functions of a model share.
+/// The context that all functions of a model share.
 struct Cx<'a> {
     spec: &'a Spec,
     dims: Dims,
@@ -130,7 +127,7 @@ struct Cx<'a> {
     drops: Drops,
 }
 
-/// Shorthand of the families' files.
+/// The result of a builder.
 type Built<T> = Result<T, OpError>;
 
 impl Cx<'_> {
@@ -161,7 +158,7 @@ impl Cx<'_> {
         f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
     }
 
-    /// Attention of a token to those that the kind's mask leaves, in a block with this key.
+    /// Attention under the kind's mask, with dropout by `key`.
     fn attention(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -175,7 +172,7 @@ impl Cx<'_> {
         self.drops.attend(f, key, attention, &qkv)
     }
 
-    /// Turns queries and keys by their positions, where the kind does, and names the three.
+    /// Rotates queries and keys by their positions if the kind has rotary positions, and names all three.
     fn rotate(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -207,7 +204,7 @@ impl Cx<'_> {
         Ok(positions)
     }
 
-    /// `@embed`: tokens to the residual stream, learned positions added.
+    /// `@embed`: token ids to the residual stream, with learned positions added.
     fn embed(&self, space: &Space) -> Built<Function> {
         let Dims { b, s, m, v, p, .. } = self.dims;
         let none = Arena::new();
@@ -223,7 +220,7 @@ impl Cx<'_> {
             x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
         }
         if self.spec.family == Family::Gemma2 {
-            // The library keeps the factor in the table's element type, made from single precision.
+            // The library computes the factor in f32 and rounds it to the table's element type.
             let factor = rounded((self.spec.hidden as f64).sqrt(), DType::F32);
             let factor = rounded(factor, self.tensors.dtype);
             x = f.push(Op::Scale { factor }, &[x])?;
@@ -233,7 +230,7 @@ impl Cx<'_> {
         Ok(f.finish([Output { name: None, value: x }]))
     }
 
-    /// `@head`: the last norm, and a score for each token of the vocabulary.
+    /// `@head`: the last norm and the logits.
     fn head(&self, space: &Space) -> Built<Function> {
         let Dims { b, s, m, v, .. } = self.dims;
         let none = Arena::new();
@@ -328,7 +325,7 @@ impl Cx<'_> {
     }
 }
 
-/// The nearest number of an element type, single precision at most; ties go to the even one.
+/// `x` rounded to an element type, f32 at most; ties to even.
 fn rounded(x: f64, dtype: DType) -> f64 {
     let digits = match dtype {
         DType::F64 | DType::F32 | DType::I32 | DType::Bool => 24,
@@ -345,7 +342,6 @@ mod tests {
 
     #[test]
     fn factors_are_rounded_as_the_element_type_holds_them() {
-        // sqrt(3072) and sqrt(3584), the widths of published models.
         assert_eq!(rounded(3072f64.sqrt(), DType::BF16), 55.5);
         assert_eq!(rounded(3584f64.sqrt(), DType::BF16), 59.75);
         assert_eq!(rounded(3072f64.sqrt(), DType::F32), f64::from(3072f32.sqrt()));

@@ -1,4 +1,4 @@
-//! The families of models, and what they share.
+//! The families of models, and the fields that they share.
 //!
 //! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
 
@@ -29,7 +29,7 @@ use super::fields::Fields;
 use super::rope::{Rope, RopeContext};
 use super::spec::{Biases, Dropouts, Kind, Model, QkNorm, Residual, Spec, Structure, check_layers, runs};
 
-/// The families that can be imported: `model_type` and what it covers.
+/// The families that can be imported: `model_type` and its features.
 pub const FAMILIES: [(&str, &str); 15] = [
     ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
     ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
@@ -45,10 +45,10 @@ pub const FAMILIES: [(&str, &str); 15] = [
     ("qwen3_moe", "experts by layer, one sliding window for all layers; else as qwen3"),
     (
         "deepseek_v3",
-        "latent attention, experts in groups beside shared ones, dense first layers; rotary as llama",
+        "latent attention, experts in groups, shared experts, dense first layers; rotary as llama",
     ),
     ("t5", "encoder and decoder, biases by relative position, plain or gated MLP, head tied or not"),
-    ("bert", "encoder: learned positions, types of token, norms after; pooler or masked language model"),
+    ("bert", "encoder: learned positions, token types, norms after; pooler or masked language model"),
 ];
 
 /// A `model_type` that can be imported.
@@ -134,7 +134,7 @@ impl Family {
 }
 
 impl ModelType {
-    /// The spelling of the description.
+    /// The `model_type` of the description.
     fn name(self) -> &'static str {
         match self {
             ModelType::Decoder(family) => family.name(),
@@ -148,11 +148,11 @@ impl ModelType {
         decoders.chain([ModelType::T5, ModelType::Bert]).find(|t| t.name() == name)
     }
 
-    /// The library's classes that are imported, the first where the description names none.
+    /// The library's classes that can be imported; the first is the default.
     fn architectures(self) -> &'static [&'static str] {
         match self {
             ModelType::Decoder(family) => family.architectures(),
-            // The second is the name that the first had.
+            // The second is an old name of the first.
             ModelType::T5 => &["T5ForConditionalGeneration", "T5WithLMHeadModel"],
             ModelType::Bert => &["BertModel", bert::MASKED_LM],
         }
@@ -184,7 +184,7 @@ impl ModelType {
                 | Family::Mixtral
                 | Family::Qwen3Moe
                 | Family::DeepseekV3 => none,
-                // The library reads `embd_pdrop` and drops nothing by it.
+                // The library reads `embd_pdrop` but does not apply it.
                 Family::Phi3 => DropoutFields { residual: Some(("resid_pdrop", 0.0)), ..none },
                 Family::Starcoder2 => DropoutFields {
                     residual: Some(("residual_dropout", 0.0)),
@@ -201,7 +201,7 @@ impl ModelType {
                     embedding: Some(("embd_pdrop", 0.1)),
                 },
             },
-            // One field for all.
+            // One field for all places.
             ModelType::T5 => {
                 let all = ("dropout_rate", 0.1);
                 DropoutFields { attention: all, residual: Some(all), embedding: Some(all) }
@@ -218,14 +218,14 @@ impl ModelType {
     }
 }
 
-/// The fields that say what is dropped in training, each with its value where it is absent.
+/// The fields of the rates of dropout in training, each with its default.
 #[derive(Clone, Copy)]
 struct DropoutFields {
-    /// Of attention's weights.
+    /// Of attention weights.
     attention: (&'static str, f64),
-    /// Of what blocks add to the stream.
+    /// Of the outputs of attention and MLP.
     residual: Option<(&'static str, f64)>,
-    /// Of what the embedding gives.
+    /// Of the embedding's output.
     embedding: Option<(&'static str, f64)>,
 }
 
@@ -280,7 +280,7 @@ fn read_decoder<'a>(
     }
 }
 
-/// What is dropped in training.
+/// The rates of dropout in training.
 fn read_dropout(fields: &mut Fields<'_>, model_type: ModelType) -> Result<Dropouts, Diagnostic> {
     let DropoutFields { attention, residual, embedding } = model_type.dropouts();
     let mut share = |field: Option<(&'static str, f64)>| match field {
@@ -310,7 +310,7 @@ fn read_model_type(fields: &mut Fields<'_>) -> Result<ModelType, Diagnostic> {
     })
 }
 
-/// The library's class that is imported.
+/// The class of `architectures` that can be imported, or the default.
 fn read_architecture(fields: &mut Fields<'_>, model_type: ModelType) -> Result<&'static str, Diagnostic> {
     let known = model_type.architectures();
     match fields.words("architectures")? {
@@ -346,7 +346,7 @@ fn read_dtype(fields: &mut Fields<'_>) -> Result<DType, Diagnostic> {
     })
 }
 
-/// The function of the MLP, by the library's name.
+/// The activation of the MLP, by the library's name.
 fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result<Unary, Diagnostic> {
     let word = fields.word(name)?.unwrap_or(default);
     activation(word).ok_or_else(|| {
@@ -356,12 +356,12 @@ fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result
     })
 }
 
-/// The function that the library calls `name`.
+/// The activation that the library calls `name`.
 fn activation(name: &str) -> Option<Unary> {
     Some(match name {
         "silu" | "swish" => Unary::Silu,
         "gelu" | "gelu_python" => Unary::Gelu,
-        // All of these are the tanh approximation, written in different ways.
+        // All of them are the tanh approximation, in different formulations.
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => {
             Unary::GeluTanh
         }
@@ -388,27 +388,27 @@ struct Sizes {
     padding: Option<u64>,
 }
 
-/// What absent fields mean, family by family.
+/// The values of absent fields, family by family.
 struct Defaults {
     vocab: u64,
     hidden: u64,
     ffn: u64,
     layers: u64,
     heads: u64,
-    /// `None` is as many as query heads.
+    /// `None` means as many as query heads.
     kv_heads: Option<u64>,
     head_dim: HeadDim,
     max_positions: u64,
     /// The field of the norms' epsilon, and its value.
     eps: (&'static str, f64),
-    /// The field of the MLP's function, and its value.
+    /// The field of the MLP's activation, and its value.
     activation: (&'static str, &'static str),
     tied: bool,
-    /// The token of padding.
+    /// The padding token.
     padding: Option<i64>,
 }
 
-/// What most families have in common.
+/// The defaults of most families.
 const USUAL: Defaults = Defaults {
     vocab: 32_000,
     hidden: 4096,
@@ -424,11 +424,11 @@ const USUAL: Defaults = Defaults {
     padding: None,
 };
 
-/// What an absent `head_dim` means.
+/// The meaning of an absent `head_dim`.
 enum HeadDim {
-    /// `hidden_size / num_attention_heads`; so does null.
+    /// `hidden_size / num_attention_heads`; null means the same.
     Derived,
-    /// This many; null is refused.
+    /// A constant; null is refused.
     Fixed(u64),
 }
 
@@ -470,8 +470,8 @@ fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Dia
     })
 }
 
-/// The row of the embedding through which no gradient flows: that of the token of padding, counted from the end where it is
-/// negative. A token beyond the vocabulary has none.
+/// The row of the embedding that receives no gradient: the padding token's, counted from the end if negative. A token
+/// beyond the vocabulary has no row.
 fn padding_row(fields: &mut Fields<'_>, absent: Option<i64>, vocab: u64) -> Result<Option<u64>, Diagnostic> {
     let token = match fields.raw("pad_token_id") {
         None => absent,
@@ -490,18 +490,18 @@ fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diag
             "M07",
             format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1),
         )
-        .help("the width of a head is their quotient, unless `head_dim` is given"));
+        .help("set `head_dim`, or choose sizes of which the quotient is the width of a head"));
     }
     Ok(hidden.1 / heads.1)
 }
 
-/// The scale of scores that all families but one have.
+/// The scale of scores in most families: 1/√head_dim.
 fn usual_scale(head_dim: u64) -> f64 {
     1.0 / (head_dim as f64).sqrt()
 }
 
 impl Sizes {
-    /// The model with kinds of block and the kind of each layer.
+    /// The model with these kinds of block and the kind of each layer.
     fn spec(
         self,
         family: Family,

@@ -1,4 +1,4 @@
-//! What the importer understands of a model: one form for all families of decoders, and one each for T5 and BERT.
+//! The structure of an imported model: one form for all decoders, and one each for T5 and BERT.
 
 mod bert;
 mod experts;
@@ -21,31 +21,31 @@ pub(super) use t5::T5;
 /// A model, without its weights.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
-    /// What it computes.
+    /// The computation.
     pub(super) structure: Structure,
-    /// What it drops in training.
+    /// The dropout in training.
     pub(super) dropout: Dropouts,
 }
 
-/// What a model computes.
+/// The structure of a model.
 #[derive(Clone, Debug)]
 pub(super) enum Structure {
-    /// A decoder alone.
+    /// A decoder only.
     Decoder(Box<Spec>),
-    /// An encoder and a decoder that attends to it, as T5 has them.
+    /// An encoder and a decoder with cross attention.
     T5(T5),
-    /// An encoder alone, as BERT is one.
+    /// An encoder only.
     Bert(Bert),
 }
 
-/// What a model drops in training; nothing is dropped in a prefill.
+/// The rates of dropout in training; a prefill drops nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Dropouts {
-    /// The share of attention weights.
+    /// Of attention weights.
     pub(super) attention: f64,
-    /// The share of what blocks add to the stream; T5 drops inside its MLP as well, and behind its last norms.
+    /// Of the outputs of attention and MLP; for T5 also inside the MLP and after the last norms.
     pub(super) residual: f64,
-    /// The share of what the embedding gives.
+    /// Of the embedding's output.
     pub(super) embedding: f64,
 }
 
@@ -68,7 +68,7 @@ impl Model {
 /// A decoder, without its weights.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
-    /// Whose names and structure it has.
+    /// The family, which decides on names and structure.
     pub(super) family: Family,
     /// The element type that the description states.
     pub(super) dtype: DType,
@@ -84,9 +84,9 @@ pub(super) struct Spec {
     pub(super) ffn: u64,
     /// Tokens of the vocabulary.
     pub(super) vocab: u64,
-    /// Added under the root of every norm.
+    /// The epsilon of every norm.
     pub(super) eps: f64,
-    /// The function of the MLP.
+    /// The activation of the MLP.
     pub(super) activation: Unary,
     /// Kinds of block, in order of first appearance.
     pub(super) kinds: Vec<Kind>,
@@ -96,26 +96,26 @@ pub(super) struct Spec {
     pub(super) bias: Biases,
     /// How queries and keys are normalised before rotary.
     pub(super) qk_norm: QkNorm,
-    /// Whether attention and MLP both read what comes into the block.
+    /// Whether attention and MLP read the same input.
     pub(super) residual: Residual,
     /// Bound of the logits, by `cap · tanh(logit / cap)`.
     pub(super) logit_cap: Option<f64>,
     /// Whether the head reads the embedding's table.
     pub(super) tied: bool,
-    /// The row of the embedding through which no gradient flows.
+    /// The row of the embedding that receives no gradient.
     pub(super) padding: Option<u64>,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
     /// The experts of the kinds that have them.
     pub(super) experts: Option<ExpertSpec>,
-    /// Widths of latent attention, where queries, keys and values come from latents.
+    /// Widths of latent attention, if the model has it.
     pub(super) latent: Option<Latent>,
 }
 
-/// What tells blocks of one model apart.
+/// A kind of block within a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Kind {
-    /// The end of the function's name, where the model has several kinds.
+    /// The suffix of the function's name if the model has several kinds.
     pub(super) label: String,
     /// Which keys a query sees.
     pub(super) mask: Mask,
@@ -125,7 +125,7 @@ pub(super) struct Kind {
     pub(super) softcap: Option<f64>,
     /// Rotary positions.
     pub(super) rotary: Option<RotarySpec>,
-    /// What stands behind attention.
+    /// The feed-forward part.
     pub(super) mlp: Mlp,
 }
 
@@ -136,9 +136,9 @@ pub(super) struct RotarySpec {
     pub(super) width: u64,
     /// Base of the frequencies.
     pub(super) theta: f64,
-    /// Stretching of the frequencies.
+    /// Scaling of the frequencies.
     pub(super) scaling: Scaling,
-    /// Which elements turn together.
+    /// Which elements form a pair.
     pub(super) pairs: Pairs,
 }
 
@@ -153,12 +153,12 @@ pub(super) enum QkNorm {
     Projection,
 }
 
-/// What the MLP of a block reads.
+/// The input of a block's MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Residual {
-    /// The stream after attention was added.
+    /// The stream after attention.
     Serial,
-    /// The stream as it came into the block, as attention does.
+    /// The block's input, as for attention.
     Parallel,
 }
 
@@ -223,20 +223,21 @@ impl Spec {
 /// Elements of all heads together.
 fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
     let wide = heads.saturating_mul(head_dim);
-    match wide > Dim::MAX_SIZE {
-        true => Err(Diagnostic::new(
+    if wide > Dim::MAX_SIZE {
+        return Err(Diagnostic::new(
             "M04",
             format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE),
-        )),
-        false => Ok(wide),
+        ));
     }
+    Ok(wide)
 }
 
 fn tokens(batch: u64, sequence: u64) -> u128 {
     u128::from(batch) * u128::from(sequence)
 }
 
-/// Bounds tensors (what they are, rows, columns), so that counts of elements, bytes and FLOPs stay far from overflow.
+/// Checks tensors (name, rows, columns) against a bound that keeps counts of elements, bytes and FLOPs far from
+/// overflow.
 fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagnostic> {
     const MAX_ELEMENTS: u128 = 1 << 48;
     for &(what, rows, columns) in tensors {
@@ -250,7 +251,7 @@ fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// Refuses a sequence beyond the learned positions, of which `field` says that there are `n`.
+/// Refuses a sequence longer than the `n` learned positions that `field` states.
 fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagnostic> {
     if workload.sequence <= n {
         return Ok(());
@@ -258,15 +259,15 @@ fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagn
     Err(Diagnostic::new(
         "M08",
         format!(
-            "a sequence of {}, but `{field}` is {n}: positions beyond have no embedding",
+            "a sequence of {}, but `{field}` is {n}: later positions have no embedding",
             counted(workload.sequence, "token")
         ),
     )
-    .help(format!("ask for at most {}", counted(n, "token")))
+    .help(format!("choose at most {}", counted(n, "token")))
     .repairs([format!("--seq {n}")]))
 }
 
-/// Refuses a length of targets for a model that has one sequence only.
+/// Refuses a target length for a model with one sequence.
 fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnostic> {
     match workload.target_sequence {
         None => Ok(()),
@@ -274,7 +275,7 @@ fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnost
             "M10",
             format!("a target sequence of {}, but a {model_type} has one sequence", counted(n, "token")),
         )
-        .help("only models with an encoder and a decoder have a target sequence, as t5 has")),
+        .help("only models with an encoder and a decoder, as t5, have a target sequence")),
     }
 }
 
