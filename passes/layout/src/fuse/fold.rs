@@ -1,12 +1,12 @@
-//! `fold`: no kernel of its own packs or unpacks what kernels can write, or read, where it lies on the wire.
+//! `fold`: kernels write and read wire buffers directly if they can, instead of separate pack and unpack kernels.
 //!
 //! ```text
 //! compute: rotary $v4, $positions -> $q             buffer $q : bf16[b s@u h d] in $v12.send part 0
-//! compute: pack $q, $k, $v -> $v12.send             is gone
+//! compute: pack $q, $k, $v -> $v12.send             removed
 //! ```
 //!
-//! Which tensors these are is seen when tasks and buffers are made, so the pass leaves the program as it is and asks
-//! [`lower`](mod@crate::lower) for it, by its name among the passes that made the program. The rules stand in `RULES.md`.
+//! Lowering finds these tensors, because it makes tasks and buffers. The pass leaves the program unchanged and requests
+//! the folding from [`lower`](mod@crate::lower) by its name in the program's pipeline. `RULES.md` states the rules.
 
 use ithaca_ir::Module;
 use ithaca_ir::module::Level;
@@ -21,7 +21,7 @@ pub struct Fold;
 /// Its name in a pipeline.
 pub const NAME: &str = "fold";
 
-/// Whether the passes that made a program ask for it.
+/// Whether the program's pipeline contains the pass.
 pub(crate) fn is_asked(module: &Module) -> bool {
     module.pipeline.iter().any(|pass| pass == NAME)
 }
@@ -34,7 +34,7 @@ impl Pass for Fold {
     fn run(&self, module: Verified<'_>, _cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
         if module.level == Level::Sharded {
-            let message = "`fold` is about messages, and this program has reshards";
+            let message = "`fold` needs a per-rank program, but this one has reshards";
             return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
         }
         Ok(module.clone())
