@@ -3,20 +3,28 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 /// A compiler for distributed attention.
 #[derive(Debug, Parser)]
-#[command(name = "ithaca", version, about, long_about = None, arg_required_else_help = true)]
+#[command(
+    name = "ithaca",
+    version,
+    about,
+    long_about = None,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
 pub struct Cli {
-    /// How errors are printed.
+    /// The form of error messages.
     #[arg(long, value_enum, default_value_t = ErrorFormat::Human, global = true, value_name = "FORMAT")]
     pub error_format: ErrorFormat,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// How errors are printed.
+/// The form of error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ErrorFormat {
     /// For a person.
@@ -25,111 +33,136 @@ pub enum ErrorFormat {
     Json,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Choose how to distribute a model, and say why.
-    #[command(
-        after_help = "Example:\n  ithaca plan examples/llama-3-8b --cluster dgx-h100 --gpus 8 --seq 131072 -o plan.json"
-    )]
+    /// Choose how to distribute a model, with the reasons.
+    #[command(after_help = "\
+Example:
+  ithaca plan examples/llama-3-8b --gpus 8 --seq 128k -o plan.json")]
     Plan(PlanArgs),
     /// Write a plan as code: IR, schedule, JSON, a picture, or a CUDA/NCCL program.
-    #[command(after_help = "Example:\n  ithaca emit plan.json --target cuda -o out/ && make -C out")]
+    #[command(after_help = "\
+Example:
+  ithaca emit plan.json --target cuda -o out/ && make -C out")]
     Emit(EmitArgs),
-    /// Run a plan or a model on this machine, a thread per rank, and compare.
-    #[command(
-        after_help = "Examples:\n  ithaca run plan.json --shrink\n  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors\n  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --strategy ring --mesh ring=4\n  torchrun --nproc-per-node 8 --no-python ithaca run plan.json --shrink --launch"
-    )]
+    /// Run a plan or a model on this machine, a thread per rank, and compare the outputs.
+    #[command(after_help = "\
+Examples:
+  ithaca run plan.json --shrink
+  ithaca run DIR --inputs DIR/io.safetensors --expect DIR/io.safetensors
+  ithaca run DIR --mode train --seq 64 --steps 5 --save step5.safetensors
+  ithaca run DIR --mode train --seq 64 --steps 5 --resume step5.safetensors --mesh dp=4
+  torchrun --nproc-per-node 8 --no-python ithaca run plan.json --shrink --launch")]
     Run(RunArgs),
-    /// Check that the per-rank program computes what the whole one does, in double precision.
+    /// Check in double precision that the per-rank program computes the same as the whole program.
     ///
-    /// Of a schedule in text form, as `emit --target schedule` writes it, that memory, collectives and order hold, and with
-    /// `--program` that it computes what its program says.
-    #[command(
-        after_help = "Examples:\n  ithaca verify plan.json\n  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2\n  ithaca emit plan.json --target schedule -o schedule.ith && ithaca verify schedule.ith --program plan.json"
-    )]
+    /// A schedule in text form, as `emit --target schedule` writes it, is checked for memory, collectives and order,
+    /// and with `--program` also against its program.
+    #[command(after_help = "\
+Examples:
+  ithaca verify plan.json
+  ithaca verify DIR --mode train --seq 64 --strategy ring --mesh ring=4 --steps 2
+  ithaca verify schedule.ith --program plan.json")]
     Verify(VerifyArgs),
-    /// Cut a checkpoint into a file for each rank of a plan.
-    #[command(
-        after_help = "Examples:\n  ithaca shard-weights plan.json --weights model.safetensors -o shards\n  ithaca shard-weights DIR --strategy megatron-tp --mesh tp=4 --weights DIR -o shards\n  ithaca shard-weights DIR --mode train --strategy data-parallel --mesh dp=4 --zero 3 --weights step5.safetensors -o shards"
-    )]
+    /// Split a checkpoint into one file for each rank of a plan.
+    #[command(after_help = "\
+Examples:
+  ithaca shard-weights plan.json --weights model.safetensors -o shards
+  ithaca shard-weights DIR --strategy megatron-tp --mesh tp=4 -o shards
+  ithaca shard-weights DIR --mode train --mesh dp=4 --zero 3 --weights step5.safetensors -o shards")]
     ShardWeights(ShardWeightsArgs),
-    /// Join what `shard-weights` cut, bit for bit.
-    #[command(after_help = "Example:\n  ithaca merge-weights shards -o model.safetensors")]
+    /// Join the files of `shard-weights`, bit for bit.
+    #[command(after_help = "\
+Example:
+  ithaca merge-weights shards -o model.safetensors")]
     MergeWeights(MergeWeightsArgs),
-    /// Say what changed between two plans; exit 1 when something did.
-    #[command(after_help = "Example:\n  ithaca diff before.json after.json")]
+    /// List the differences between two plans; exit 1 when there are any.
+    #[command(after_help = "\
+Example:
+  ithaca diff before.json after.json")]
     Diff(DiffArgs),
     /// Run passes over a program in text form.
-    #[command(
-        after_help = "Example:\n  ithaca opt model.ith --pipeline \"shard{strategy=ulysses,ulysses=4},lower-reshards\" --timings"
-    )]
+    #[command(after_help = "\
+Example:
+  ithaca opt model.ith --pipeline \"shard{strategy=ulysses,ulysses=4},lower-reshards\"")]
     Opt(OptArgs),
-    /// Say what a plan does and why.
-    #[command(after_help = "Example:\n  ithaca explain plan.json")]
+    /// Explain a plan: communication, time, memory, and why the alternatives lost.
+    #[command(after_help = "\
+Example:
+  ithaca explain plan.json")]
     Explain(ExplainArgs),
     /// List operations, passes, strategies, models or clusters.
-    #[command(after_help = "Example:\n  ithaca list strategies")]
+    #[command(after_help = "\
+Example:
+  ithaca list strategies")]
     List(ListArgs),
     /// Print a completion script for a shell.
-    #[command(
-        after_help = "Example:\n  ithaca completions bash > ~/.local/share/bash-completion/completions/ithaca"
-    )]
+    #[command(after_help = "\
+Example:
+  ithaca completions bash > ~/.local/share/bash-completion/completions/ithaca")]
     Completions(CompletionsArgs),
 }
 
 /// The workload.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// Tokens per sequence.
-    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
+    /// Tokens per sequence; `128k` is 128 · 1024, `1m` is 1024 · 1024.
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub seq: Option<u64>,
-    /// Tokens per sequence of the decoder, for a model with an encoder and a decoder; those of --seq when left out.
-    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = positive)]
+    /// Tokens per sequence of the decoder, for a model with encoder and decoder [default: that of --seq].
+    #[arg(long, value_name = "TOKENS", allow_hyphen_values = true, value_parser = tokens)]
     pub target_seq: Option<u64>,
-    /// Sequences.
+    /// Sequences [default: 1].
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub batch: Option<u64>,
-    /// Element type of weights and activations; the configuration's own when left out.
+    /// Element type of weights and activations: f64, f32, f16, bf16 [default: that of the configuration].
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<String>,
-    /// What is computed; prefill when left out.
+    /// The kind of step [default: prefill].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// What a training step computes again instead of keeping it: none, selective (attention), full, `full(every=K)` (K
-    /// layers at a time), or keep-attention (all but attention).
-    #[arg(long, value_name = "POLICY")]
-    pub recompute: Option<String>,
-    /// Parts of the tokens of each rank whose loss and gradients a training step computes one after another, so that the
-    /// logits of one part are there at a time.
-    #[arg(long, value_name = "C", allow_hyphen_values = true)]
-    pub loss_chunks: Option<String>,
-    /// Parts of the batch whose gradients are summed in a training step.
-    #[arg(long, value_name = "M", allow_hyphen_values = true)]
-    pub micro_batches: Option<String>,
-    /// In which order the stages of a pipeline, on the axis pp of the mesh, run micro-batches: gpipe, 1f1b (as when left
-    /// out), or interleaved (with `--train chunks=N` ranges of layers for each stage).
-    #[arg(long, value_name = "ORDER")]
-    pub pipeline: Option<String>,
-    /// Another option of the training step: `dropout=off` (nothing is dropped; `config`, as when left out, drops what the
-    /// configuration says), `optimizer=none`, `lr=1e-4`, `clip=1.0`, `beta1=…`, `beta2=…`, `eps=…`,
-    /// `weight_decay=…`; may be repeated.
-    #[arg(long = "train", value_name = "KEY=VALUE")]
-    pub training: Vec<String>,
-    /// The label of a token is that of the next one, as where labels are the tokens themselves.
-    #[arg(long)]
-    pub shift_labels: bool,
-    /// How many tokens an expert takes: a factor of the even share, and the groups of a sequence that share slots, as in
-    /// `1.25/8`; all that choose it when left out.
+    /// Capacity of an expert: a factor of the even share of tokens, and the groups of a sequence that share slots, as
+    /// in `1.25/8` [default: unbounded].
     #[arg(long, value_name = "FACTOR[/GROUPS]", allow_hyphen_values = true)]
     pub capacity: Option<String>,
-    /// A field of the configuration that is known not to change the computation; may be repeated.
+    /// Ignore a field of the configuration that is known not to change the computation; repeatable.
     #[arg(long = "ignore-field", value_name = "FIELD")]
+    #[serde(rename = "ignore-field")]
     pub ignore_fields: Vec<String>,
+    /// Activations that the backward pass computes again: none, selective, full, full(every=K), keep-attention.
+    ///
+    /// `selective` computes attention again; `full` everything, K layers at a time; `keep-attention` everything except
+    /// attention.
+    #[arg(long, value_name = "POLICY", help_heading = "Training")]
+    pub recompute: Option<String>,
+    /// Compute loss and gradients in C parts of the tokens of each rank, so that only one part of the logits is live.
+    #[arg(long, value_name = "C", allow_hyphen_values = true, help_heading = "Training")]
+    pub loss_chunks: Option<String>,
+    /// Accumulate gradients over M parts of the batch.
+    #[arg(long, value_name = "M", allow_hyphen_values = true, help_heading = "Training")]
+    pub micro_batches: Option<String>,
+    /// Order of micro-batches in a pipeline (mesh axis pp): gpipe, 1f1b, interleaved [default: 1f1b].
+    ///
+    /// `interleaved` gives each stage several ranges of layers: `--train chunks=N`.
+    #[arg(long, value_name = "ORDER", help_heading = "Training")]
+    pub pipeline: Option<String>,
+    /// Another option of the training step, such as `lr=1e-4`; repeatable.
+    ///
+    /// The keys are `optimizer=adamw|none`, `lr`, `beta1`, `beta2`, `eps`, `weight_decay`, `clip`, `chunks`, and
+    /// `dropout=config|off`. `config`, the default, applies the dropout of the configuration.
+    #[arg(long = "train", value_name = "KEY=VALUE", help_heading = "Training")]
+    #[serde(rename = "train")]
+    pub training: Vec<String>,
+    /// The label of a token is the next token, for labels that are copies of the tokens.
+    #[arg(long, help_heading = "Training")]
+    pub shift_labels: bool,
 }
 
-/// What is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// The kind of step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 pub enum Mode {
     /// The forward pass over whole sequences.
     Prefill,
@@ -139,66 +172,73 @@ pub enum Mode {
     Decode,
 }
 
-/// The cluster where none is named.
+/// The default cluster.
 pub const DEFAULT_CLUSTER: &str = "dgx-h100";
 
 /// The layout.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Cluster and mesh")]
 pub struct LayoutArgs {
-    /// A profile's name, or the path of a cluster.toml; dgx-h100 when left out.
+    /// A profile (`ithaca list clusters`) or the path of a cluster file [default: dgx-h100].
     #[arg(long, value_name = "CLUSTER")]
     pub cluster: Option<String>,
-    /// How many GPUs; that of the mesh when left out.
+    /// Number of GPUs [default: the ranks of the mesh].
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = positive)]
     pub gpus: Option<u64>,
-    /// A strategy, or a product of strategies written with a plus; `plan` tries all when it is left out.
+    /// A strategy (`ithaca list strategies`), or a product such as ulysses+megatron-tp.
+    ///
+    /// `plan` tries all of them by default. The mesh axes dp, pp, tp and ep add data-parallel, pipeline, megatron-tp
+    /// and ep to the product where it has no strategy for them.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
-    /// Sizes of mesh axes, major to minor.
+    /// Mesh axes and their sizes, major to minor, such as dp=2,ulysses=4.
     #[arg(long, value_name = "AXIS=N,…")]
     pub mesh: Option<String>,
-    /// Let ranks hold different numbers of heads where they do not divide.
-    #[arg(long)]
+    /// Allow ranks to have different numbers of heads.
+    #[arg(long, help_heading = "Layout")]
     pub uneven_heads: bool,
-    /// Pad heads that do not divide, key/value heads with the query heads that they serve.
-    #[arg(long, conflicts_with = "uneven_heads")]
+    /// Pad the heads, key/value heads together with their query heads.
+    #[arg(long, conflicts_with = "uneven_heads", help_heading = "Layout")]
     pub pad_heads: bool,
-    /// Pad a sequence that does not divide.
-    #[arg(long)]
+    /// Pad the sequence.
+    #[arg(long, help_heading = "Layout")]
     pub pad_sequence: bool,
-    /// The order of tokens over the ranks that split a sequence inside attention: contiguous, zigzag, striped,
-    /// striped:BLOCK or balanced (dealt by the pairs of the mask); the best-balanced closed form when left out.
-    #[arg(long, value_name = "ORDER")]
+    /// Token order inside attention: contiguous, zigzag, striped, striped:BLOCK, balanced.
+    ///
+    /// `balanced` deals chunks by the number of pairs that the mask leaves. The default is the closed form with the
+    /// best balance.
+    #[arg(long, value_name = "ORDER", help_heading = "Layout")]
     pub order: Option<String>,
-    /// Refuse a strategy that moves blocks which the mask leaves empty.
-    #[arg(long)]
+    /// Refuse a strategy that sends blocks which the mask leaves empty.
+    #[arg(long, help_heading = "Layout")]
     pub prune: bool,
-    /// Split over ranks that hold the same weights: 1 and 2 the optimizer and gradients, 3 parameters too.
-    #[arg(long, value_name = "STAGE", allow_hyphen_values = true, value_parser = whole)]
+    /// ZeRO stage: 1 and 2 split optimizer states and gradients over data-parallel ranks, 3 parameters too.
+    #[arg(long, value_name = "STAGE", allow_hyphen_values = true, value_parser = whole, help_heading = "Layout")]
     pub zero: Option<u64>,
-    /// What is fused: `pack` joins independent collectives into one message; `overlap` or `overlap(chunks=N)` cuts
-    /// collectives and the kernels beside them into chunks as well, so that one travels while another computes; `none`.
-    /// With `fold+` before them kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks
-    /// these; with `prefetch+` weights that are split are gathered before they are needed, across layers too, and gradients
-    /// reduced after they are there; `prefetch(layers=0)+` within each layer only; with `two-level+` mesh axes that span nodes are
-    /// put in two levels, one collective for each; `two-level(choose=cheaper)+` does where that costs less on the cluster.
-    /// `fold+pack` when left out, `prefetch+fold+pack` with `--zero 3`.
-    #[arg(long, value_name = "PASSES")]
-    pub fuse: Option<String>,
-    /// Another strategy inside attention for one kind of layer, a function of the program; may be repeated.
-    #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME")]
+    /// Another strategy inside the attention of one kind of layer, a function of the program; repeatable.
+    #[arg(long = "layer-strategy", value_name = "FUNCTION=NAME", help_heading = "Layout")]
+    #[serde(rename = "layer-strategy")]
     pub layer_strategies: Vec<String>,
-    /// The movement that brings keys and queries together inside attention, in place of the strategy's: rotate,
-    /// gather(groups=2), …; `list strategies` names them.
-    #[arg(long, value_name = "MOVEMENT")]
+    /// Another movement of keys and queries inside attention than that of the strategy, such as gather(groups=2).
+    #[arg(long, value_name = "MOVEMENT", help_heading = "Layout")]
     pub movement: Option<String>,
-    /// The same for attention whose keys are another sequence than its queries, as between encoder and decoder.
-    #[arg(long, value_name = "MOVEMENT")]
+    /// Another movement for cross-attention, as between encoder and decoder.
+    #[arg(long, value_name = "MOVEMENT", help_heading = "Layout")]
     pub cross_movement: Option<String>,
-    /// Mesh axes of a sequence's own, by its dimension (s; t in a decoder), in place of the strategy's; `none` for no
-    /// axes; may be repeated.
-    #[arg(long, value_name = "DIM=AXIS[+AXIS],…")]
+    /// Mesh axes of one sequence dimension (s; t in a decoder) in place of those of the strategy, or `none`; repeatable.
+    #[arg(long, value_name = "DIM=AXIS[+AXIS],…", help_heading = "Layout")]
     pub sequence_axes: Vec<String>,
+    /// Passes that fuse and overlap communication, joined by `+` [default: fold+pack; prefetch+fold+pack for ZeRO 3].
+    ///
+    /// `pack` coalesces independent collectives into one message. `overlap` or `overlap(chunks=N)` also cuts collectives
+    /// and the kernels next to them into chunks, so that one chunk is sent while another is computed. `none` does
+    /// neither. `fold` lets kernels read and write wire buffers, without copies to pack and unpack. `prefetch` gathers
+    /// ZeRO-3 weights one layer ahead and reduces gradients one layer later; `prefetch(layers=0)` stays within a layer.
+    /// `two-level` splits mesh axes that span nodes, so that each collective becomes one across nodes and one inside;
+    /// `two-level(choose=cheaper)` only where that costs less on the cluster.
+    #[arg(long, value_name = "PASSES", help_heading = "Layout")]
+    pub fuse: Option<String>,
 }
 
 /// Arguments of `plan`.
@@ -212,11 +252,11 @@ pub struct PlanArgs {
     /// The layout.
     #[command(flatten)]
     pub layout: LayoutArgs,
-    /// Where to write the plan.
-    #[arg(short, long, value_name = "FILE")]
+    /// Write the plan to this file.
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
     /// Print the plan as JSON instead of a table.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
 
@@ -225,15 +265,15 @@ pub struct PlanArgs {
 pub struct EmitArgs {
     /// A plan.
     pub plan: PathBuf,
-    /// What to write.
+    /// The form of the code.
     #[arg(long, value_enum)]
     pub target: Target,
-    /// A file, or for `cuda` a folder; standard output when left out.
+    /// A file, or a folder for `cuda` [default: standard output].
     #[arg(short, long, value_name = "PATH")]
     pub output: Option<PathBuf>,
 }
 
-/// What `emit` writes.
+/// The form of the code that `emit` writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Target {
     /// The per-rank program in text form.
@@ -248,14 +288,14 @@ pub enum Target {
     Svg,
     /// A sequence diagram for Mermaid: ranks, phases, collectives.
     Mermaid,
-    /// The simulated step as a trace for Chrome and Perfetto: a process for each rank (of more than 64, one for all that do
-    /// the same), a thread for each stream.
+    /// The simulated step as a trace for Chrome and Perfetto: a process per rank (above 64 ranks, one per class of equal
+    /// ranks), a thread per stream.
     Trace,
     /// A self-contained CUDA/NCCL program.
     Cuda,
 }
 
-/// What is run: a plan, or a model with a layout.
+/// A plan, or a model with a layout.
 #[derive(Clone, Debug, Args)]
 pub struct SubjectArgs {
     /// A plan, a folder with config.json, or a program in text form (.ith).
@@ -266,87 +306,115 @@ pub struct SubjectArgs {
     /// The layout, for a model.
     #[command(flatten)]
     pub layout: LayoutArgs,
-    /// A safetensors file with the model's inputs; random ones when left out.
-    #[arg(long, value_name = "FILE")]
+    /// A safetensors file with the inputs of the model [default: random inputs].
+    #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub inputs: Option<PathBuf>,
-    /// A safetensors file, its index, or a folder with weights; those beside config.json, or random ones, when left out.
-    #[arg(long, value_name = "PATH")]
+    /// Weights: a safetensors file, its index, or a folder [default: those beside config.json, or random weights].
+    #[arg(long, value_name = "PATH", help_heading = "Data")]
     pub weights: Option<PathBuf>,
-    /// Run a small model of the same structure in place of the real one.
-    #[arg(long)]
+    /// Run a small model of the same structure instead of the real one.
+    #[arg(long, help_heading = "Data")]
     pub shrink: bool,
-    /// Seed of random weights and inputs; 0 when left out.
-    #[arg(long, value_name = "SEED", allow_hyphen_values = true, value_parser = whole)]
+    /// Seed of random weights and inputs [default: 0].
+    #[arg(long, value_name = "SEED", allow_hyphen_values = true, value_parser = whole, help_heading = "Data")]
     pub seed: Option<u64>,
 }
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// What is run.
+    /// The plan or model.
     #[command(flatten)]
     pub subject: SubjectArgs,
-    /// A safetensors file with expected outputs; the whole program's own when left out.
-    #[arg(long, value_name = "FILE")]
+    /// Compare with the outputs in this safetensors file [default: those of the whole program].
+    #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub expect: Option<PathBuf>,
-    /// The largest error that passes, absolute and relative both. 1e-4 when left out; where tensors are stored as they are typed,
-    /// 1e-2 for those of a program in f16 and 5e-2 in bf16, and errors of elements are taken beside the largest of their tensor.
-    #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
+    /// The largest absolute and relative error that passes [default: 1e-4].
+    ///
+    /// With `--storage typed` the default is 1e-2 for programs in f16 and 5e-2 in bf16, and the error of an element is
+    /// relative to the largest element of its tensor.
+    #[arg(
+        long,
+        value_name = "ERROR",
+        allow_hyphen_values = true,
+        value_parser = tolerance,
+        help_heading = "Comparison"
+    )]
     pub tolerance: Option<f64>,
-    /// Steps of training, each on the weights and the optimizer's state that the one before left.
-    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
-    pub steps: u64,
-    /// Where to write what further steps of training continue from: a file, or a folder for `model.safetensors`.
-    #[arg(long, value_name = "PATH")]
-    pub save: Option<PathBuf>,
-    /// Continue training from what `--save` wrote, under this plan or any other.
-    #[arg(long, value_name = "PATH")]
-    pub resume: Option<PathBuf>,
-    /// Where to write outputs, as safetensors.
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// How values of 16-bit types are kept; wide when left out, but on a GPU always as they are typed.
-    #[arg(long, value_enum)]
-    pub storage: Option<StorageArg>,
-    /// Run one rank in this process, which a launcher started beside those of the other ranks (torchrun, mpirun, srun):
-    /// they are found by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-    #[arg(long)]
-    pub launch: bool,
-    /// Print how long tasks took, by kind; on a device each is waited for, in a second step.
-    #[arg(long)]
-    pub timings: bool,
-    /// Write when each task ran, as a trace for Chrome and Perfetto: a process for each rank, a thread for each stream, as
-    /// `emit --target trace` does of the simulated step.
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
-    /// What runs the schedule.
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    pub device: DeviceArg,
-    /// Who does collectives, with `--device cuda`; in-process when left out.
-    #[arg(long, value_enum)]
-    pub collectives: Option<CollectivesArg>,
-    /// Make a CUDA graph of the step and run that, with `--device cuda`.
-    #[arg(long)]
-    pub graph: bool,
-    /// Compare with nothing: for times of what takes too long to check.
-    #[arg(long, conflicts_with = "expect")]
+    /// Compare with nothing, to time programs that take too long to check.
+    #[arg(long, conflicts_with = "expect", help_heading = "Comparison")]
     pub unchecked: bool,
-    /// Seconds that a rank waits for another before the run is stopped; on GPUs, that nothing goes on.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, allow_hyphen_values = true, value_parser = positive)]
+    /// Write the outputs to this safetensors file.
+    #[arg(short, long, value_name = "FILE", help_heading = "Comparison")]
+    pub output: Option<PathBuf>,
+    /// Training steps; each continues from the weights and optimizer states of the step before.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_hyphen_values = true,
+        value_parser = positive,
+        help_heading = "Checkpoints"
+    )]
+    pub steps: u64,
+    /// Write a checkpoint for further training: a file, or a folder for `model.safetensors`.
+    #[arg(long, value_name = "PATH", help_heading = "Checkpoints")]
+    pub save: Option<PathBuf>,
+    /// Continue training from a checkpoint of `--save`, under this plan or any other.
+    #[arg(long, value_name = "PATH", help_heading = "Checkpoints")]
+    pub resume: Option<PathBuf>,
+    /// The device that runs the schedule.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu, help_heading = "Device")]
+    pub device: DeviceArg,
+    /// Storage of values of 16-bit types [default: wide; on a GPU always typed].
+    #[arg(long, value_enum, help_heading = "Device")]
+    pub storage: Option<StorageArg>,
+    /// Implementation of collectives, with `--device cuda` [default: in-process].
+    #[arg(long, value_enum, help_heading = "Device")]
+    pub collectives: Option<CollectivesArg>,
+    /// Capture the step as a CUDA graph and launch that, with `--device cuda`.
+    #[arg(long, help_heading = "Device")]
+    pub graph: bool,
+    /// Run one rank in this process, which a launcher (torchrun, mpirun, srun) started beside the other ranks.
+    ///
+    /// The processes find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    #[arg(long, help_heading = "Device")]
+    pub launch: bool,
+    /// Stop the run after a rank has waited this long for another, in seconds; on GPUs, after this long without progress.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        allow_hyphen_values = true,
+        value_parser = positive,
+        help_heading = "Device"
+    )]
     pub timeout: u64,
-    /// Stop at the first task that writes a number which is none (NaN), and name it; on GPUs each task is waited for.
-    #[arg(long)]
+    /// Print the time of tasks by kind; on a GPU each task is waited for, in a second step.
+    #[arg(long, help_heading = "Diagnosis")]
+    pub timings: bool,
+    /// Write a trace of the run for Chrome and Perfetto: a process per rank, a thread per stream.
+    #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]
+    pub trace: Option<PathBuf>,
+    /// Stop at the first task that writes a NaN, and name it; on GPUs each task is waited for.
+    #[arg(long, help_heading = "Diagnosis")]
     pub look_for_nan: bool,
-    /// Let a task of one rank go wrong, to see that the others stop: the task of a frame by its number, as errors and
-    /// traces have it, at a layer or the first one; KIND is error, as when left out, panic, or hang, which ends by
-    /// --timeout.
-    #[arg(long, value_name = "RANK:FRAME/TASK[:LAYER][=KIND]", allow_hyphen_values = true)]
+    /// Inject a failure into a task of one rank, to see that the other ranks stop.
+    ///
+    /// The task has the number that errors and traces show, at the given layer or the first. KIND is error (the
+    /// default), panic, or hang, which ends by `--timeout`.
+    #[arg(
+        long,
+        value_name = "RANK:FRAME/TASK[:LAYER][=KIND]",
+        allow_hyphen_values = true,
+        help_heading = "Diagnosis"
+    )]
     pub fault: Option<String>,
 }
 
 impl RunArgs {
-    /// How values of 16-bit types are kept: as was asked for, or as the device does.
-    pub fn kept(&self) -> StorageArg {
+    /// Storage of values of 16-bit types: the one asked for, or the default of the device.
+    pub fn storage(&self) -> StorageArg {
         self.storage.unwrap_or(match self.device {
             DeviceArg::Cpu => StorageArg::Wide,
             DeviceArg::Cuda => StorageArg::Typed,
@@ -354,25 +422,25 @@ impl RunArgs {
     }
 }
 
-/// How values of 16-bit types are kept while a plan runs on this machine.
+/// Storage of values of 16-bit types while a plan runs on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StorageArg {
     /// In single precision.
     Wide,
-    /// Rounded to their type, as a device keeps them.
+    /// Rounded to their type, as on a GPU.
     Typed,
 }
 
-/// What runs a schedule.
+/// The device that runs a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// This machine's processor, a thread per rank.
+    /// The processor of this machine, a thread per rank.
     Cpu,
     /// CUDA GPUs, all ranks in one process.
     Cuda,
 }
 
-/// Who does collectives on CUDA GPUs.
+/// Implementation of collectives on CUDA GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CollectivesArg {
     /// Copies and sums between ranks that share the first GPU.
@@ -384,21 +452,35 @@ pub enum CollectivesArg {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// What is verified; here a schedule in text form too.
+    /// The plan or model; here also a schedule in text form.
     #[command(flatten)]
     pub subject: SubjectArgs,
-    /// What a schedule in text form is to compute: its plan, the per-rank program that `emit --target ir` writes, or a whole
-    /// program, which is laid out by the passes that the schedule names.
-    #[arg(long, value_name = "FILE")]
+    /// The program of a schedule in text form: its plan, its per-rank program, or a whole program.
+    ///
+    /// A whole program is laid out by the passes that the schedule names.
+    #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub program: Option<PathBuf>,
-    /// Steps of training, each on the weights and the optimizer's state that the one before left.
-    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = positive)]
+    /// Training steps; each continues from the weights and optimizer states of the step before.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_hyphen_values = true,
+        value_parser = positive,
+        help_heading = "Comparison"
+    )]
     pub steps: u64,
-    /// A safetensors file with expected outputs, compared too.
-    #[arg(long, value_name = "FILE")]
+    /// Compare also with the outputs in this safetensors file.
+    #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub expect: Option<PathBuf>,
-    /// The largest error against expected outputs that passes, absolute and relative both; 1e-4 when left out.
-    #[arg(long, value_name = "ERROR", allow_hyphen_values = true, value_parser = tolerance)]
+    /// The largest absolute and relative error against `--expect` that passes [default: 1e-4].
+    #[arg(
+        long,
+        value_name = "ERROR",
+        allow_hyphen_values = true,
+        value_parser = tolerance,
+        help_heading = "Comparison"
+    )]
     pub tolerance: Option<f64>,
 }
 
@@ -407,17 +489,17 @@ pub struct VerifyArgs {
 pub struct ShardWeightsArgs {
     /// A plan, a folder with config.json, or a program in text form (.ith).
     pub subject: PathBuf,
-    /// The workload, for a model; a small one when left out, as weights do not depend on lengths.
+    /// The workload, for a model [default: a small one, as weights do not depend on lengths].
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// The layout, for a model.
     #[command(flatten)]
     pub layout: LayoutArgs,
-    /// A safetensors file, its index, or a folder with weights; those beside config.json when left out.
-    #[arg(long, value_name = "PATH")]
+    /// Weights: a safetensors file, its index, or a folder [default: those beside config.json].
+    #[arg(long, value_name = "PATH", help_heading = "Data")]
     pub weights: Option<PathBuf>,
-    /// The folder to write, which must be new or empty.
-    #[arg(short, long, value_name = "OUTDIR")]
+    /// The folder to write, new or empty.
+    #[arg(short, long, value_name = "OUTDIR", help_heading = "Data")]
     pub output: PathBuf,
 }
 
@@ -445,28 +527,28 @@ pub struct DiffArgs {
 pub struct OptArgs {
     /// A program in text form.
     pub file: PathBuf,
-    /// Passes to run.
+    /// Passes to run (`ithaca list passes`).
     #[arg(long, value_name = "PIPELINE", default_value = "")]
     pub pipeline: String,
-    /// Rewrite rules to try and apply: where `rules` stands in the pipeline, else after it.
+    /// Rewrite rules to try and apply, at the place of `rules` in the pipeline, else after it.
     #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
     /// Print the program after each run of this pass, or after `all`.
     #[arg(long, value_name = "PASS")]
     pub print_after: Option<String>,
-    /// Say after each pass that the program was verified. Every pass is verified in any case.
+    /// Report after each pass that the program was verified. Every pass is verified in any case.
     #[arg(long)]
     pub verify_each: bool,
     /// Allow only the first N rewrites.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole)]
     pub stop_after: Option<u64>,
-    /// Print how long each pass took.
+    /// Print the time of each pass.
     #[arg(long)]
     pub timings: bool,
-    /// The cluster by whose prices passes choose; dgx-h100 when left out.
+    /// The cluster whose prices the passes use [default: dgx-h100].
     #[arg(long, value_name = "CLUSTER")]
     pub cluster: Option<String>,
-    /// Where to write the program; standard output when left out.
+    /// Write the program to this file [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -481,23 +563,23 @@ pub struct ExplainArgs {
 /// Arguments of `list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// What to list.
+    /// The list to print; without it, the names of the lists.
     #[arg(value_enum)]
-    pub what: Listing,
+    pub listing: Option<Listing>,
 }
 
-/// What `list` lists.
+/// A list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Listing {
-    /// Operations.
+    /// Operations of programs in text form.
     Ops,
-    /// Passes.
+    /// Passes and their options, for `opt --pipeline`.
     Passes,
-    /// Strategies.
+    /// Strategies and movements, for `--strategy` and `--movement`.
     Strategies,
-    /// Model families.
+    /// Model families that can be imported.
     Models,
-    /// Cluster profiles.
+    /// Built-in cluster profiles, for `--cluster`.
     Clusters,
 }
 
@@ -509,13 +591,39 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+/// The first flag of `args` that was given, as `--seq`: the fields of `args` are named after their flags.
+pub fn first_given(args: &impl Serialize) -> Option<String> {
+    let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(args) else {
+        unreachable!("arguments are structs of texts, numbers, lists and flags")
+    };
+    let is_given = |value: &serde_json::Value| match value {
+        serde_json::Value::Null => false,
+        serde_json::Value::Bool(is_set) => *is_set,
+        serde_json::Value::Array(items) => !items.is_empty(),
+        serde_json::Value::Number(_) | serde_json::Value::String(_) | serde_json::Value::Object(_) => true,
+    };
+    fields.iter().find(|(_, value)| is_given(value)).map(|(name, _)| format!("--{name}"))
+}
+
 fn positive(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(n) if (1..=ithaca_ir::Dim::MAX_SIZE).contains(&n) => Ok(n),
-        Ok(_) | Err(_) => {
-            Err(format!("`{text}` is not a whole number from 1 to {}", ithaca_ir::Dim::MAX_SIZE))
-        }
-    }
+    count(text, text)
+}
+
+/// A number of tokens: `8192`, `128k` (1024 each), `1m` (1024 · 1024 each).
+fn tokens(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
+        Some(_) | None => (text, 1),
+    };
+    let scaled = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+    count(text, &scaled.map_or_else(|| text.to_owned(), |n| n.to_string()))
+}
+
+fn count(written: &str, digits: &str) -> Result<u64, String> {
+    let most = ithaca_ir::Dim::MAX_SIZE;
+    let n = digits.parse::<u64>().ok().filter(|n| (1..=most).contains(n));
+    n.ok_or_else(|| format!("`{written}` is not a whole number from 1 to {most}"))
 }
 
 fn whole(text: &str) -> Result<u64, String> {
@@ -523,8 +631,23 @@ fn whole(text: &str) -> Result<u64, String> {
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
-        _ => Err(format!("`{text}` is not a number that is zero or more")),
+    let error = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x >= 0.0);
+    error.ok_or_else(|| format!("`{text}` is not a number that is zero or more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_have_units() {
+        assert_eq!(tokens("8192"), Ok(8192));
+        assert_eq!(tokens("128k"), Ok(131_072));
+        assert_eq!(tokens("1M"), Ok(1 << 20));
+        for wrong in
+            ["", "k", "0", "0k", "1.5k", "-1", "128kb", "99999999999999999999m", "18446744073709551615m"]
+        {
+            assert!(tokens(wrong).is_err(), "{wrong}");
+        }
     }
 }

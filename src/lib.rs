@@ -10,8 +10,8 @@ pub mod commands;
 pub mod error;
 pub mod evaluate;
 pub mod files;
+pub mod ineffective;
 pub mod kind;
-pub mod meaning;
 pub mod shell;
 pub mod subject;
 

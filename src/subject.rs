@@ -1,4 +1,4 @@
-//! What a command is about: finds models, clusters and plans, and makes programs of them.
+//! The subject of a command: finds models, clusters and plans, and makes programs of them.
 
 use std::path::{Path, PathBuf};
 
@@ -15,14 +15,15 @@ use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 use ithaca_passes::shard::{
-    HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh, parse_movement,
+    AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_axes, parse_mesh,
+    parse_movement,
 };
 use serde_json::Value;
 
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
+use crate::ineffective::{self, Setting};
 use crate::kind::{self, Kind, Wanted};
-use crate::meaning::{self, Setting};
 
 /// A model description.
 #[derive(Clone, Debug)]
@@ -33,14 +34,14 @@ pub struct Model {
     pub path: String,
     /// The configuration.
     pub config: Value,
-    /// The folder, where weights may lie.
+    /// The folder, which may hold weights.
     pub folder: PathBuf,
 }
 
 /// Reads a model description: a folder with `config.json`, or the file.
 ///
 /// # Errors
-/// `C01` when there is none, `C02` when it is not JSON, `C05` when it is something else.
+/// `C01` for a missing file, `C02` for text that is not JSON, `C05` for another kind of file.
 pub fn model(path: &Path) -> Result<Model> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     let text = kind::read(&file, Wanted::Model)?;
@@ -55,7 +56,7 @@ pub fn model(path: &Path) -> Result<Model> {
 /// Reads a plan.
 ///
 /// # Errors
-/// `C01` when the file is missing, `C05` when it is something else, and what [`Plan::from_json`] refuses.
+/// `C01` for a missing file, `C05` for another kind of file, and the errors of [`Plan::from_json`].
 pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
     let text = kind::read(path, Wanted::Plan)?;
     Plan::from_json_with(registry, &path.display().to_string(), &text).map_err(Failure::from)
@@ -64,16 +65,17 @@ pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
 /// A cluster: a built-in profile's name, or the path of a file.
 ///
 /// # Errors
-/// `C01` when the file is missing, `C05` when it is something else, `M20`–`M22` when it is no cluster or no profile has
-/// the name.
+/// `C01` for a missing file, `C05` for another kind of file, `M20` and `M21` for a file that does not describe a cluster,
+/// `M22` for an unknown name.
 pub fn cluster(name: &str) -> Result<Cluster> {
     let path = Path::new(name);
     let is_path = name.contains(['/', '\\']) || path.extension().is_some_and(|e| e == "toml");
     let is_other = || path.exists() && !cluster::names().contains(&name);
-    match is_path || is_other() {
-        true => Ok(Cluster::parse(name, &kind::read(path, Wanted::Cluster)?)?),
-        false => Ok(Cluster::named(name)?),
+    if !is_path && !is_other() {
+        return Ok(Cluster::named(name)?);
     }
+    let text = kind::read(path, Wanted::Cluster)?;
+    Cluster::parse(name, &text).map_err(|refusal| Failure::in_source(vec![refusal], name, &text))
 }
 
 /// The cluster that arguments name, or the default.
@@ -84,21 +86,21 @@ pub fn cluster_of(args: &LayoutArgs) -> Result<Cluster> {
     cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))
 }
 
-/// Lengths of inputs at hand.
+/// The lengths of given inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     /// Sequences.
     pub batch: u64,
-    /// Tokens of each.
+    /// Tokens of each sequence.
     pub sequence: u64,
-    /// Tokens of each of the decoder, where there are such inputs.
+    /// Tokens of each sequence of the decoder, where the model has one.
     pub target: Option<u64>,
 }
 
-/// The workload that arguments describe; lengths that they leave open come from `fallback`.
+/// The workload of arguments; missing lengths are those of `fallback`.
 ///
 /// # Errors
-/// `C00` when there is no length or the element type is unknown.
+/// `C00` for a missing length and an unknown element type, `P02` for an option of the training step.
 pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Workload> {
     let dtype =
         match &args.dtype {
@@ -112,7 +114,8 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     let target_sequence = args.target_seq.or(fallback.and_then(|f| f.target));
     let sequence = sequence.ok_or_else(|| {
         Failure::from(
-            Diagnostic::new("C00", "the length of the sequence is missing").help("as in `--seq 8192`"),
+            Diagnostic::new("C00", "the length of the sequence is missing")
+                .help("add it, as in `--seq 8192`"),
         )
     })?;
     let mode = match args.mode {
@@ -120,10 +123,9 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
         Some(cli::Mode::Train) => Mode::Train,
         Some(cli::Mode::Decode) => Mode::Decode,
     };
-    let mut training = Training::default();
-    for Setting { key, value, written: _ } in meaning::settings(args, mode)? {
-        training.set(&key, &value)?;
-    }
+    let settings = ineffective::settings(args, mode)?.into_iter();
+    let settings: Vec<(String, String)> = settings.map(|Setting { key, value, .. }| (key, value)).collect();
+    let training = Training::from_pipeline(&settings)?;
     let labels = Labels { ahead: u64::from(args.shift_labels), ..Labels::default() };
     Ok(Workload {
         capacity: args.capacity.as_deref().map(Capacity::parse).transpose()?,
@@ -138,7 +140,7 @@ pub fn workload(args: &WorkloadArgs, fallback: Option<Lengths>) -> Result<Worklo
     })
 }
 
-/// The workload with as many stages as the mesh has along its axis of stages.
+/// The workload with as many pipeline stages as the mesh has.
 pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
     if let (Mode::Train, Some(axis)) = (workload.mode, mesh.axis(STAGE_AXIS)) {
         workload.training.stages = mesh.size(axis);
@@ -149,44 +151,46 @@ pub fn staged(mut workload: Workload, mesh: &Mesh) -> Workload {
 /// The mesh that arguments name, and the number of GPUs; they must agree.
 ///
 /// # Errors
-/// `C00` for a mesh without axes, `P12` for a malformed one, `C04` when its axes do not multiply to the GPUs.
+/// `C00` for a mesh without axes, `P12` for a malformed one, `C04` when it has another number of ranks than GPUs.
 pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     if args.mesh.as_deref().is_some_and(|mesh| mesh.trim().is_empty()) {
         let refusal = Diagnostic::new("C00", "`--mesh` names no axis");
-        return Err(refusal.help("as in `--mesh ulysses=4,tp=2`; leave it out for one device").into());
+        return Err(refusal
+            .help("name axes, as in `--mesh ulysses=4,tp=2`, or omit it for one device")
+            .into());
     }
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     if let (Some(mesh), Some(gpus)) = (&mesh, args.gpus)
         && mesh.ranks() != gpus
     {
-        let message = format!("mesh `{mesh}` has {}, but --gpus says {gpus}", counted(mesh.ranks(), "rank"));
-        let help = format!("use --gpus {}, or a mesh whose sizes multiply to {gpus}", mesh.ranks());
+        let message = format!("mesh `{mesh}` has {}, but `--gpus` is {gpus}", counted(mesh.ranks(), "rank"));
+        let help = format!("use `--gpus {}`, or a mesh of {}", mesh.ranks(), counted(gpus, "rank"));
         return Err(Diagnostic::new("C04", message).help(help).into());
     }
     let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
     Ok((mesh, gpus))
 }
 
-/// A program and how it is to be laid out.
+/// A program and its layout.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What it is called in reports.
+    /// The name for reports.
     pub title: String,
     /// The whole program.
     pub program: Module,
-    /// The same in one stage, with nothing computed again or in parts, where that is another program.
+    /// The same step in one stage, without recomputation and loss chunks, where that is another program.
     pub plain: Option<Module>,
     /// Its layout.
     pub options: ShardOptions,
-    /// The cluster by whose prices collectives are chosen.
+    /// The cluster whose prices choose collectives.
     pub cluster: Cluster,
-    /// Where weights lie, if that is known.
+    /// The path of the weights, if it is known.
     pub weights: Option<PathBuf>,
-    /// The strategies and movements that there are.
+    /// The known strategies and movements.
     pub registry: Registry,
-    /// The plan whose program this is, and which must be kept.
+    /// The plan of the program; its stated figures must hold.
     pub plan: Option<Box<Plan>>,
-    /// What is to be said of options that change nothing.
+    /// Notes on options without effect.
     pub notes: Vec<String>,
 }
 
@@ -194,7 +198,7 @@ impl Job {
     /// The job's per-rank program and schedule.
     ///
     /// # Errors
-    /// Why the layout is not legal, with repairs that were checked; `M33` for a plan that states what is not so.
+    /// The rule that the layout breaks, with repairs that were checked; `M33` for a plan whose stated figures differ.
     pub fn compile(&self) -> Result<Compiled> {
         let compiled = self.lay_out()?;
         if let Some(plan) = &self.plan {
@@ -212,7 +216,7 @@ impl Job {
             {
                 only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
                 if !only.repairs.is_empty() {
-                    // Degrees that one rule allows may break another; what was tried is legal by all.
+                    // Degrees that one rule allows may break another; the repairs were checked against all rules.
                     only.helps.clear();
                 }
             }
@@ -220,12 +224,12 @@ impl Job {
         })
     }
 
-    /// The program that results are compared with.
+    /// The program whose results are expected.
     pub fn reference(&self) -> &Module {
         self.plain.as_ref().unwrap_or(&self.program)
     }
 
-    /// How far an optimizer may move an element of a weight in so many steps.
+    /// The largest change of an element of a weight that an optimizer can make in so many steps.
     pub fn reach(&self, steps: u64) -> f64 {
         let nodes = self.program.functions.values().flat_map(|f| &f.nodes);
         let farthest = nodes.filter_map(|node| match &node.op {
@@ -235,8 +239,8 @@ impl Job {
         farthest.fold(0.0, f64::max) * steps as f64
     }
 
-    /// Whether the program keeps something that a further step begins with.
-    pub fn keeps(&self) -> bool {
+    /// Whether the program has states that carry over to the next step.
+    pub fn has_state(&self) -> bool {
         let mut nodes = self.program.functions.values().flat_map(|f| &f.nodes);
         nodes.any(|node| matches!(node.op, Op::Assign { .. }))
     }
@@ -258,10 +262,10 @@ impl Job {
 
 /// The program and the layout that arguments describe.
 ///
-/// `lengths` are those of the inputs at hand, for a model whose lengths are not given.
+/// `lengths` are those of the given inputs, for a model whose lengths are not given.
 ///
 /// # Errors
-/// Whatever the plan, the model, the program or the layout is refused for.
+/// The errors of the plan, the model, the program or the layout.
 pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let path = &args.subject;
     let is_config = path.file_name().is_some_and(|name| name == "config.json");
@@ -285,16 +289,16 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     ithaca_ir::verify::verify(&program).map_err(in_file)?;
     if args.shrink {
         return Err(Failure::usage(
-            "`--shrink` needs a model's configuration; a program in text form has its sizes",
+            "`--shrink` needs the configuration of a model; a program in text form has fixed sizes",
         ));
     }
-    if let Some(flag) = meaning::of_workload(&args.workload) {
+    if let Some(flag) = cli::first_given(&args.workload) {
         return Err(Failure::usage(format!(
-            "`{flag}` describes a model's workload; a program in text form has its own"
+            "`{flag}` describes the workload of a model; a program in text form has its own workload"
         )));
     }
     let (options, cluster) = layout(registry, &args.layout)?;
-    let notes = Vec::from_iter(meaning::layout_notes(&args.layout, &options.mesh));
+    let notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
     Ok(Job {
         title: program.name.clone(),
         program,
@@ -311,26 +315,25 @@ fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
 fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Option<Lengths>) -> Result<Job> {
     let model = model(path)?;
     let (options, cluster) = layout(registry, &args.layout)?;
-    let fallback = match args.shrink {
-        true => Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }),
-        false => lengths,
-    };
-    meaning::ignored(&args.workload.ignore_fields, &model.config)?;
+    let fallback =
+        if args.shrink { Some(Lengths { batch: 1, sequence: SHRUNK_TOKENS, target: None }) } else { lengths };
+    ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
     let workload = workload(&args.workload, fallback)?;
     if workload.mode == Mode::Train {
         let stages = options.mesh.axis(STAGE_AXIS).map_or(1, |axis| options.mesh.size(axis));
-        meaning::pipeline(&args.workload, &workload.training, Some(stages))?;
+        ineffective::pipeline(&args.workload, &workload.training, Some(stages))?;
     }
     let workload = staged(workload, &options.mesh);
-    let config = match args.shrink {
-        true => shrunk(&model.config, &workload, &options)?,
-        false => (model.config.clone(), workload),
+    let (config, workload) = if args.shrink {
+        shrunk(&model.config, &workload, &options)?
+    } else {
+        (model.config.clone(), workload)
     };
-    let program = import::program(&config.0, &model.name, &config.1)?;
-    let plain = plain(&config.0, &model.name, &config.1)?;
-    let mut notes = Vec::from_iter(meaning::layout_notes(&args.layout, &options.mesh));
-    let as_configured = |workload: &Workload| import::program(&config.0, &model.name, workload);
-    notes.extend(meaning::training_notes(&config.1, &program, as_configured)?);
+    let program = import::program(&config, &model.name, &workload)?;
+    let plain = plain(&config, &model.name, &workload)?;
+    let mut notes = Vec::from_iter(ineffective::layout_notes(&args.layout, &options.mesh));
+    let as_configured = |workload: &Workload| import::program(&config, &model.name, workload);
+    notes.extend(ineffective::training_notes(&workload, &program, as_configured)?);
     let weights = model.folder.clone();
     let weights = (!args.shrink && has_weights(&weights)).then_some(weights);
     Ok(Job {
@@ -348,20 +351,21 @@ fn model_job(registry: &Registry, path: &Path, args: &SubjectArgs, lengths: Opti
 
 fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
     let plan = plan(registry, path)?;
-    if let Some(flag) = meaning::of_workload(&args.workload).or(meaning::of_layout(&args.layout)) {
-        let message = format!("`{flag}` is settled by the plan `{}`", path.display());
+    if let Some(flag) = cli::first_given(&args.workload).or(cli::first_given(&args.layout)) {
+        let message = format!("`{flag}` is fixed by the plan `{}`", path.display());
         return Err(Diagnostic::new("C00", message).help("make another plan with `ithaca plan`").into());
     }
-    let options = plan.shard_options();
+    let options = plan.shard_options()?;
     let workload = plan.workload.to_import()?;
-    let (config, workload) = match args.shrink {
-        true => shrunk(&plan.model.config, &workload, &options)?,
-        false => (plan.model.config.clone(), workload),
+    let (config, workload) = if args.shrink {
+        shrunk(&plan.model.config, &workload, &options)?
+    } else {
+        (plan.model.config.clone(), workload)
     };
     let program = import::program(&config, &plan.model.name, &workload)?;
     let plain = plain(&config, &plan.model.name, &workload)?;
     if args.shrink {
-        // The small program is not the one that the plan speaks of.
+        // The figures that the plan states are those of the real program, not of the small one.
         plan.compile(registry)?;
     }
     let weights = if args.shrink { None } else { weights_of(&plan, path) };
@@ -378,7 +382,7 @@ fn plan_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job>
     })
 }
 
-/// The program of a workload in one stage, with nothing computed again or in parts; none where it is that already.
+/// The program of a workload in one stage, without recomputation and loss chunks; `None` where `workload` is that.
 fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Module>> {
     let training =
         Training { recompute: Recompute::None, loss_chunks: 1, stages: 1, ..workload.training.clone() };
@@ -388,7 +392,7 @@ fn plain(config: &Value, name: &str, workload: &Workload) -> Result<Option<Modul
     Ok(Some(import::program(config, name, &Workload { training, ..workload.clone() })?))
 }
 
-/// Weights beside the configuration that a plan was made from, if they are still there and it is still the same.
+/// The weights beside the configuration of a plan, if they still exist and the configuration is still the same.
 fn weights_of(plan: &Plan, plan_path: &Path) -> Option<PathBuf> {
     let given = Path::new(&plan.model.source);
     let beside = plan_path.parent().map(|p| p.join(given));
@@ -404,15 +408,15 @@ fn has_weights(folder: &Path) -> bool {
     ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).exists())
 }
 
-/// Tokens per sequence of a shrunken run, at least; more where the mesh needs them.
+/// The fewest tokens per sequence of a shrunken run; a large mesh needs more.
 const SHRUNK_TOKENS: u64 = 64;
 
-/// A small model and workload that divide, or do not divide, as the real ones do.
+/// A small model and workload whose sizes divide, or do not divide, in the same way as the real ones.
 fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result<(Value, Workload)> {
     let ranks = options.mesh.ranks();
     let parts = ranks.saturating_mul(workload.training.loss_chunks);
     let tokens = SHRUNK_TOKENS.max(4 * ranks).next_multiple_of(parts);
-    // A length that does not divide stays one that does not, by as many tokens.
+    // The remainder of the length stays the same, so a length that does not divide still does not.
     let small = |n: u64| (tokens + n % parts).min(n);
     let small_sequence = small(workload.sequence);
     let target_sequence = workload.target_sequence.map(small);
@@ -420,14 +424,15 @@ fn shrunk(config: &Value, workload: &Workload, options: &ShardOptions) -> Result
     let shrink = Shrink { sequence: workload.sequence, small_sequence, multiple: ranks, layers };
     let config = import::shrink(config, &workload.ignore, &shrink)?;
     let micro_batches = workload.training.micro_batches;
-    let batch = match workload.batch.is_multiple_of(micro_batches) {
-        true => micro_batches * shrunk_batch(workload.batch / micro_batches, options),
-        false => workload.batch,
+    let batch = if workload.batch.is_multiple_of(micro_batches) {
+        micro_batches * shrunk_batch(workload.batch / micro_batches, options)
+    } else {
+        workload.batch
     };
     Ok((config, Workload { batch, sequence: small_sequence, target_sequence, ..workload.clone() }))
 }
 
-/// Two sequences at most for each rank of an axis that splits the batch; a batch that does not divide stays as it is.
+/// At most two sequences for each data-parallel rank; a batch that does not divide is unchanged.
 fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
     let mesh = &options.mesh;
     let degree =
@@ -435,77 +440,125 @@ fn shrunk_batch(batch: u64, options: &ShardOptions) -> u64 {
     if batch.is_multiple_of(degree) { degree * (batch / degree).min(2) } else { batch }
 }
 
-/// The layout that arguments name: strategy and mesh, or one device.
+/// The layout of arguments: strategy and mesh, or one device.
 fn layout(registry: &Registry, args: &LayoutArgs) -> Result<(ShardOptions, Cluster)> {
     let cluster = cluster_of(args)?;
     let (mesh, gpus) = mesh(args)?;
     let strategy = args.strategy.clone();
     let (strategy, mesh) = match (strategy, mesh, gpus) {
         (None, None, None | Some(1)) => ("single".to_owned(), Mesh::single()),
-        (Some(strategy), Some(mesh), _) => (strategy, mesh),
+        (named, Some(mesh), _) => (strategy_for(registry, named, &mesh, args)?, mesh),
         (Some(strategy), None, gpus) => {
             let mesh = only_mesh(registry, &strategy, gpus)?;
             (strategy, mesh)
         }
-        (None, Some(_), _) => return Err(Failure::usage("`--mesh` needs `--strategy`")),
         (None, None, Some(gpus)) => {
-            let message = format!("{gpus} GPUs need a layout");
+            let message = format!("{gpus} GPUs need a layout, and no option names one");
             return Err(Diagnostic::new("C00", message)
-                .help("name one with --strategy, or make a plan first with `ithaca plan`")
+                .help("name one with `--strategy` and `--mesh`, or make a plan with `ithaca plan`")
                 .into());
         }
     };
-    meaning::layout(args, &mesh)?;
-    let mut options = ShardOptions::new(strategy, mesh);
-    set_flags(&mut options, args)?;
+    ineffective::layout(args, &mesh)?;
+    let mut options = ShardOptions { strategy, ..layout_options(registry, args, Some(&mesh))? };
+    options.mesh = mesh;
     Ok((options, cluster))
 }
 
-/// Sets the options that flags stand for.
+/// The strategy on a mesh, completed by what axes of the mesh imply.
+fn strategy_for(
+    registry: &Registry,
+    named: Option<String>,
+    mesh: &Mesh,
+    args: &LayoutArgs,
+) -> Result<String> {
+    let implied = registry.with_implied(named.as_deref(), mesh, &own_axes(args)?);
+    let is_complete = |name: &String| {
+        let strategies = registry.product(name).unwrap_or_default();
+        mesh.axes.values().all(|axis| strategies.iter().any(|s| s.axes().contains(&axis.name.as_str())))
+    };
+    let strategy = match (named, implied) {
+        (None, implied) => implied.filter(is_complete),
+        (Some(_), implied) => implied,
+    };
+    strategy.ok_or_else(|| {
+        let refusal = Diagnostic::new("C00", format!("mesh `{mesh}` has axes that several strategies use"));
+        refusal
+            .help("choose a strategy with `--strategy`; `ithaca list strategies` shows the axes of each")
+            .into()
+    })
+}
+
+/// The strategy of a request to the planner, completed by what axes of its mesh imply; `None` asks for all.
 ///
 /// # Errors
-/// `P02` for a token order or movement that is none, usage for a layer's strategy without a layer and for axes without a
-/// sequence.
-pub fn set_flags(options: &mut ShardOptions, args: &LayoutArgs) -> Result<()> {
-    if args.uneven_heads {
-        options.heads = HeadSplit::Uneven;
+/// As [`layout_options`].
+pub fn requested_strategy(
+    registry: &Registry,
+    args: &LayoutArgs,
+    mesh: Option<&Mesh>,
+) -> Result<Option<String>> {
+    match (&args.strategy, mesh) {
+        (Some(named), Some(mesh)) => Ok(registry.with_implied(Some(named.as_str()), mesh, &own_axes(args)?)),
+        (named, _) => Ok(named.clone()),
     }
-    if args.pad_heads {
-        options.heads = HeadSplit::Pad;
-    }
-    if args.pad_sequence {
-        options.sequence = SequenceFit::Pad;
-    }
-    if let Some(order) = args.order.as_deref().filter(|&order| order != "auto") {
-        options.order = Some(OrderChoice::parse(order)?);
-    }
-    if args.prune {
-        options.prune = Prune::Required;
-    }
-    if let Some(stage) = args.zero {
-        options.zero = Zero::of_stage(stage)?;
-    }
-    options.fusion = args.fuse.as_deref().map_or(Ok(options.zero.usual_fusion()), Fusion::parse)?;
-    for item in &args.layer_strategies {
-        let parts =
-            item.split_once('=').filter(|(layer, name)| !layer.trim().is_empty() && !name.trim().is_empty());
-        let Some((layer, strategy)) = parts else {
-            return Err(Failure::usage(format!("`--layer-strategy {item}` is not FUNCTION=NAME")));
-        };
-        options.layers.push((layer.trim().to_owned(), strategy.trim().to_owned()));
-    }
-    let choice = &mut options.attention;
-    choice.movement = args.movement.as_deref().map(parse_movement).transpose()?;
-    choice.cross_movement = args.cross_movement.as_deref().map(parse_movement).transpose()?;
-    for item in args.sequence_axes.iter().flat_map(|list| list.split(',')) {
-        let parts =
-            item.split_once('=').filter(|(dim, axes)| !dim.trim().is_empty() && !axes.trim().is_empty());
-        let Some((dim, axes)) = parts else {
-            return Err(Failure::usage(format!("`--sequence-axes {item}` is not DIM=AXIS[+AXIS]")));
-        };
-        choice.sequences.push((dim.trim().to_owned(), parse_axes(axes)));
-    }
-    Ok(())
+}
+
+/// The mesh axes that sequences have of their own.
+fn own_axes(args: &LayoutArgs) -> Result<Vec<String>> {
+    Ok(sequence_axes(args)?.into_iter().flat_map(|(_, axes)| axes).collect())
+}
+
+fn sequence_axes(args: &LayoutArgs) -> Result<Vec<(String, Vec<String>)>> {
+    let items = args.sequence_axes.iter().flat_map(|list| list.split(','));
+    let pairs = items.map(|item| {
+        let (dim, axes) = pair("sequence-axes", item, "DIM=AXIS[+AXIS]")?;
+        Ok((dim, parse_axes(&axes)))
+    });
+    pairs.collect()
+}
+
+/// The two sides of `KEY=VALUE`.
+fn pair(flag: &str, item: &str, form: &str) -> Result<(String, String)> {
+    let sides = item.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
+    let (key, value) = sides
+        .filter(|(key, value)| !key.is_empty() && !value.is_empty())
+        .ok_or_else(|| Failure::usage(format!("`--{flag} {item}` is not {form}")))?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// The options of a layout on `mesh`, without strategy and mesh.
+///
+/// # Errors
+/// `P02` for an unknown token order, movement, fusion or ZeRO stage; `C00` for a malformed pair.
+pub fn layout_options(registry: &Registry, args: &LayoutArgs, mesh: Option<&Mesh>) -> Result<ShardOptions> {
+    let zero = args.zero.map(Zero::of_stage).transpose()?.unwrap_or_default();
+    let order = args.order.as_deref().filter(|&order| order != "auto");
+    let own_axes = own_axes(args)?;
+    let layers = args.layer_strategies.iter().map(|item| {
+        let (layer, named) = pair("layer-strategy", item, "FUNCTION=NAME")?;
+        let completed = mesh.and_then(|mesh| registry.with_implied(Some(named.as_str()), mesh, &own_axes));
+        Ok((layer, completed.unwrap_or(named)))
+    });
+    Ok(ShardOptions {
+        heads: match (args.uneven_heads, args.pad_heads) {
+            (true, _) => HeadSplit::Uneven,
+            (false, true) => HeadSplit::Pad,
+            (false, false) => HeadSplit::Even,
+        },
+        sequence: if args.pad_sequence { SequenceFit::Pad } else { SequenceFit::Exact },
+        order: order.map(OrderChoice::parse).transpose()?,
+        prune: if args.prune { Prune::Required } else { Prune::Allowed },
+        zero,
+        layers: layers.collect::<Result<_>>()?,
+        attention: AttentionChoice {
+            movement: args.movement.as_deref().map(parse_movement).transpose()?,
+            cross_movement: args.cross_movement.as_deref().map(parse_movement).transpose()?,
+            sequences: sequence_axes(args)?,
+        },
+        fusion: args.fuse.as_deref().map_or(Ok(zero.usual_fusion()), Fusion::parse)?,
+        ..ShardOptions::default()
+    })
 }
 
 /// The mesh of a strategy with one axis.
@@ -515,8 +568,8 @@ fn only_mesh(registry: &Registry, strategy: &str, gpus: Option<u64>) -> Result<M
     match (axes.as_slice(), gpus) {
         ([], None | Some(1)) => Ok(Mesh::single()),
         ([], Some(n)) => {
-            let message = format!("strategy `{strategy}` is for 1 GPU, but --gpus says {n}");
-            Err(Diagnostic::new("C04", message).help("leave `--gpus` out, or name another strategy").into())
+            let message = format!("strategy `{strategy}` is for 1 GPU, but `--gpus` is {n}");
+            Err(Diagnostic::new("C04", message).help("omit `--gpus`, or name another strategy").into())
         }
         ([axis], Some(gpus)) => Ok(Mesh::new([(*axis, gpus)])),
         _ => Err(Failure::usage(format!("strategy `{strategy}` needs `--mesh {}=N`", axes.join("=N,")))),

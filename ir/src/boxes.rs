@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::dim::{DimId, Fetched};
 use crate::layout::AxisList;
 use crate::mesh::{AxisId, Rank};
-use crate::ops::Op;
+use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
 

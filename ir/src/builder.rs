@@ -8,8 +8,15 @@ use crate::diagnostic::Span;
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::entity::Arena;
-use crate::module::{FuncId, Function, Layers, Node, Output, Value, ValueId};
-use crate::ops::{Binary, Binding, Context, Op, OpError, Scan};
+use crate::handles::{FuncId, Layers, ValueId};
+use crate::identifier::is_identifier;
+use crate::module::{Function, Node, Output, Value};
+use crate::ops::context::Context;
+use crate::ops::error::OpError;
+use crate::ops::table::elementwise::Binary;
+use crate::ops::table::op::Op;
+use crate::ops::table::source::Binding;
+use crate::ops::table::structure::Scan;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -149,7 +156,7 @@ impl<'a> FunctionBuilder<'a> {
 
     /// Names a value; a name that is taken, or that the text form could not spell, is left out.
     pub fn name(&mut self, value: ValueId, name: Option<&str>) {
-        let Some(name) = name.filter(|n| crate::text::is_identifier(n)) else { return };
+        let Some(name) = name.filter(|n| is_identifier(n)) else { return };
         if self.names.insert(name.into()) {
             self.function.values[value].name = Some(name.into());
         }

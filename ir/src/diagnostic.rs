@@ -90,6 +90,20 @@ impl Diagnostic {
         self
     }
 
+    /// Adds the names that are known in place of `name`: the nearest, where one is near, then all of them.
+    ///
+    /// ```
+    /// use ithaca_ir::Diagnostic;
+    /// let refusal = Diagnostic::new("P10", "there is no strategy `rign`").names("strategies", "rign", ["ring", "usp"]);
+    /// assert_eq!(refusal.helps, ["did you mean `ring`?", "strategies: ring, usp"]);
+    /// ```
+    pub fn names<'a>(self, kind: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+        let known: Vec<&str> = known.into_iter().collect();
+        let near = nearest(name, known.iter().copied());
+        let suggested = near.iter().fold(self, |d, near| d.help(format!("did you mean `{near}`?")));
+        suggested.help(format!("{kind}: {}", known.join(", ")))
+    }
+
     /// Adds options that make the request legal.
     pub fn repairs(mut self, repairs: impl IntoIterator<Item = String>) -> Self {
         self.repairs.extend(repairs);
@@ -135,12 +149,24 @@ impl std::error::Error for Diagnostic {}
 /// Refusals, in order of discovery; never empty when returned as an error.
 pub type Diagnostics = Vec<Diagnostic>;
 
+/// The verifier stops after this many mistakes.
+pub(crate) const MAX_DIAGNOSTICS: usize = 64;
+
 /// A number of things, for messages: `1 rank`, `2 ranks`; of a noun whose plural ends in `s`.
 pub fn counted(n: impl Into<u128>, noun: &str) -> String {
     match n.into() {
         1 => format!("1 {noun}"),
         n => format!("{n} {noun}s"),
     }
+}
+
+/// The known name that `name` probably stands for: the one with the fewest edits (insertions, deletions, substitutions,
+/// swaps of neighbours), at most one for every three characters; the first of several.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = name.chars().count().div_ceil(3);
+    let distance = |known: &&str| strsim::damerau_levenshtein(name, known);
+    let edits = known.into_iter().map(|known| (distance(&known), known));
+    edits.filter(|&(edits, _)| edits <= limit).min_by_key(|&(edits, _)| edits).map(|(_, known)| known)
 }
 
 /// Diagnostics for a terminal, one after another, with a count at the end when there are several.

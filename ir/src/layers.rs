@@ -5,9 +5,9 @@
 //! are the same whoever calls.
 
 use crate::entity::Entity;
-use crate::module::{Layers, Module};
-use crate::ops::Op;
-use crate::ops::structure::MAX_LAYERS;
+use crate::handles::{Layers, MAX_LAYERS};
+use crate::module::Module;
+use crate::ops::table::op::Op;
 
 /// The layers of a call that a function makes while it runs for layer `caller`.
 pub fn shifted(layers: &Layers, stride: u64, caller: u64) -> Layers {

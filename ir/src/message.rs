@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use crate::boxes::{self, Region, Side};
 use crate::mesh::{AxisId, Rank};
-use crate::ops::Op;
+use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
 

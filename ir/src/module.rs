@@ -5,26 +5,19 @@
 //! as the text spells them. A model is `main`, which calls a function per kind of block over a range of layers.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use smallvec::SmallVec;
 
 use crate::diagnostic::Span;
-use crate::entity;
 use crate::entity::Arena;
 use crate::layout::At;
-use crate::ops::{Op, Stage};
+use crate::ops::attr::FunctionNames;
+use crate::ops::table::op::Op;
+use crate::ops::table::structure::Stage;
 use crate::space::Space;
 use crate::types::TensorType;
 
-entity!(
-    /// A value of a [`Function`].
-    ValueId, "%"
-);
-entity!(
-    /// A function of a [`Module`].
-    FuncId, "@"
-);
+pub use crate::handles::{FuncId, Layers, ValueId};
 
 /// How far a module has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +69,7 @@ impl Module {
 
     /// The function called `name`.
     pub fn function(&self, name: &str) -> Option<FuncId> {
-        self.functions.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+        self.functions.called(name)
     }
 
     /// The module without functions, for a pass to fill: name, pipeline and space are kept.
@@ -234,5 +227,13 @@ pub struct Output {
     pub value: ValueId,
 }
 
-/// The layers a call runs over, as `{layer}` in the names of parameters.
-pub type Layers = Range<u64>;
+/// Callees by name, for attributes.
+impl FunctionNames for Arena<FuncId, Function> {
+    fn name_of(&self, function: FuncId) -> Option<&str> {
+        self.get(function).map(|f| f.name.as_str())
+    }
+
+    fn called(&self, name: &str) -> Option<FuncId> {
+        self.iter().find(|(_, f)| f.name == name).map(|(id, _)| id)
+    }
+}

@@ -52,10 +52,15 @@ pub enum Misfit {
 }
 
 impl FactorRule {
+    /// The rule of an operation that computes each element by itself: every dimension is parallel.
+    pub fn parallel(operands: &[&TensorType], results: &[&TensorType]) -> Self {
+        Self::by_name(operands, results, |_| FactorKind::Parallel)
+    }
+
     /// The rule of an operation in which every dimension name is one factor: parallel when a result has it, else summed.
     pub fn by_name(
         operands: &[&TensorType],
-        results: &[&[DimId]],
+        results: &[&TensorType],
         kind: impl Fn(DimId) -> FactorKind,
     ) -> Self {
         let mut names: SmallVec<[DimId; 8]> = SmallVec::new();
@@ -67,7 +72,7 @@ impl FactorRule {
             }
         };
         let operands = operands.iter().map(|ty| ty.dims.iter().map(|&d| factor(d)).collect()).collect();
-        let results = results.iter().map(|dims| dims.iter().map(|&d| factor(d)).collect()).collect();
+        let results = results.iter().map(|ty| ty.dims.iter().map(|&d| factor(d)).collect()).collect();
         Self { factors: names.into_iter().map(kind).collect(), operands, results }
     }
 

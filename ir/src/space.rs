@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 
-use crate::boxes;
 use crate::dim::{Dim, DimId};
 use crate::entity::Arena;
 use crate::layout::AxisList;
@@ -101,7 +100,7 @@ impl Space {
         if self.is_even(ty) {
             self.max_local_elements(ty)
         } else {
-            boxes::elements(&self.local_box(ty, rank))
+            self.local_box(ty, rank).iter().map(|range| range.end.saturating_sub(range.start)).product()
         }
     }
 

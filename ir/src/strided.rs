@@ -8,7 +8,7 @@
 use crate::boxes::Side;
 use crate::dim::DimId;
 use crate::message::{Parcel, is_shared};
-use crate::ops::Op;
+use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
 

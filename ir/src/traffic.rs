@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::boxes;
 use crate::entity::Entity;
+use crate::handles::ValueId;
 use crate::mesh::Rank;
 use crate::message::{self, Parcel};
-use crate::module::{Function, Module, Node, ValueId};
-use crate::ops::Op;
+use crate::module::{Function, Module, Node};
+use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Frame, Schedule, Task, Work};
 use crate::space::Space;
 

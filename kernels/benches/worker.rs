@@ -1,4 +1,4 @@
-//! Times kernels on request, so that `kernels/benches/against_pytorch.py` can take turns with another library.
+//! Times kernels on request, so that `kernels/benches/against.py` can take turns with another library.
 //!
 //! A line on standard input names a workload; the answer is the seconds that one run of it took. The empty line is
 //! answered by the machine's instructions.

@@ -1,12 +1,12 @@
 //! Running programs on this machine: the oracle, the runtime of schedules, and the tensors they read and write.
 //!
-//! - [`oracle`] interprets modules in plain loops; everything else is judged by it.
+//! - [`oracle`] interprets modules in plain loops; all other results are compared with it.
 //! - [`cpu`] executes a schedule with a thread for each stream of each rank, in the buffers and by the collectives that it
 //!   names.
-//! - [`launch`] joins ranks in processes of their own, over TCP.
-//! - [`store`] is where weights and inputs come from, [`compare`] how outputs are judged.
+//! - [`launch`] connects ranks in processes of their own, over TCP.
+//! - [`store`] reads weights and inputs, [`compare`] judges outputs.
 //!
-//! Architecture invariant: this crate knows the language and no pass; a schedule or a module is all it is given.
+//! Architecture invariant: this crate knows the language and no pass; its input is a schedule or a module.
 
 pub mod tensor;
 
@@ -20,11 +20,13 @@ pub mod error;
 
 pub mod source;
 
-pub mod lasting;
+pub mod persistent;
 
-mod kept;
+mod assemble;
 
-mod place;
+mod updates;
+
+mod positions;
 
 pub mod storage;
 
@@ -39,7 +41,4 @@ pub mod compare;
 pub use error::RunError;
 pub use real::Real;
 pub use storage::Storage;
-pub use tensor::Tensor;
-
-/// Outputs of a run by name, in the order of the program.
-pub type Outputs<T> = indexmap::IndexMap<String, Tensor<T>>;
+pub use tensor::{Outputs, Tensor};

@@ -3,15 +3,12 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-use crate::oracle::Interpreted;
-
-/// A real number: `f64` for reference values, `f32` to see what single precision makes of them.
+/// A real number: `f64` for reference values, `f32` to see the effect of single precision.
 ///
 /// Sums and products are taken in the type itself; functions such as the exponential are taken in `f64` and rounded
 /// once.
 pub trait Real:
-    Interpreted
-    + Copy
+    Copy
     + Debug
     + Default
     + PartialEq

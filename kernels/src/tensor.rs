@@ -35,6 +35,9 @@ impl<T: Copy> Tensor<T> {
     }
 }
 
+/// Outputs of a run by name, in the order of the program.
+pub type Outputs<T> = indexmap::IndexMap<String, Tensor<T>>;
+
 /// Row-major strides of a shape.
 pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
@@ -67,7 +70,7 @@ impl Offsets {
     /// The offsets of the elements of `part` in a dense tensor that holds `whole`, in row-major order of `part`.
     ///
     /// # Panics
-    /// When `part` is not empty and does not lie in `whole`: a bug of the caller.
+    /// When `part` is not empty and is not inside `whole`: a bug of the caller.
     pub fn of_part(whole: &Region, part: &Region) -> Self {
         let shape = extents(part);
         let strides = strides(&extents(whole));
@@ -75,7 +78,7 @@ impl Offsets {
             return Self::new(shape, strides, 0);
         }
         let inside = whole.iter().zip(part).all(|(w, p)| w.start <= p.start && p.end <= w.end);
-        assert!(inside, "part {part:?} lies in {whole:?}");
+        assert!(inside, "part {part:?} is inside {whole:?}");
         let start =
             whole.iter().zip(part).zip(&strides).map(|((w, p), s)| index(p.start - w.start) * s).sum();
         Self::new(shape, strides, start)
@@ -127,7 +130,7 @@ pub fn read_block<T: Copy>(whole: &Region, data: &[T], block: &[Region]) -> Vec<
     block.iter().flat_map(|part| read_part(whole, data, part)).collect()
 }
 
-/// Combines the elements of the regions of `block`, one after another, with what a tensor that holds `whole` has there.
+/// Combines the elements of the regions of `block`, one after another, with those of a tensor that holds `whole`.
 pub fn merge_block<T: Copy>(
     whole: &Region,
     data: &mut [T],
@@ -164,9 +167,24 @@ pub fn length(range: &Range<u64>) -> usize {
 /// A size as an index.
 ///
 /// # Panics
-/// On machines whose addresses are narrower than the size; what is held in memory is always indexable.
+/// On machines whose addresses are narrower than the size; a size in memory is always indexable.
 pub fn index(n: u64) -> usize {
-    usize::try_from(n).expect("what is in memory can be indexed")
+    usize::try_from(n).expect("sizes in memory fit an index")
+}
+
+/// The index of the `i`-th element of a tensor of this shape, row-major.
+pub fn unravel(shape: &[u64], mut i: u64) -> Vec<u64> {
+    let mut at: Vec<u64> = shape
+        .iter()
+        .rev()
+        .map(|&n| {
+            let here = i % n.max(1);
+            i /= n.max(1);
+            here
+        })
+        .collect();
+    at.reverse();
+    at
 }
 
 /// The index in the whole tensor of element `i`, in row-major order, of a region.

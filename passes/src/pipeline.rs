@@ -10,8 +10,9 @@ use ithaca_layout::fuse::{self, Pack};
 use ithaca_layout::lower_movements::LowerMovements;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::reshard::LowerReshards;
-use ithaca_layout::shard::{Shard, ShardOptions};
+use ithaca_layout::shard::{self, Shard, ShardOptions};
 use ithaca_pass::Pass;
+use ithaca_pass::options::{self, NoOptions};
 
 pub use ithaca_pass::print;
 
@@ -44,7 +45,7 @@ pub const PASSES: &[PassInfo] = &[
     PassInfo {
         name: "shard",
         summary: "lays a program out over a mesh by a strategy; layouts that do not match become reshards",
-        options: "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, zero=0|1|2|3, movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME",
+        options: shard::OPTIONS,
     },
     PassInfo {
         name: "lower-movements",
@@ -180,7 +181,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
         "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
-        "pack" => Ok(Box::new(Pack::from_options(&stage.options)?)),
+        "pack" => Ok(Box::new(Pack::from_pipeline(&stage.options)?)),
         fuse::fold::NAME => without_options(&stage).map(|()| Box::new(fuse::fold::Fold) as _),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";
@@ -190,17 +191,12 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
             if let Some(pass) = registry.passes().find(|p| p.name() == other) {
                 return without_options(&stage).map(|()| Box::new(pass) as _);
             }
-            let known: Vec<&str> =
-                PASSES.iter().map(|p| p.name).chain(registry.passes().map(|p| p.name())).collect();
-            Err(Diagnostic::new("P02", format!("there is no pass `{other}`"))
-                .help(format!("passes: {}", known.join(", "))))
+            let known = PASSES.iter().map(|p| p.name).chain(registry.passes().map(|p| p.name()));
+            Err(Diagnostic::new("P02", format!("there is no pass `{other}`")).names("passes", other, known))
         }
     }
 }
 
 fn without_options(stage: &Stage) -> Result<(), Diagnostic> {
-    match stage.options.first() {
-        None => Ok(()),
-        Some((key, _)) => Err(Diagnostic::new("P02", format!("`{}` has no option `{key}`", stage.name))),
-    }
+    options::read::<NoOptions>(&stage.name, "none", &stage.options).map(|NoOptions {}| ())
 }

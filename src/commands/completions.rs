@@ -9,5 +9,5 @@ use crate::error::Result;
 pub(super) fn completions(args: &CompletionsArgs) -> Result<Done> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ithaca", &mut script);
-    Ok(Done::said(String::from_utf8_lossy(&script)))
+    Ok(Done::success(String::from_utf8_lossy(&script)))
 }

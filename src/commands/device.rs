@@ -95,7 +95,7 @@ impl Device {
 /// Where a run looks for what is not a number.
 pub(super) fn look_for_nan(args: &RunArgs) -> LookForNan {
     match args.look_for_nan {
-        true => LookForNan::InWhatIsWritten,
-        false => LookForNan::Nowhere,
+        true => LookForNan::Writes,
+        false => LookForNan::Off,
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             let list: Vec<(PathBuf, Vec<u8>)> =
                 emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
             files::write_all(folder, &list)?;
-            return Ok(Done::said(format!(
+            return Ok(Done::success(format!(
                 "wrote {} to {}\n",
                 counted(list.len() as u64, "file"),
                 folder.display()
@@ -50,8 +50,8 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
     match &args.output {
         Some(path) => {
             files::write(path, contents.as_bytes())?;
-            Ok(Done::said(format!("wrote {}\n", path.display())))
+            Ok(Done::success(format!("wrote {}\n", path.display())))
         }
-        None => Ok(Done::said(contents)),
+        None => Ok(Done::success(contents)),
     }
 }

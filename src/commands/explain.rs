@@ -21,7 +21,7 @@ pub(super) fn explain(args: &ExplainArgs, session: &mut Session<'_>) -> Result<D
     let plan = subject::plan(registry, &args.plan)?;
     (session.progress)("compiling");
     let compiled = plan.compile(registry)?;
-    Ok(Done::said(text(registry, &plan, &compiled)))
+    Ok(Done::success(text(registry, &plan, &compiled)))
 }
 
 fn text(registry: &Registry, plan: &Plan, compiled: &Compiled) -> String {

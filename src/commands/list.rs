@@ -1,7 +1,8 @@
-//! `list`: what there is, from the tables in the code.
+//! `list`: operations, passes, strategies, models and clusters, from the tables in the code.
 
 use std::fmt::Write;
 
+use clap::ValueEnum;
 use ithaca_ir::ops::TABLE;
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::pipeline::PASSES;
@@ -14,36 +15,42 @@ use crate::error::Result;
 pub(super) fn list(args: &ListArgs, session: &Session<'_>) -> Result<Done> {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    match args.what {
-        Listing::Ops => {
+    match args.listing {
+        None => {
+            for value in Listing::value_variants().iter().filter_map(ValueEnum::to_possible_value) {
+                let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+                let _ = writeln!(out, "ithaca list {:<12} {help}", value.get_name());
+            }
+        }
+        Some(Listing::Ops) => {
             for row in TABLE {
                 let _ = writeln!(out, "{:<15} {:<40} {}", row.name, row.signature, row.summary);
             }
         }
-        Listing::Passes => {
+        Some(Listing::Passes) => {
             for pass in PASSES {
                 let _ =
                     writeln!(out, "{:<15} {}\n{:<15} options: {}", pass.name, pass.summary, "", pass.options);
             }
             for pass in session.registry.passes() {
-                let _ = writeln!(out, "{:<15} a pass of this program's own", pass.name());
+                let _ = writeln!(out, "{:<15} a pass that this program adds", pass.name());
             }
         }
-        Listing::Strategies => {
+        Some(Listing::Strategies) => {
             out.push_str(&table::strategies(session.registry));
             out.push_str("Products are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
         }
-        Listing::Models => {
+        Some(Listing::Models) => {
             for (family, summary) in ithaca_passes::import::FAMILIES {
                 let _ = writeln!(out, "{family:<15} {summary}");
             }
         }
-        Listing::Clusters => {
+        Some(Listing::Clusters) => {
             for name in cluster::names() {
                 let cluster = Cluster::named(name)?;
                 let _ = writeln!(out, "{name:<15} {}", cluster.summary);
             }
         }
     }
-    Ok(Done::said(out))
+    Ok(Done::success(out))
 }

@@ -16,7 +16,7 @@ pub(super) fn merge_weights(args: &MergeWeightsArgs, session: &mut Session<'_>) 
     (session.progress)("joining");
     let shards::Joined { tensors, ranks, bytes } = shards::join(&args.shards, &args.output)?;
     let ranks = if ranks == 1 { "one rank".to_owned() } else { format!("{ranks} ranks") };
-    Ok(Done::said(format!(
+    Ok(Done::success(format!(
         "joined {} of {bytes} bytes from {ranks}\nwrote {}\n",
         counted(tensors as u64, "tensor"),
         args.output.display()

@@ -42,7 +42,7 @@ pub struct Done {
 
 impl Done {
     /// Success, with this to say.
-    pub fn said(text: impl Into<String>) -> Self {
+    pub fn success(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 0 }
     }
 }

@@ -16,13 +16,13 @@ use crate::cli::{DEFAULT_CLUSTER, OptArgs};
 use crate::error::{Failure, Result};
 use crate::evaluate::Oracle;
 use crate::kind::{self, Wanted};
-use crate::{files, meaning, subject};
+use crate::{files, ineffective, subject};
 
 pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     let cluster = subject::cluster(args.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
     let prices = Asked { cluster: &cluster, was_asked: Cell::new(false) };
     let passes = passes(args, session)?;
-    meaning::opt(args, passes.len())?;
+    ineffective::opt(args, passes.len())?;
     let source = kind::read(&args.file, Wanted::Program)?;
     let name = args.file.display().to_string();
     let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
@@ -57,7 +57,7 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
         Some(path) => files::write(path, printed.as_bytes())?,
         None => out.push_str(&printed),
     }
-    Ok(Done::said(out))
+    Ok(Done::success(out))
 }
 
 /// The passes of the pipeline, with the rules of `--rules` where `rules` or `saturate{rules=added}` stands in it, or

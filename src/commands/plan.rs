@@ -9,13 +9,12 @@ use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{self, Mode, Workload};
 use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::planner::{self, Extended, Program, Request, Staged};
-use ithaca_passes::shard::ShardOptions;
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
 use super::{Done, Session};
 use crate::cli::PlanArgs;
 use crate::error::{Failure, Result};
-use crate::{files, meaning, subject};
+use crate::{files, ineffective, subject};
 
 /// The most stages of a pipeline that are tried without being asked for.
 const MOST_STAGES: u64 = 256;
@@ -36,34 +35,27 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
             .help(format!("as in `--strategy pipeline --mesh pp={n}`"))
             .into());
     }
-    meaning::ignored(&args.workload.ignore_fields, &model.config)?;
-    let stages = meaning::stages_of(session.registry, &args.layout, mesh.as_ref(), &workload.training);
+    ineffective::ignored(&args.workload.ignore_fields, &model.config)?;
+    let stages = ineffective::stages_of(session.registry, &args.layout, mesh.as_ref(), &workload.training);
     if workload.mode == Mode::Train {
-        meaning::pipeline(&args.workload, &workload.training, stages)?;
+        ineffective::pipeline(&args.workload, &workload.training, stages)?;
     }
     (session.progress)("importing");
     let module = import::program(&model.config, &model.name, &workload)?;
-    let mut options = ShardOptions::default();
-    subject::set_flags(&mut options, &args.layout)?;
+    let options = subject::layout_options(session.registry, &args.layout, mesh.as_ref())?;
+    let strategy = subject::requested_strategy(session.registry, &args.layout, mesh.as_ref())?;
     let stages = match (workload.mode, workload.training.micro_batches) {
         (Mode::Train, 2..) => (2..=MOST_STAGES).collect(),
         _ => Vec::new(),
     };
     let as_configured = |workload: &Workload| import::program(&model.config, &model.name, workload);
-    let idle = meaning::training_notes(&workload, &module, as_configured)?;
+    let idle = ineffective::training_notes(&workload, &module, as_configured)?;
     let request = Request {
         gpus,
         batch: workload.batch,
-        strategy: args.layout.strategy.clone(),
+        strategy,
         mesh,
-        heads: options.heads,
-        sequence: options.sequence,
-        order: options.order,
-        prune: options.prune,
-        zero: options.zero,
-        layers: options.layers,
-        attention: options.attention,
-        fusion: options.fusion,
+        options,
         sparsity: planner::Sparsity::of(&module),
         experts: planner::experts(&module),
         stages,
@@ -108,7 +100,7 @@ pub(super) fn plan(args: &PlanArgs, session: &mut Session<'_>) -> Result<Done> {
             let _ = writeln!(out, "wrote {}", path.display());
         }
     }
-    Ok(Done::said(out))
+    Ok(Done::success(out))
 }
 
 /// The plan for a terminal: what was asked, the ranked table, what to know.

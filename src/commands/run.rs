@@ -10,21 +10,23 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::Span;
 use ithaca_ir::traffic::Traffic;
 use ithaca_ir::{DType, Diagnostic, Function, Module, Op};
-use ithaca_kernels::compare::{self, Comparison, Measure, Tolerance, Verdict};
+use ithaca_kernels::compare::{self, Comparison, Verdict};
 use ithaca_kernels::cpu::{Timings, Trace};
-use ithaca_kernels::launch::{Process, Step, Then};
+use ithaca_kernels::launch::{NextStep, Process, Step};
 use ithaca_kernels::store::{
     self, FusedExperts, Layered, MODEL_PREFIXES, RandomTensors, Renamed, TensorSource, Tensors, training,
 };
+use ithaca_kernels::tensor::{Tensor, index};
 use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
+use ithaca_passes::import::OPTIONAL_INPUTS;
 
 use super::device::{Device, look_for_nan};
 use super::{Done, Session, fault, launch};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
+use crate::ineffective;
 use crate::kind;
-use crate::meaning;
 use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
@@ -39,7 +41,7 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
 pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let job = subject::job(session.registry, &args.subject, lengths)?;
-    meaning::run(args, &job)?;
+    ineffective::run(args, &job)?;
     refuse_hours(&job, args)?;
     Ok(job)
 }
@@ -75,14 +77,14 @@ pub(super) fn run_job(
     // What is resumed has the weights that outputs are expected of.
     let expect = args.expect.as_deref().filter(|_| resumed.is_none());
     let data = Data::open(job, &args.subject, expect)?;
-    let model = data.weights();
+    let (model, inputs) = (data.weights(), data.inputs());
     let over_model = resumed.as_ref().map(|r| Layered::new(&r.tensors, &model));
     let weights: &dyn TensorSource = match &over_model {
         Some(over_model) => over_model,
         None => &model,
     };
     progress("running the schedule");
-    let storage = match args.kept() {
+    let storage = match args.storage() {
         StorageArg::Wide => Storage::Wide,
         StorageArg::Typed => Storage::AsTyped,
     };
@@ -102,12 +104,12 @@ pub(super) fn run_job(
     let found = steps(args.steps, weights, |weights| {
         left -= 1;
         let execution = match &agreed {
-            None => device.execute(&compiled.schedule, weights, data.inputs(), &options)?,
+            None => device.execute(&compiled.schedule, weights, inputs.as_ref(), &options)?,
             Some(agreed) => {
-                let then = if left > 0 { Then::Another } else { Then::End };
-                match agreed.step(weights, data.inputs(), &options, then)? {
-                    Step::Whole(execution) => execution,
-                    Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
+                let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
+                match agreed.step(weights, inputs.as_ref(), &options, next)? {
+                    Step::Full(execution) => execution,
+                    Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }
             }
         };
@@ -117,7 +119,7 @@ pub(super) fn run_job(
         Ok(oracle::Results { outputs: execution.outputs, kept: execution.kept })
     })?;
     if !is_first {
-        return Ok(Done::said(""));
+        return Ok(Done::success(""));
     }
     if let Some(path) = &args.trace {
         files::write(path, trace::emit_steps("measured", &ran).as_bytes())?;
@@ -126,7 +128,7 @@ pub(super) fn run_job(
         training::save(path, &compiled.schedule, &found.kept, weights, storage)?;
     }
     let found = all(found);
-    let notes = [compiled.notes.clone(), meaning::run_notes(args, &compiled.schedule)].concat();
+    let notes = [compiled.notes.clone(), ineffective::run_notes(args, &compiled.schedule)].concat();
     let mut out = heading(job, &notes, &data);
     if let (Some(resumed), Some(path)) = (&resumed, &args.resume) {
         let after = resumed.step.map(|n| format!(" after step {n}")).unwrap_or_default();
@@ -146,7 +148,7 @@ pub(super) fn run_job(
             progress("running the whole program");
             let mut smallest = compare::Smallest::default();
             let whole = steps(args.steps, weights, |weights| {
-                let whole = oracle::step::<f32>(job.reference(), weights, data.inputs(), Storage::Wide)?;
+                let whole = oracle::step::<f32>(job.reference(), weights, inputs.as_ref(), Storage::Wide)?;
                 smallest.after(&whole.kept);
                 Ok(whole)
             })?;
@@ -164,7 +166,7 @@ pub(super) fn run_job(
     }
     let chooses = |function: &Function| function.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     if !judgement.passed
-        && args.kept() == StorageArg::Typed
+        && args.storage() == StorageArg::Typed
         && compiled.per_rank.functions.values().any(chooses)
     {
         out.push_str(
@@ -243,6 +245,8 @@ fn refuse_hours(job: &Job, args: &RunArgs) -> Result<()> {
 pub(super) struct Data {
     weights: Box<dyn TensorSource>,
     inputs: Box<dyn TensorSource>,
+    /// Optional inputs that the file does not have.
+    zeros: Tensors,
     random_weights: bool,
     random_inputs: bool,
 }
@@ -263,20 +267,26 @@ impl Data {
                 .help("name the model's weights with `--weights PATH`")
                 .into());
         }
-        let seed = meaning::seed(args, job.weights.is_none() || inputs.is_none())?;
+        let seed = ineffective::seed(args, job.weights.is_none() || inputs.is_none())?;
         let random =
             |module: &Module| Box::new(RandomTensors::of_module(module, seed)) as Box<dyn TensorSource>;
+        let (inputs, zeros, random_inputs) = match inputs {
+            None => (random(&job.program), Tensors::default(), true),
+            Some(path) => {
+                let inputs = tensors(path)?;
+                let zeros = optional_inputs(&job.program, inputs.as_ref());
+                (inputs, zeros, false)
+            }
+        };
         Ok(Data {
             weights: match &job.weights {
                 Some(path) => Box::new(FusedExperts::new(tensors(path)?)),
                 None => random(&job.program),
             },
-            inputs: match inputs {
-                Some(path) => tensors(path)?,
-                None => random(&job.program),
-            },
+            inputs,
+            zeros,
             random_weights: job.weights.is_none(),
-            random_inputs: inputs.is_none(),
+            random_inputs,
         })
     }
 
@@ -285,14 +295,39 @@ impl Data {
         Renamed::new(self.weights.as_ref(), MODEL_PREFIXES)
     }
 
-    pub(super) fn inputs(&self) -> &dyn TensorSource {
-        self.inputs.as_ref()
+    pub(super) fn inputs(&self) -> Box<dyn TensorSource + '_> {
+        if self.zeros.names().is_empty() {
+            Box::new(self.inputs.as_ref())
+        } else {
+            Box::new(Layered::new(self.inputs.as_ref(), &self.zeros))
+        }
     }
 
     fn description(&self) -> String {
         let of = |random: bool| if random { "random" } else { "from file" };
-        format!("weights {}, inputs {}", of(self.random_weights), of(self.random_inputs))
+        let zeros = self.zeros.names().iter().map(|name| format!(", {name} zero")).collect::<String>();
+        format!("weights {}, inputs {}{zeros}", of(self.random_weights), of(self.random_inputs))
     }
+}
+
+/// Zeros for the optional inputs of a program that `inputs` does not have.
+fn optional_inputs(program: &Module, inputs: &dyn TensorSource) -> Tensors {
+    let nodes = program.functions.values().flat_map(|f| f.nodes.iter().map(move |node| (f, node)));
+    let missing = nodes.filter_map(|(function, node)| {
+        let Op::Input(binding) = &node.op else { return None };
+        let is_missing =
+            OPTIONAL_INPUTS.contains(&binding.name.as_str()) && inputs.shape(&binding.name).is_none();
+        let shape = is_missing.then(|| binding.stored_shape(&program.space, function.ty(node.result())))?;
+        Some((binding.name.clone(), zero(&shape)))
+    });
+    missing.collect()
+}
+
+/// A tensor of zeros.
+fn zero(shape: &[u64]) -> Tensor<f64> {
+    let shape: Vec<usize> = shape.iter().map(|&n| index(n)).collect();
+    let n = shape.iter().product();
+    Tensor::new(shape, vec![0.0; n])
 }
 
 /// Opens the tensors at a path, where nothing else lies.
@@ -332,19 +367,18 @@ pub(super) enum Expected<'a, T: Real> {
 pub(super) const USUAL: f64 = 1e-4;
 
 /// The largest error that passes: the one asked for, or what is usual for the narrowest numbers that are stored.
-fn tolerance(schedule: &Schedule, args: &RunArgs) -> Tolerance {
+fn tolerance(schedule: &Schedule, args: &RunArgs) -> f64 {
     let buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
     let of = |dtype| match dtype {
         DType::BF16 => 5e-2,
         DType::F16 => 1e-2,
         DType::F64 | DType::F32 | DType::I32 | DType::Bool => USUAL,
     };
-    let usual = match args.kept() {
+    let usual = match args.storage() {
         StorageArg::Typed => buffers.map(|buffer| of(buffer.dtype())).fold(USUAL, f64::max),
         StorageArg::Wide => USUAL,
     };
-    let elements = if usual > USUAL { Measure::Largest } else { Measure::Absolute };
-    Tolerance { error: args.tolerance.unwrap_or(usual), elements }
+    args.tolerance.unwrap_or(usual)
 }
 
 /// A table, and whether every error is within the tolerance.
@@ -363,7 +397,7 @@ pub(super) fn judge<A: Real, B: Real>(
     found: &Outputs<A>,
     expected: &Expected<'_, B>,
     judge: compare::Judge<'_>,
-    tolerance: impl Into<Tolerance>,
+    tolerance: f64,
 ) -> Result<Judgement> {
     let rows = match expected {
         Expected::Whole(whole) => judge.outputs(found, whole),
@@ -379,10 +413,10 @@ pub(super) fn judge<A: Real, B: Real>(
             names.join(", ")
         )));
     }
-    Ok(table(&rows, tolerance.into()))
+    Ok(table(&rows, tolerance))
 }
 
-fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
+fn table(rows: &[Comparison], tolerance: f64) -> Judgement {
     let width = rows.iter().map(|row| row.name.len()).fold(20, usize::max);
     let mut text = format!("{:<width$} {:>12} {:>12}\n", "output", "max |a-b|", "|a-b|/|b|");
     let mut passed = true;
@@ -392,7 +426,7 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
         passed &= within;
         let mark = if within { "" } else { "  above tolerance" };
         let _ = match verdict {
-            Verdict::Distance { max_abs, relative, largest: _ } => {
+            Verdict::Distance { max_abs, relative, scale: _ } => {
                 writeln!(text, "{name:<width$} {max_abs:>12.3e} {relative:>12.3e}{mark}")
             }
             Verdict::Shape { found, expected } => {
@@ -420,12 +454,7 @@ fn table(rows: &[Comparison], tolerance: Tolerance) -> Judgement {
             counted(left_out, "element")
         );
     }
-    let Tolerance { error, elements } = tolerance;
-    let of = match elements {
-        Measure::Absolute => "",
-        Measure::Largest => ", of an element beside the largest of its tensor",
-    };
-    let _ = writeln!(text, "{}: tolerance {error:e}{of}", if passed { "passed" } else { "FAILED" });
+    let _ = writeln!(text, "{}: tolerance {tolerance:e}", if passed { "passed" } else { "FAILED" });
     Judgement { text, passed }
 }
 

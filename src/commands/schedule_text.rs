@@ -14,12 +14,12 @@ use super::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::{Failure, Result};
 use crate::kind::{self, Kind, Wanted};
-use crate::{files, meaning, subject};
+use crate::{files, ineffective, subject};
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     let program = args.program.as_deref();
     let kind = program.map(|path| kind::expect(path, Wanted::Meaning)).transpose()?;
-    meaning::verify_schedule(args, kind)?;
+    ineffective::verify_schedule(args, kind)?;
     let path = &args.subject.subject;
     let source = files::read_text(path)?;
     let name = path.display().to_string();
@@ -38,14 +38,14 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
             "not checked: that it computes what its program says (S18); `--program FILE` names that, the plan or what \
              `ithaca emit plan.json --target ir` writes\n",
         );
-        return Ok(Done::said(out));
+        return Ok(Done::success(out));
     };
     (session.progress)("compiling");
     let cluster = subject::cluster_of(&args.subject.layout)?;
     let per_rank = per_rank(session, program, kind, &parsed, &cluster)?;
     schedule::verify_meaning(&parsed, verify_program(&per_rank)?).map_err(in_file)?;
     out.push_str(&format!("it computes what `{}` says (S18)\n", program.display()));
-    Ok(Done::said(out))
+    Ok(Done::success(out))
 }
 
 /// What one rank is to compute, by a plan, by a program of one rank, or by a whole one under the passes that the schedule

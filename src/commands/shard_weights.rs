@@ -8,7 +8,8 @@ use ithaca_ir::{Diagnostic, schedule};
 use ithaca_kernels::store::shards::{self, Identity};
 use ithaca_kernels::store::{Checkpoint, check_writable};
 use ithaca_passes::plan::digest;
-use ithaca_passes::shard::{OrderChoice, ShardOptions};
+use ithaca_passes::registry::Registry;
+use ithaca_passes::shard::OrderChoice;
 use num_integer::lcm;
 
 use super::{Done, Session};
@@ -33,7 +34,7 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         shrink: false,
         seed: None,
     };
-    let job = subject::job(session.registry, &subject, Some(small(args)?))?;
+    let job = subject::job(session.registry, &subject, Some(small(session.registry, args)?))?;
     let weights = job.weights.as_ref().ok_or_else(|| {
         Failure::from(
             Diagnostic::new("C00", format!("`{}` has no weights beside it", args.subject.display()))
@@ -83,20 +84,19 @@ pub(super) fn shard_weights(args: &ShardWeightsArgs, session: &mut Session<'_>) 
         );
     }
     let _ = writeln!(out, "wrote {}", args.output.display());
-    Ok(Done::said(out))
+    Ok(Done::success(out))
 }
 
 /// A workload that every layout of this many ranks divides; how weights lie does not depend on it.
 ///
 /// Tokens are a multiple of whatever parts the options cut them into: loss chunks, the blocks of a striped order, the groups of
 /// a capacity.
-fn small(args: &ShardWeightsArgs) -> Result<Lengths> {
-    let (_, ranks) = subject::mesh(&args.layout)?;
+fn small(registry: &Registry, args: &ShardWeightsArgs) -> Result<Lengths> {
+    let (mesh, ranks) = subject::mesh(&args.layout)?;
     let ranks = ranks.unwrap_or(1);
     let anything = Lengths { batch: 1, sequence: 1, target: None };
     let workload = subject::workload(&args.workload, Some(anything))?;
-    let mut options = ShardOptions::default();
-    subject::set_flags(&mut options, &args.layout)?;
+    let options = subject::layout_options(registry, &args.layout, mesh.as_ref())?;
     let block = match options.order {
         Some(OrderChoice::Striped(block)) => block,
         Some(OrderChoice::Contiguous | OrderChoice::Zigzag | OrderChoice::Balanced) | None => 1,

@@ -12,8 +12,8 @@ use super::run::{Data, Expected, USUAL, all, heading, judge, lengths_of, steps};
 use super::{Done, Session, schedule_text};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
+use crate::ineffective;
 use crate::kind::Kind;
-use crate::meaning;
 use crate::subject::{self, Job};
 
 /// The largest absolute difference that double precision explains at these sizes.
@@ -23,7 +23,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     if Kind::of(&args.subject.subject)? == Kind::Schedule {
         return schedule_text::verify(args, session);
     }
-    meaning::verify(args)?;
+    ineffective::verify(args)?;
     let lengths = args.subject.inputs.as_deref().map(lengths_of).transpose()?.flatten();
     let mut job = subject::job(session.registry, &args.subject, lengths)?;
     let mut shrunk = String::new();
@@ -35,16 +35,17 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
         let _ =
             writeln!(shrunk, "note: {reason}; a small model of the same structure is verified in its place");
     }
-    meaning::steps(args.steps, &job)?;
+    ineffective::steps(args.steps, &job)?;
     (session.progress)("compiling");
     let compiled = job.compile()?;
     refuse_hours(&compiled.per_rank)?;
     let data = Data::open(&job, &args.subject, args.expect.as_deref())?;
     (session.progress)("running the whole program");
+    let inputs = data.inputs();
     let mut smallest = Smallest::default();
     let run = |module, after: &mut dyn FnMut(&Outputs<f64>)| {
         let results = steps(args.steps, &data.weights(), |weights| {
-            let results = oracle::step::<f64>(module, weights, data.inputs(), Storage::Wide)?;
+            let results = oracle::step::<f64>(module, weights, inputs.as_ref(), Storage::Wide)?;
             after(&results.kept);
             Ok(results)
         });

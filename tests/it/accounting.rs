@@ -11,7 +11,7 @@ use ithaca_passes::import::{Workload, import};
 use ithaca_passes::pass::{Prices, Volume};
 use ithaca_passes::plan;
 use ithaca_passes::planner::{self, Program, Request};
-use ithaca_passes::shard::{ShardOptions, parse_mesh};
+use ithaca_passes::shard::{HeadSplit, ShardOptions, parse_mesh};
 use serde_json::json;
 
 /// A model of the llama family, and what it is asked to do.
@@ -244,7 +244,7 @@ fn plan_program_and_runtime_agree() {
                 let request = Request {
                     strategy: Some(strategy.to_owned()),
                     mesh: Some(mesh.clone()),
-                    heads: ithaca_passes::shard::HeadSplit::Uneven,
+                    options: ShardOptions { heads: HeadSplit::Uneven, ..ShardOptions::default() },
                     ..Request::new(mesh.ranks())
                 };
                 let program = Program { module: &module, cluster: &cluster };

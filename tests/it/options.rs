@@ -14,10 +14,12 @@ use ithaca_passes::compile::compile;
 use ithaca_passes::import::{Workload, import};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::planner::{self, Program, Ranked, Refusal, Request};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 use serde_json::{Value, json};
 
 use crate::attention::case::Case;
+use crate::tier;
 
 /// A tiny model of a family with these heads.
 fn model(family: &str, heads: u64, kv_heads: u64) -> Value {
@@ -172,15 +174,13 @@ fn plan(module: &dyn Fn(u64) -> Module, words: &[String]) -> Result<Ranked, Box<
     };
     let cluster = Cluster::named(args.layout.cluster.as_deref().unwrap_or("dgx-h100")).unwrap();
     let (mesh, gpus) = ithaca::subject::mesh(&args.layout).unwrap();
-    let mut flags = ShardOptions::default();
-    ithaca::subject::set_flags(&mut flags, &args.layout).unwrap();
+    let options = ithaca::subject::layout_options(&Registry::default(), &args.layout, mesh.as_ref()).unwrap();
     let request = Request {
         gpus: gpus.unwrap(),
         batch: 1,
         strategy: args.layout.strategy,
         mesh,
-        heads: flags.heads,
-        sequence: flags.sequence,
+        options,
         ..Request::default()
     };
     let module = module(args.workload.seq.unwrap());
@@ -240,7 +240,7 @@ fn every_example_has_a_plan_or_repairs_that_work() {
     for (name, config) in examples() {
         let tokens = longest(&config);
         let module = |tokens| import(&config, &name, &Workload::prefill(1, tokens)).unwrap();
-        for gpus in [2, 3, 4, 6, 8, 16, 64] {
+        for gpus in tier::one_in(3, [2, 3, 4, 6, 8, 16, 64]) {
             plan_or_repairs(&name, &module, &words(&format!("--gpus {gpus} --seq {tokens}")));
         }
     }

@@ -108,8 +108,9 @@ fn packages_depend_on_each_other_in_one_direction() {
                 "ithaca-plan",
             ],
         ),
-        ("codegen", &["ithaca-ir"]),
-        ("kernels", &["ithaca-ir", "nccl-rs"]),
+        ("codegen", &["ithaca-device", "ithaca-ir"]),
+        ("kernels", &["ithaca-device", "ithaca-ir", "nccl-rs"]),
+        ("kernels/device", &["ithaca-ir"]),
         ("kernels/nccl-rs", &[]),
     ] {
         let manifest = std::fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();

@@ -1,8 +1,8 @@
 //! Whether a mask fits the sequences of an attention.
 
-use super::Mask;
 use crate::dim::Dim;
-use crate::ops::OpError;
+use crate::mask::Mask;
+use crate::ops::error::OpError;
 
 /// How deep intersections and unions may nest; the text form reads as much.
 const MAX_DEPTH: usize = 8;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::strip::{Bound, How, Run, Strip, between, combine};
-use super::{Align, Mask};
+use crate::mask::strip::{Bound, How, Run, Strip, between, combine};
+use crate::mask::{Align, Mask};
 
 /// A tile that has pairs.
 pub(super) struct Tile {

@@ -22,7 +22,6 @@ use std::ops::Range;
 pub(crate) use check::check;
 pub use positions::Positions;
 pub use strip::{Bound, Run, Strip};
-pub(crate) use text::{from_attr, to_attr};
 
 /// A relation between query and key positions.
 ///

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::Mask;
-use super::strip::{Bound, Strip};
+use crate::mask::Mask;
+use crate::mask::strip::{Bound, Strip};
 use crate::order::joined;
 
 /// A set of positions below 2^60.

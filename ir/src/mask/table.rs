@@ -1,7 +1,7 @@
 //! A mask as kernels take it: two numbers where it is a band, else a table of its strips.
 
-use super::{Bound, Mask};
 use crate::dim::Dim;
+use crate::mask::{Bound, Mask};
 
 impl Mask {
     /// How many positions before the query and behind it are seen, where that is all there is to the mask and both ends

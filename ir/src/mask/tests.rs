@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::*;
 use crate::dim::Dim;
+use crate::mask::text::{from_attr, to_attr};
+use crate::mask::*;
 use crate::ops::attr::Attr;
 
 /// Numbers by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).

@@ -1,11 +1,23 @@
 //! The text form of masks, as attributes.
 
-use super::{Align, Mask};
-use crate::ops::attr::AttrError;
-use crate::ops::{Attr, Attrs};
+use crate::mask::{Align, Mask};
+use crate::ops::attr::{Attr, AttrError, Attrs, Names};
+use crate::ops::attribute::{Refused, Value};
+
+impl Value for Mask {
+    const KIND: &'static str = "a mask";
+
+    fn to_attr(&self, _: Names<'_>) -> Attr {
+        to_attr(self)
+    }
+
+    fn from_attr(attr: Attr, _: Names<'_>) -> Result<Self, Refused> {
+        from_attr(attr).map_err(Refused::Message)
+    }
+}
 
 /// The mask as an attribute.
-pub(crate) fn to_attr(mask: &Mask) -> Attr {
+pub(super) fn to_attr(mask: &Mask) -> Attr {
     let int = |key: &str, n: u64| (key.to_owned(), Attr::Int(n));
     let call = |name: &str, args: Vec<(String, Attr)>| Attr::Call(name.to_owned(), args);
     let numbers = |name: &str, numbers: &[u64]| Attr::Numbers(name.to_owned(), numbers.to_vec());
@@ -44,7 +56,7 @@ pub(crate) fn to_attr(mask: &Mask) -> Attr {
 ///
 /// # Errors
 /// What is no mask, or which argument is missing, unknown or of the wrong kind.
-pub(crate) fn from_attr(attr: Attr) -> Result<Mask, AttrError> {
+pub(super) fn from_attr(attr: Attr) -> Result<Mask, AttrError> {
     match attr {
         Attr::Word(word) if word == "full" => Ok(Mask::Full),
         Attr::Word(word) if word == "causal" => Ok(Mask::Causal),
@@ -77,7 +89,7 @@ fn call(name: &str, args: Vec<(String, Attr)>) -> Result<Mask, AttrError> {
     let mask = match name {
         "causal" => Mask::CausalAtEnd { queries: args.int("queries")?, keys: args.int("keys")? },
         "window" => {
-            let mut side = |key: &str| match args.optional(key) {
+            let mut side = |key: &str| match args.take(key) {
                 None => Ok(None),
                 Some(Attr::Int(n)) => Ok(Some(n)),
                 Some(other) => Err(args.wrong(key, "a number of tokens", &other)),
@@ -89,7 +101,7 @@ fn call(name: &str, args: Vec<(String, Attr)>) -> Result<Mask, AttrError> {
         "global_at" => return Err("mask `global_at` takes the positions of tokens".to_owned()),
         "documents" => {
             let [queries, keys] = [bounds(&mut args, "queries")?, bounds(&mut args, "keys")?];
-            let causal = args.optional("causal").map(|attr| {
+            let causal = args.take("causal").map(|attr| {
                 let found = Align::ALL.into_iter().find(|a| matches!(&attr, Attr::Word(w) if w == a.name()));
                 found.ok_or_else(|| args.wrong("causal", "start or end", &attr))
             });

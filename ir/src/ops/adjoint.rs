@@ -4,12 +4,12 @@
 //! that it is the gradient of, so that a gradient of `bf16` is `bf16`; what is summed in `f32` is rounded once.
 
 use crate::builder::FunctionBuilder;
-use crate::module::ValueId;
-use crate::ops::{Gradient, Op, OpError, attention, elementwise, linear, loss, norm, parts, sink};
-use crate::types::TensorType;
-
-/// The gradient of each operand; none where no gradient flows, or the operand is of integers.
-pub type Gradients = Vec<Option<ValueId>>;
+use crate::handles::ValueId;
+use crate::ops::error::OpError;
+use crate::ops::gradients::{Gradients, cast};
+use crate::ops::table::op::Op;
+use crate::ops::table::training::{Gradient, Loss};
+use crate::ops::{attention, elementwise, linear, loss, norm, parts, sink};
 
 impl Op {
     /// Adds the nodes that compute the gradients of `operands` from those of `results`, all of them values of `b`; the
@@ -36,7 +36,7 @@ impl Op {
             | Op::State(_)
             | Op::Fill { .. }
             | Op::Positions
-            | Op::Loss(loss::Loss::Valid { .. }) => Ok(vec![None; operands.len()]),
+            | Op::Loss(Loss::Valid { .. }) => Ok(vec![None; operands.len()]),
             Op::Einsum => linear::adjoint_einsum(b, operands, d),
             Op::Sum => linear::adjoint_sum(b, operands[0], d),
             Op::Expand => linear::adjoint_expand(b, operands[0], d),
@@ -70,66 +70,17 @@ impl Op {
             Op::Accumulate => Ok(vec![Some(d), Some(d)]),
             Op::Repeat { from, to } => Ok(vec![Some(b.push(Op::SumCopies { from: *to, to: *from }, &[d])?)]),
             Op::SumCopies { from, to } => Ok(vec![Some(b.push(Op::Repeat { from: *to, to: *from }, &[d])?)]),
-            Op::Loss(loss::Loss::CrossEntropy { over, ignore }) => {
+            Op::Loss(Loss::CrossEntropy { over, ignore }) => {
                 loss::adjoint_cross_entropy(b, (*over, *ignore), operands, results, gradients)
             }
-            Op::Loss(loss::Loss::Pick { over, ignore }) => {
-                loss::adjoint_pick(b, (*over, *ignore), operands, d)
-            }
+            Op::Loss(Loss::Pick { over, ignore }) => loss::adjoint_pick(b, (*over, *ignore), operands, d),
             Op::Join { to } => parts::adjoint_join(b, *to, operands, d),
             Op::Experts(experts) => experts.adjoint(b, operands, results, gradients),
             Op::Window(window) => window.adjoint(b, operands, d),
-            Op::Assign { .. }
-            | Op::AttentionBackward(_)
-            | Op::Take { .. }
-            | Op::Merge
-            | Op::MergeParts { .. }
-            | Op::Scores { .. }
-            | Op::RowLse { .. }
-            | Op::Weigh { .. }
-            | Op::Call { .. }
-            | Op::Gradient(_)
-            | Op::Optimizer(_)
-            | Op::Reshard
-            | Op::AllToAll { .. }
-            | Op::AllGather { .. }
-            | Op::Slice { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. }
-            | Op::Permute
-            | Op::Fetch { .. }
-            | Op::FetchSum { .. }
-            | Op::Coalesced(_) => Err(OpError::new(
+            _ => Err(OpError::new(
                 "V32",
                 format!("a gradient reaches `{}`, which has no adjoint", self.name()),
             )),
         }
-    }
-}
-
-/// `x` with the dimensions of `like`, in their order, the others being summed over.
-pub(super) fn summed_to(
-    b: &mut FunctionBuilder<'_>,
-    x: ValueId,
-    like: &TensorType,
-) -> Result<ValueId, OpError> {
-    let ty = b.ty(x).clone();
-    if ty.dims == like.dims {
-        return Ok(x);
-    }
-    let to = TensorType::new(ty.dtype, like.dims.iter().copied());
-    if ty.dims.iter().filter(|&&d| like.has(d)).eq(&like.dims) {
-        return b.push_as(Op::Sum, &[x], to);
-    }
-    // `sum` keeps the order of dimensions; a product with one does not.
-    let one = b.push_as(Op::Fill { value: 1.0 }, &[], TensorType::new(ty.dtype, []))?;
-    b.push_as(Op::Einsum, &[x, one], to)
-}
-
-/// `x` in another element type, where it has not that one already.
-pub(super) fn cast(b: &mut FunctionBuilder<'_>, x: ValueId, to: crate::DType) -> Result<ValueId, OpError> {
-    match b.ty(x).dtype == to {
-        true => Ok(x),
-        false => b.push(Op::Cast { to }, &[x]),
     }
 }

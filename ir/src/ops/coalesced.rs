@@ -3,12 +3,11 @@
 //! PyTorch calls a block of such collectives a coalescing manager, and a run of gradients a bucket.
 
 use crate::boxes;
-use crate::ops::{Context, Op, OpError, Types};
+use crate::ops::context::{Context, Types};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
-
-/// The most collectives that become one.
-pub const MAX_COALESCED: usize = 64;
 
 impl Op {
     /// The name of the collective: that of its members where there are several.
@@ -18,20 +17,6 @@ impl Op {
             op => op.name(),
         }
     }
-}
-
-/// Whether a collective may be a member of several that become one.
-///
-/// A fetch may not: its blocks are lists of tokens, gathered by a kernel of their own.
-pub fn may_coalesce(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::AllToAll { .. }
-            | Op::AllGather { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. }
-            | Op::Permute
-    )
 }
 
 /// Member `i` acts on operand `i` and gives result `i`, as it does alone.
@@ -47,7 +32,7 @@ pub(super) fn infer(
     }
     let mut types = Types::new();
     for (i, (op, &x)) in members.iter().zip(operands).enumerate() {
-        if !may_coalesce(op) {
+        if !op.may_coalesce() {
             let message = format!("`coalesced` has `{}`, which travels alone", op.name());
             return Err(OpError::new("V34", message));
         }

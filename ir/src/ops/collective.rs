@@ -10,7 +10,10 @@ use crate::boxes;
 use crate::dim::DimId;
 use crate::layout::{AxisList, Move};
 use crate::mesh::{AxisId, Rank};
-use crate::ops::{Op, OpError, Types, source};
+use crate::ops::check::only;
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -21,7 +24,7 @@ pub(super) fn infer(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     if let Op::Permute = op {
-        return infer_permute(space, x, source::only("permute", declared)?);
+        return infer_permute(space, x, only("permute", declared)?);
     }
     if !x.layout.moved.is_empty() {
         let message = format!("`{}` takes parts where they belong; a permute brings them home", op.name());

@@ -2,87 +2,14 @@
 
 use crate::builder::FunctionBuilder;
 use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::adjoint::{Gradients, summed_to};
-use crate::ops::{Op, OpError, unplaced};
-use crate::rule::{FactorKind, FactorRule};
+use crate::handles::ValueId;
+use crate::ops::check::{need_float, unplaced};
+use crate::ops::error::OpError;
+use crate::ops::gradients::{Gradients, summed_to};
+use crate::ops::info::Flops;
+use crate::ops::table::elementwise::{Binary, Unary};
+use crate::ops::table::op::Op;
 use crate::types::TensorType;
-
-/// Functions of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unary {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// `x · Φ(x)`.
-    Gelu,
-    /// The tanh approximation of [`Gelu`](Unary::Gelu).
-    GeluTanh,
-    /// `x · sigmoid(1.702 x)`.
-    QuickGelu,
-    /// `max(x, 0)`.
-    Relu,
-    /// Hyperbolic tangent.
-    Tanh,
-}
-
-impl Unary {
-    /// Every function.
-    pub const ALL: [Unary; 6] =
-        [Unary::Silu, Unary::Gelu, Unary::GeluTanh, Unary::QuickGelu, Unary::Relu, Unary::Tanh];
-
-    /// The name in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Unary::Silu => "silu",
-            Unary::Gelu => "gelu",
-            Unary::GeluTanh => "gelu_tanh",
-            Unary::QuickGelu => "quick_gelu",
-            Unary::Relu => "relu",
-            Unary::Tanh => "tanh",
-        }
-    }
-
-    /// FLOPs per element, a transcendental function counted as four.
-    pub fn flops(self) -> u128 {
-        match self {
-            Unary::Relu => 1,
-            Unary::Tanh => 4,
-            Unary::Silu | Unary::QuickGelu => 6,
-            Unary::Gelu | Unary::GeluTanh => 8,
-        }
-    }
-}
-
-/// Functions of two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Binary {
-    /// Sum.
-    Add,
-    /// Difference.
-    Sub,
-    /// Product.
-    Mul,
-    /// Quotient.
-    Div,
-    /// `log(exp(x) + exp(y))`, −∞ where both are.
-    LogAddExp,
-}
-
-impl Binary {
-    /// Every function.
-    pub const ALL: [Binary; 5] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::LogAddExp];
-
-    /// The name in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Binary::Add => "add",
-            Binary::Sub => "sub",
-            Binary::Mul => "mul",
-            Binary::Div => "div",
-            Binary::LogAddExp => "log_add_exp",
-        }
-    }
-}
 
 pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError> {
     if let Op::Cast { to } = op {
@@ -93,6 +20,14 @@ pub(super) fn infer_unary(op: &Op, x: &TensorType) -> Result<TensorType, OpError
     }
     need_float(op.name(), x.dtype)?;
     Ok(unplaced(x))
+}
+
+/// FLOPs of the gradient of `f`, for each element.
+pub(super) fn flops_gradient(f: Unary) -> u128 {
+    match f.info().flops {
+        Flops::Results(n) => u128::from(n) + 2,
+        flops => unreachable!("`{}` declares {flops:?}", f.name()),
+    }
 }
 
 pub(super) fn infer_binary(f: Binary, operands: &[&TensorType]) -> Result<TensorType, OpError> {
@@ -108,17 +43,6 @@ pub(super) fn infer_binary(f: Binary, operands: &[&TensorType]) -> Result<Tensor
         ));
     }
     Ok(unplaced(x))
-}
-
-pub(super) fn rule(operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[&result.dims], |_| FactorKind::Parallel)
-}
-
-pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
-    match dtype.is_float() {
-        true => Ok(()),
-        false => Err(OpError::new("V04", format!("`{name}` needs real numbers, not {dtype}"))),
-    }
 }
 
 /// Gradients of a function of two elements, `z` being its result; what was broadcast sums over where it went.

@@ -7,107 +7,16 @@ use smallvec::smallvec;
 
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::ops::elementwise::need_float;
-use crate::ops::{OpError, Types, Unary, loss, norm, unplaced};
+use crate::ops::check::{need_float, only, sums_in, unplaced};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::table::training::Gradient;
+use crate::ops::{loss, norm};
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// The gradient of an operation, from its operands and the gradient of its result.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Gradient {
-    /// `x, dy → dx` of a function of one element: `dy · f'(x)`.
-    Unary(Unary),
-    /// `ids, dy → d_table`: every row of `over` sums the gradients of the tokens that looked it up.
-    Embed {
-        /// The dimension of the table that the integers index.
-        over: DimId,
-        /// The row that has no gradient.
-        padding: Option<u64>,
-    },
-    /// `x, weight, dy → dx, d_weight` of [`RmsNorm`](crate::Op::RmsNorm).
-    RmsNorm {
-        /// The dimension that is normalised.
-        over: DimId,
-        /// Added to the mean square.
-        eps: f64,
-        /// Added to the weight.
-        offset: f64,
-    },
-    /// `x, squares, weight, dy → dx, d_squares, d_weight` of [`RmsScale`](crate::Op::RmsScale).
-    RmsScale {
-        /// The dimensions over which the squares were summed.
-        over: Vec<DimId>,
-        /// Added to the mean square.
-        eps: f64,
-    },
-    /// `x, weight, dy → dx, d_weight, d_bias` of [`LayerNorm`](crate::Op::LayerNorm).
-    LayerNorm {
-        /// The dimension that is normalised.
-        over: DimId,
-        /// Added to the variance.
-        eps: f64,
-    },
-    /// `logits, labels, lse, d_nll → d_logits` of [`CrossEntropy`](crate::ops::Loss::CrossEntropy):
-    /// `(exp(logit − lse) − [v = label]) · d_nll`, zero at ignored labels.
-    CrossEntropy {
-        /// The vocabulary.
-        over: DimId,
-        /// The label that counts for nothing.
-        ignore: i64,
-    },
-    /// `y, dy → dx` of [`Softmax`](crate::Op::Softmax), `y` being its result: `y · (dy − Σ y · dy)`.
-    Softmax {
-        /// The dimension that is summed over.
-        over: DimId,
-    },
-    /// `o, d_o, lse_before, lse → d_o_before, d_lse_before, d_logits` of [`Sink`](crate::Op::Sink), `o` and `lse` being
-    /// its results.
-    Sink,
-}
-
 impl Gradient {
-    /// The name in the text form.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Gradient::Unary(_) => "unary_backward",
-            Gradient::Embed { .. } => "embed_backward",
-            Gradient::RmsNorm { .. } => "rms_norm_backward",
-            Gradient::RmsScale { .. } => "rms_scale_backward",
-            Gradient::LayerNorm { .. } => "layer_norm_backward",
-            Gradient::CrossEntropy { .. } => "cross_entropy_backward",
-            Gradient::Softmax { .. } => "softmax_backward",
-            Gradient::Sink => "sink_backward",
-        }
-    }
-
-    /// The dimensions among the attributes, for a pass to replace.
-    pub fn dims_mut(&mut self) -> impl Iterator<Item = &mut DimId> {
-        let dims: Vec<&mut DimId> = match self {
-            Gradient::Unary(_) | Gradient::Sink => Vec::new(),
-            Gradient::RmsScale { over, .. } => over.iter_mut().collect(),
-            Gradient::Embed { over, .. }
-            | Gradient::RmsNorm { over, .. }
-            | Gradient::LayerNorm { over, .. }
-            | Gradient::Softmax { over }
-            | Gradient::CrossEntropy { over, .. } => vec![over],
-        };
-        dims.into_iter()
-    }
-
-    /// FLOPs for each element of the first operand.
-    pub(super) fn flops(&self) -> u128 {
-        match self {
-            Gradient::Unary(f) => f.flops() + 2,
-            Gradient::Embed { .. } => 0,
-            Gradient::RmsNorm { .. } => 8,
-            Gradient::RmsScale { .. } => 6,
-            Gradient::LayerNorm { .. } => 11,
-            Gradient::CrossEntropy { .. } => 6,
-            Gradient::Softmax { .. } | Gradient::Sink => 4,
-        }
-    }
-
     /// The result types, their layouts left to the rule; `declared` says which dimensions a table has.
     pub(super) fn infer(
         &self,
@@ -141,12 +50,12 @@ impl Gradient {
                 let [logits, labels, lse, d_nll] = [0, 1, 2, 3].map(|i| operands[i]);
                 loss::check(name, space, *over, logits, labels)?;
                 for rows in [lse, d_nll] {
-                    if rows.dims != labels.dims || rows.dtype != loss::sums_in(logits.dtype) {
+                    if rows.dims != labels.dims || rows.dtype != sums_in(logits.dtype) {
                         return Err(OpError::new(
                             "V05",
                             format!(
                                 "`{name}` takes lse and the gradient of each token, summed in {}",
-                                loss::sums_in(logits.dtype)
+                                sums_in(logits.dtype)
                             ),
                         ));
                     }
@@ -163,8 +72,7 @@ impl Gradient {
 
     /// The factor rule.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
-        let whole = |d: DimId| match self {
+        let is_whole = |d: DimId| match self {
             Gradient::RmsNorm { over, .. }
             | Gradient::LayerNorm { over, .. }
             | Gradient::Softmax { over } => d == *over,
@@ -174,10 +82,14 @@ impl Gradient {
             | Gradient::CrossEntropy { .. }
             | Gradient::Sink => false,
         };
-        FactorRule::by_name(operands, &dims, |d| match () {
-            () if whole(d) => FactorKind::Whole,
-            () if dims.iter().any(|dims| dims.contains(&d)) => FactorKind::Parallel,
-            () => FactorKind::Sum,
+        FactorRule::by_name(operands, results, |d| {
+            if is_whole(d) {
+                FactorKind::Whole
+            } else if results.iter().any(|ty| ty.has(d)) {
+                FactorKind::Parallel
+            } else {
+                FactorKind::Sum
+            }
         })
     }
 }
@@ -196,7 +108,7 @@ fn embed(
     operands: &[&TensorType],
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
-    let table = super::source::only("embed_backward", declared)?;
+    let table = only("embed_backward", declared)?;
     let [ids, dy] = [operands[0], operands[1]];
     need_float("embed_backward", dy.dtype)?;
     if ids.dtype != DType::I32 {

@@ -2,12 +2,17 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    Context, Misfit, Op, OpError, Random, Types, attention, coalesced, collective, elementwise, linear, norm,
-    partial, parts, repeat, rotary, source, state, structure,
-};
 use crate::diagnostic::counted;
 use crate::dim::DimId;
+use crate::ops::context::{Context, Types};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::ops::table::random::Random;
+use crate::ops::{
+    attention, coalesced, collective, elementwise, linear, norm, partial, parts, repeat, rotary, source,
+    state, structure,
+};
+use crate::rule::Misfit;
 use crate::space::Space;
 use crate::types::TensorType;
 

@@ -3,9 +3,12 @@
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::adjoint::{Gradients, summed_to};
-use crate::ops::{Gradient, Op, OpError, source, unplaced};
+use crate::handles::ValueId;
+use crate::ops::check::{need_float, only, unplaced};
+use crate::ops::error::OpError;
+use crate::ops::gradients::{Gradients, summed_to};
+use crate::ops::table::op::Op;
+use crate::ops::table::training::Gradient;
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -15,7 +18,7 @@ pub(super) fn infer_einsum(
     operands: &[&TensorType],
     declared: &[TensorType],
 ) -> Result<TensorType, OpError> {
-    let ty = source::only("einsum", declared)?;
+    let ty = only("einsum", declared)?;
     let [x, y] = [operands[0], operands[1]];
     if x.dtype != y.dtype || !x.dtype.is_float() {
         return Err(OpError::new("V04", format!("`einsum` of {} and {}", x.dtype, y.dtype)));
@@ -41,8 +44,8 @@ pub(super) fn infer_sum(
     x: &TensorType,
     declared: &[TensorType],
 ) -> Result<TensorType, OpError> {
-    let ty = source::only("sum", declared)?;
-    super::elementwise::need_float("sum", x.dtype)?;
+    let ty = only("sum", declared)?;
+    need_float("sum", x.dtype)?;
     let kept: Vec<DimId> = x.dims.iter().copied().filter(|&d| ty.has(d)).collect();
     subset("sum", space, x, ty, &kept)
 }
@@ -53,8 +56,8 @@ pub(super) fn infer_expand(
     x: &TensorType,
     declared: &[TensorType],
 ) -> Result<TensorType, OpError> {
-    let ty = source::only("expand", declared)?;
-    super::elementwise::need_float("expand", x.dtype)?;
+    let ty = only("expand", declared)?;
+    need_float("expand", x.dtype)?;
     let kept: Vec<DimId> = ty.dims.iter().copied().filter(|&d| x.has(d)).collect();
     subset("expand", space, ty, x, &kept)?;
     Ok(unplaced(ty))
@@ -83,7 +86,7 @@ fn subset(
 }
 
 pub(super) fn rule_einsum(operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[&result.dims], |d| match result.has(d) {
+    FactorRule::by_name(operands, &[result], |d| match result.has(d) {
         true => FactorKind::Parallel,
         false => FactorKind::Sum,
     })
@@ -134,7 +137,7 @@ pub(super) fn infer_embed(
 
 /// The looked-up dimension sums: a rank contributes the rows that it has and zero elsewhere.
 pub(super) fn rule_embed(over: DimId, operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[&result.dims], |d| match d == over {
+    FactorRule::by_name(operands, &[result], |d| match d == over {
         true => FactorKind::Sum,
         false => FactorKind::Parallel,
     })

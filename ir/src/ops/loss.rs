@@ -6,59 +6,18 @@ use smallvec::smallvec;
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::adjoint::Gradients;
-use crate::ops::{Gradient, Op, OpError, Types, unplaced};
+use crate::handles::ValueId;
+use crate::ops::check::{need_float, sums_in, unplaced};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::gradients::Gradients;
+use crate::ops::table::op::Op;
+use crate::ops::table::training::{Gradient, Loss};
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// Operations of the loss. Labels are `i32`; one that is `ignore` counts for nothing, any other must lie in the
-/// vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// `logits [… v], labels […] → nll […], lse […]`: the negative log-likelihood of each label, zero where it is
-    /// ignored, and the logarithm of the sum of exponentials; both in `f32` (`f64` of `f64`).
-    CrossEntropy {
-        /// The vocabulary.
-        over: DimId,
-        /// The label that counts for nothing.
-        ignore: i64,
-    },
-    /// `logits [… v], labels […] → […]`: the logit of each label, zero where it is ignored; a rank that lacks it
-    /// contributes zero.
-    Pick {
-        /// The vocabulary.
-        over: DimId,
-        /// The label that counts for nothing.
-        ignore: i64,
-    },
-    /// `labels → labels`, in `f32`: 1 for labels that count, 0 for those that are ignored.
-    Valid {
-        /// The label that counts for nothing.
-        ignore: i64,
-    },
-}
-
 impl Loss {
-    /// The name in the text form.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Loss::CrossEntropy { .. } => "cross_entropy",
-            Loss::Pick { .. } => "pick",
-            Loss::Valid { .. } => "valid",
-        }
-    }
-
-    /// The dimensions among the attributes, for a pass to replace.
-    pub fn dims_mut(&mut self) -> impl Iterator<Item = &mut DimId> {
-        match self {
-            Loss::CrossEntropy { over, .. } | Loss::Pick { over, .. } => Some(over),
-            Loss::Valid { .. } => None,
-        }
-        .into_iter()
-    }
-
     /// The result types, their layouts left to the rule.
     pub(super) fn infer(&self, space: &Space, operands: &[&TensorType]) -> Result<Types, OpError> {
         let rows = |x: &TensorType, labels: &TensorType| {
@@ -86,20 +45,11 @@ impl Loss {
 
     /// The factor rule: the whole vocabulary for the loss itself, any part of it for the logit of the label.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
-        FactorRule::by_name(operands, &dims, |d| match self {
+        FactorRule::by_name(operands, results, |d| match self {
             Loss::CrossEntropy { over, .. } if d == *over => FactorKind::Whole,
             Loss::Pick { over, .. } if d == *over => FactorKind::Sum,
             Loss::CrossEntropy { .. } | Loss::Pick { .. } | Loss::Valid { .. } => FactorKind::Parallel,
         })
-    }
-}
-
-/// In what type sums of elements of `dtype` are taken.
-pub(super) fn sums_in(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
 }
 
@@ -111,7 +61,7 @@ pub(super) fn check(
     logits: &TensorType,
     labels: &TensorType,
 ) -> Result<(), OpError> {
-    super::elementwise::need_float(name, logits.dtype)?;
+    need_float(name, logits.dtype)?;
     if labels.dtype != DType::I32 {
         return Err(OpError::new("V04", format!("`{name}` takes labels in i32, not {}", labels.dtype)));
     }

@@ -3,10 +3,12 @@
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::adjoint::{Gradients, summed_to};
-use crate::ops::elementwise::need_float;
-use crate::ops::{Gradient, Op, OpError, unplaced};
+use crate::handles::ValueId;
+use crate::ops::check::{need_float, unplaced};
+use crate::ops::error::OpError;
+use crate::ops::gradients::{Gradients, summed_to};
+use crate::ops::table::op::Op;
+use crate::ops::table::training::Gradient;
 use crate::rule::{FactorKind, FactorRule};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -88,7 +90,7 @@ pub(super) fn infer_scale(
 
 /// The dimension stays whole; every other one is free.
 pub(super) fn rule(over: DimId, operands: &[&TensorType], result: &TensorType) -> FactorRule {
-    FactorRule::by_name(operands, &[&result.dims], |d| match d == over {
+    FactorRule::by_name(operands, &[result], |d| match d == over {
         true => FactorKind::Whole,
         false => FactorKind::Parallel,
     })

@@ -2,42 +2,12 @@
 
 use smallvec::smallvec;
 
-use crate::dim::DimId;
 use crate::dtype::DType;
-use crate::ops::elementwise::need_float;
-use crate::ops::{OpError, Types, unplaced};
-use crate::rule::{FactorKind, FactorRule};
+use crate::ops::check::{need_float, unplaced};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::table::training::{AdamW, Optimizer};
 use crate::types::TensorType;
-
-/// Operations of an optimizer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Optimizer {
-    /// `w, g, m, v, step, clip → w, m, v`: one step with decoupled weight decay, element by element.
-    ///
-    /// `g` times the scalar `clip` is the gradient; `m` and `v` are its running moments; the scalar `step` counts from 1.
-    /// `w`, `m` and `v` have one type, `f32` or `f64`; `g` may be narrower.
-    AdamW(AdamW),
-    /// `squares → min(1, max_norm / (sqrt(squares) + 1e-6))`, of a scalar.
-    ClipFactor {
-        /// The largest norm that is left as it is.
-        max_norm: f64,
-    },
-}
-
-/// Constants of AdamW.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Weight decay; a step multiplies weights by `1 − lr · weight_decay`.
-    pub weight_decay: f64,
-}
 
 impl AdamW {
     /// How far one step may move an element of a weight, decay aside: the learning rate, and more where the first moment
@@ -48,14 +18,6 @@ impl AdamW {
 }
 
 impl Optimizer {
-    /// The name in the text form.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Optimizer::AdamW(_) => "adamw",
-            Optimizer::ClipFactor { .. } => "clip_factor",
-        }
-    }
-
     /// The result types, their layouts left to the rule.
     pub(super) fn infer(&self, operands: &[&TensorType]) -> Result<Types, OpError> {
         let name = self.name();
@@ -82,11 +44,5 @@ impl Optimizer {
                 false => Err(OpError::new("V05", format!("`{name}` is of a scalar"))),
             },
         }
-    }
-
-    /// The factor rule: every element by itself.
-    pub(super) fn rule(operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
-        FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel)
     }
 }

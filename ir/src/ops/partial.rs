@@ -5,9 +5,11 @@ use smallvec::smallvec;
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::Layout;
-use crate::ops::attention::Attention;
-use crate::ops::elementwise::need_float;
-use crate::ops::{Op, OpError, Types};
+use crate::ops::check::{need_float, sums_in};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::table::attention::Attention;
+use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -110,7 +112,7 @@ impl Cx<'_> {
             return Err(self.shape("x has the dimension `over`"));
         }
         let mut rows = without(x, over);
-        rows.dtype = super::loss::sums_in(x.dtype);
+        rows.dtype = sums_in(x.dtype);
         let Some(parts) = parts else {
             self.whole(x, over)?;
             return Ok(smallvec![rows]);

@@ -7,15 +7,13 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
+use crate::handles::ValueId;
 use crate::layout::AxisList;
-use crate::module::ValueId;
-use crate::ops::{Op, OpError};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;
-
-/// The most parts that are joined at once.
-pub const MAX_PARTS: usize = 256;
 
 /// The type of the result of `op`, a take or a join. Both only move elements, so sums still to be taken pass through,
 /// where every operand waits for the same.

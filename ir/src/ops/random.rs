@@ -12,54 +12,20 @@ use smallvec::smallvec;
 
 use crate::builder::FunctionBuilder;
 use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::adjoint::Gradients;
-use crate::ops::elementwise::need_float;
-use crate::ops::{Op, OpError, Types, elementwise, source, unplaced};
-use crate::rule::{FactorKind, FactorRule};
+use crate::handles::ValueId;
+use crate::ops::check::{need_float, only, unplaced};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::gradients::Gradients;
+use crate::ops::table::op::Op;
+use crate::ops::table::random::Random;
+use crate::rule::FactorRule;
 use crate::types::TensorType;
 
 /// Bits of a key.
 pub const KEY_BITS: u32 = 30;
 
-/// Operations that draw.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Random {
-    /// `→ i32[]`: the key that a seed gives; a training step folds its number into it.
-    Key {
-        /// What the key is made of.
-        seed: u64,
-    },
-    /// `key i32[], number [] → i32[]`: a key for each whole number, which is `i32` or real.
-    FoldIn,
-    /// `key i32[] → i32[]`: the key of the layer that runs, its number folded into that of all layers.
-    LayerKey,
-    /// `key i32[] → bool[…]`: one where the element is kept.
-    DropoutMask {
-        /// The share of elements that are dropped.
-        rate: f64,
-        /// What tells this mask from others that are drawn from the same key.
-        seed: u64,
-    },
-    /// `x […], mask […] → […]`: `x` where the mask is one, divided by the share that is kept, else zero.
-    Dropout {
-        /// The share of elements that are dropped.
-        rate: f64,
-    },
-}
-
 impl Random {
-    /// The name in the text form.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Random::Key { .. } => "key",
-            Random::FoldIn => "fold_in",
-            Random::LayerKey => "layer_key",
-            Random::DropoutMask { .. } => "dropout_mask",
-            Random::Dropout { .. } => "dropout",
-        }
-    }
-
     /// The result type; that of a mask is declared.
     pub(super) fn infer(&self, operands: &[&TensorType], declared: &[TensorType]) -> Result<Types, OpError> {
         let name = self.name();
@@ -82,7 +48,7 @@ impl Random {
             Random::DropoutMask { rate, .. } => {
                 need_key(name, operands[0])?;
                 need_rate(name, *rate)?;
-                let ty = source::only(name, declared)?;
+                let ty = only(name, declared)?;
                 if ty.dtype != DType::Bool {
                     return Err(OpError::new(
                         "V04",
@@ -118,10 +84,8 @@ impl Random {
     /// The factor rule; none where results are declared or follow from no operand.
     pub(super) fn rule(&self, operands: &[&TensorType], results: &[&TensorType]) -> Option<FactorRule> {
         match self {
-            Random::Dropout { .. } => Some(elementwise::rule(operands, results[0])),
-            Random::FoldIn | Random::LayerKey => {
-                let dims: Vec<&[crate::DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
-                Some(FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel))
+            Random::Dropout { .. } | Random::FoldIn | Random::LayerKey => {
+                Some(FactorRule::parallel(operands, results))
             }
             Random::Key { .. } | Random::DropoutMask { .. } => None,
         }

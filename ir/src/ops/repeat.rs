@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use crate::dim::DimId;
-use crate::ops::OpError;
+use crate::ops::error::OpError;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;

@@ -1,20 +1,17 @@
-//! How many results an operation has.
+//! The number of results of an operation.
 
-use super::{Gradient, Loss, Op, Optimizer, Returns};
+use crate::ops::table::attention::Returns;
+use crate::ops::table::op::Op;
 
 impl Op {
-    /// How many tensors a computation gives, or writes where it is a task. Calls and messages have as many as they are
-    /// given; of these it says one.
+    /// The number of tensors that a computation gives, or writes where it is a task. Calls and messages have as many as
+    /// their operands; one for them.
     pub fn n_results(&self) -> usize {
         match self {
             Op::Attention(a) if a.returns != Returns::Output => 2,
-            Op::Merge | Op::MergeParts { .. } | Op::Sink => 2,
-            Op::Experts(e) => e.n_results(),
-            Op::AttentionBackward(a) => 3 + usize::from(a.bias.is_some()),
-            Op::Gradient(Gradient::RmsNorm { .. }) | Op::Loss(Loss::CrossEntropy { .. }) => 2,
-            Op::Gradient(Gradient::RmsScale { .. } | Gradient::LayerNorm { .. } | Gradient::Sink)
-            | Op::Optimizer(Optimizer::AdamW(_)) => 3,
-            _ => 1,
+            Op::AttentionBackward(a) if a.bias.is_some() => 4,
+            Op::Coalesced(_) => 1,
+            op => op.info().results.max(1),
         }
     }
 }

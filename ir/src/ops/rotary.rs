@@ -2,38 +2,12 @@
 
 use std::f64::consts::PI;
 
-use crate::dim::DimId;
-use crate::ops::elementwise::need_float;
-use crate::ops::{OpError, unplaced};
+use crate::dtype::DType;
+use crate::ops::check::{need_float, unplaced};
+use crate::ops::error::OpError;
+use crate::ops::table::rotary::{Pairs, Rotary, Scaling, Turn};
 use crate::space::Space;
 use crate::types::TensorType;
-
-/// Attributes of `rotary`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rotary {
-    /// The dimension whose pairs are rotated.
-    pub over: DimId,
-    /// Elements that are rotated, even; those behind pass through.
-    pub width: u64,
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// How frequencies are stretched beyond the trained length.
-    pub scaling: Scaling,
-    /// Which elements turn together.
-    pub pairs: Pairs,
-    /// Which way pairs turn.
-    pub turn: Turn,
-}
-
-/// Which elements turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Pairs {
-    /// Element `i` of the first half of the width and element `i` of the second.
-    #[default]
-    Halves,
-    /// Elements `2i` and `2i + 1`.
-    Neighbours,
-}
 
 impl Pairs {
     /// The places of pair `i` of `width` elements.
@@ -43,16 +17,6 @@ impl Pairs {
             Pairs::Neighbours => (2 * i, 2 * i + 1),
         }
     }
-}
-
-/// Which way pairs turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Turn {
-    /// By the angle of their position.
-    #[default]
-    Forth,
-    /// By the opposite angle: the adjoint.
-    Back,
 }
 
 impl Turn {
@@ -71,44 +35,6 @@ impl Turn {
             Turn::Back => -1.0,
         }
     }
-}
-
-/// Stretching of rotary frequencies.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Scaling {
-    /// None.
-    None,
-    /// Every frequency divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Llama 3.1: long wavelengths divided, short ones kept, a ramp between.
-    Llama3 {
-        /// The divisor of long wavelengths.
-        factor: f64,
-        /// Wavelengths above `original / low` are divided.
-        low: f64,
-        /// Wavelengths below `original / high` are kept.
-        high: f64,
-        /// The trained length, tokens.
-        original: f64,
-    },
-    /// YaRN (Peng et al., arXiv 2309.00071): a ramp over pair indices, and scores sharpened by `attention`.
-    Yarn {
-        /// The divisor of slow pairs.
-        factor: f64,
-        /// Pairs that turn more often than this within `original` are kept.
-        beta_fast: f64,
-        /// Pairs that turn less often than this within `original` are divided.
-        beta_slow: f64,
-        /// The trained length, tokens.
-        original: f64,
-        /// Factor of cosine and sine.
-        attention: f64,
-        /// Whether the ramp's ends are rounded outward to whole pairs.
-        truncate: bool,
-    },
 }
 
 impl Rotary {
@@ -158,7 +84,7 @@ impl Rotary {
 pub(super) fn infer(rotary: &Rotary, space: &Space, operands: &[&TensorType]) -> Result<TensorType, OpError> {
     let [x, positions] = [operands[0], operands[1]];
     need_float("rotary", x.dtype)?;
-    if positions.dtype != crate::DType::I32 {
+    if positions.dtype != DType::I32 {
         return Err(OpError::new("V04", format!("`rotary` takes i32 positions, not {}", positions.dtype)));
     }
     let over = &space.dims[rotary.over];

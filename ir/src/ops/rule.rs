@@ -1,8 +1,9 @@
 //! Factor rules: each operation's own file says its rule, this one asks the right file.
 
-use super::{Op, Optimizer, Window, elementwise, linear, norm, parts, repeat};
-use crate::dim::DimId;
-use crate::rule::{FactorKind, FactorRule};
+use crate::ops::table::op::Op;
+use crate::ops::table::window::Window;
+use crate::ops::{linear, norm, parts, repeat};
+use crate::rule::FactorRule;
 use crate::types::TensorType;
 
 impl Op {
@@ -12,7 +13,6 @@ impl Op {
             Op::Einsum | Op::Sum => Some(linear::rule_einsum(operands, results[0])),
             Op::Gradient(gradient) => Some(gradient.rule(operands, results)),
             Op::Loss(loss) => Some(loss.rule(operands, results)),
-            Op::Optimizer(_) => Some(Optimizer::rule(operands, results)),
             Op::Experts(experts) => Some(experts.rule(operands, results)),
             Op::Window(_) => Some(Window::rule(operands, results[0])),
             Op::Embed { over, .. } => Some(linear::rule_embed(*over, operands, results[0])),
@@ -21,44 +21,20 @@ impl Op {
             | Op::Scale { .. }
             | Op::Cast { .. }
             | Op::RmsScale { .. }
-            | Op::Expand => Some(elementwise::rule(operands, results[0])),
-            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
+            | Op::Expand
+            | Op::Accumulate
+            | Op::Sink
+            | Op::Merge
+            | Op::Optimizer(_) => Some(FactorRule::parallel(operands, results)),
+            Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } | Op::Softmax { over } => {
                 Some(norm::rule(*over, operands, results[0]))
             }
-            Op::Softmax { over } => Some(norm::rule(*over, operands, results[0])),
             Op::Random(random) => random.rule(operands, results),
             Op::Rotary(rotary) => Some(norm::rule(rotary.over, operands, results[0])),
             Op::Attention(attention) => Some(attention.rule(operands)),
             Op::Repeat { .. } => Some(repeat::rule(operands)),
             Op::Take { .. } | Op::Join { .. } => Some(parts::rule(operands)),
-            Op::Sink | Op::Merge => {
-                let dims: Vec<&[DimId]> = results.iter().map(|ty| ty.dims.as_slice()).collect();
-                Some(FactorRule::by_name(operands, &dims, |_| FactorKind::Parallel))
-            }
-            Op::Accumulate => Some(elementwise::rule(operands, results[0])),
-            Op::Param(_)
-            | Op::Input(_)
-            | Op::State(_)
-            | Op::Assign { .. }
-            | Op::Fill { .. }
-            | Op::Positions
-            | Op::AttentionBackward(_)
-            | Op::MergeParts { .. }
-            | Op::Scores { .. }
-            | Op::RowLse { .. }
-            | Op::Weigh { .. }
-            | Op::SumCopies { .. }
-            | Op::Call { .. }
-            | Op::Reshard
-            | Op::AllToAll { .. }
-            | Op::AllGather { .. }
-            | Op::Slice { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. }
-            | Op::Permute
-            | Op::Fetch { .. }
-            | Op::FetchSum { .. }
-            | Op::Coalesced(_) => None,
+            _ => None,
         }
     }
 }

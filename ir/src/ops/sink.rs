@@ -1,9 +1,13 @@
 //! Gradients of a learned logit in the denominator of the softmax.
 
 use crate::builder::FunctionBuilder;
-use crate::module::ValueId;
-use crate::ops::adjoint::{Gradients, cast};
-use crate::ops::{Binary, Gradient, Op, OpError, elementwise};
+use crate::handles::ValueId;
+use crate::ops::elementwise;
+use crate::ops::error::OpError;
+use crate::ops::gradients::{Gradients, cast};
+use crate::ops::table::elementwise::Binary;
+use crate::ops::table::op::Op;
+use crate::ops::table::training::Gradient;
 
 /// With `o' = o · exp(lse − lse')` and `lse' = log(exp(lse) + exp(logit))`: gradients of o, lse and the logits, each from
 /// those of o' and lse' that there are.

@@ -1,38 +1,16 @@
 //! Sources: parameters, inputs, positions.
 
-use std::ops::Range;
-
 use smallvec::smallvec;
 
-use crate::ops::{Op, OpError, Types};
+use crate::dim::DimId;
+use crate::dtype::DType;
+use crate::ops::check::only;
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::ops::table::source::Binding;
 use crate::space::Space;
 use crate::types::TensorType;
-
-/// Where a source's elements lie in a file of tensors.
-///
-/// The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type, at
-/// their valid sizes; a dimension that copies another reads that one and repeats. So `q_proj.weight` stored
-/// `[4096, 4096]` is bound to `[h d m]`, one third of a fused `c_attn.weight` is a window, and where queries, keys and
-/// values alternate head by head, one of them is a window of the view `[h, 3, d, m]`.
-///
-/// A name with `{expert}` is that of many tensors, one for each index of the first stored dimension; `stored`, `view` and
-/// `window` speak of their stack.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Binding {
-    /// The name of the stored tensor; `{layer}` stands for the layer of the call, `{expert}` for the index of an expert.
-    pub name: String,
-    /// The stored shape; empty when it is that of the type.
-    pub stored: Vec<u64>,
-    /// The shape as which the stored elements are seen, row-major as they are; empty when it is `stored`.
-    pub view: Vec<u64>,
-    /// The range of each dimension of the view that is taken; empty when all is.
-    pub window: Vec<Range<u64>>,
-    /// An index of the last dimension of the type reads what is stored so many places further on, as labels do that are the
-    /// tokens themselves.
-    pub ahead: u64,
-    /// What is read in padding, and beyond the end.
-    pub fill: i64,
-}
 
 impl Binding {
     /// The binding of a tensor that is stored as its type says.
@@ -97,7 +75,7 @@ const LAYER: &str = "{layer}";
 const EXPERT: &str = "{expert}";
 
 /// Elements of a dimension that a file holds: padding and copies are not stored.
-pub fn stored_size(space: &Space, dim: crate::DimId) -> u64 {
+pub fn stored_size(space: &Space, dim: DimId) -> u64 {
     match space.dims[dim].copies {
         Some(of) => space.dims[of].valid,
         None => space.dims[dim].valid,
@@ -119,7 +97,7 @@ pub(super) fn infer(
     if name.is_empty() {
         return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
     }
-    let labels = matches!(op, Op::Input(_)) && ty.dtype == crate::DType::I32 && !ty.dims.is_empty();
+    let labels = matches!(op, Op::Input(_)) && ty.dtype == DType::I32 && !ty.dims.is_empty();
     if (*ahead != 0 || *fill != 0) && !labels {
         return Err(OpError::new(
             "V17",
@@ -163,20 +141,13 @@ pub(super) fn infer(
 
 pub(super) fn infer_positions(space: &Space, declared: &[TensorType]) -> Result<Types, OpError> {
     let ty = only("positions", declared)?;
-    if ty.dtype != crate::DType::I32 || ty.dims.len() != 1 {
+    if ty.dtype != DType::I32 || ty.dims.len() != 1 {
         return Err(OpError::new("V04", "`positions` is an i32 vector over one sequence dimension"));
     }
     if space.size(ty.dims[0]) > 1 << 31 {
         return Err(OpError::new("V04", "`positions` counts at most 2^31 tokens"));
     }
     Ok(smallvec![ty.clone()])
-}
-
-pub(super) fn only<'a>(name: &str, declared: &'a [TensorType]) -> Result<&'a TensorType, OpError> {
-    match declared {
-        [ty] => Ok(ty),
-        _ => Err(OpError::new("V03", format!("`{name}` has one result, not {}", declared.len()))),
-    }
 }
 
 fn product(sizes: impl Iterator<Item = u64>) -> Option<u64> {

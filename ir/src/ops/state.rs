@@ -6,32 +6,18 @@
 use smallvec::smallvec;
 
 use crate::dtype::DType;
-use crate::ops::elementwise::need_float;
-use crate::ops::{Binding, Op, OpError, Types, source};
+use crate::ops::check::{need_float, only};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::source;
+use crate::ops::table::op::Op;
+use crate::ops::table::random::Random;
+use crate::ops::table::source::Binding;
+use crate::ops::table::training::Optimizer;
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// What an assignment writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Target {
-    /// A weight, as `param` reads it.
-    Param,
-    /// A state, as `state` reads it.
-    State,
-}
-
-impl Target {
-    /// Both.
-    pub const ALL: [Target; 2] = [Target::Param, Target::State];
-
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Target::Param => "param",
-            Target::State => "state",
-        }
-    }
-}
+pub use crate::ops::table::source::Target;
 
 /// The prefix of the names of gradients: that of `w` is `grad.w`.
 pub const GRADIENT: &str = "grad.";
@@ -66,8 +52,8 @@ pub fn works_in_place(op: &Op) -> bool {
             | Op::Binary(_)
             | Op::Scale { .. }
             | Op::Cast { .. }
-            | Op::Random(crate::ops::Random::Dropout { .. })
-            | Op::Optimizer(crate::ops::Optimizer::AdamW(_))
+            | Op::Random(Random::Dropout { .. })
+            | Op::Optimizer(Optimizer::AdamW(_))
     )
 }
 
@@ -77,7 +63,7 @@ pub(super) fn infer_state(
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
     let op = Op::State(binding.clone());
-    let ty = source::only("state", declared)?;
+    let ty = only("state", declared)?;
     need_float("state", ty.dtype)?;
     source::infer(&op, binding, space, declared)
 }
@@ -101,7 +87,7 @@ pub(super) fn infer_assign(
 }
 
 pub(super) fn infer_fill(declared: &[TensorType]) -> Result<Types, OpError> {
-    let ty = source::only("fill", declared)?;
+    let ty = only("fill", declared)?;
     match ty.dtype {
         DType::I32 | DType::Bool => Err(OpError::new("V04", "`fill` makes real numbers")),
         DType::F64 | DType::F32 | DType::F16 | DType::BF16 => Ok(smallvec![ty.clone()]),

@@ -1,78 +1,20 @@
 //! Functions, loops over layers, and reshards.
 
+pub use crate::handles::MAX_LAYERS;
+
 use smallvec::smallvec;
 
 use crate::dim::DimId;
+use crate::handles::{FuncId, Layers};
 use crate::layout::{At, AxisList};
-use crate::mesh::AxisId;
-use crate::module::{FuncId, Layers};
-use crate::ops::{Context, OpError, Types, source};
+use crate::ops::check::only;
+use crate::ops::context::{Context, Types};
+use crate::ops::error::OpError;
+use crate::ops::table::structure::{Scan, ScanOrder, Stage};
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// The most layers that one call may run over.
-pub const MAX_LAYERS: u64 = 65_536;
-
-/// What the layers of a call keep of their own.
-///
-/// The first `carried` arguments are handed from layer to layer, as results of the same number. Any other result of the
-/// function is one layer's own: the call gives them stacked along `over`, in order of layers. An argument whose first
-/// dimension is `over` where the parameter has none is taken apart in the same way; any other is the same for all layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scan {
-    /// The dimension of layers, as long as the call has layers.
-    pub over: DimId,
-    /// How many arguments and results are handed on.
-    pub carried: usize,
-    /// Which layer runs first.
-    pub order: ScanOrder,
-}
-
-/// The stage of a pipeline that a call belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
-    /// The number of the stage.
-    pub number: u64,
-    /// The mesh axis whose coordinate the number is; none before there is a mesh.
-    pub along: Option<AxisId>,
-}
-
-impl Stage {
-    /// The stage of this number, of a program without a mesh.
-    pub fn new(number: u64) -> Self {
-        Self { number, along: None }
-    }
-
-    /// The ranks that run the stage; all of them before there is a mesh.
-    pub fn at(self) -> Option<At> {
-        self.along.map(|axis| At { axis, coordinate: self.number })
-    }
-}
-
-/// Which layer of a loop runs first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum ScanOrder {
-    /// The first.
-    #[default]
-    Ascending,
-    /// The last, as in a backward pass.
-    Descending,
-}
-
 impl ScanOrder {
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            ScanOrder::Ascending => "ascending",
-            ScanOrder::Descending => "descending",
-        }
-    }
-
-    /// The order spelled `name`.
-    pub fn parse(name: &str) -> Option<Self> {
-        [ScanOrder::Ascending, ScanOrder::Descending].into_iter().find(|o| o.name() == name)
-    }
-
     /// The layers, in the order in which they run.
     pub fn layers(self, layers: &Layers) -> impl Iterator<Item = u64> + use<> {
         let Layers { start, end } = *layers;
@@ -194,7 +136,7 @@ pub(super) fn infer_reshard(
     x: &TensorType,
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
-    let ty = source::only("reshard", declared)?;
+    let ty = only("reshard", declared)?;
     if ty.dims != x.dims || ty.dtype != x.dtype {
         return Err(OpError::new("V03", "`reshard` changes the layout only"));
     }

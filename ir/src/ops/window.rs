@@ -6,47 +6,16 @@ use smallvec::smallvec;
 
 use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
-use crate::module::ValueId;
-use crate::ops::elementwise::need_float;
-use crate::ops::{Op, OpError};
+use crate::handles::ValueId;
+use crate::ops::check::need_float;
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::ops::table::window::Window;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;
 
-/// Operations on parts of a dimension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
-    /// `x […, a], y […, b] → […, over]`: x and behind it y along the last dimension; y may lack dimensions of x.
-    Concat {
-        /// The last dimension of the result, as long as those of the operands together.
-        over: DimId,
-    },
-    /// `x […, a] → […, to]`: elements of the last dimension from `start` on.
-    Cut {
-        /// The last dimension of the result.
-        to: DimId,
-        /// The first element that is taken.
-        start: u64,
-    },
-}
-
 impl Window {
-    /// The name in the text form.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Window::Concat { .. } => "concat",
-            Window::Cut { .. } => "cut",
-        }
-    }
-
-    /// The dimension among the attributes, for a pass to replace.
-    pub fn dim_mut(&mut self) -> &mut DimId {
-        match self {
-            Window::Concat { over } => over,
-            Window::Cut { to, .. } => to,
-        }
-    }
-
     pub(super) fn infer(&self, space: &Space, operands: &[&TensorType]) -> Result<TensorType, OpError> {
         let name = self.name();
         let shape = |message: String| OpError::new("V05", format!("`{name}`: {message}"));

@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{BufferId, Frame, Place, Schedule, Work};
 use crate::dim::DimId;
 use crate::entity::Entity;
-use crate::ops::{Gradient, Loss, Op, Window};
+use crate::ops::table::op::Op;
+use crate::ops::table::training::{Gradient, Loss};
+use crate::ops::table::window::Window;
+use crate::schedule::{BufferId, Frame, Place, Schedule, Work};
 use crate::space::Space;
 
 /// Integers from zero, below a bound, and perhaps one more.

@@ -5,9 +5,9 @@
 //! parts of dimensions are, as far as stands here. Lowering asks before it
 //! puts a tensor in a wire, the verifier asks again, and the runtimes rely on it.
 
-use super::{BufferId, Content, Frame, Place, Task, Work};
 use crate::dim::DimId;
-use crate::ops::Op;
+use crate::ops::table::op::Op;
+use crate::schedule::{BufferId, Content, Frame, Place, Task, Work};
 use crate::space::Space;
 use crate::strided::{Cut, Strided};
 use crate::types::TensorType;

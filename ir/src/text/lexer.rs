@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::diagnostic::Span;
+use crate::identifier::word_len;
 
 /// A token; names and strings are slices of the text.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -171,25 +172,6 @@ impl<'a> Lexer<'a> {
             }
         }
     }
-}
-
-/// Bytes of the word that `bytes` start with: letters, digits, `_`; inside, `.` and `-` too.
-fn word_len(bytes: &[u8]) -> usize {
-    let letter = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
-    if !letter(bytes.first()) || bytes[0].is_ascii_digit() {
-        return 0;
-    }
-    let mut n = 1;
-    while letter(bytes.get(n)) || (matches!(bytes.get(n), Some(b'.' | b'-')) && letter(bytes.get(n + 1))) {
-        n += 1;
-    }
-    n
-}
-
-/// Whether `name` can be spelled in the text form, as a word or behind a sigil: ASCII letters, digits and `_`, inside
-/// also `.` and `-`, and no digit in front.
-pub fn is_identifier(name: &str) -> bool {
-    !name.is_empty() && word_len(name.as_bytes()) == name.len()
 }
 
 /// The string that was written between quotes, or the first escape that has no meaning.

@@ -6,22 +6,15 @@
 pub(crate) mod cursor;
 pub(crate) mod grammar;
 pub(crate) mod lexer;
-mod read;
+pub(crate) mod read;
+pub(crate) mod show;
 mod write;
 
+pub use crate::identifier::is_identifier;
 pub use cursor::closest;
+pub use grammar::VERSION;
 #[cfg(test)]
 pub(crate) use grammar::parse_attr;
-pub use grammar::{TypeText, VERSION};
-pub use lexer::is_identifier;
-pub(crate) use read::check_length;
 pub use read::parse;
+pub use show::{TypeText, show};
 pub use write::print;
-
-use crate::space::Space;
-use crate::types::TensorType;
-
-/// A type as the text form spells it, for messages.
-pub fn show<'a>(space: &'a Space, ty: &'a TensorType) -> TypeText<'a> {
-    TypeText { space, ty }
-}

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Span};
 use crate::entity::{Arena, Entity};
-use crate::module::{FuncId, Function, Level, Module, Node, Output, Value, ValueId};
+use crate::handles::{FuncId, ValueId};
+use crate::module::{Function, Level, Module, Node, Output, Value};
 use crate::text::cursor::{Cursor, Parsed, unknown};
 use crate::text::grammar::{Header, make_op, read_attrs, read_header, read_type, twice};
 use crate::text::lexer::Token;

@@ -4,10 +4,11 @@ use std::fmt;
 use std::fmt::Write;
 
 use crate::entity::Entity;
-use crate::module::{Function, Module, Node, Output, ValueId};
+use crate::handles::ValueId;
+use crate::module::{Function, Module, Node, Output};
 use crate::ops::attr::Names;
 use crate::text::grammar::{write_attrs, write_header};
-use crate::text::show;
+use crate::text::show::show;
 
 /// The text form.
 ///

@@ -2,14 +2,18 @@
 
 use smallvec::SmallVec;
 
-use super::{MAX_DIAGNOSTICS, check_type};
-use crate::diagnostic::{Diagnostic, Diagnostics, Span};
+use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Span};
 use crate::entity::Entity;
-use crate::module::{FuncId, Function, Level, Module, Node, ValueId};
-use crate::ops::attr::Names;
-use crate::ops::{Attr, Context, Op, OpError};
-use crate::text::{is_identifier, show};
+use crate::handles::{FuncId, ValueId};
+use crate::identifier::is_identifier;
+use crate::module::{Function, Level, Module, Node};
+use crate::ops::attr::{Attr, Names};
+use crate::ops::context::Context;
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::text::show::show;
 use crate::types::TensorType;
+use crate::verify::space::check_type;
 
 /// Adds what is wrong with the function `id`.
 pub(super) fn check(module: &Module, id: FuncId, found: &mut Diagnostics) {

@@ -12,16 +12,13 @@ pub(crate) use space::{check_axis, check_dim, check_space, check_type};
 
 use std::collections::HashMap;
 
-use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use crate::entity::Entity;
+use crate::handles::{FuncId, MAX_LAYERS};
+use crate::identifier::is_identifier;
 use crate::layers::shifted;
-use crate::module::{FuncId, Function, Level, Module};
-use crate::ops::Op;
-use crate::ops::structure::MAX_LAYERS;
-use crate::text::is_identifier;
-
-/// After so many mistakes the verifier looks for no more.
-const MAX_DIAGNOSTICS: usize = 64;
+use crate::module::{Function, Level, Module};
+use crate::ops::table::op::Op;
 
 /// The most often that a function may run in one run of `main`.
 const MAX_RUNS: u64 = 1 << 40;

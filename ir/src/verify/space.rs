@@ -5,13 +5,13 @@ use std::ops::Range;
 use crate::diagnostic::Diagnostic;
 use crate::dim::{Dim, DimId, Fetched, Part};
 use crate::entity::Entity;
+use crate::identifier::is_identifier;
 use crate::layout::{At, Layout};
 use crate::mesh::{Axis, AxisId};
 use crate::module::Level;
-use crate::ops::OpError;
+use crate::ops::error::OpError;
 use crate::order::Order;
 use crate::space::Space;
-use crate::text::is_identifier;
 use crate::types::TensorType;
 
 /// The most dimensions of a space: names are searched one by one.

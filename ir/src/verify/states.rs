@@ -9,9 +9,11 @@ use std::ops::Range;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
 use crate::module::Module;
-use crate::ops::{Binding, Op, OpError, Target};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::ops::table::source::{Binding, Target};
 use crate::space::Space;
-use crate::text::show;
+use crate::text::show::show;
 use crate::types::TensorType;
 
 /// Who reads or writes a weight or a state.

@@ -1,4 +1,4 @@
-//! What is timed, by a name that says its sizes; `kernels/benches/against_pytorch.py` gives PyTorch the same.
+//! What is timed, by a name that says its sizes; `kernels/benches/against.py` gives PyTorch the same.
 
 use std::hint::black_box;
 

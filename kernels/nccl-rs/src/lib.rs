@@ -2,21 +2,20 @@
 //!
 //! - [`sys`]: the types and the table of functions that are loaded.
 //! - [`result`]: status codes as errors.
-//! - [`safe`]: [`Library`], [`UniqueId`], [`Config`], [`Communicator`]. Where there is no library, opening gives
-//!   [`Unavailable`], which says what was tried; nothing here panics.
+//! - [`safe`]: [`Library`], [`UniqueId`], [`Communicator`], [`Collective`]. Without a library, opening returns
+//!   [`Unavailable`] with the names that were tried; nothing here panics.
 //!
-//! Names and types follow the NCCL user guide, "API", and are compared with `nccl.h` by a test. NCCL 2.10 or newer is
-//! enough; what came later is looked up when the library is opened, and a call of what it lacks is
-//! [`Error::Missing`], which names the version that has it.
+//! Names and types follow the NCCL user guide, "API", and are compared with `nccl.h` by a test. The library opens from
+//! NCCL 2.10; later functions are looked up when it is opened, and a call of a missing one is [`Error::Missing`], which
+//! names the version that has it. Communicators need 2.14.
 //!
-//! A call that goes on in the background, as all calls of non-blocking communicators may, has not failed:
-//! [`Communicator::state`] says how it stands, and [`Communicator::wait_ready`] waits for its end, at most as long as it
-//! is told to.
+//! Communicators do not block. A call that is still in progress has not failed: [`Communicator::state`] returns its
+//! state, and [`Communicator::wait_ready`] waits for its end, up to a timeout.
 
 pub mod result;
 pub mod safe;
 pub mod sys;
 
 pub use result::{Error, Status, Unavailable};
-pub use safe::{Communicator, Config, DevicePointer, Library, Split, State, Stream, UniqueId, Waiting};
+pub use safe::{Collective, Communicator, DevicePointer, Library, Split, State, Stream, UniqueId};
 pub use sys::{DataType, Reduction};

@@ -18,7 +18,7 @@ pub enum Status {
     InvalidUsage,
     /// A remote rank failed, or the network did.
     RemoteError,
-    /// The operation goes on in the background.
+    /// The operation is still in progress in the background.
     InProgress,
     /// It took longer than the library allows.
     Timeout,
@@ -63,7 +63,7 @@ impl Status {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NCCL is not available: {}", tried.join("; "))]
 pub struct Unavailable {
-    /// What was tried, each with the reason why it did not do.
+    /// The names that were tried, each with the reason of its failure.
     pub tried: Vec<String>,
 }
 
@@ -80,17 +80,17 @@ pub enum Error {
         /// NCCL's own words.
         detail: String,
     },
-    /// An argument that NCCL's types cannot hold, or that is not there.
+    /// An argument that NCCL's types cannot hold, or a rank that does not exist.
     #[error("{what} {value} is out of range: it must be below {bound}")]
     Range {
         /// The argument.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// What it must be below.
+        /// The exclusive upper bound.
         bound: usize,
     },
-    /// A function that the library is too old for.
+    /// A function that the library is too old to have.
     #[error("{call} needs NCCL {}.{} or newer", needs.0, needs.1)]
     Missing {
         /// The function.
@@ -99,9 +99,9 @@ pub enum Error {
         needs: (u32, u32),
     },
     /// A communicator did not become ready in time.
-    #[error("{call} is not done after {} ms", waited.as_millis())]
+    #[error("{call} is not ready after {} ms", waited.as_millis())]
     NotReady {
-        /// What was waited for.
+        /// The object that was waited for.
         call: &'static str,
         /// How long.
         waited: Duration,

@@ -13,7 +13,7 @@ pub const UNIQUE_ID_BYTES: usize = 128;
 /// `NCCL_CONFIG_UNDEF_INT`: the library's own choice.
 pub const UNDEFINED: c_int = c_int::MIN;
 
-/// `NCCL_SPLIT_NOCOLOR`: a rank that is in no part.
+/// `NCCL_SPLIT_NOCOLOR`: a rank that joins no part.
 pub const NO_COLOR: c_int = -1;
 
 /// `NCCL_API_MAGIC`.
@@ -32,7 +32,7 @@ pub struct RawUniqueId {
 
 /// The start of `ncclConfig_t`, as far as NCCL 2.18 has it.
 ///
-/// A library reads as many bytes as `size` says, older ones fewer, and takes what is newer than `version` as undefined.
+/// A library reads as many bytes as `size` says, older ones fewer, and treats fields newer than `version` as undefined.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RawConfig {
@@ -42,7 +42,7 @@ pub struct RawConfig {
     pub magic: c_uint,
     /// [`CONFIG_VERSION`].
     pub version: c_uint,
-    /// Zero: calls go on in the background.
+    /// Zero: calls return at once and complete in the background.
     pub blocking: c_int,
     /// Thread blocks in a cluster.
     pub cga_cluster_size: c_int,
@@ -52,20 +52,20 @@ pub struct RawConfig {
     pub max_ctas: c_int,
     /// The network module.
     pub net_name: *const c_char,
-    /// Whether parts share the resources of the whole.
+    /// Whether splits share the resources of their parent.
     pub split_share: c_int,
-    /// Lies where 2.18 has padding; undefined.
+    /// At the place of padding in 2.18; undefined.
     pub traffic_class: c_int,
 }
 
 impl Default for RawConfig {
-    /// Everything is the library's own choice.
+    /// Calls do not block; everything else is the library's own choice.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
             magic: API_MAGIC,
             version: CONFIG_VERSION,
-            blocking: UNDEFINED,
+            blocking: 0,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
             max_ctas: UNDEFINED,
@@ -134,7 +134,7 @@ macro_rules! functions {
         required { $($(#[$doc:meta])* $field:ident: $symbol:literal fn($($arg:ty),*) -> $ret:ty;)* }
         optional { $($(#[$odoc:meta])* $ofield:ident: $osymbol:literal fn($($oarg:ty),*) -> $oret:ty;)* }
     ) => {
-        /// The functions, as they lie in the library.
+        /// The functions of the library.
         pub struct Functions {
             $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
             $($(#[$odoc])* pub $ofield: Option<unsafe extern "C" fn($($oarg),*) -> $oret>,)*
@@ -179,8 +179,6 @@ functions! {
         get_error_string: "ncclGetErrorString" fn(c_int) -> *const c_char;
         /// `ncclGetUniqueId(id)`.
         get_unique_id: "ncclGetUniqueId" fn(*mut RawUniqueId) -> c_int;
-        /// `ncclCommInitRank(comm, ranks, id, rank)`.
-        comm_init_rank: "ncclCommInitRank" fn(*mut RawCommunicator, c_int, RawUniqueId, c_int) -> c_int;
         /// `ncclCommDestroy(comm)`.
         comm_destroy: "ncclCommDestroy" fn(RawCommunicator) -> c_int;
         /// `ncclCommAbort(comm)`.
@@ -197,9 +195,6 @@ functions! {
         /// `ncclReduce(send, recv, count, type, op, root, comm, stream)`.
         reduce: "ncclReduce"
             fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawCommunicator, RawStream) -> c_int;
-        /// `ncclBroadcast(send, recv, count, type, root, comm, stream)`.
-        broadcast: "ncclBroadcast"
-            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
         /// `ncclAllGather(send, recv, count, type, comm, stream)`.
         all_gather: "ncclAllGather"
             fn(*const c_void, *mut c_void, usize, c_int, RawCommunicator, RawStream) -> c_int;
@@ -229,11 +224,5 @@ functions! {
         /// `ncclAlltoAll(send, recv, count, type, comm, stream)`, since 2.28.
         all_to_all: "ncclAlltoAll"
             fn(*const c_void, *mut c_void, usize, c_int, RawCommunicator, RawStream) -> c_int;
-        /// `ncclGather(send, recv, count, type, root, comm, stream)`, since 2.28.
-        gather: "ncclGather"
-            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
-        /// `ncclScatter(send, recv, count, type, root, comm, stream)`, since 2.28.
-        scatter: "ncclScatter"
-            fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
     }
 }

@@ -1,6 +1,7 @@
-//! The layer against the library and the header that `NCCL_HOME` names: what needs no GPU.
+//! The bindings against the library and the header under `NCCL_HOME`, as far as no GPU is needed.
 
-#![expect(clippy::print_stderr, reason = "a test that needs a library says why it did nothing")]
+#[path = "../../../tests/common/require.rs"]
+mod require;
 
 use std::env;
 use std::mem::offset_of;
@@ -9,10 +10,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use nccl_rs::sys::{API_MAGIC, NO_COLOR, RawConfig, UNDEFINED, UNIQUE_ID_BYTES};
-use nccl_rs::{Config, DataType, Error, Library, Reduction, Status, UniqueId, Waiting};
+use nccl_rs::{DataType, Error, Library, Reduction, Status, UniqueId};
 
 fn library() -> Option<Library> {
-    Library::open().inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    Library::open().inspect_err(|error| require::skip("nccl", error)).ok()
 }
 
 #[test]
@@ -28,31 +29,29 @@ fn the_library_says_its_version_and_makes_ids() {
 }
 
 #[test]
-fn a_rank_that_is_not_there_is_refused_before_the_library_is_asked() {
+fn a_rank_out_of_range_is_refused_before_the_library_is_called() {
     let Some(library) = library() else { return };
     let id = UniqueId::from_bytes([0; UNIQUE_ID_BYTES]);
     let expected = Error::Range { what: "rank", value: 2, bound: 2 };
     assert_eq!(library.init_rank(2, &id, 2).unwrap_err(), expected);
-    assert_eq!(library.init_rank_config(2, &id, 2, &Config::default()).unwrap_err(), expected);
 }
 
 /// On a machine without a GPU a communicator fails with the library's words, now or in the background; it never hangs.
 #[test]
-fn a_rank_without_a_device_is_told_so() {
+fn a_rank_without_a_device_fails_with_a_message() {
     let Some(library) = library() else { return };
     if PathBuf::from("/dev/nvidia0").exists() {
-        eprintln!("skipped: this machine has a GPU");
+        require::skip("no GPU", &"this machine has a GPU");
         return;
     }
     let id = library.unique_id().unwrap();
-    let config = Config { waiting: Waiting::NonBlocking, blocks: None };
-    let made = library.init_rank_config(1, &id, 0, &config);
-    let error = made.and_then(|comm| comm.wait_ready(Duration::from_secs(60))).unwrap_err();
+    let created = library.init_rank(1, &id, 0);
+    let error = created.and_then(|comm| comm.wait_ready(Duration::from_secs(60))).unwrap_err();
     assert!(matches!(error, Error::Failed { .. }), "{error}");
 }
 
 #[test]
-fn what_a_library_lacks_names_the_version_that_has_it() {
+fn a_missing_function_names_the_version_that_has_it() {
     let error = Error::Missing { call: "ncclCommSplit", needs: (2, 18) };
     assert_eq!(error.to_string(), "ncclCommSplit needs NCCL 2.18 or newer");
 }
@@ -61,14 +60,14 @@ fn what_a_library_lacks_names_the_version_that_has_it() {
 fn types_are_those_of_the_header() {
     let include = |name: &str| env::var_os(name).map(|home| PathBuf::from(home).join("include"));
     let (Some(nccl), Some(cuda)) = (include("NCCL_HOME"), include("CUDA_HOME")) else {
-        eprintln!("skipped: NCCL_HOME and CUDA_HOME do not say where nccl.h and cuda_runtime.h are");
+        require::skip("nccl", &"NCCL_HOME and CUDA_HOME do not say where nccl.h and cuda_runtime.h are");
         return;
     };
     let compiler = ["g++", "c++", "clang++"]
         .into_iter()
         .find(|tool| Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success()));
     let Some(compiler) = compiler else {
-        eprintln!("skipped: no C++ compiler");
+        require::skip("g++", &"no C++ compiler");
         return;
     };
     let mut text = "#include <cstddef>\n#include <nccl.h>\n".to_owned();

@@ -1,31 +1,56 @@
-//! A run in three parts: what is loaded for the ranks that run here, running them, and putting together what all have.
+//! A run in three parts: loading the data of the ranks of this process, running them, and assembling the results.
 //!
-//! Ranks may run in one process or in several; a rank's result is plain data, so it can travel to where all are put
-//! together.
+//! Ranks may run in one process or in several; the result of a rank is plain data, so it can be sent to the process that
+//! assembles.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::time::Instant;
 
 use ithaca_ir::Rank;
-use ithaca_ir::schedule::{Content, FrameId, Schedule, Stream};
-use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::schedule::{Content, FrameId, Schedule};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
-use super::communicator::Communicator;
-use super::memory::{ArenaShape, Own, SourcePlan, Sources, Written};
+use super::communicator::{Communicator, Mailboxes};
+use super::context::RunContext;
+use super::execution::Execution;
+use super::fault::FaultKind;
+use super::memory::{ArenaShape, SourcePlan, Sources, WrittenData, WrittenTensor};
+use super::options::Options;
+use super::panics::{guarded, panic_message};
+use super::rank::{self, RankResult};
 use super::timings::Timings;
-use super::walk::panic_message;
-use super::{Execution, FaultKind, Options, rank};
-use crate::Outputs;
+use super::trace;
 use crate::error::RunError;
-use crate::kept;
 use crate::store::TensorSource;
-use crate::tensor::index;
+use crate::tensor::{Outputs, index};
+use crate::updates;
 
-/// A schedule, with where its ranks find and leave everything.
+/// Executes a schedule on as many threads as its mesh has ranks.
+///
+/// `weights` and `inputs` answer the buffers placed at `weight` and `input`; a state is zero where `weights` has none of
+/// its name.
+///
+/// # Errors
+/// [`RunError::Memory`] before anything is loaded, [`RunError::Store`] for a source, [`RunError::Rank`] for the first
+/// rank, in order of ranks, whose task failed, [`RunError::ReplicasDiffer`] when ranks disagree about an output.
+pub fn execute(
+    schedule: &Schedule,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    options: &Options,
+) -> Result<Execution, RunError> {
+    let ranks: Vec<Rank> = schedule.space.mesh.iter_ranks().collect();
+    let job = Job::of(schedule)?;
+    let loaded = job.load(&ranks, weights, inputs, options)?;
+    let memory_bytes = loaded.memory_bytes;
+    let mailboxes = Mailboxes::new(schedule.space.mesh.ranks(), options.timeout);
+    let parts = loaded.run(&mailboxes)?;
+    job.assemble(&parts, weights, memory_bytes)
+}
+
+/// A schedule, with its arena and the tensors that it loads.
 #[derive(Debug)]
 pub struct Job<'a> {
     schedule: &'a Schedule,
@@ -34,57 +59,21 @@ pub struct Job<'a> {
     plan: SourcePlan<'a>,
 }
 
-/// Ranks that are ready to run, with what they read.
+/// Ranks with their loaded data, ready to run.
 #[derive(Debug)]
 pub struct Loaded<'a> {
     schedule: &'a Schedule,
     arena: &'a ArenaShape,
     sources: Sources,
-    /// Each rank with what it has of what is written.
-    ranks: Vec<(Rank, Own)>,
+    /// Each rank with its copies of the written tensors.
+    ranks: Vec<(Rank, WrittenData)>,
     options: Options,
     /// Bytes of arenas, weights, states and inputs of these ranks.
     pub memory_bytes: u64,
 }
 
-/// What one rank has when it is done.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RankPart {
-    /// The rank.
-    pub rank: Rank,
-    /// Its part of each output of `main`, empty where it has none; integers as numbers.
-    pub outputs: Vec<Vec<f32>>,
-    /// Its part of each weight and state that the schedule writes, in the runtime's order; integers as the bits of a float.
-    pub lasting: Vec<Vec<f32>>,
-    /// The end of its arena as far as it was written, bytes of the schedule.
-    pub reached: u64,
-    /// How long its tasks took.
-    pub timings: Timings,
-    /// What it sent itself.
-    pub traffic: Vec<Traffic>,
-    /// When its tasks ran, if that was asked for.
-    pub spans: Vec<RanTask>,
-}
-
-/// When a rank ran a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RanTask {
-    /// The stream that ran it.
-    pub stream: Stream,
-    /// The frame.
-    pub frame: FrameId,
-    /// The layer that the frame ran for.
-    pub layer: u64,
-    /// The task's number in the frame.
-    pub task: usize,
-    /// When it began, from when the ranks of the process began.
-    pub start: Duration,
-    /// When it ended.
-    pub end: Duration,
-}
-
 impl<'a> Job<'a> {
-    /// Finds where everything is.
+    /// Collects the tensors that a schedule loads.
     ///
     /// # Errors
     /// [`RunError::NoMain`]; [`RunError::Invalid`] for a schedule that contradicts itself.
@@ -96,7 +85,7 @@ impl<'a> Job<'a> {
         Ok(Self { schedule, main, arena: ArenaShape::of(schedule)?, plan: SourcePlan::of(schedule)? })
     }
 
-    /// Loads what `ranks` read, and nothing else.
+    /// Loads only the tensors that `ranks` read.
     ///
     /// # Errors
     /// [`RunError::Memory`] before anything is loaded, for these ranks together; [`RunError::Store`].
@@ -110,13 +99,13 @@ impl<'a> Job<'a> {
         if let Some(fault) = &options.fault {
             fault.check(self.schedule)?;
             if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
-                return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
+                return Err(RunError::invalid("a fault of kind `hang` needs a timeout"));
             }
         }
         let memory_bytes = self.plan.check(ranks, &self.arena, options.memory_limit)?;
         let space = &self.schedule.space;
-        let (sources, lasting) = self.plan.load(space, ranks, weights, inputs, options.storage)?;
-        let ranks = ranks.iter().copied().zip(lasting).collect();
+        let (sources, written) = self.plan.load(space, ranks, weights, inputs, options.storage)?;
+        let ranks = ranks.iter().copied().zip(written).collect();
         let (schedule, arena, options) = (self.schedule, &self.arena, options.clone());
         Ok(Loaded { schedule, arena, sources, ranks, options, memory_bytes })
     }
@@ -126,30 +115,31 @@ impl<'a> Job<'a> {
         self.plan.names_of(&self.schedule.space, rank)
     }
 
-    /// Puts together what all ranks have, in order of ranks; `before` has what was stored before the run.
+    /// Assembles the results of all ranks, in order of ranks; `before` has the tensors as stored before the run.
     ///
     /// # Errors
     /// [`RunError::ReplicasDiffer`] when ranks disagree about an output; [`RunError::Invalid`] when `parts` are not those
     /// of all ranks; [`RunError::Store`].
     pub fn assemble(
         &self,
-        parts: &[RankPart],
+        parts: &[RankResult],
         before: &dyn TensorSource,
         memory_bytes: u64,
     ) -> Result<Execution, RunError> {
         let (schedule, main) = (self.schedule, &self.schedule.frames[self.main]);
         let written = self.plan.written();
-        let complete =
-            |part: &RankPart| part.outputs.len() == main.outputs.len() && part.lasting.len() == written.len();
+        let complete = |part: &RankResult| {
+            part.outputs.len() == main.outputs.len() && part.written.len() == written.len()
+        };
         if !parts.iter().map(|part| part.rank).eq(schedule.space.mesh.iter_ranks()) {
-            return Err(RunError::invalid("a part of each rank is put together, in order"));
+            return Err(RunError::invalid("results must be those of all ranks, in order"));
         }
         if let Some(part) = parts.iter().find(|part| !complete(part)) {
-            return Err(RunError::invalid(format!("rank {} has parts of another schedule", part.rank.0)));
+            return Err(RunError::invalid(format!("rank {} has results of another schedule", part.rank.0)));
         }
         let mut peaks = self.plan.held(parts.len());
         for (peak, part) in peaks.iter_mut().zip(parts) {
-            peak.arena = part.reached;
+            peak.arena = part.arena_used;
         }
         let mut timings = Timings::default();
         parts.iter().for_each(|part| timings.merge(&part.timings));
@@ -164,23 +154,23 @@ impl<'a> Job<'a> {
             outputs.insert(name, tensor);
         }
         let kept = kept(schedule, &written, parts, before)?;
-        let spans = spans(schedule, parts)?;
+        let spans = trace::spans(schedule, parts.iter().map(|part| (part.rank, part.spans.as_slice())))?;
         Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans })
     }
 }
 
 impl Loaded<'_> {
-    /// Runs the ranks, a thread for each stream of each; those of other processes are met at `communicator`.
+    /// Runs the ranks, a thread for each stream of each; `communicator` connects them to the others.
     ///
     /// # Errors
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
-    pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankPart>, RunError> {
+    pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankResult>, RunError> {
         let Loaded { schedule, arena, sources, ranks, options, memory_bytes: _ } = self;
         let communicates = rank::communicating(schedule);
         let begun = Instant::now();
-        let run_rank = |rank: Rank, lasting: Own| {
+        let run_rank = |rank: Rank, written: WrittenData| {
             let ledger = Mutex::new(Ledger::default());
-            let world = rank::World {
+            let context = RunContext {
                 schedule,
                 shape: arena,
                 sources: &sources,
@@ -190,22 +180,19 @@ impl Loaded<'_> {
                 communicates: &communicates,
                 begun,
             };
-            let run = || rank::run(world, rank, lasting);
-            let result = std::panic::catch_unwind(AssertUnwindSafe(run))
-                .unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))));
+            let run = || rank::run(context, rank, written);
+            let result = guarded(run);
             match &result {
                 Ok(_) => communicator.finish(rank),
                 Err(error) => communicator.fail(rank, error),
             }
-            let rank::Done { outputs, lasting, reached, timings, spans } = result?;
-            let traffic = ledger.into_inner().unwrap_or_else(PoisonError::into_inner).rows();
-            Ok(RankPart { rank, outputs, lasting, reached, timings, traffic, spans })
+            result
         };
-        let results: Vec<Result<RankPart, RunError>> = std::thread::scope(|scope| {
-            let spawn = |(rank, lasting): (Rank, Own)| {
+        let results: Vec<Result<RankResult, RunError>> = std::thread::scope(|scope| {
+            let spawn = |(rank, written): (Rank, WrittenData)| {
                 let builder = std::thread::Builder::new().name(format!("rank {}", rank.0));
                 let run_rank = &run_rank;
-                builder.spawn_scoped(scope, move || run_rank(rank, lasting)).map_err(|source| {
+                builder.spawn_scoped(scope, move || run_rank(rank, written)).map_err(|source| {
                     let error = RunError::Thread { rank: rank.0, source };
                     communicator.fail(rank, &error);
                     error
@@ -221,37 +208,8 @@ impl Loaded<'_> {
     }
 }
 
-/// What ran when, under its names.
-fn spans(schedule: &Schedule, parts: &[RankPart]) -> Result<Vec<Span>, RunError> {
-    let mut spans = Vec::new();
-    for part in parts {
-        for &RanTask { stream, frame, layer, task, start, end } in &part.spans {
-            let frame = schedule.frames.get(frame).filter(|frame| task < frame.tasks.len());
-            let frame = frame.ok_or_else(|| {
-                RunError::invalid(format!("rank {} ran tasks of another schedule", part.rank.0))
-            })?;
-            if timeline::is_alone(&schedule.space, &frame.tasks[task].work) {
-                continue;
-            }
-            let (name, kind) = timeline::title(frame, task);
-            spans.push(Span {
-                rank: part.rank,
-                stream,
-                frame: frame.name.clone(),
-                layer,
-                task,
-                name,
-                kind,
-                start: start.as_secs_f64(),
-                end: end.as_secs_f64(),
-            });
-        }
-    }
-    Ok(spans)
-}
-
-/// What the busiest rank sent of each kind, ordered by kind, axis and phase.
-fn busiest(parts: &[RankPart]) -> Vec<Traffic> {
+/// The traffic of the busiest rank for each kind, ordered by kind, axis and phase.
+fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
     let mut rows = BTreeMap::new();
     for row in parts.iter().flat_map(|part| &part.traffic) {
         let most = rows.entry((&row.kind, &row.axis, row.phase)).or_insert_with(|| row.clone());
@@ -261,26 +219,26 @@ fn busiest(parts: &[RankPart]) -> Vec<Traffic> {
     rows.into_values().collect()
 }
 
-/// What ranks wrote, as files have it; `before` has what was there.
+/// The written tensors in their stored form; `before` has their earlier values.
 fn kept(
     schedule: &Schedule,
-    written: &[Written<'_>],
-    parts: &[RankPart],
+    written: &[WrittenTensor<'_>],
+    parts: &[RankResult],
     before: &dyn TensorSource,
 ) -> Result<Outputs<f32>, RunError> {
-    let mut by_name: BTreeMap<String, Vec<kept::Part<'_, f32>>> = BTreeMap::new();
-    for (number, Written { binding, ty, layer }) in written.iter().enumerate() {
-        let held = parts.iter().map(|part| Cow::Borrowed(part.lasting[number].as_slice())).collect();
-        by_name.entry(binding.stored_name(*layer)).or_default().push(kept::Part { binding, ty, held });
+    let mut by_name: BTreeMap<String, Vec<updates::Update<'_, f32>>> = BTreeMap::new();
+    for (number, WrittenTensor { binding, ty, layer }) in written.iter().enumerate() {
+        let held = parts.iter().map(|part| Cow::Borrowed(part.written[number].as_slice())).collect();
+        by_name.entry(binding.stored_name(*layer)).or_default().push(updates::Update { binding, ty, held });
     }
     let mut kept = Outputs::new();
     for (name, parts) in by_name {
-        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
+        kept.extend(updates::unstack(&name, updates::merge(&schedule.space, &name, &parts, before)?));
     }
     Ok(kept)
 }
 
-/// All results, or the failure of the first rank that did not merely stop, or wait in vain, for another's.
+/// All results, or the failure of the first rank that did not merely stop or wait because of another.
 fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
     let mut failure: Option<RunError> = None;
     let mut held = Vec::with_capacity(results.len());

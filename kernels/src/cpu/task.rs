@@ -1,4 +1,4 @@
-//! One run of one task: what it reads, what it computes or exchanges, and where it writes that.
+//! One run of one task: its reads, its work and its writes.
 
 use std::borrow::Cow;
 
@@ -6,21 +6,22 @@ use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
 use ithaca_ir::{Op, TensorType, traffic};
 
-use super::locate::{Area, Buffers, Rows, Scope};
+use super::buffers::{Area, Buffers, Rows, Scope};
+use super::claims::{ARENA, Claim, Memory, MemoryRange, TaskRun};
+use super::coalesced::CoalescedTransfer;
+use super::describe;
 use super::memory::{from_int, to_int};
-use super::message::Message;
-use super::rank;
-use super::shared::{ARENA, Claim, Extent, Memory, TaskRun};
+use super::options::LookForNan;
 use super::threads::Threads;
-use super::{LookForNan, attention, elementwise, gemm, transfer};
+use super::{attention, elementwise, gemm, transfer};
 use crate::error::RunError;
-use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
+use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, random};
 use crate::tensor::place_in;
 
-/// A stream's turn to run a task.
+/// The stream of a task, and its order with the other stream.
 #[derive(Clone, Copy)]
-pub(super) struct Turn<'a> {
-    /// What the streams share.
+pub(super) struct StreamPosition<'a> {
+    /// The memory that the streams share.
     pub(super) memory: &'a Memory,
     /// The stream.
     pub(super) stream: Stream,
@@ -28,7 +29,7 @@ pub(super) struct Turn<'a> {
     pub(super) seen: u64,
 }
 
-/// A task that runs, with what it may touch.
+/// A running task with its claim.
 pub(super) struct Running<'a> {
     buffers: Buffers<'a>,
     scope: &'a Scope<'a>,
@@ -36,7 +37,7 @@ pub(super) struct Running<'a> {
     number: usize,
     claim: Claim<'a>,
     /// The end of the arena as far as the task wrote it, bytes of the schedule.
-    reached: u64,
+    arena_used: u64,
 }
 
 impl<'a> Running<'a> {
@@ -48,42 +49,46 @@ impl<'a> Running<'a> {
         buffers: Buffers<'a>,
         scope: &'a Scope<'a>,
         number: usize,
-        turn: Turn<'a>,
+        position: StreamPosition<'a>,
     ) -> Result<Self, RunError> {
-        let schedule = buffers.world.schedule;
+        let schedule = buffers.context.schedule;
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
         let mut reads = Vec::with_capacity(task.reads.len());
         for &id in &task.reads {
-            if let Some(Area::Own(extent)) = held(buffers, scope, id)? {
-                reads.push(within(buffers, scope, id, (turn.memory, extent))?);
+            if let Some(Area::Private(extent)) = held(buffers, scope, id)? {
+                reads.push(within(buffers, scope, id, (position.memory, extent))?);
             }
         }
         let mut writes = Vec::with_capacity(task.writes.len());
         for &id in &task.writes {
             match held(buffers, scope, id)? {
-                Some(Area::Own(extent)) => writes.push(within(buffers, scope, id, (turn.memory, extent))?),
-                Some(Area::Loaded(_)) => {
-                    return Err(RunError::invalid("it writes an input, or what other ranks share"));
+                Some(Area::Private(extent)) => {
+                    writes.push(within(buffers, scope, id, (position.memory, extent))?)
+                }
+                Some(Area::Shared(_)) => {
+                    return Err(RunError::invalid("it writes an input or data that ranks share"));
                 }
                 None => {}
             }
         }
         let run = TaskRun { frame: scope.frame, layer: scope.layer, task: number };
-        let claim = turn.memory.claim((turn.stream, run), turn.seen, reads, writes).map_err(|conflict| {
-            let is_it = |id: &&BufferId| match buffers.area(scope, **id) {
-                Ok(Area::Own(extent)) => {
-                    buffers.footprint(&extent, frame.buffers[**id].dtype()) == conflict.extent
+        let claim = position.memory.claim((position.stream, run), position.seen, reads, writes).map_err(
+            |conflict| {
+                let is_it = |id: &&BufferId| match buffers.area(scope, **id) {
+                    Ok(Area::Private(extent)) => {
+                        buffers.footprint(&extent, frame.buffers[**id].dtype()) == conflict.extent
+                    }
+                    Ok(Area::Shared(_)) | Err(_) => false,
+                };
+                let buffer = task.writes.iter().chain(&task.reads).find(is_it);
+                RunError::Unordered {
+                    buffer: buffer.map_or("?", |&id| frame.buffers[id].name.as_str()).to_owned(),
+                    other: describe::task_run(schedule, conflict.other),
                 }
-                Ok(Area::Loaded(_)) | Err(_) => false,
-            };
-            let buffer = task.writes.iter().chain(&task.reads).find(is_it);
-            RunError::Unordered {
-                buffer: buffer.map_or("?", |&id| frame.buffers[id].name.as_str()).to_owned(),
-                other: rank::name(schedule, conflict.other),
-            }
-        })?;
-        Ok(Self { buffers, scope, frame, number, claim, reached: 0 })
+            },
+        )?;
+        Ok(Self { buffers, scope, frame, number, claim, arena_used: 0 })
     }
 
     /// The number of the task along its stream.
@@ -105,9 +110,9 @@ impl<'a> Running<'a> {
                 Some(_) => self.transfer(t)?,
                 None => self.message(t)?,
             },
-            Work::Call { .. } => return Err(RunError::invalid("a call is no task by itself")),
+            Work::Call { .. } => return Err(RunError::invalid("a call does not run as a task")),
         }
-        Ok(self.reached)
+        Ok(self.arena_used)
     }
 
     fn task(&self) -> &'a Task {
@@ -116,11 +121,11 @@ impl<'a> Running<'a> {
 
     /// A step of a collective of one tensor.
     fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let (task, Buffers { world, rank }) = (self.task(), self.buffers);
+        let (task, Buffers { context, rank }) = (self.task(), self.buffers);
         let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
-        let space = &world.schedule.space;
+        let space = &context.schedule.space;
         let parcel = transfer.first();
-        let parties = transfer::Parties {
+        let parties = transfer::LocalTransfer {
             space,
             transfer: parcel,
             rank,
@@ -133,7 +138,7 @@ impl<'a> Running<'a> {
             Work::Pack(_) => parties.pack(&data)?,
             Work::Unpack(_) => parties.unpack(&data)?,
             Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => {
-                let (written, sent) = parties.exchange(&data, world.communicator)?;
+                let (written, sent) = parties.exchange(&data, context.communicator)?;
                 self.count(transfer, sent * parcel.from.dtype.bytes());
                 written
             }
@@ -141,11 +146,11 @@ impl<'a> Running<'a> {
         if holds(&parcel.to) { self.write(to, &written) } else { Ok(()) }
     }
 
-    /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
+    /// A step of a coalesced collective: from tensors to a wire, from wire to wire, or from a wire to tensors.
     fn message(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let (task, Buffers { world, rank }) = (self.task(), self.buffers);
-        let space = &world.schedule.space;
-        let message = Message { space, parcels: transfer.parcels(), rank };
+        let (task, Buffers { context, rank }) = (self.task(), self.buffers);
+        let space = &context.schedule.space;
+        let message = CoalescedTransfer { space, parcels: transfer.parcels(), rank };
         let holds = |ty: &TensorType| space.holds(ty, rank);
         let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
         match &task.work {
@@ -166,29 +171,30 @@ impl<'a> Running<'a> {
             }
             Work::Exchange(_) => {
                 let data = if from { self.read(only(&task.reads, "reads")?)? } else { Cow::default() };
-                let (wire, sent) = message.exchange(&data, world.communicator)?;
+                let (wire, sent) = message.exchange(&data, context.communicator)?;
                 self.count(transfer, sent * transfer.first().from.dtype.bytes());
                 if to { self.write(only(&task.writes, "writes")?, &wire) } else { Ok(()) }
             }
-            // What other ranks send or receive.
+            // Other ranks pack or unpack.
             Work::Unpack(_) | Work::Pack(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => Ok(()),
         }
     }
 
-    /// Runs a kernel: its results are made beside the arena and then put there, so operands may lie where they go.
+    /// Runs a kernel. Its results are computed outside the arena and then copied, so they may overlap operands.
     fn compute(&mut self, op: &Op) -> Result<(), RunError> {
-        let (task, scope, Buffers { world, rank }) = (self.task(), self.scope, self.buffers);
-        let space = &world.schedule.space;
-        let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(task.writes.len());
+        let (task, scope, Buffers { context, rank }) = (self.task(), self.scope, self.buffers);
+        let space = &context.schedule.space;
+        let mut wanted: Vec<ResultSpec<'_>> = Vec::with_capacity(task.writes.len());
         for &b in &task.writes {
             let ty = self.buffers.tensor_type(scope, b)?;
-            wanted.push(Wanted { ty, region: space.local_box(ty, rank) });
+            wanted.push(ResultSpec { ty, region: space.local_box(ty, rank) });
         }
         let mut ints: Vec<Vec<i32>> = Vec::new();
         for &b in &task.reads {
-            let data = match self.buffers.tensor_type(scope, b)?.dtype.is_float() {
-                true => Vec::new(),
-                false => self.read(b)?.iter().map(|&x| to_int(x)).collect(),
+            let data = if self.buffers.tensor_type(scope, b)?.dtype.is_float() {
+                Vec::new()
+            } else {
+                self.read(b)?.iter().map(|&x| to_int(x)).collect()
             };
             ints.push(data);
         }
@@ -197,10 +203,7 @@ impl<'a> Running<'a> {
         let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
         for (&b, (ints, reals)) in task.reads.iter().zip(ints.iter().zip(&reals)) {
             let ty = self.buffers.tensor_type(scope, b)?;
-            let elements = match ty.dtype.is_float() {
-                true => Elements::Real(reals),
-                false => Elements::Int(ints),
-            };
+            let elements = if ty.dtype.is_float() { Elements::Real(reals) } else { Elements::Int(ints) };
             operands.push(Operand { ty, region: space.local_box(ty, rank), elements });
         }
         if operands.len() < *op.info().operands.start() {
@@ -208,7 +211,7 @@ impl<'a> Running<'a> {
         }
         let threads = Threads::beside(space.mesh.ranks());
         let values = match (op, wanted.first()) {
-            (Op::Einsum, Some(Wanted { ty, region })) => {
+            (Op::Einsum, Some(ResultSpec { ty, region })) => {
                 let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
                 eval::into_results(op, vec![product], &wanted)?
             }
@@ -243,12 +246,12 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Counts what was sent.
+    /// Adds the bytes that were sent to the traffic.
     fn count(&self, transfer: &Transfer, bytes: u64) {
-        let Buffers { world, rank } = self.buffers;
-        let phase = traffic::phase_of_task(world.schedule, self.frame, self.number);
-        if let Some(key) = traffic::key(&world.schedule.space, phase, transfer.parcels()) {
-            world
+        let Buffers { context, rank } = self.buffers;
+        let phase = traffic::phase_of_task(context.schedule, self.frame, self.number);
+        if let Some(key) = traffic::key(&context.schedule.space, phase, transfer.parcels()) {
+            context
                 .ledger
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -256,12 +259,12 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The elements of a buffer: where they lie, unless they lie in a wire in pieces.
+    /// The elements of a buffer; copied where they are in pieces in a wire.
     fn read(&self, id: BufferId) -> Result<Cow<'_, [f32]>, RunError> {
         let outside = || self.buffers.outside(self.scope, id);
         let data = match self.buffers.area(self.scope, id)? {
-            Area::Loaded(data) => data,
-            Area::Own(extent) => self.claim.read(&extent).ok_or_else(outside)?,
+            Area::Shared(data) => data,
+            Area::Private(extent) => self.claim.read(&extent).ok_or_else(outside)?,
         };
         match self.buffers.rows(self.scope, id)?.as_deref() {
             None => Ok(Cow::Borrowed(data)),
@@ -273,59 +276,57 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Writes the first elements of a buffer: all of a tensor, what there is of a wire; numbers as they are stored.
+    /// Writes the first elements of a buffer: all of a tensor, or the filled part of a wire.
     fn write(&mut self, id: BufferId, data: &[f32]) -> Result<(), RunError> {
         if let Some(rows) = self.buffers.rows(self.scope, id)? {
             return self.write_rows(id, data, &rows);
         }
         let buffer = self.buffers.buffer(self.scope, id)?;
-        let Area::Own(Extent { part, range }) = self.buffers.area(self.scope, id)? else {
-            return Err(RunError::invalid("it writes an input, or what other ranks share"));
+        let Area::Private(MemoryRange { part, range }) = self.buffers.area(self.scope, id)? else {
+            return Err(RunError::invalid("it writes an input or data that ranks share"));
         };
         let fits = match buffer.content {
             Content::Tensor(_) => data.len() == range.len(),
             Content::Wire { .. } => data.len() <= range.len(),
         };
-        let world = self.buffers.world;
-        let extent = Extent { part, range: range.start..range.start + data.len() };
+        let context = self.buffers.context;
+        let extent = MemoryRange { part, range: range.start..range.start + data.len() };
         if part == ARENA {
-            let end = world.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
-            self.reached = self.reached.max(aligned(end));
+            let end = context.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
+            self.arena_used = self.arena_used.max(aligned(end));
         }
         let Some(place) = self.claim.write(&extent).filter(|_| fits) else {
             return Err(self.buffers.outside(self.scope, id));
         };
         place.copy_from_slice(data);
-        world.options.storage.keep(buffer.dtype(), place);
-        match world.options.look_for_nan {
-            LookForNan::InWhatIsWritten if buffer.dtype().is_float() => {
-                match place.iter().position(|x| x.is_nan()) {
-                    Some(i) => Err(self.not_a_number(id, i)),
-                    None => Ok(()),
-                }
-            }
-            LookForNan::InWhatIsWritten | LookForNan::Nowhere => Ok(()),
+        context.options.storage.keep(buffer.dtype(), place);
+        match context.options.look_for_nan {
+            LookForNan::Writes if buffer.dtype().is_float() => match place.iter().position(|x| x.is_nan()) {
+                Some(i) => Err(self.not_a_number(id, i)),
+                None => Ok(()),
+            },
+            LookForNan::Writes | LookForNan::Off => Ok(()),
         }
     }
 
-    /// Writes a tensor where it lies in a wire.
+    /// Writes a tensor in its wire.
     fn write_rows(&mut self, id: BufferId, data: &[f32], rows: &Rows) -> Result<(), RunError> {
         let buffer = self.buffers.buffer(self.scope, id)?;
-        let Area::Own(wire) = self.buffers.area(self.scope, id)? else {
-            return Err(RunError::invalid("it writes to a wire that is no rank's own"));
+        let Area::Private(wire) = self.buffers.area(self.scope, id)? else {
+            return Err(RunError::invalid("it writes to a wire that is not the rank's own"));
         };
-        let world = self.buffers.world;
+        let context = self.buffers.context;
         for (dense, on_wire) in rows {
             let range = wire.range.start + on_wire.start..wire.range.start + on_wire.end;
-            let end = world.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
-            self.reached = self.reached.max(aligned(end));
-            let extent = Extent { part: wire.part, range };
+            let end = context.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
+            self.arena_used = self.arena_used.max(aligned(end));
+            let extent = MemoryRange { part: wire.part, range };
             let (Some(from), Some(to)) = (data.get(dense.clone()), self.claim.write(&extent)) else {
                 return Err(self.buffers.outside(self.scope, id));
             };
             to.copy_from_slice(from);
-            world.options.storage.keep(buffer.dtype(), to);
-            if world.options.look_for_nan == LookForNan::InWhatIsWritten
+            context.options.storage.keep(buffer.dtype(), to);
+            if context.options.look_for_nan == LookForNan::Writes
                 && buffer.dtype().is_float()
                 && let Some(i) = from.iter().position(|x| x.is_nan())
             {
@@ -335,44 +336,38 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// The error of element `i` of what the rank has of a buffer.
+    /// The error of element `i` of a buffer on this rank.
     fn not_a_number(&self, id: BufferId, i: usize) -> RunError {
-        let Buffers { world, rank } = self.buffers;
+        let Buffers { context, rank } = self.buffers;
         let buffer = &self.frame.buffers[id];
         let at = match &buffer.content {
             Content::Wire { .. } => vec![i as u64],
-            Content::Tensor(ty) => place_in(&world.schedule.space.local_box(ty, rank), i as u64),
+            Content::Tensor(ty) => place_in(&context.schedule.space.local_box(ty, rank), i as u64),
         };
         RunError::NotANumber { buffer: buffer.name.clone(), at }
     }
 }
 
-/// Where a buffer lies; none on ranks that do not have it.
+/// The area of a buffer; `None` on ranks that do not have it.
 fn held<'a>(buffers: Buffers<'a>, scope: &Scope<'_>, id: BufferId) -> Result<Option<Area<'a>>, RunError> {
     buffers.buffer(scope, id)?;
-    match buffers.holds(scope, id) {
-        true => buffers.area(scope, id).map(Some),
-        false => Ok(None),
-    }
+    if buffers.holds(scope, id) { buffers.area(scope, id).map(Some) } else { Ok(None) }
 }
 
-/// What a buffer takes of the memory, if it lies there.
+/// The elements that a buffer occupies, checked against the memory.
 fn within(
     buffers: Buffers<'_>,
     scope: &Scope<'_>,
     id: BufferId,
-    (memory, extent): (&Memory, Extent),
-) -> Result<Extent, RunError> {
+    (memory, extent): (&Memory, MemoryRange),
+) -> Result<MemoryRange, RunError> {
     let footprint = buffers.footprint(&extent, buffers.buffer(scope, id)?.dtype());
-    match memory.has(&footprint) {
-        true => Ok(footprint),
-        false => Err(buffers.outside(scope, id)),
-    }
+    if memory.has(&footprint) { Ok(footprint) } else { Err(buffers.outside(scope, id)) }
 }
 
-fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
+fn only(buffers: &[BufferId], verb: &str) -> Result<BufferId, RunError> {
     match buffers {
         [buffer] => Ok(*buffer),
-        _ => Err(RunError::invalid(format!("it {what} {} buffers instead of one", buffers.len()))),
+        _ => Err(RunError::invalid(format!("it {verb} {} buffers instead of one", buffers.len()))),
     }
 }

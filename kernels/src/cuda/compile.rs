@@ -5,10 +5,10 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use cudarc::nvrtc::sys;
 
-use super::SOURCES;
 use super::available;
-use super::catalogue::translation_unit;
 use super::error::CudaError;
+use ithaca_device::SOURCES;
+use ithaca_device::catalogue::translation_unit;
 
 /// A generation of GPUs, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Compiled {
     pub names: BTreeMap<String, CString>,
 }
 
-/// Compiles kernels, by their [names](super::catalogue).
+/// Compiles kernels, by their [names](ithaca_device::catalogue).
 ///
 /// # Errors
 /// [`Unavailable`](super::Unavailable) without NVRTC, [`CudaError::Compile`] with its log.
@@ -135,19 +135,22 @@ fn c_string(text: &str) -> CString {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/common/require.rs"]
+mod require;
+
+#[cfg(test)]
 mod tests {
     use ithaca_ir::DType;
 
     use super::*;
-    use crate::cuda::catalogue::{c_type, catalogue};
-    use crate::cuda::flash;
+    use ithaca_device::catalogue::{c_type, catalogue};
+    use ithaca_device::flash;
 
     /// Compiles all kernels of some types. None tells architectures apart, and all for each of them takes minutes: those
     /// on tensor cores are compiled in each width for one, and in one width for the others.
-    #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
     fn compile_all(major: u32, dtypes: &[DType]) {
         if let Err(error) = available::nvrtc() {
-            eprintln!("skipped: {error}");
+            require::skip("nvrtc", &error);
             return;
         }
         let mut kernels = catalogue(dtypes);
@@ -176,10 +179,9 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
     fn a_kernel_that_is_not_there_is_the_compilers_to_tell() {
         if let Err(error) = available::nvrtc() {
-            eprintln!("skipped: {error}");
+            require::skip("nvrtc", &error);
             return;
         }
         let kernels = ["no_such_kernel<float>".to_owned()].into();

@@ -1,11 +1,11 @@
 //! What the runtime asks of a device: memory, streams, events, launches and matrix products.
 //!
 //! [`Gpu`](super::gpu::Gpu) is a GPU, [`Host`](super::host::Host) is this machine with the kernels compiled by a C++
-//! compiler, [`Recorder`](super::recorder::Recorder) does nothing and keeps the names of what is launched.
+//! compiler.
 
 use std::time::Duration;
 
-use ithaca_ir::DType;
+pub use ithaca_device::Form;
 
 use super::arguments::{Address, Arguments};
 use super::error::CudaError;
@@ -22,65 +22,14 @@ pub struct Event(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub u64);
 
-/// A matrix of a product, column-major.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Matrix {
-    /// The first element.
-    pub at: Address,
-    /// Whether it is read as its transpose.
-    pub form: Form,
-    /// Elements between columns as they lie in memory.
-    pub leading: i64,
-    /// Elements between the matrices of a batch.
-    pub step: i64,
-}
+/// A matrix product on one rank.
+pub type Product = ithaca_device::Product<Address, i64>;
 
-/// How a matrix is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// As it lies.
-    Plain,
-    /// As its transpose.
-    Transposed,
-}
+/// A matrix of a product on one rank.
+pub type Matrix = ithaca_device::Matrix<Address, i64>;
 
-/// `c[i] = a[i] b[i]` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
-    /// Element type of all three; sums are taken in f64 for f64 and in f32 for the rest.
-    pub dtype: DType,
-    /// Rows of the result.
-    pub rows: i64,
-    /// Columns of the result.
-    pub columns: i64,
-    /// What is summed over.
-    pub inner: i64,
-    /// Products.
-    pub batch: i64,
-    /// The left operand.
-    pub a: Matrix,
-    /// The right operand.
-    pub b: Matrix,
-    /// The result; always plain.
-    pub c: Matrix,
-}
-
-/// The threads that a kernel is launched on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grid {
-    /// At least one thread for each of so many elements, in blocks as the device likes them; the kernel takes any grid.
-    Threads(u64),
-    /// Blocks of threads that work together. The kernel takes any number of blocks, as it is told how many there are to
-    /// do, but its threads and its shared memory have to be these.
-    Blocks {
-        /// Blocks to do.
-        blocks: u64,
-        /// Threads of each, a multiple of 32.
-        threads: u32,
-        /// Bytes of shared memory of each.
-        shared_bytes: u32,
-    },
-}
+/// The threads of a launch on one rank.
+pub type Grid = ithaca_device::Grid<u64>;
 
 /// A device, used by one thread.
 ///
@@ -162,7 +111,7 @@ pub trait Device {
     /// There are as many bytes of this device's memory at both, until the stream has come past the copy.
     unsafe fn copy(&self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), CudaError>;
 
-    /// Launches a kernel, by its [name](super::catalogue).
+    /// Launches a kernel, by its [name](ithaca_device::catalogue).
     ///
     /// # Errors
     /// The device's; a name that was not compiled.

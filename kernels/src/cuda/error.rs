@@ -112,6 +112,9 @@ pub enum CudaError {
         /// Why.
         cause: Box<CudaError>,
     },
+    /// A schedule has no device program.
+    #[error(transparent)]
+    Lower(#[from] ithaca_device::LowerError),
     /// NCCL failed.
     #[error(transparent)]
     Nccl(#[from] nccl_rs::Error),

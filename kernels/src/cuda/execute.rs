@@ -2,65 +2,33 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use ithaca_ir::schedule::{Content, Schedule};
+use ithaca_device::catalogue::c_type;
+use ithaca_device::lower::{self, Checks};
+use ithaca_device::{Collective, DeviceProgram, Record};
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::Traffic;
-use ithaca_ir::{Rank, boxes};
+use ithaca_ir::{DType, Rank};
 
 use super::collectives::{Collectives, InProcess, Nccl};
 use super::device::Device;
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::recorder::Recorder;
-use super::steps::{Clock, Steps};
+use super::options::{By, Clock, Issue, Options};
+use super::steps::Steps;
 use super::{available, inputs, rank::Seat};
 use crate::Outputs;
 use crate::cpu::memory::SourcePlan;
-use crate::cpu::{Execution, Fault, FaultKind, LookForNan, Timings, guarded};
+use crate::cpu::{Execution, FaultKind, LookForNan, Timings, guarded};
 use crate::error::RunError;
-use crate::kept::{self, Part};
 use crate::store::TensorSource;
 use crate::tensor::index;
-
-/// Who does collectives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum By {
-    /// Copies and sums on one GPU that has all ranks.
-    #[default]
-    InProcess,
-    /// NCCL, ranks dealt to the GPUs in turn.
-    Nccl,
-}
-
-/// How a step's tasks are issued.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Issue {
-    /// One by one.
-    #[default]
-    Tasks,
-    /// One by one, then once more into a graph, which is run from the same weights and inputs.
-    Graph,
-}
-
-/// How a schedule runs on a device.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Whether tasks are timed.
-    pub clock: Clock,
-    /// Whether a graph is made of the step.
-    pub issue: Issue,
-    /// How long ranks wait without anything going on, when communicators are made and when a step runs; `None` is for ever.
-    pub timeout: Option<Duration>,
-    /// What is to go wrong.
-    pub fault: Option<Fault>,
-    /// Whether a task that writes NaN is a failure; if so, each is waited for. The step of a graph was looked at before.
-    pub look_for_nan: LookForNan,
-}
+use crate::updates::{self, Update};
 
 /// The GPUs of this machine, with the kernels of a schedule.
 pub struct Machine {
     gpus: Vec<Gpu>,
+    program: DeviceProgram,
     collectives: By,
 }
 
@@ -74,14 +42,15 @@ impl Machine {
         if let Some(missing) = available::missing().into_iter().next() {
             return Err(CudaError::from(missing).into());
         }
-        let kernels = kernels_of(schedule, options)?;
+        let program = lowered(schedule, options)?;
+        let kernels = kernels(&program);
         let n_gpus = match collectives {
             By::InProcess => 1,
             By::Nccl => available::gpus()?.min(index(schedule.space.mesh.ranks())),
         };
         let gpus: Vec<Gpu> = (0..n_gpus).map(Gpu::open).collect::<Result<_, _>>()?;
         gpus.iter().try_for_each(|gpu| gpu.load(&kernels))?;
-        Ok(Self { gpus, collectives })
+        Ok(Self { gpus, program, collectives })
     }
 
     /// Executes the schedule that it was opened for, all ranks in this process.
@@ -100,12 +69,12 @@ impl Machine {
         match self.collectives {
             By::InProcess => {
                 let collectives = InProcess::new(&self.gpus[0], ranks)?;
-                on(schedule, &of_rank, &collectives, (weights, inputs), options)
+                on((schedule, &self.program), &of_rank, &collectives, (weights, inputs), options)
             }
             By::Nccl => {
                 let devices = of_rank.iter().map(|&gpu| gpu as &dyn Device).collect();
                 let collectives = Nccl::open(&schedule.space, devices, options.timeout)?;
-                on(schedule, &of_rank, &collectives, (weights, inputs), options)
+                on((schedule, &self.program), &of_rank, &collectives, (weights, inputs), options)
             }
         }
     }
@@ -121,15 +90,33 @@ impl Machine {
 /// # Errors
 /// [`RunError::Cuda`] for operations without a kernel, and for schedules that contradict themselves.
 pub fn kernels_of(schedule: &Schedule, options: &Options) -> Result<BTreeSet<String>, RunError> {
-    let recorder = Recorder::default();
-    {
-        let collectives = InProcess::new(&recorder, schedule.space.mesh.ranks())?;
-        let plan = SourcePlan::of(schedule)?;
-        let seats = seats(schedule, &plan, |_| &recorder)?;
-        let options = Options { look_for_nan: options.look_for_nan, ..Options::default() };
-        Steps::new(schedule, &plan, &collectives, seats, &options).issue()?;
-    }
-    Ok(recorder.kernels())
+    Ok(kernels(&lowered(schedule, options)?))
+}
+
+/// The device program of a schedule that runs as `options` say.
+fn lowered(schedule: &Schedule, options: &Options) -> Result<DeviceProgram, CudaError> {
+    let checks = match options.look_for_nan {
+        LookForNan::Nowhere => Checks::None,
+        LookForNan::InWhatIsWritten => Checks::OfWrittenBuffers,
+    };
+    Ok(ithaca_device::lower(schedule, lower::Options { checks })?)
+}
+
+/// The kernels of a program, those for sums over ranks of one device included.
+fn kernels(program: &DeviceProgram) -> BTreeSet<String> {
+    let summed = |record: &Record| -> Option<DType> {
+        let Record::Transfer(transfer) = record else { return None };
+        match transfer.collective {
+            Collective::ReduceScatter { .. } | Collective::AllReduce { .. } | Collective::Reduce { .. } => {
+                Some(transfer.dtype)
+            }
+            Collective::SendReceive { .. } | Collective::AllToAll { .. } | Collective::AllGather { .. } => {
+                None
+            }
+        }
+    };
+    let sums = program.records().filter_map(summed).map(|dtype| format!("sum_members<{}>", c_type(dtype)));
+    program.kernels().into_iter().chain(sums).collect()
 }
 
 /// Executes a schedule with all ranks on one device.
@@ -143,25 +130,26 @@ pub fn execute_on(
     sources: (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
 ) -> Result<Execution, RunError> {
+    let program = lowered(schedule, options)?;
     let plan = SourcePlan::of(schedule)?;
-    let seats = seats(schedule, &plan, |_| device)?;
-    run(schedule, &plan, collectives, seats, sources, options)
+    let seats = seats((schedule, &program), &plan, |_| device)?;
+    run((schedule, &program), &plan, collectives, seats, sources, options)
 }
 
 fn on(
-    schedule: &Schedule,
+    (schedule, program): (&Schedule, &DeviceProgram),
     of_rank: &[&Gpu],
     collectives: &dyn Collectives,
     sources: (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
 ) -> Result<Execution, RunError> {
     let plan = SourcePlan::of(schedule)?;
-    let seats = seats(schedule, &plan, |rank| of_rank[rank])?;
-    run(schedule, &plan, collectives, seats, sources, options)
+    let seats = seats((schedule, program), &plan, |rank| of_rank[rank])?;
+    run((schedule, program), &plan, collectives, seats, sources, options)
 }
 
 fn seats<'a>(
-    schedule: &'a Schedule,
+    (schedule, program): (&Schedule, &DeviceProgram),
     plan: &SourcePlan<'_>,
     device: impl Fn(usize) -> &'a dyn Device,
 ) -> Result<Vec<Seat<'a>>, RunError> {
@@ -169,12 +157,12 @@ fn seats<'a>(
     if schedule.frames[main].n_arguments != 0 {
         return Err(RunError::invalid("`main` has arguments"));
     }
-    let seat = |rank: Rank| Seat::new(device(index(rank.0)), schedule, plan, rank);
+    let seat = |rank: Rank| Seat::new(device(index(rank.0)), program, plan, rank);
     schedule.space.mesh.iter_ranks().map(seat).collect()
 }
 
 fn run<'a>(
-    schedule: &'a Schedule,
+    (schedule, program): (&'a Schedule, &'a DeviceProgram),
     plan: &'a SourcePlan<'a>,
     collectives: &'a dyn Collectives,
     seats: Vec<Seat<'a>>,
@@ -188,28 +176,18 @@ fn run<'a>(
         }
     }
     inputs::load(schedule, plan, &seats, weights, sources)?;
-    let mut steps = Steps::new(schedule, plan, collectives, seats, options);
+    let mut steps = Steps::new(schedule, program, plan, collectives, seats, options);
     let ended = guarded(|| steps_of(&mut steps, (weights, sources), options));
     let traffic = ended.map_err(|error| {
         steps.stop();
         steps.failed_here(error)
     })?;
 
-    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
-    let frame = &schedule.frames[main];
     let mut outputs = Outputs::new();
-    for (i, output) in frame.outputs.iter().enumerate() {
-        let name = output.name.clone().unwrap_or_else(|| i.to_string());
-        let Content::Tensor(ty) = &frame.buffers[output.buffer].content else {
-            return Err(RunError::invalid(format!("output `{name}` is a wire buffer")));
-        };
-        let local = |rank: Rank| {
-            let seat = index(rank.0);
-            let n = boxes::elements(&schedule.space.local_box(ty, rank));
-            let at = steps.in_main(seat, output.buffer)?;
-            Ok(Cow::Owned(steps.seats[seat].download(at, n, ty.dtype)?))
-        };
-        outputs.insert(name.clone(), crate::oracle::assemble(&schedule.space, &name, ty, local)?);
+    for output in &program.outputs {
+        let local = |rank: Rank| Ok(Cow::Owned(steps.output(index(rank.0), output)?));
+        let whole = crate::oracle::assemble(&schedule.space, &output.name, &output.ty, local)?;
+        outputs.insert(output.name.clone(), whole);
     }
     let kept = kept(&steps, weights)?;
     let mut peaks = plan.held(index(schedule.space.mesh.ranks()));
@@ -252,18 +230,18 @@ fn steps_of(
 
 /// What ranks wrote, as files have it; `before` has what was there.
 fn kept(steps: &Steps<'_>, before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
-    let mut parts: BTreeMap<String, Vec<Part<'_, f32>>> = BTreeMap::new();
+    let mut parts: BTreeMap<String, Vec<Update<'_, f32>>> = BTreeMap::new();
     for (number, tensor) in steps.plan.tensors().iter().enumerate().filter(|(_, tensor)| tensor.is_written) {
         let held = (0..steps.seats.len())
             .map(|seat| steps.held(seat, number).map(Cow::Owned))
             .collect::<Result<_, _>>()?;
-        let part = Part { binding: tensor.binding, ty: &tensor.ty, held };
+        let part = Update { binding: tensor.binding, ty: &tensor.ty, held };
         parts.entry(tensor.binding.stored_name(tensor.layer)).or_default().push(part);
     }
     let mut kept = Outputs::new();
     for (name, parts) in parts {
-        let joined = kept::join(&steps.schedule.space, &name, &parts, before)?;
-        kept.extend(kept::members(&name, joined));
+        let joined = updates::merge(&steps.schedule.space, &name, &parts, before)?;
+        kept.extend(updates::unstack(&name, joined));
     }
     Ok(kept)
 }

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use ithaca_ir::DType;
 
-use super::SOURCES;
 use super::arguments::{Address, Arguments};
-use super::catalogue::translation_unit;
 use super::device::{Device, Event, Form, Graph, Grid, Matrix, Product, Stream};
 use super::error::CudaError;
+use ithaca_device::SOURCES;
+use ithaca_device::catalogue::translation_unit;
 
 /// Bytes at whose multiples memory starts, as on a GPU.
 const ALIGNMENT: usize = 256;

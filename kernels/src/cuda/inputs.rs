@@ -6,7 +6,7 @@ use ithaca_ir::schedule::integers::{self, Integers, Meaning};
 
 use super::rank::Seat;
 use super::storage;
-use crate::cpu::memory::{Planned, SourcePlan};
+use crate::cpu::memory::{SourcePlan, SourceTensor};
 use crate::error::RunError;
 use crate::source;
 use crate::store::TensorSource;
@@ -46,7 +46,7 @@ pub(super) fn load(
 /// `data` is what is stored of an input, whose integers are to be these.
 fn check(
     schedule: &Schedule,
-    tensor: &Planned<'_>,
+    tensor: &SourceTensor<'_>,
     integers: Integers,
     data: &[f64],
 ) -> Result<(), RunError> {

@@ -1,10 +1,9 @@
-//! What a rank has on its device: memory, streams, events. Everything is allocated before a step, but for lists that
-//! kernels read, which are uploaded when a step first asks for them.
+//! What a rank has on its device: memory, streams, events, lists that kernels read. All of it is there before a step.
 
 use std::cell::OnceCell;
 
-use ithaca_ir::layout::At;
-use ithaca_ir::schedule::{Schedule, Stream as Queue};
+use ithaca_device::{Coordinates, DeviceProgram};
+use ithaca_ir::schedule::Stream as Queue;
 use ithaca_ir::{DType, Rank};
 
 use super::arguments::Address;
@@ -21,6 +20,8 @@ const ALIGNMENT: u64 = 256;
 /// A rank on its device.
 pub(super) struct Seat<'a> {
     pub(super) rank: Rank,
+    /// Its place in the mesh.
+    pub(super) at: Coordinates,
     pub(super) device: &'a dyn Device,
     pub(super) tables: Tables<'a>,
     /// The arena; what is loaded lies behind it.
@@ -44,11 +45,12 @@ impl<'a> Seat<'a> {
     /// Allocates what `rank` needs.
     pub(super) fn new(
         device: &'a dyn Device,
-        schedule: &Schedule,
+        program: &DeviceProgram,
         plan: &SourcePlan<'_>,
         rank: Rank,
     ) -> Result<Self, RunError> {
-        let arena = arena_bytes(schedule, rank).next_multiple_of(ALIGNMENT);
+        let at = Coordinates::of(&program.mesh, rank);
+        let arena = arena_bytes(program, rank).next_multiple_of(ALIGNMENT);
         let mut bytes = arena;
         let mut offsets = Vec::with_capacity(plan.tensors().len());
         for tensor in plan.tensors() {
@@ -59,15 +61,15 @@ impl<'a> Seat<'a> {
                 at
             }));
         }
-        let n_events: usize = schedule.frames.values().map(|frame| frame.n_events).sum();
         let streams = [device.stream()?, device.stream()?];
-        let events: Vec<Event> = (0..n_events).map(|_| device.event()).collect::<Result<_, _>>()?;
+        let events: Vec<Event> = (0..program.n_events).map(|_| device.event()).collect::<Result<_, _>>()?;
         let meeting = [device.event()?, device.event()?];
         let memory = device.allocate(bytes)?;
         let sources = offsets.into_iter().map(|offset| offset.map(|offset| memory.offset(offset))).collect();
-        let tables = Tables::new(device);
+        let tables = Tables::new(device, program, &at)?;
         Ok(Self {
             rank,
+            at,
             device,
             tables,
             memory,
@@ -126,13 +128,7 @@ impl Drop for Seat<'_> {
 }
 
 /// Bytes of the arena of a rank: of the places that it is at, the most.
-fn arena_bytes(schedule: &Schedule, rank: Rank) -> u64 {
-    let stages: Vec<At> = schedule.stages();
-    match stages.as_slice() {
-        [] => schedule.arena_bytes(),
-        stages => {
-            let here = stages.iter().filter(|at| at.has(&schedule.space.mesh, rank));
-            here.map(|&at| schedule.arena_bytes_at(at)).max().unwrap_or(0)
-        }
-    }
+fn arena_bytes(program: &DeviceProgram, rank: Rank) -> u64 {
+    let here = program.arenas.iter().filter(|(at, _)| at.is_none_or(|at| at.has(&program.mesh, rank)));
+    here.map(|&(_, bytes)| bytes).max().unwrap_or(0)
 }

@@ -1,49 +1,66 @@
-//! Lists of numbers that kernels read: uploaded when they are first asked for, once for each content.
+//! Lists of numbers that kernels read: uploaded before a run, once for each content.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+
+use ithaca_device::program::TableId;
+use ithaca_device::{Coordinates, DeviceProgram, Table};
+use ithaca_ir::entity::Entity;
 
 use super::arguments::Address;
 use super::device::Device;
 use super::error::CudaError;
 
-/// Lists on a device, given back when dropped.
+/// The lists of a rank on its device, given back when dropped.
 pub(super) struct Tables<'d> {
     device: &'d dyn Device,
-    known: RefCell<BTreeMap<Vec<u64>, Address>>,
+    /// For each table of the program; none for a list without numbers.
+    addresses: Vec<Address>,
 }
 
 impl<'d> Tables<'d> {
-    pub(super) fn new(device: &'d dyn Device) -> Self {
-        Self { device, known: RefCell::default() }
-    }
-
-    /// Where the device has these reals.
-    pub(super) fn reals(&self, numbers: &[f64]) -> Result<Address, CudaError> {
-        self.words(numbers.iter().map(|x| x.to_bits()).collect())
-    }
-
-    /// Where the device has these integers.
-    pub(super) fn integers(&self, numbers: &[i64]) -> Result<Address, CudaError> {
-        self.words(numbers.iter().map(|x| x.cast_unsigned()).collect())
-    }
-
-    fn words(&self, words: Vec<u64>) -> Result<Address, CudaError> {
-        if let Some(&known) = self.known.borrow().get(&words) {
-            return Ok(known);
+    /// Uploads the lists of a rank.
+    pub(super) fn new(
+        device: &'d dyn Device,
+        program: &DeviceProgram,
+        at: &Coordinates,
+    ) -> Result<Self, CudaError> {
+        let mut tables = Tables { device, addresses: Vec::with_capacity(program.tables.len()) };
+        let mut known: BTreeMap<Vec<u64>, Address> = BTreeMap::new();
+        for table in program.tables.values() {
+            let words: Vec<u64> = match table {
+                Table::Integers(list) => list.at(at).iter().map(|n| n.at(at, 0).cast_unsigned()).collect(),
+                Table::Reals(list) => list.at(at).clone(),
+            };
+            let address = match known.get(&words) {
+                _ if words.is_empty() => Address::NONE,
+                Some(&address) => address,
+                None => {
+                    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                    let address = device.allocate(bytes.len() as u64)?;
+                    known.insert(words, address);
+                    // SAFETY: the memory was just allocated for as many bytes.
+                    unsafe { device.upload(&bytes, address) }?;
+                    address
+                }
+            };
+            tables.addresses.push(address);
         }
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let at = self.device.allocate(bytes.len() as u64)?;
-        self.known.borrow_mut().insert(words, at);
-        // SAFETY: the memory was just allocated for as many bytes.
-        unsafe { self.device.upload(&bytes, at) }?;
-        Ok(at)
+        Ok(tables)
+    }
+
+    /// Where the device has a list.
+    pub(super) fn at(&self, id: TableId) -> Address {
+        self.addresses[id.index()]
     }
 }
 
 impl Drop for Tables<'_> {
     fn drop(&mut self) {
-        for &at in self.known.borrow().values() {
+        let mut own: Vec<Address> =
+            self.addresses.iter().copied().filter(|&at| at != Address::NONE).collect();
+        own.sort_unstable();
+        own.dedup();
+        for at in own {
             // SAFETY: it was allocated here; whoever launches kernels that use it waits for them before.
             unsafe { self.device.release(at) };
         }

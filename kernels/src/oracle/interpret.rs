@@ -8,30 +8,30 @@ use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
-use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
+use ithaca_ir::{Module, Op, Rank, TensorType, ValueId};
 
-use super::lasting::Assigned;
-use super::{Operand, Results, Value, Wanted, collective, eval, movement, random};
-use crate::Outputs;
+use super::assigned::Assigned;
+use super::ranks::{Held, absent, compute_all};
+use super::results::Results;
+use super::value::Value;
+use super::{collective, movement, random};
+use crate::assemble::assemble;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::source;
 use crate::storage::Storage;
 use crate::store::TensorSource;
-use crate::tensor::{Tensor, index};
+use crate::tensor::{Outputs, Tensor, index};
 
 /// How deep calls may nest.
 const MAX_DEPTH: usize = 64;
-
-/// What all ranks hold of a value, in order of ranks.
-pub(super) type Held<T> = Vec<Rc<Value<T>>>;
 
 struct Interpreter<'a, T: Real> {
     module: &'a Module,
     weights: &'a dyn TensorSource,
     inputs: &'a dyn TensorSource,
     storage: Storage,
-    /// What was assigned so far.
+    /// The weights and states assigned so far.
     assigned: Assigned<T>,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn run<T: Real>(
                 Value::Int(t) => t.data.iter().map(|&x| T::from_f64(f64::from(x))).collect(),
             }))
         };
-        let tensor = super::assemble(&module.space, &name, function.ty(output.value), numbers)?;
+        let tensor = assemble(&module.space, &name, function.ty(output.value), numbers)?;
         outputs.insert(name, tensor);
     }
     let kept = interpreter.assigned.kept(&module.space, weights)?;
@@ -115,7 +115,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
         operands: &[&Held<T>],
         depth: usize,
     ) -> Result<Vec<Held<T>>, RunError> {
-        // What a function has is where it runs.
+        // Values of a function are on the ranks that run it.
         let located = |v: ValueId| match at {
             Some(_) => function.ty(v).located(at),
             None => function.ty(v).clone(),
@@ -159,7 +159,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 Ok(vec![self.cut(ty, binding, &stored)])
             }
             Op::Coalesced(members) => {
-                // What travels together arrives as it would alone.
+                // Coalesced collectives give the results of separate ones.
                 let ends = members.iter().zip(operands).zip(node.operands.iter().zip(&node.results));
                 let one = |((op, held), (&x, &z)): ((&Op, &&Held<T>), (&ValueId, &ValueId))| {
                     collective::communicate(&self.module.space, op, &located(x), &located(z), held)
@@ -180,15 +180,15 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 let types: Vec<&TensorType> = types.iter().collect();
                 let results: Vec<&TensorType> = results.iter().collect();
                 let space = &self.module.space;
-                if let Some(visited) = movement::visited(space, op, &types) {
-                    return visited?.compute(space, op, &types, &results, operands);
+                if let Some(whole) = movement::whole_attention(space, op, &types) {
+                    return whole?.compute(space, op, &types, &results, operands);
                 }
                 compute_all(space, op, &types, &results, operands)
             }
         }
     }
 
-    /// Runs a function for each layer: what is carried is handed on, stacks are taken apart and put together.
+    /// Runs a function for each layer: carried values pass from layer to layer, stacks are sliced and stacked.
     fn layers(
         &mut self,
         function: &Function,
@@ -230,7 +230,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
         Ok(carried)
     }
 
-    /// Rounds what is kept in a narrower type.
+    /// Rounds values of narrow types.
     fn keep(&self, ty: &TensorType, held: &mut Held<T>) {
         if self.storage == Storage::Wide {
             return;
@@ -250,25 +250,17 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 return Rc::new(absent(ty));
             }
             let region = space.local_box(ty, rank);
-            Rc::new(match ty.dtype.is_float() {
-                true => Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64)),
-                false => Value::Int(source::cut(space, ty, &region, (binding, stored), |x| x as i32)),
+            Rc::new(if ty.dtype.is_float() {
+                Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64))
+            } else {
+                Value::Int(source::cut(space, ty, &region, (binding, stored), |x| x as i32))
             })
         };
         space.mesh.iter_ranks().map(part).collect()
     }
 }
 
-/// What a rank has of a value that other ranks hold.
-pub(super) fn absent<T: Real>(ty: &TensorType) -> Value<T> {
-    let shape = vec![0; ty.dims.len().max(1)];
-    match ty.dtype.is_float() {
-        true => Value::Real(Tensor::new(shape, Vec::new())),
-        false => Value::Int(Tensor::new(shape, Vec::new())),
-    }
-}
-
-/// A call, and how deep it stands.
+/// A call with its depth.
 struct Loop<'a> {
     callee: FuncId,
     layers: &'a Layers,
@@ -278,7 +270,7 @@ struct Loop<'a> {
     depth: usize,
 }
 
-/// What each layer of a call gave for one result.
+/// One result of each layer of a call.
 type Stack<T> = Vec<Option<Held<T>>>;
 
 /// Element `k` of a stack, on every rank.
@@ -321,46 +313,13 @@ fn stack<T: Real>(elements: &Stack<T>) -> Held<T> {
                     Value::Int(t) => int.extend_from_slice(&t.data),
                 }
             }
-            Rc::new(match is_real {
-                true => Value::Real(Tensor::new(shape, real)),
-                false => Value::Int(Tensor::new(shape, int)),
+            Rc::new(if is_real {
+                Value::Real(Tensor::new(shape, real))
+            } else {
+                Value::Int(Tensor::new(shape, int))
             })
         })
         .collect()
-}
-
-/// Every rank's part of every result of an operation on local tensors.
-pub(super) fn compute_all<T: Real>(
-    space: &Space,
-    op: &Op,
-    types: &[&TensorType],
-    results: &[&TensorType],
-    operands: &[&Held<T>],
-) -> Result<Vec<Held<T>>, RunError> {
-    let mut out: Vec<Held<T>> = vec![Vec::new(); results.len()];
-    for rank in space.mesh.iter_ranks() {
-        if types.iter().chain(results).any(|ty| !space.holds(ty, rank)) {
-            for (held, ty) in out.iter_mut().zip(results) {
-                held.push(Rc::new(absent(ty)));
-            }
-            continue;
-        }
-        let mut parts: Vec<Operand<'_, T>> = Vec::with_capacity(types.len());
-        for (&ty, held) in types.iter().zip(operands) {
-            let elements = held[index(rank.0)].elements();
-            parts.push(Operand { ty, region: space.local_box(ty, rank), elements });
-        }
-        let wanted: Vec<Wanted<'_>> =
-            results.iter().map(|&ty| Wanted { ty, region: space.local_box(ty, rank) }).collect();
-        let values = eval::eval(space, op, &parts, &wanted)?;
-        if values.len() < results.len() {
-            return Err(RunError::invalid(format!("`{}` gives too few results", op.name())));
-        }
-        for (held, value) in out.iter_mut().zip(values) {
-            held.push(Rc::new(value));
-        }
-    }
-    Ok(out)
 }
 
 /// The node after which each value is needed no more; `None` for outputs and parameters that no node reads.

@@ -3,7 +3,7 @@
 use ithaca_ir::TensorType;
 use ithaca_ir::ops::Window;
 
-use super::Operand;
+use super::value::Operand;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, index};

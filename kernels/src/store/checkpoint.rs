@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{About, Entry, Raw, SafeTensorsFile, StoreError, TensorSource};
+use super::error::StoreError;
+use super::file::{Raw, SafeTensorsFile};
+use super::source::TensorSource;
+use super::write::{About, Entry};
 use crate::tensor::Tensor;
 
 /// The file of a checkpoint that is not sharded.
@@ -54,7 +57,7 @@ impl Checkpoint {
         Self { path: file.path().to_owned(), shards: vec![file], of }
     }
 
-    /// What the first file says of itself.
+    /// The metadata of the first file.
     pub fn about(&self) -> About {
         self.shards.first().map(SafeTensorsFile::about).unwrap_or_default()
     }
@@ -78,11 +81,11 @@ impl Checkpoint {
     fn shard(&self, name: &str) -> Result<&SafeTensorsFile, StoreError> {
         match self.of.get(name) {
             Some(&i) => Ok(&self.shards[i]),
-            None => Err(StoreError::missing(self, name)),
+            None => Err(self.missing(name)),
         }
     }
 
-    /// Opens an index and all its shards, which lie beside it.
+    /// Opens an index and all its shards, in the same folder.
     ///
     /// # Errors
     /// [`StoreError::Io`] and [`StoreError::Corrupt`] for the index or a shard, [`StoreError::Missing`] for a tensor
@@ -118,7 +121,7 @@ impl Checkpoint {
                 }
             };
             if shards[number].shape(name).is_none() {
-                return Err(StoreError::missing(&shards[number], name));
+                return Err(shards[number].missing(name));
             }
             of.insert(name.clone(), number);
         }

@@ -1,6 +1,6 @@
 //! One file in the safetensors format: a JSON header, then the tensors.
 //!
-//! Only the header is held in memory; a tensor is read when it is asked for.
+//! Only the header is held in memory; a tensor is read on request.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{About, Entry, StoreError, Stored, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
+use super::stored::Stored;
+use super::write::{About, Entry};
 use crate::tensor::{Tensor, index};
 
 /// The longest header that is read, bytes; the format's own limit.
@@ -79,12 +82,12 @@ impl SafeTensorsFile {
         Ok(Self { path, metadata, data_start })
     }
 
-    /// Where the file lies.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file says of itself.
+    /// The metadata of the file.
     pub fn about(&self) -> About {
         self.metadata.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
@@ -119,7 +122,7 @@ impl SafeTensorsFile {
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo, StoreError> {
-        self.metadata.info(name).ok_or_else(|| StoreError::missing(self, name))
+        self.metadata.info(name).ok_or_else(|| self.missing(name))
     }
 }
 

@@ -1,6 +1,7 @@
-//! A source over another: what a step kept, before the files that the first step read.
+//! A source over another: the updates of a step over the files that the first step read.
 
-use super::{StoreError, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::tensor::Tensor;
 
 /// Two sources; a name that both have is the upper one's.
@@ -43,7 +44,7 @@ impl TensorSource for Layered<'_> {
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
         match self.shape(name) {
             Some(_) => self.holder(name).read(name),
-            None => Err(StoreError::missing(self, name)),
+            None => Err(self.missing(name)),
         }
     }
 }

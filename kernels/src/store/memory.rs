@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{StoreError, TensorSource};
-use crate::Outputs;
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::real::Real;
-use crate::tensor::Tensor;
+use crate::tensor::{Outputs, Tensor};
 
 /// Tensors by name.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ impl Tensors {
 }
 
 impl<T: Real> From<&Outputs<T>> for Tensors {
-    /// What a run gave or kept, for another run to read.
+    /// Outputs or updates of a run, for another run to read.
     fn from(outputs: &Outputs<T>) -> Self {
         outputs.iter().map(|(name, tensor)| (name.clone(), tensor.map(T::to_f64))).collect()
     }
@@ -52,6 +52,6 @@ impl TensorSource for Tensors {
     }
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
-        self.tensors.get(name).cloned().ok_or_else(|| StoreError::missing(self, name))
+        self.tensors.get(name).cloned().ok_or_else(|| self.missing(name))
     }
 }

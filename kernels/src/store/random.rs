@@ -10,7 +10,8 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
 use ithaca_ir::{DType, Op};
 
-use super::{StoreError, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::tensor::Tensor;
 
 /// The bound of integers that look up no table.
@@ -39,7 +40,7 @@ enum Spread {
     Below(u64),
 }
 
-/// What a value is used for, as far as it matters to its elements.
+/// The use of a value that determines its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
     /// The weight of a norm.
@@ -99,7 +100,7 @@ impl TensorSource for RandomTensors {
     }
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
-        let recipe = self.tensors.get(name).ok_or_else(|| StoreError::missing(self, name))?;
+        let recipe = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         let shape: Vec<usize> = recipe.shape.iter().map(|&n| crate::tensor::index(n)).collect();
         let n: usize = shape.iter().product();
         let key = mix(self.seed ^ fnv1a(name));
@@ -114,10 +115,10 @@ fn layers_of(module: &Module) -> Vec<Vec<u64>> {
     layers.into_iter().map(|ranges| ranges.into_iter().flatten().collect()).collect()
 }
 
-/// What each value of `function` is used for, indexed by value.
+/// The use of each value of `function`, indexed by value.
 fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> Vec<Option<Use>> {
     let mut uses: Vec<Option<Use>> = vec![None; function.values.len()];
-    // Backwards, so that a use is known before what hands the value on.
+    // Backwards, so that a use is known before the operations that pass the value on.
     for node in function.nodes.iter().rev() {
         let mut note = |value: ValueId, found: Option<Use>| {
             let known = &mut uses[value.index()];
@@ -151,7 +152,7 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                     uses[node.operands[0].index()] = found;
                 }
             }
-            // Other operations make other values of what they read.
+            // Other operations compute new values.
             _ => {}
         }
     }

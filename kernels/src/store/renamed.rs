@@ -4,7 +4,8 @@
 //! or from the model with its head (`transformer.h.0.ln_1.weight`). A program names tensors one way; this adapter finds
 //! them the other way too, the exact name always coming first.
 
-use super::{StoreError, TensorSource};
+use super::error::StoreError;
+use super::source::TensorSource;
 use crate::tensor::Tensor;
 
 /// The leading parts that bare models of the families that are known lack.
@@ -54,7 +55,7 @@ impl TensorSource for Renamed<'_> {
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
         match self.find(name) {
             Some(found) => self.source.read(&found),
-            None => Err(StoreError::missing(self.source, name)),
+            None => Err(self.source.missing(name)),
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Options of a training step, as written in pipelines.
 
 use std::fmt;
+use std::str::FromStr;
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{AdamW, MAX_PARTS};
+use ithaca_pass::options;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The recomputation policy: the forward values that the backward pass recomputes instead of saving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -42,17 +45,25 @@ impl Recompute {
             Recompute::KeepAttention => "keep-attention",
         }
     }
+}
+
+impl FromStr for Recompute {
+    type Err = String;
 
     /// The policy spelled `text`, as `full` or `full(every=4)`.
-    pub fn parse(text: &str) -> Option<Self> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let every = text.strip_prefix("full(every=").and_then(|rest| rest.strip_suffix(')'));
-        match every {
+        let policy = match every {
             Some(every) => {
-                let every = every.parse().ok().filter(|every| (1..=MAX_LAYERS).contains(every))?;
-                Some(Recompute::Full { every })
+                let every = every.parse().ok().filter(|every| (1..=MAX_LAYERS).contains(every));
+                every.map(|every| Recompute::Full { every })
             }
             None => Self::ALL.into_iter().find(|r| r.name() == text),
-        }
+        };
+        policy.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("one of {names}, or full(every=K), K from 1 to {MAX_LAYERS}")
+        })
     }
 }
 
@@ -68,13 +79,15 @@ impl fmt::Display for Recompute {
 }
 
 /// The order in which the stages of a pipeline run the micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PipelineOrder {
     /// All forward passes, then all backward passes (Huang et al., arXiv 1811.06965).
     Gpipe,
     /// After a warm-up, alternates one forward and one backward pass, so stage `k` of `P` holds the saved values of at
     /// most `P − k` micro-batches (Narayanan et al., arXiv 2104.04473, section 2.2).
     #[default]
+    #[serde(rename = "1f1b")]
     OneForwardOneBackward,
     /// As `OneForwardOneBackward`, with several chunks of layers per stage (section 2.2 there).
     Interleaved,
@@ -84,30 +97,11 @@ impl PipelineOrder {
     /// Every order.
     pub const ALL: [PipelineOrder; 3] =
         [PipelineOrder::Gpipe, PipelineOrder::OneForwardOneBackward, PipelineOrder::Interleaved];
-
-    /// The spelling in pipelines and flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            PipelineOrder::Gpipe => "gpipe",
-            PipelineOrder::OneForwardOneBackward => "1f1b",
-            PipelineOrder::Interleaved => "interleaved",
-        }
-    }
-
-    /// The order spelled `name`.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|o| o.name() == name)
-    }
-}
-
-impl fmt::Display for PipelineOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// Whether a training step applies the program's dropout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum DropoutChoice {
     /// The program's dropout, as the model's configuration states.
     #[default]
@@ -116,39 +110,34 @@ pub enum DropoutChoice {
     Off,
 }
 
-impl DropoutChoice {
-    /// Both.
-    pub const ALL: [DropoutChoice; 2] = [DropoutChoice::Config, DropoutChoice::Off];
-
-    /// The spelling in pipelines and flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            DropoutChoice::Config => "config",
-            DropoutChoice::Off => "off",
-        }
-    }
-}
-
-/// The options of a training step.
-#[derive(Clone, Debug, PartialEq)]
+/// What a training step does beside the forward pass.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Training {
     /// The recomputation policy.
+    #[serde(with = "options::text")]
     pub recompute: Recompute,
     /// Parts of each rank's tokens whose loss and gradients are computed one after another.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_LOSS_CHUNKS>")]
     pub loss_chunks: u64,
     /// Micro-batches, whose gradients are summed before the update.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_MICRO_BATCHES>")]
     pub micro_batches: u64,
     /// Stages of the pipeline; 1 means no pipeline.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
     pub stages: u64,
     /// The order in which stages run micro-batches.
     pub pipeline: PipelineOrder,
     /// Chunks of layers per stage in interleaved order.
+    #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
     pub chunks: u64,
     /// Whether dropout is applied.
     pub dropout: DropoutChoice,
     /// The optimizer; `None` computes gradients only.
+    #[serde(serialize_with = "write_optimizer", deserialize_with = "read_optimizer")]
     pub optimizer: Option<AdamW>,
     /// The largest global norm of the gradients; larger ones are scaled down to it.
+    #[serde(deserialize_with = "norm")]
     pub clip: Option<f64>,
 }
 
@@ -183,65 +172,30 @@ impl Training {
 
     /// The options as pipeline text; default values are omitted.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
-        let Self {
-            recompute,
-            loss_chunks,
-            micro_batches,
-            stages,
-            pipeline,
-            chunks,
-            dropout,
-            optimizer,
-            clip,
-        } = self;
-        let standard = Self::default();
-        let mut options = Vec::new();
-        let mut set = |key: &str, value: String| options.push((key.to_owned(), value));
-        if *recompute != standard.recompute {
-            set("recompute", recompute.to_string());
-        }
-        if *loss_chunks != standard.loss_chunks {
-            set("loss_chunks", loss_chunks.to_string());
-        }
-        if *micro_batches != standard.micro_batches {
-            set("micro_batches", micro_batches.to_string());
-        }
-        if *stages != standard.stages {
-            set("stages", stages.to_string());
-        }
-        if *pipeline != standard.pipeline {
-            set("pipeline", pipeline.to_string());
-        }
-        if *chunks != standard.chunks {
-            set("chunks", chunks.to_string());
-        }
-        if *dropout != standard.dropout {
-            set("dropout", dropout.name().to_owned());
-        }
-        match optimizer {
-            None => set("optimizer", "none".to_owned()),
-            Some(adamw) => {
-                for (key, value, usual) in constants(adamw) {
-                    if value != usual {
-                        set(key, format!("{value:?}"));
-                    }
-                }
-            }
-        }
-        if let Some(clip) = clip {
-            set("clip", format!("{clip:?}"));
-        }
-        options
+        let mut written = options::write(self);
+        let constants = self.optimizer.map(|adamw| options::write(&Constants::from(adamw)));
+        let at = written.iter().position(|(key, _)| key == "clip").unwrap_or(written.len());
+        written.splice(at..at, constants.unwrap_or_default());
+        written
     }
 
-    /// The options of a pipeline.
+    /// Reads the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an option that is unknown or out of range.
+    /// `P02` for an option that is unknown or out of range, and for a constant of an optimizer where there is none.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut training = Self::default();
-        for (key, value) in options {
-            training.set(key, value)?;
+        let [constants, others] = options::split::<Constants>(options);
+        let mut training: Self = options::read(PASS, OPTIONS, &others)?;
+        let read: Constants = options::read(PASS, OPTIONS, &constants)?;
+        match (&mut training.optimizer, constants.first()) {
+            (Some(adamw), _) => *adamw = read.into(),
+            (None, Some((key, value))) => {
+                let message = format!(
+                    "option `{key}={value}` is a constant of AdamW, and `optimizer=none` excludes it"
+                );
+                return Err(Diagnostic::new("P02", message));
+            }
+            (None, None) => {}
         }
         Ok(training)
     }
@@ -251,85 +205,81 @@ impl Training {
     /// # Errors
     /// `P02` when the option is unknown, or its value is out of range.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
-        let refused = |expected: &str| {
-            let message = format!("option `{key}={value}` of `differentiate` is not {expected}");
-            Diagnostic::new("P02", message)
-        };
-        match key {
-            "recompute" => {
-                let names = Recompute::ALL.map(Recompute::name).join(", ");
-                let expected = format!("one of {names}, or full(every=K), K from 1 to {MAX_LAYERS}");
-                self.recompute = Recompute::parse(value).ok_or_else(|| refused(&expected))?;
-            }
-            "loss_chunks" => {
-                let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_LOSS_CHUNKS).contains(&n));
-                self.loss_chunks =
-                    n.ok_or_else(|| refused(&format!("a whole number from 1 to {MAX_LOSS_CHUNKS}")))?;
-            }
-            "micro_batches" => {
-                let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_MICRO_BATCHES).contains(&n));
-                self.micro_batches =
-                    n.ok_or_else(|| refused(&format!("a whole number from 1 to {MAX_MICRO_BATCHES}")))?;
-            }
-            "stages" | "chunks" => {
-                let n = value.parse().ok().filter(|&n: &u64| (1..=MAX_STAGES).contains(&n));
-                let n = n.ok_or_else(|| refused(&format!("a whole number from 1 to {MAX_STAGES}")))?;
-                *(if key == "stages" { &mut self.stages } else { &mut self.chunks }) = n;
-            }
-            "pipeline" => {
-                let names = PipelineOrder::ALL.map(PipelineOrder::name).join(", ");
-                self.pipeline =
-                    PipelineOrder::parse(value).ok_or_else(|| refused(&format!("one of {names}")))?;
-            }
-            "dropout" => {
-                let choice = DropoutChoice::ALL.into_iter().find(|d| d.name() == value);
-                self.dropout = choice.ok_or_else(|| refused("config or off"))?;
-            }
-            "optimizer" => {
-                self.optimizer = match value {
-                    "none" => None,
-                    "adamw" => Some(self.optimizer.unwrap_or(ADAMW)),
-                    _ => return Err(refused("adamw or none")),
-                };
-            }
-            "clip" => {
-                self.clip =
-                    Some(number(value, |x| x > 0.0).ok_or_else(|| refused("a norm, a number above zero"))?)
-            }
-            _ => return self.set_constant(key, value),
-        }
+        let mut options = self.to_pipeline();
+        options.retain(|(known, _)| known != key);
+        options.push((key.to_owned(), value.to_owned()));
+        *self = Self::from_pipeline(&options)?;
         Ok(())
     }
+}
 
-    fn set_constant(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
-        // Without an optimizer the constant is still parsed, so an unknown name gets its own message.
-        let mut none = ADAMW;
-        let is_none = self.optimizer.is_none();
-        let adamw = self.optimizer.as_mut().unwrap_or(&mut none);
-        const NOT_NEGATIVE: &str = "a number that is zero or more";
-        const FRACTION: &str = "a number from 0 to 1, 1 left out";
-        let (constant, fits, expected): (&mut f64, fn(f64) -> bool, &str) = match key {
-            "lr" => (&mut adamw.lr, |x| x >= 0.0, NOT_NEGATIVE),
-            "beta1" => (&mut adamw.beta1, |x| (0.0..1.0).contains(&x), FRACTION),
-            "beta2" => (&mut adamw.beta2, |x| (0.0..1.0).contains(&x), FRACTION),
-            "eps" => (&mut adamw.eps, |x| x >= 0.0, NOT_NEGATIVE),
-            "weight_decay" => (&mut adamw.weight_decay, |x| x >= 0.0, NOT_NEGATIVE),
-            _ => {
-                let message = format!("`differentiate` has no option `{key}`");
-                return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
-            }
-        };
-        *constant = number(value, fits).ok_or_else(|| {
-            Diagnostic::new("P02", format!("option `{key}={value}` of `differentiate` is not {expected}"))
-        })?;
-        if is_none {
-            let message = format!(
-                "option `{key}={value}` belongs to an optimizer, but the pipeline has `optimizer=none`"
-            );
-            return Err(Diagnostic::new("P02", message));
-        }
-        Ok(())
+/// The name of the pass.
+const PASS: &str = "differentiate";
+
+/// The constants of the optimizer, which a pipeline has beside the other options.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Constants {
+    #[serde(deserialize_with = "not_negative")]
+    lr: f64,
+    #[serde(deserialize_with = "fraction")]
+    beta1: f64,
+    #[serde(deserialize_with = "fraction")]
+    beta2: f64,
+    #[serde(deserialize_with = "not_negative")]
+    eps: f64,
+    #[serde(deserialize_with = "not_negative")]
+    weight_decay: f64,
+}
+
+impl Default for Constants {
+    fn default() -> Self {
+        ADAMW.into()
     }
+}
+
+impl From<AdamW> for Constants {
+    fn from(AdamW { lr, beta1, beta2, eps, weight_decay }: AdamW) -> Self {
+        Self { lr, beta1, beta2, eps, weight_decay }
+    }
+}
+
+impl From<Constants> for AdamW {
+    fn from(Constants { lr, beta1, beta2, eps, weight_decay }: Constants) -> Self {
+        Self { lr, beta1, beta2, eps, weight_decay }
+    }
+}
+
+fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    options::number(deserializer, |x| x >= 0.0, "a number that is zero or more")
+}
+
+fn fraction<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    options::number(deserializer, |x| (0.0..1.0).contains(&x), "a number from 0 to 1, 1 excluded")
+}
+
+fn norm<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    options::number(deserializer, |x| x > 0.0, "a norm, a number above zero").map(Some)
+}
+
+/// The names of optimizers.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum OptimizerName {
+    Adamw,
+    None,
+}
+
+fn read_optimizer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AdamW>, D::Error> {
+    Ok(match OptimizerName::deserialize(deserializer)? {
+        OptimizerName::Adamw => Some(ADAMW),
+        OptimizerName::None => None,
+    })
+}
+
+fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> Result<S::Ok, S::Error> {
+    let name = if optimizer.is_some() { OptimizerName::Adamw } else { OptimizerName::None };
+    name.serialize(serializer)
 }
 
 /// The options, for the table of passes.
@@ -344,22 +294,6 @@ const MAX_MICRO_BATCHES: u64 = 4096;
 
 /// The maximum number of stages, and of chunks per stage.
 const MAX_STAGES: u64 = 1024;
-
-/// Each constant with its name and its default.
-fn constants(adamw: &AdamW) -> [(&'static str, f64, f64); 5] {
-    let AdamW { lr, beta1, beta2, eps, weight_decay } = *adamw;
-    [
-        ("lr", lr, ADAMW.lr),
-        ("beta1", beta1, ADAMW.beta1),
-        ("beta2", beta2, ADAMW.beta2),
-        ("eps", eps, ADAMW.eps),
-        ("weight_decay", weight_decay, ADAMW.weight_decay),
-    ]
-}
-
-fn number(text: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
-    text.parse().ok().filter(|&x: &f64| x.is_finite() && fits(x))
-}
 
 #[cfg(test)]
 mod tests {

@@ -150,11 +150,11 @@ mod tests {
                 let chunks = if order == PipelineOrder::Interleaved { chunks } else { 1 };
                 let shape = Shape { stages, chunks, micros };
                 let steps = all(order, shape);
-                assert_eq!(steps.len(), 2 * stages * chunks * micros, "{order} {shape:?}");
+                assert_eq!(steps.len(), 2 * stages * chunks * micros, "{order:?} {shape:?}");
                 for stage in 0..stages {
                     let own: Vec<Step> =
                         steps.iter().copied().filter(|s| s.chunk % stages == stage).collect();
-                    assert_eq!(own, of_stage(order, shape, stage), "{order} {shape:?} stage {stage}");
+                    assert_eq!(own, of_stage(order, shape, stage), "{order:?} {shape:?} stage {stage}");
                 }
             }
         }

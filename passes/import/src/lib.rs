@@ -42,6 +42,9 @@ pub use capacity::Capacity;
 pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
 
+/// Inputs that default to zeros, as in the library.
+pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
+
 /// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -137,10 +140,10 @@ impl Workload {
 ///
 /// A decoder has the input `input_ids` `i32[b s]`, the output `logits` `[b s v]`, and the functions `@embed`, one per
 /// kind of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not
-/// shifted, and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; pass zeros where the
-/// library would default to zeros. It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output` `[b n]`.
-/// No input masks padding: every token counts. With rotary positions a sequence may exceed `max_position_embeddings`,
-/// as in the library; with learned positions it is refused.
+/// shifted, and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; the second is optional
+/// ([`OPTIONAL_INPUTS`]). It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output` `[b n]`. No input
+/// masks padding: every token counts. With rotary positions a sequence may exceed `max_position_embeddings`, as in the
+/// library; with learned positions it is refused.
 ///
 /// # Errors
 /// An `M` diagnostic, see the module's table.

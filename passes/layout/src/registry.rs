@@ -1,10 +1,16 @@
 //! The strategies, movements and passes that are known: those that come with Ithaca, and those that are added.
 
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Mesh};
 use ithaca_pass::Pass;
 
 use crate::movement::{MOVEMENTS, Movement};
-use crate::strategy::{STRATEGIES, Strategy};
+use crate::strategy::{DATA_AXIS, EXPERT_AXIS, STAGE_AXIS, STRATEGIES, Strategy, TENSOR_AXIS};
+
+/// The strategies that the axes of a mesh imply, in the order of a product: before the named strategies, and after them.
+const IMPLIED: [&[(&str, &str)]; 2] = [
+    &[(DATA_AXIS, "data-parallel"), (STAGE_AXIS, "pipeline")],
+    &[(TENSOR_AXIS, "megatron-tp"), (EXPERT_AXIS, "ep")],
+];
 
 /// Strategies, movements and passes of one's own, by name.
 ///
@@ -93,9 +99,9 @@ impl Registry {
         let mut strategies: Vec<&'static dyn Strategy> = Vec::new();
         for name in text.split('+').map(str::trim) {
             let Some(strategy) = self.strategy(name) else {
-                let known: Vec<&str> = self.strategies().map(|s| s.name()).collect();
-                return Err(Diagnostic::new("P10", format!("there is no strategy `{name}`"))
-                    .help(format!("strategies: {}; a product is written with a plus", known.join(", "))));
+                let known = self.strategies().map(|s| s.name());
+                let refusal = Diagnostic::new("P10", format!("there is no strategy `{name}`"));
+                return Err(refusal.names("strategies, which a plus joins to a product", name, known));
             };
             for other in &strategies {
                 if let Some(axis) = strategy.axes().iter().find(|a| other.axes().contains(a)) {
@@ -112,15 +118,33 @@ impl Registry {
         Ok(strategies)
     }
 
+    /// The product `named` with a strategy for each axis `dp`, `pp`, `tp` and `ep` of the mesh that it does not use:
+    /// `ulysses` on `dp=2,ulysses=2` is `data-parallel+ulysses`. Axes in `taken` are used otherwise.
+    ///
+    /// A malformed product is returned as it is; an axis whose strategy is not in the registry adds nothing.
+    pub fn with_implied(&self, named: Option<&str>, mesh: &Mesh, taken: &[String]) -> Option<String> {
+        let used: Vec<&str> = match named.map(|named| self.product(named)) {
+            Some(Ok(strategies)) => strategies.iter().flat_map(|s| s.axes()).copied().collect(),
+            Some(Err(_)) => return named.map(str::to_owned),
+            None => Vec::new(),
+        };
+        let is_implied = |(axis, strategy): &&(&str, &str)| {
+            let is_free = !used.contains(axis) && !taken.iter().any(|other| other == axis);
+            is_free && mesh.axis(axis).is_some() && self.strategy(strategy).is_some()
+        };
+        let [before, after] = IMPLIED.map(|implied| implied.iter().filter(is_implied).map(|&(_, name)| name));
+        let names: Vec<&str> = before.chain(named).chain(after).collect();
+        (!names.is_empty()).then(|| names.join("+"))
+    }
+
     /// The movement called `name`.
     ///
     /// # Errors
     /// `P47` for an unknown name.
     pub fn movement(&self, name: &str) -> Result<&'static dyn Movement, Diagnostic> {
         self.movements().find(|m| m.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = self.movements().map(|m| m.name()).collect();
-            Diagnostic::new("P47", format!("there is no movement `{name}`"))
-                .help(format!("movements: {}", known.join(", ")))
+            let known = self.movements().map(|m| m.name());
+            Diagnostic::new("P47", format!("there is no movement `{name}`")).names("movements", name, known)
         })
     }
 }

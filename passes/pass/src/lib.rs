@@ -3,6 +3,7 @@
 //! A pass reads a verified module and leaves a module that verifies. It opens no device, file or clock, and prints
 //! nothing; what it wants to say goes to [`Context::note`].
 
+pub mod options;
 pub mod rebuild;
 pub mod roles;
 

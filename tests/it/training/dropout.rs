@@ -201,7 +201,7 @@ fn stages_of_a_pipeline_draw_what_a_loop_over_micro_batches_draws() {
         for module in [&staged, &ranks] {
             let found = run(module);
             let all = wrong(&own(&found.kept), &expected.kept, EXACT);
-            assert!(all.is_empty(), "{pipeline}: {}", all.join("\n"));
+            assert!(all.is_empty(), "{pipeline:?}: {}", all.join("\n"));
             assert!(wrong(&found.outputs, &expected.outputs, EXACT).is_empty());
         }
     }

@@ -1,11 +1,14 @@
 //! Gradients of attention on their way back.
 
-use super::{Attention, Returns};
 use crate::builder::FunctionBuilder;
 use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::adjoint::{Gradients, cast};
-use crate::ops::{Binary, Op, OpError, loss};
+use crate::handles::ValueId;
+use crate::ops::check::sums_in;
+use crate::ops::error::OpError;
+use crate::ops::gradients::{Gradients, cast};
+use crate::ops::table::attention::{Attention, Returns};
+use crate::ops::table::elementwise::Binary;
+use crate::ops::table::op::Op;
 use crate::types::TensorType;
 
 /// Gradients of q, k, v and the bias, from those of the output and of lse.
@@ -30,7 +33,7 @@ pub(in crate::ops) fn adjoint(
         Some(d_o) => d_o,
         None => b.push_as(Op::Fill { value: 0.0 }, &[], o_ty.clone())?,
     };
-    let wide = loss::sums_in(o_ty.dtype);
+    let wide = sums_in(o_ty.dtype);
     let mut delta = match gradients[0] {
         Some(_) => {
             let (d_o, o) = (cast(b, d_o, wide)?, cast(b, o, wide)?);

@@ -1,26 +1,7 @@
 //! A learned bias of scores by relative position.
 
-use crate::dim::{Dim, DimId};
-
-/// A bias `[buckets heads]`, learned for buckets of relative positions (T5: Raffel et al., arXiv 1910.10683, section 2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RelativeBias {
-    /// The dimension of buckets.
-    pub buckets: DimId,
-    /// The distance from which on all keys share the last bucket.
-    pub max_distance: u64,
-    /// Which keys have buckets of their own.
-    pub sides: Sides,
-}
-
-/// The keys that buckets tell apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sides {
-    /// Keys before and after the query: half of the buckets each.
-    Both,
-    /// Keys before the query; those after it share the first bucket.
-    Before,
-}
+use crate::dim::Dim;
+use crate::ops::table::attention::{RelativeBias, Sides};
 
 impl RelativeBias {
     /// The bucket, of `buckets`, of a key `offset` positions after its query.

@@ -2,14 +2,16 @@
 
 use smallvec::smallvec;
 
-use super::{Attention, BACKWARD, FORWARD, RelativeBias, Returns, Sides};
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::mesh::{AxisId, Rank};
-use crate::ops::elementwise::need_float;
+use crate::ops::attention::{BACKWARD, FORWARD};
+use crate::ops::check::need_float;
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
 use crate::ops::random::need_key;
-use crate::ops::{OpError, Types};
+use crate::ops::table::attention::{Attention, RelativeBias, Returns, Sides};
 use crate::space::Space;
 use crate::types::TensorType;
 

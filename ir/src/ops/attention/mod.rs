@@ -6,109 +6,25 @@ mod dropout;
 mod infer;
 mod work;
 
-use std::fmt;
-
 use smallvec::smallvec;
 
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::mask::Mask;
 use crate::mesh::AxisId;
-use crate::ops::Types;
+use crate::ops::context::Types;
+use crate::ops::table::attention::{Attention, Returns};
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::types::TensorType;
 
 pub(in crate::ops) use adjoint::adjoint;
-pub use bias::{RelativeBias, Sides};
-pub use dropout::{Dropout, Keyed};
+
 pub(in crate::ops) use infer::{infer, infer_backward};
 
 /// Operands of attention without a bias and a key.
 const FORWARD: usize = 3;
 /// Operands of its gradient without a bias and a key.
 const BACKWARD: usize = 6;
-
-/// Attributes of `attention`: the roles that dimensions of q, k and v play.
-///
-/// `q [… queries heads width]`, `k [… keys kv_heads width]`, `v [… keys kv_heads e]` give `o [… queries heads e]` and,
-/// where asked, `lse [… queries heads]`; the dimensions in front are shared. Query head `i` is served by key/value head
-/// `i / (heads / kv_heads)`. A query that sees no key has `o = 0` and `lse = −∞`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: DimId,
-    /// Key/value heads; may be `heads` itself.
-    pub kv_heads: DimId,
-    /// The query sequence.
-    pub queries: DimId,
-    /// The key sequence; may be `queries` itself, and may be fetched from it.
-    pub keys: DimId,
-    /// The width of a head.
-    pub width: DimId,
-    /// Which keys a query sees, by position.
-    pub mask: Mask,
-    /// Factor of the scores.
-    pub scale: f64,
-    /// Bound of the scaled scores, which become `softcap · tanh(score / softcap)` before the mask; none when absent.
-    pub softcap: Option<f64>,
-    /// A bias that is added to the scores, learned by relative position; the operand behind the others has it.
-    pub bias: Option<RelativeBias>,
-    /// Weights that are set to zero in training; the operand behind all others, an `i32`, has the [key](crate::ops::random)
-    /// that they are drawn from, and without it each run drops the same.
-    pub dropout: Option<Dropout>,
-    /// What comes out.
-    pub returns: Returns,
-    /// For partial results of ranks that hold the same queries: the dimension that tells them apart.
-    pub parts: Option<DimId>,
-    /// How keys and queries visit each other, in a sharded program; it becomes explicit steps.
-    pub movement: Option<Movement>,
-}
-
-/// What an attention returns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Returns {
-    /// The output, in the element type of q.
-    #[default]
-    Output,
-    /// The output and, in `f32`, the logarithm of the sum of exponentials of each query's scores.
-    WithLse,
-    /// Output and lse, both in `f32`, of those keys that the rank holds: a part that is yet to be merged.
-    Part,
-}
-
-impl Returns {
-    /// Every choice.
-    pub const ALL: [Returns; 3] = [Returns::Output, Returns::WithLse, Returns::Part];
-
-    /// The spelling in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Returns::Output => "output",
-            Returns::WithLse => "with_lse",
-            Returns::Part => "part",
-        }
-    }
-}
-
-/// A movement by name, with its options, as `rotate` or `name(key=2)`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Movement {
-    /// The name.
-    pub name: String,
-    /// Options, in order.
-    pub options: Vec<(String, u64)>,
-}
-
-impl fmt::Display for Movement {
-    /// `rotate`, `name(key=2)`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)?;
-        for (i, (key, value)) in self.options.iter().enumerate() {
-            write!(f, "{}{key}={value}", if i == 0 { "(" } else { ", " })?;
-        }
-        f.write_str(if self.options.is_empty() { "" } else { ")" })
-    }
-}
 
 /// The dimensions that attention goes over, by role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,13 +60,6 @@ impl Attention {
             parts: None,
             movement: None,
         }
-    }
-
-    /// Its dimensions, to be replaced by others.
-    pub fn dims_mut(&mut self) -> impl Iterator<Item = &mut DimId> {
-        let Self { heads, kv_heads, queries, keys, width, bias, parts, .. } = self;
-        let buckets = bias.as_mut().map(|b| &mut b.buckets);
-        [heads, kv_heads, queries, keys, width].into_iter().chain(buckets).chain(parts.as_mut())
     }
 
     /// Which of `n` operands, forward or backward, is the key that dropout draws from, if one is.

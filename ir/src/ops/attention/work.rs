@@ -1,9 +1,9 @@
 //! How much an attention computes: pairs and FLOPs, on the busiest rank.
 
-use super::Attention;
 use crate::dim::DimId;
 use crate::mask::Positions;
 use crate::mesh::{AxisId, Rank};
+use crate::ops::table::attention::Attention;
 use crate::order::Run;
 use crate::space::Space;
 use crate::types::TensorType;

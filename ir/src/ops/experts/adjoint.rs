@@ -1,10 +1,11 @@
 //! Adjoints: what was dispatched is combined, what was combined is dispatched.
 
-use super::Experts;
 use crate::builder::FunctionBuilder;
-use crate::dtype::DType;
-use crate::module::ValueId;
-use crate::ops::{Op, OpError};
+use crate::handles::ValueId;
+use crate::ops::error::OpError;
+use crate::ops::gradients::cast;
+use crate::ops::table::experts::Experts;
+use crate::ops::table::op::Op;
 
 impl Experts {
     /// The gradients of the operands from those of the results; choices and the bias of a route have none.
@@ -57,12 +58,5 @@ impl Experts {
             }
         }
         Ok(out)
-    }
-}
-
-fn cast(b: &mut FunctionBuilder<'_>, x: ValueId, to: DType) -> Result<ValueId, OpError> {
-    match b.ty(x).dtype == to {
-        true => Ok(x),
-        false => b.push(Op::Cast { to }, &[x]),
     }
 }

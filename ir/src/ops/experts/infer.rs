@@ -2,12 +2,13 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Experts, Route, Slots};
 use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::layout::AxisList;
-use crate::ops::elementwise::need_float;
-use crate::ops::{OpError, Types, unplaced};
+use crate::ops::check::{need_float, sums_in, unplaced};
+use crate::ops::context::Types;
+use crate::ops::error::OpError;
+use crate::ops::table::experts::{Experts, Route, Slots};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -46,7 +47,7 @@ impl Experts {
                 if cx.width(&tokens, operands[2])? != width || operands[2].dtype != operands[1].dtype {
                     return Err(cx.shape("x has the width and the element type of the slots"));
                 }
-                let dtype = crate::ops::loss::sums_in(operands[1].dtype);
+                let dtype = sums_in(operands[1].dtype);
                 Ok(smallvec![TensorType { dtype, ..unplaced(operands[0]) }])
             }
         }

@@ -1,32 +1,7 @@
 //! Slots: where the tokens of an expert lie.
 
-use crate::dim::DimId;
+use crate::ops::table::experts::{Capacity, Slots};
 use crate::space::Space;
-
-/// The slots of experts, what `dispatch` fills and `combine` reads.
-///
-/// Without a capacity their type is `[e, tokens…, m]`: a token's slot is its own. With one it is
-/// `[e, tokens…, c, m]`, `tokens…` naming groups in place of the sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slots {
-    /// The dimension of the experts.
-    pub experts: DimId,
-    /// The dimension of a token's choices.
-    pub top: DimId,
-    /// What bounds the slots of an expert; a slot for every token when absent.
-    pub capacity: Option<Capacity>,
-}
-
-/// Slots that the tokens of a group share, dealt in order of position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    /// The sequence whose tokens are grouped.
-    pub sequence: DimId,
-    /// The groups of a sequence, runs of as many tokens each.
-    pub groups: DimId,
-    /// The slots of an expert for each group.
-    pub slots: DimId,
-}
 
 impl Capacity {
     /// Tokens of a group; none when they are not as many in each.

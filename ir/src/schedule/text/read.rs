@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Span};
 use crate::entity::{Arena, Entity};
+use crate::handles::Layers;
 use crate::message::Parcel;
-use crate::module::Layers;
-use crate::ops::attr::Names;
-use crate::ops::attr::training::{read_scan, read_stage, read_stride};
-use crate::ops::{Attr, Attrs, Binding, Op};
+use crate::ops::attr::{Attr, Attrs, Names, NoFunctions};
+use crate::ops::attribute::Attribute;
+use crate::ops::table::op::Op;
+use crate::ops::table::source::Binding;
 use crate::schedule::{
     Buffer, BufferId, Content, EventId, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer,
     Work,
@@ -16,6 +17,7 @@ use crate::schedule::{
 use crate::text::cursor::{Cursor, Parsed, unknown};
 use crate::text::grammar::{Header, make_op, read_attrs, read_dtype, read_header, read_type, twice};
 use crate::text::lexer::Token;
+use crate::text::read::check_length;
 
 /// Reads the text form.
 ///
@@ -26,7 +28,7 @@ pub fn parse(text: &str) -> Result<Schedule, Diagnostics> {
 }
 
 fn parse_schedule(text: &str) -> Parsed<Schedule> {
-    crate::text::check_length(text)?;
+    check_length(text)?;
     let mut cx = Cursor::new(text);
     let Header { name, pipeline, space, .. } = read_header(&mut cx, &["schedule"])?;
     let mut schedule = Schedule { name, pipeline, space, frames: Arena::new() };
@@ -140,7 +142,7 @@ impl FrameReader<'_, '_> {
     /// An operation whose name was read; its attributes follow.
     fn op(&mut self, name: &str, span: Span) -> Parsed<Op> {
         let attrs = read_attrs(self.cx)?;
-        make_op(name, span, attrs, &self.schedule.space, &Arena::new())
+        make_op(name, span, attrs, &self.schedule.space, &NoFunctions)
     }
 
     fn task(&mut self) -> Parsed<()> {
@@ -229,10 +231,10 @@ impl FrameReader<'_, '_> {
             }
         }
         let mut others = Attrs::new("call", others);
-        let names = Names { space: &self.schedule.space, functions: &Arena::new() };
-        let scan = read_scan(&mut others, names).map_err(wrong)?;
-        let stride = read_stride(&mut others).map_err(wrong)?;
-        let stage = read_stage(&mut others, names).map_err(wrong)?;
+        let names = Names { space: &self.schedule.space, functions: &NoFunctions };
+        let stride = u64::read(&mut others, "stride", Some(0), names).map_err(wrong)?;
+        let scan = Attribute::read(&mut others, "scan", None, names).map_err(wrong)?;
+        let stage = Attribute::read(&mut others, "stage", None, names).map_err(wrong)?;
         others.finish().map_err(wrong)?;
         match callee {
             Some(callee) => Ok(Work::Call { callee, layers, stride, base, scan, stage }),

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::fmt::Write;
 
-use crate::entity::{Arena, Entity};
+use crate::entity::Entity;
 use crate::message::Parcel;
-use crate::ops::attr::Names;
-use crate::ops::attr::training::{scan_attrs, stage_attrs, stride_attrs};
-use crate::ops::{Attr, Op};
+use crate::ops::attr::{Attr, Names, NoFunctions};
+use crate::ops::attribute::Attribute;
+use crate::ops::table::op::Op;
 use crate::schedule::{Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Work};
 use crate::space::Space;
 use crate::text::grammar::{write_attrs, write_header};
-use crate::text::show;
+use crate::text::show::show;
 
 /// The text form.
 pub fn print(schedule: &Schedule) -> String {
@@ -107,10 +107,10 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
                 ("layers", Attr::Range(layers.start, layers.end)),
                 ("base", Attr::Int(*base)),
             ];
-            attrs.extend(stride_attrs(*stride));
-            let names = Names { space, functions: &Arena::new() };
-            attrs.extend(scan.iter().flat_map(|scan| scan_attrs(scan, names)));
-            attrs.extend(stage.iter().flat_map(|stage| stage_attrs(*stage, names)));
+            let names = Names { space, functions: &NoFunctions };
+            stride.write("stride", Some(&0), names, &mut attrs);
+            scan.write("scan", None, names, &mut attrs);
+            stage.write("stage", None, names, &mut attrs);
             write_attrs(out, &attrs)?;
         }
     }
@@ -125,7 +125,7 @@ fn write_task(out: &mut String, schedule: &Schedule, frame: &Frame, task: &Task)
 }
 
 fn write_op_attrs(out: &mut String, space: &Space, op: &Op) -> fmt::Result {
-    write_attrs(out, &op.attrs(Names { space, functions: &Arena::new() }))
+    write_attrs(out, &op.attrs(Names { space, functions: &NoFunctions }))
 }
 
 fn write_buffers(out: &mut String, frame: &Frame, buffers: &[BufferId]) -> fmt::Result {

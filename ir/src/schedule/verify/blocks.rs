@@ -19,10 +19,11 @@ use crate::boxes::{self, Exchange, Region, Side};
 use crate::dim::DimId;
 use crate::mesh::{AxisId, Rank};
 use crate::message::{self, Parcel};
-use crate::ops::{Op, OpError};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
 use crate::schedule::Transfer;
 use crate::space::Space;
-use crate::text::show;
+use crate::text::show::show;
 use crate::types::TensorType;
 
 /// Blocks that are looked at for one collective, about: ranks times the members of a group.

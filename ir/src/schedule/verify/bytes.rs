@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::order::{Order, STREAMS};
 use crate::schedule::BufferId;
+use crate::schedule::verify::order::{Order, STREAMS};
 
 /// Who touched a region last.
 #[derive(Clone, Copy, Debug, Default)]

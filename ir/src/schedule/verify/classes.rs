@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::layout::At;
 use crate::mesh::{AxisId, Mesh};
-use crate::ops::OpError;
+use crate::ops::error::OpError;
 use crate::schedule::{Frame, Task};
 
 /// More classes than any pipeline has.

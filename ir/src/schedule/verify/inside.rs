@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use super::partner::with_users;
-use super::{MAX_DIAGNOSTICS, in_frame, in_task, name};
 use crate::boxes::Side;
-use crate::diagnostic::Diagnostics;
-use crate::ops::OpError;
+use crate::diagnostic::{Diagnostics, MAX_DIAGNOSTICS};
+use crate::ops::error::OpError;
+use crate::schedule::verify::partner::{in_task, with_users};
+use crate::schedule::verify::report::{in_frame, name};
 use crate::schedule::{BufferId, Content, Frame, Operand, Place, Schedule, Task, Transfer, Work, reaches};
 use crate::strided::{self, Strided, VECTOR};
-use crate::text::show;
+use crate::text::show::show;
 
 /// A tensor that lies in a wire.
 struct Inside<'s> {

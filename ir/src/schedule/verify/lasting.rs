@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::Entity;
-use crate::ops::{Binding, OpError, Target};
+use crate::ops::error::OpError;
+use crate::ops::table::source::{Binding, Target};
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
 use crate::verify::states::{self, Use};
 

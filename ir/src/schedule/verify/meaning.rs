@@ -9,15 +9,21 @@
 
 use std::collections::BTreeMap;
 
-use super::{Frame, MAX_DIAGNOSTICS, Schedule, Work, describe, in_frame, in_task, name, partner};
 use crate::boxes::Side;
-use crate::diagnostic::{Diagnostic, Diagnostics, counted};
+use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, counted};
 use crate::entity::Entity;
+use crate::handles::{FuncId, Layers};
 use crate::layout::At;
 use crate::mesh::Mesh;
-use crate::module::{FuncId, Function, Layers, Module};
-use crate::ops::{Binding, Op, OpError, Scan, Stage, Target};
-use crate::schedule::{BufferId, Content, FrameId, Place, Task, Transfer};
+use crate::module::{Function, Module};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::ops::table::source::{Binding, Target};
+use crate::ops::table::structure::{Scan, Stage};
+use crate::schedule::verify::partner;
+use crate::schedule::verify::partner::in_task;
+use crate::schedule::verify::report::{describe, in_frame, name};
+use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Task, Transfer, Work};
 use crate::types::TensorType;
 use crate::verify::Verified;
 

@@ -8,15 +8,19 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::bytes::{Access, Bytes, Found};
-use super::classes::Line;
-use super::lasting::Lasting;
-use super::order::Order;
-use super::work::is_sliced;
-use super::{MAX_DIAGNOSTICS, describe, in_frame, in_task, name, partner};
-use crate::diagnostic::Diagnostics;
+use crate::diagnostic::{Diagnostics, MAX_DIAGNOSTICS};
+use crate::ops::error::OpError;
 use crate::ops::state::works_in_place;
-use crate::ops::{Op, OpError, Scan};
+use crate::ops::table::op::Op;
+use crate::ops::table::structure::Scan;
+use crate::schedule::verify::bytes::{Access, Bytes, Found};
+use crate::schedule::verify::classes::Line;
+use crate::schedule::verify::lasting::Lasting;
+use crate::schedule::verify::order::Order;
+use crate::schedule::verify::partner;
+use crate::schedule::verify::partner::in_task;
+use crate::schedule::verify::report::{describe, in_frame, name};
+use crate::schedule::verify::work::is_sliced;
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Work};
 
 /// What a task touches.

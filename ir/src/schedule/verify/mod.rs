@@ -14,6 +14,7 @@ mod memory;
 mod order;
 mod partner;
 mod ranks;
+mod report;
 mod structure;
 mod wires;
 mod work;
@@ -21,19 +22,15 @@ mod work;
 pub use meaning::verify_meaning;
 pub use ranks::Party;
 
-use super::{Frame, Schedule, Task, Work, communicating};
-use crate::diagnostic::{Diagnostic, Diagnostics};
-use crate::entity::Entity;
-use crate::ops::OpError;
-use crate::verify::check_space;
-
 use blocks::Checked;
 use classes::{Class, Line};
 use lasting::Lasting;
 use order::Order;
 
-/// After so many mistakes the verifier looks for no more.
-const MAX_DIAGNOSTICS: usize = 64;
+use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
+use crate::schedule::verify::report::in_frame;
+use crate::schedule::{Frame, Schedule, communicating};
+use crate::verify::check_space;
 
 /// Checks a schedule: that tasks fit their buffers, that streams and events order what must be ordered, that memory
 /// holds what is read from it, that collectives bring every rank what its types say, and that ranks meet.
@@ -128,45 +125,4 @@ fn check_memory(
         let line = Line::of(frame, class);
         memory::check(schedule, &line, lasting, &Order::of(&line, communicating), found);
     }
-}
-
-/// The diagnostic about a frame.
-fn in_frame(frame: &Frame, error: OpError) -> Diagnostic {
-    let OpError { code, message } = error;
-    Diagnostic::new(code, format!("frame `@{}`: {message}", frame.name))
-}
-
-/// The diagnostic about a task, which names the task at the other end as well, if there is one.
-fn in_task(frame: &Frame, index: usize, error: OpError) -> Diagnostic {
-    let OpError { code, message } = error;
-    let task = describe(frame, index);
-    let message = partner::with_partner(frame, index, message);
-    Diagnostic::new(code, format!("frame `@{}`, {task}: {message}", frame.name))
-}
-
-/// A task for messages: its number, its stream and its work.
-fn describe(frame: &Frame, index: usize) -> String {
-    let Task { stream, work, .. } = &frame.tasks[index];
-    format!("task {index} (`{stream}: {}`)", word(work))
-}
-
-fn word(work: &Work) -> &'static str {
-    match work {
-        Work::Compute(op) => op.name(),
-        Work::Pack(_) => "pack",
-        Work::Exchange(_) => "exchange",
-        Work::Unpack(_) => "unpack",
-        Work::Copy => "copy",
-        Work::Call { .. } => "call",
-    }
-}
-
-/// A buffer's name for messages.
-fn name(frame: &Frame, buffer: super::BufferId) -> &str {
-    frame.buffers.get(buffer).map_or("?", |b| b.name.as_str())
-}
-
-/// Whether a handle belongs to an arena of `n` items.
-fn in_range(id: impl Entity, n: usize) -> bool {
-    id.index() < n
 }

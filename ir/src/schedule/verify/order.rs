@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use super::classes::Line;
-use super::in_task;
-use crate::diagnostic::Diagnostics;
+use crate::diagnostic::{Diagnostics, MAX_DIAGNOSTICS};
 use crate::entity::Entity;
-use crate::ops::OpError;
+use crate::ops::error::OpError;
+use crate::schedule::verify::classes::Line;
+use crate::schedule::verify::partner::in_task;
+use crate::schedule::verify::report::describe;
 use crate::schedule::{Frame, Stream, Task, Work};
 
 /// Number of streams.
@@ -79,17 +80,17 @@ pub(super) fn check_events(frame: &Frame, found: &mut Diagnostics) {
     for (i, task) in frame.tasks.iter().enumerate() {
         for event in task.waits.iter().filter(|event| !recorded.contains_key(&event.index())) {
             let later = frame.tasks[i..].iter().position(|t| t.records == Some(*event));
-            let later = later.map_or(String::new(), |n| format!("; {} does", super::describe(frame, i + n)));
+            let later = later.map_or(String::new(), |n| format!("; {} does", describe(frame, i + n)));
             let message = format!("it waits for e{}, which nothing before it records{later}", event.index());
             found.push(in_task(frame, i, OpError::new("S05", message)));
-            if found.len() >= super::MAX_DIAGNOSTICS {
+            if found.len() >= MAX_DIAGNOSTICS {
                 return;
             }
         }
         if let Some(event) = task.records
             && let Some(first) = recorded.insert(event.index(), i)
         {
-            let first = super::describe(frame, first);
+            let first = describe(frame, first);
             let message = format!("e{} is recorded a second time, after {first}", event.index());
             found.push(in_task(frame, i, OpError::new("S05", message)));
         }

@@ -2,7 +2,9 @@
 //!
 //! What is wrong with a task is seldom wrong with it alone, so messages name the task at the other end of its buffers.
 
-use super::{describe, name};
+use crate::diagnostic::Diagnostic;
+use crate::ops::error::OpError;
+use crate::schedule::verify::report::{describe, name};
 use crate::schedule::{BufferId, Frame, Task};
 
 /// The message about a task, with the task at the other end of its buffers where it names none.
@@ -56,4 +58,12 @@ fn partner(frame: &Frame, index: usize, task: &Task) -> Option<String> {
     let elsewhere = all.iter().find(|(i, _, _)| frame.tasks[*i].stream != task.stream);
     let &(i, does, buffer) = elsewhere.or(all.first())?;
     Some(format!("{} {does} `${}`", describe(frame, i), name(frame, buffer)))
+}
+
+/// The diagnostic about a task, with the task at the other end, if there is one.
+pub(super) fn in_task(frame: &Frame, index: usize, error: OpError) -> Diagnostic {
+    let OpError { code, message } = error;
+    let task = describe(frame, index);
+    let message = with_partner(frame, index, message);
+    Diagnostic::new(code, format!("frame `@{}`, {task}: {message}", frame.name))
 }

@@ -10,16 +10,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::classes::{Class, Line};
-use super::order::STREAMS;
-use super::{MAX_DIAGNOSTICS, describe, name};
 use crate::boxes;
-use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::diagnostic::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use crate::entity::Entity;
 use crate::layout::At;
 use crate::mesh::{AxisId, Mesh};
 use crate::message::Parcel;
-use crate::ops::Stage;
+use crate::ops::table::structure::Stage;
+use crate::schedule::verify::classes::{Class, Line};
+use crate::schedule::verify::order::STREAMS;
+use crate::schedule::verify::report::{describe, name};
 use crate::schedule::{Frame, FrameId, Schedule, Task, Transfer, Work, communicating};
 
 /// A schedule and the ranks that run it.

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use super::partner::with_users;
-use super::{in_frame, in_range, in_task};
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::entity::{Arena, Entity};
+use crate::identifier::is_identifier;
 use crate::layout::At;
 use crate::module::Level;
-use crate::ops::{Context, Op, OpError, Stage};
+use crate::ops::context::Context;
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::ops::table::structure::Stage;
+use crate::schedule::verify::partner::{in_task, with_users};
+use crate::schedule::verify::report::{in_frame, in_range};
 use crate::schedule::{ALIGNMENT, Buffer, Content, Frame, FrameId, Place, Schedule, Task, Work};
-use crate::text::is_identifier;
 use crate::verify::{MAX_BYTES, check_type};
 
 /// Checks the list of frames.

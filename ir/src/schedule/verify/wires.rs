@@ -6,12 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use super::blocks::{Checked, Volumes};
-use super::{describe, in_task, name};
 use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
 use crate::message::Parcel;
-use crate::ops::{Op, OpError};
+use crate::ops::error::OpError;
+use crate::ops::table::op::Op;
+use crate::schedule::verify::blocks::{Checked, Volumes};
+use crate::schedule::verify::partner::in_task;
+use crate::schedule::verify::report::{describe, name};
 use crate::schedule::{BufferId, Content, Frame, Place, Task, Transfer, Work};
 use crate::space::Space;
 

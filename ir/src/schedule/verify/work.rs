@@ -1,16 +1,21 @@
 //! Whether the buffers of each task are what its work needs: `S03`, `S09` to `S12`.
 
-use super::{in_task, name};
 use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
 use crate::dtype::DType;
 use crate::entity::Arena;
+use crate::handles::MAX_LAYERS;
 use crate::mesh::Rank;
 use crate::message::{self, Parcel};
-use crate::ops::structure::{self, MAX_LAYERS};
-use crate::ops::{Context, Op, OpError, Scan, Stage};
+use crate::ops::context::Context;
+use crate::ops::error::OpError;
+use crate::ops::structure;
+use crate::ops::table::op::Op;
+use crate::ops::table::structure::{Scan, Stage};
+use crate::schedule::verify::partner::in_task;
+use crate::schedule::verify::report::name;
 use crate::schedule::{BufferId, Content, Frame, FrameId, Place, Schedule, Stream, Task, Transfer, Work};
-use crate::text::show;
+use crate::text::show::show;
 use crate::types::TensorType;
 
 /// Adds what is wrong with the tasks of a frame.

@@ -1,74 +1,54 @@
-//! A rank's end of a communicator: how it comes to be, how it stands, how it ends.
+//! A rank's handle of a communicator: creation, state, split, finalize and abort.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use crate::result::{Error, Status};
-use crate::sys::{NO_COLOR, RawCommunicator};
+use crate::sys::{NO_COLOR, RawCommunicator, RawConfig};
 
-use super::config::Config;
 use super::library::{Library, UniqueId};
-use super::{int, since};
 
-/// How long to sleep between two looks at a state.
-const LOOK: Duration = Duration::from_millis(1);
+/// The pause between two queries of a state.
+const POLL: Duration = Duration::from_millis(1);
 
-/// A rank's end of a communicator.
+/// A rank's handle of a communicator.
 ///
-/// Dropped, it is destroyed where it is ready, and aborted where it has failed or is still under way, so that dropping
-/// never waits for ranks that do not come.
+/// Dropping destroys one that is ready and aborts one that has failed or is still in progress, so that it never waits
+/// for ranks that are missing.
 #[derive(Debug)]
 pub struct Communicator {
     pub(super) library: Library,
     pub(super) raw: RawCommunicator,
-    pub(super) ranks: usize,
+    ranks: usize,
     rank: usize,
 }
 
 // SAFETY: NCCL keeps no state of a communicator in threads; one thread at a time uses it, as it is not `Sync`.
 unsafe impl Send for Communicator {}
 
-/// How a communicator stands.
+/// The state of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Everything that was asked of it was issued.
+    /// Every call was issued.
     Ready,
-    /// Something goes on in the background.
+    /// A call is still in progress in the background.
     InProgress,
-    /// Something failed in the background; the communicator can only be aborted.
+    /// A call failed in the background; the communicator can only be aborted.
     Failed(Status),
 }
 
 impl Library {
-    /// Joins `ranks` processes that share `id`, as `rank`; blocks until all have come. The current CUDA device is the
-    /// rank's.
+    /// Joins `ranks` processes that share `id`, as `rank`; the current CUDA device is the rank's. The communicator does
+    /// not block, and is not ready yet.
     ///
     /// # Errors
-    /// [`Error::Range`] when `rank` is not below `ranks`, else NCCL's status.
+    /// [`Error::Range`] when `rank` is not below `ranks`; [`Error::Missing`] before NCCL 2.14; else NCCL's status.
     pub fn init_rank(&self, ranks: usize, id: &UniqueId, rank: usize) -> Result<Communicator, Error> {
-        let (size, number) = place(ranks, rank)?;
-        let mut raw: RawCommunicator = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle, and the id has NCCL's layout.
-        let status = unsafe { (self.functions.comm_init_rank)(&mut raw, size, id.raw(), number) };
-        self.issued("ncclCommInitRank", status)?;
-        Ok(Communicator { library: self.clone(), raw, ranks, rank })
-    }
-
-    /// As [`init_rank`](Self::init_rank), made as `config` says; one that does not block is not ready yet.
-    ///
-    /// # Errors
-    /// As [`init_rank`](Self::init_rank); [`Error::Missing`] before NCCL 2.14.
-    pub fn init_rank_config(
-        &self,
-        ranks: usize,
-        id: &UniqueId,
-        rank: usize,
-        config: &Config,
-    ) -> Result<Communicator, Error> {
-        let (size, number) = place(ranks, rank)?;
+        let size = int("ranks", ranks)?;
+        let number = below("rank", rank, ranks)?;
         let f = since(self.functions.comm_init_rank_config, "ncclCommInitRankConfig", (2, 14))?;
-        let mut config = config.raw()?;
+        let mut config = RawConfig::default();
         let mut raw: RawCommunicator = std::ptr::null_mut();
         // SAFETY: the pointers are to a live handle and a configuration of the size that it states.
         let status = unsafe { f(&mut raw, size, id.raw(), number, &mut config) };
@@ -77,12 +57,23 @@ impl Library {
     }
 }
 
-fn place(ranks: usize, rank: usize) -> Result<(c_int, c_int), Error> {
-    let size = int("ranks", ranks)?;
-    match rank < ranks {
-        true => Ok((size, int("rank", rank)?)),
-        false => Err(Error::Range { what: "rank", value: rank, bound: ranks }),
+/// A number as NCCL takes it.
+fn int(what: &'static str, value: usize) -> Result<c_int, Error> {
+    let bound = usize::try_from(c_int::MAX).unwrap_or(usize::MAX);
+    c_int::try_from(value).map_err(|_| Error::Range { what, value, bound })
+}
+
+/// A rank, which must be below `bound`.
+fn below(what: &'static str, value: usize, bound: usize) -> Result<c_int, Error> {
+    if value >= bound {
+        return Err(Error::Range { what, value, bound });
     }
+    int(what, value)
+}
+
+/// A function that older libraries do not have.
+fn since<F>(found: Option<F>, call: &'static str, needs: (u32, u32)) -> Result<F, Error> {
+    found.ok_or(Error::Missing { call, needs })
 }
 
 impl Communicator {
@@ -101,10 +92,10 @@ impl Communicator {
         &self.library
     }
 
-    /// How it stands.
+    /// Its state.
     ///
     /// # Errors
-    /// NCCL's status of the question itself.
+    /// NCCL's status of the query itself.
     pub fn state(&self) -> Result<State, Error> {
         let mut code: c_int = 0;
         // SAFETY: the communicator is alive and the pointer is to a live integer.
@@ -117,10 +108,10 @@ impl Communicator {
         })
     }
 
-    /// Waits until everything that was asked of it was issued, looking every millisecond.
+    /// Waits until every call was issued; queries the state every millisecond.
     ///
     /// # Errors
-    /// [`Error::NotReady`] after `longest`; NCCL's status where something failed in the background.
+    /// [`Error::NotReady`] after `longest`; NCCL's status where a call failed in the background.
     pub fn wait_ready(&self, longest: Duration) -> Result<(), Error> {
         let since = Instant::now();
         loop {
@@ -129,7 +120,7 @@ impl Communicator {
                 State::InProgress if since.elapsed() >= longest => {
                     return Err(Error::NotReady { call: "the communicator", waited: longest });
                 }
-                State::InProgress => std::thread::sleep(LOOK),
+                State::InProgress => std::thread::sleep(POLL),
                 State::Failed(status) => {
                     let detail = "found in the background".to_owned();
                     return Err(Error::Failed { call: "ncclCommGetAsyncError", status, detail });
@@ -138,16 +129,15 @@ impl Communicator {
         }
     }
 
-    /// Begins to split it: ranks of one color become a communicator, in order of their keys; a rank without a color is in
-    /// none. Every rank calls it. Where this one does not block the call returns at once, and the part is there when this one
-    /// is ready again.
+    /// Starts a split: ranks of one color form a communicator, in order of their keys; a rank without a color joins none.
+    /// Every rank must call it. The call returns at once; the new communicator exists when this one is ready again.
     ///
     /// # Errors
     /// [`Error::Missing`] before NCCL 2.18, else NCCL's status.
-    pub fn begin_split(&self, color: Option<usize>, key: usize, config: &Config) -> Result<Split<'_>, Error> {
+    pub fn begin_split(&self, color: Option<usize>, key: usize) -> Result<Split<'_>, Error> {
         let f = since(self.library.functions.comm_split, "ncclCommSplit", (2, 18))?;
         let number = color.map_or(Ok(NO_COLOR), |color| int("color", color))?;
-        let (key, mut config) = (int("key", key)?, config.raw()?);
+        let (key, mut config) = (int("key", key)?, RawConfig::default());
         let part: *mut RawCommunicator = Box::into_raw(Box::new(std::ptr::null_mut()));
         // SAFETY: the communicator is alive, and the pointers are to a live handle and configuration; the handle lives
         // until the split is known to be done.
@@ -157,26 +147,7 @@ impl Communicator {
         Ok(split)
     }
 
-    /// Splits it and waits for both communicators to be ready, at most `longest` for each.
-    ///
-    /// # Errors
-    /// As [`begin_split`](Self::begin_split) and [`wait_ready`](Self::wait_ready).
-    pub fn split(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        config: &Config,
-        longest: Duration,
-    ) -> Result<Option<Communicator>, Error> {
-        let split = self.begin_split(color, key, config)?;
-        self.wait_ready(longest)?;
-        let Some(mut part) = split.part()? else { return Ok(None) };
-        part.wait_ready(longest)?;
-        part.learn()?;
-        Ok(Some(part))
-    }
-
-    /// Asks how many ranks it has, and which of them this is: what a [part](Split::part) does not know until it is ready.
+    /// Queries the number of ranks and this rank, which a [part](Split::part) does not know until it is ready.
     ///
     /// # Errors
     /// NCCL's status.
@@ -193,7 +164,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Ends what was issued: nothing is to be issued any more, and the communicator is ready when all is done.
+    /// Completes the calls that were issued. No call may follow, and the communicator is ready when all are done.
     ///
     /// # Errors
     /// [`Error::Missing`] before NCCL 2.14, else NCCL's status.
@@ -203,7 +174,7 @@ impl Communicator {
         self.library.issued("ncclCommFinalize", unsafe { f(self.raw) })
     }
 
-    /// Ends the communicator at once, without waiting for what is under way; peers see an error.
+    /// Ends the communicator at once, without waiting for calls in progress; peers see an error.
     ///
     /// # Errors
     /// NCCL's status.
@@ -212,23 +183,20 @@ impl Communicator {
         // SAFETY: the communicator is alive, and is not destroyed a second time.
         let status = unsafe { (this.library.functions.comm_abort)(this.raw) };
         let aborted = this.library.issued("ncclCommAbort", status);
-        // SAFETY: nobody sees the handle to the library after this.
+        // SAFETY: the handle to the library is not used after this.
         unsafe { std::ptr::drop_in_place(&raw mut this.library) };
         aborted
     }
 
     pub(super) fn peer(&self, what: &'static str, peer: usize) -> Result<c_int, Error> {
-        match peer < self.ranks {
-            true => int(what, peer),
-            false => Err(Error::Range { what, value: peer, bound: self.ranks }),
-        }
+        below(what, peer, self.ranks)
     }
 }
 
-/// A part of a communicator that is being made.
+/// A split in progress.
 ///
-/// NCCL writes the handle when it likes, from a thread of its own, so where the split never comes to its end the place of
-/// the handle is never given back.
+/// NCCL writes the handle from a thread of its own at any time, so the memory of the handle is leaked where the split
+/// never ends.
 #[derive(Debug)]
 pub struct Split<'c> {
     of: &'c Communicator,
@@ -236,8 +204,8 @@ pub struct Split<'c> {
 }
 
 impl Split<'_> {
-    /// The part; none where the rank is in none. It may not be ready itself, and [learns](Communicator::learn) of its ranks
-    /// when it is.
+    /// The new communicator; none where the rank joins none. It may not be ready yet; call
+    /// [`learn`](Communicator::learn) when it is.
     ///
     /// # Errors
     /// [`Error::NotReady`] where the communicator that is split is not ready again; NCCL's status.
@@ -259,7 +227,7 @@ impl Drop for Communicator {
             Ok(State::Ready) => self.library.functions.comm_destroy,
             Ok(State::InProgress | State::Failed(_)) | Err(_) => self.library.functions.comm_abort,
         };
-        // SAFETY: the communicator is alive; there is no one to tell of a failure.
+        // SAFETY: the communicator is alive; a failure here cannot be reported.
         unsafe { end(self.raw) };
     }
 }

@@ -1,4 +1,4 @@
-//! The opened library, and the ids that ranks join by.
+//! The opened library, and the ids of communicators.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::result::{Error, Status, Unavailable};
 use crate::sys::{Functions, RawUniqueId, UNIQUE_ID_BYTES};
 
-/// The environment variable that names the library; where it is set, nothing else is tried.
+/// The environment variable that names the library; where it is set, no other name is tried.
 pub const LIBRARY_VARIABLE: &str = "NCCL_LIBRARY";
 
 /// The environment variable that names the directory whose `lib` has the library; tried before the system's loader.
@@ -73,7 +73,7 @@ impl Library {
         Ok(version_of(code))
     }
 
-    /// A new id, for one rank to make and all to join by.
+    /// A new id: one rank creates it and sends it to all others.
     ///
     /// # Errors
     /// NCCL's status.
@@ -118,7 +118,7 @@ impl Library {
         Err(Error::Failed { call, status, detail })
     }
 
-    /// As [`check`](Self::check), for what may go on in the background.
+    /// As [`check`](Self::check), for a call that may complete in the background.
     pub(super) fn issued(&self, call: &'static str, code: c_int) -> Result<(), Error> {
         match Status::of(code) {
             None | Some(Status::InProgress) => Ok(()),
@@ -127,10 +127,10 @@ impl Library {
     }
 }
 
-/// A C string that may be none.
+/// A C string; empty when null.
 ///
 /// # Safety
-/// It is null or a live string.
+/// The pointer is null or a live string.
 unsafe fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
@@ -161,7 +161,7 @@ fn load(name: &str) -> Result<Functions, libloading::Error> {
     unsafe { Functions::load(&library) }
 }
 
-/// What ranks join by.
+/// The id of a communicator, which every rank needs to join it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
     bytes: [u8; UNIQUE_ID_BYTES],
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_library_it_says_what_was_tried() {
+    fn a_missing_library_is_reported_with_the_names_that_were_tried() {
         let error =
             Library::open_first(&["libnccl-that-is-not-there.so.2", "neither-is-this.so"]).unwrap_err();
         assert_eq!(error.tried.len(), 2);

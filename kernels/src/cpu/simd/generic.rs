@@ -1,4 +1,8 @@
 //! The loops, over vectors of any kind.
+//!
+//! Everything here is inlined into a function with the machine's instructions, so nothing here calls a function that the
+//! compiler may leave out of line: loops count with `while`, since the methods of iterators are such functions. One call
+//! left in the product spills all accumulators and costs a factor of six.
 
 use super::lanes::{Lanes, WIDEST};
 
@@ -35,30 +39,42 @@ pub(super) unsafe fn product<L: Lanes, const R: usize, const P: usize, const A_R
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];
         let (mut a, mut b) = (x.a, x.b);
-        for _ in 0..x.k {
+        let mut k = 0;
+        while k < x.k {
             let mut right = [L::splat(0.0); P];
-            for (j, right) in right.iter_mut().enumerate() {
-                *right = L::load(b.add(j * L::N));
+            let mut j = 0;
+            while j < P {
+                right[j] = L::load(b.add(j * L::N));
+                j += 1;
             }
-            for (i, sums) in sums.iter_mut().enumerate() {
+            let mut i = 0;
+            while i < R {
                 let left = L::splat(*a.add(i * A_ROW));
-                for (sum, &right) in sums.iter_mut().zip(&right) {
-                    *sum = L::fma(left, right, *sum);
+                let mut j = 0;
+                while j < P {
+                    sums[i][j] = L::fma(left, right[j], sums[i][j]);
+                    j += 1;
                 }
+                i += 1;
             }
             a = a.add(x.a_column);
             b = b.add(P * L::N);
+            k += 1;
         }
         let alpha = L::splat(x.alpha);
-        for (i, sums) in sums.iter().enumerate() {
-            for (j, &sum) in sums.iter().enumerate() {
+        let mut i = 0;
+        while i < R {
+            let mut j = 0;
+            while j < P {
                 let c = x.c.add(i * x.c_row + j * L::N);
                 let value = match x.into {
-                    super::Into::Replace => L::mul(alpha, sum),
-                    super::Into::Add => L::fma(alpha, sum, L::load(c)),
+                    super::Into::Replace => L::mul(alpha, sums[i][j]),
+                    super::Into::Add => L::fma(alpha, sums[i][j], L::load(c)),
                 };
                 L::store(c, value);
+                j += 1;
             }
+            i += 1;
         }
     }
 }
@@ -78,8 +94,10 @@ unsafe fn exp2<L: Lanes>(x: L::V) -> L::V {
         // The minimax polynomial of Cephes' `exp2f` on [−½, ½].
         let coefficients = [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0];
         let mut p = L::splat(1.535_336_2e-4);
-        for c in coefficients {
-            p = L::fma(p, f, L::splat(c));
+        let mut i = 0;
+        while i < coefficients.len() {
+            p = L::fma(p, f, L::splat(coefficients[i]));
+            i += 1;
         }
         L::scale(p, n)
     }
@@ -93,9 +111,12 @@ macro_rules! each {
         let row: &mut [f32] = $row;
         let whole = row.len() / <$lanes>::N * <$lanes>::N;
         let (body, tail) = row.split_at_mut(whole);
-        for chunk in body.chunks_exact_mut(<$lanes>::N) {
-            let $x = <$lanes>::load(chunk.as_ptr());
-            <$lanes>::store(chunk.as_mut_ptr(), $value);
+        let body = body.as_mut_ptr();
+        let mut i = 0;
+        while i < whole {
+            let $x = <$lanes>::load(body.add(i));
+            <$lanes>::store(body.add(i), $value);
+            i += <$lanes>::N;
         }
         if !tail.is_empty() {
             let mut buffer = [$fill; WIDEST];
@@ -130,8 +151,10 @@ pub(super) unsafe fn max<L: Lanes>(row: &[f32]) -> f32 {
     // SAFETY: chunks have the elements of a vector.
     unsafe {
         let mut greatest = L::splat(f32::NEG_INFINITY);
-        for chunk in body.chunks_exact(L::N) {
-            greatest = L::max(L::load(chunk.as_ptr()), greatest);
+        let mut i = 0;
+        while i < whole {
+            greatest = L::max(L::load(body.as_ptr().add(i)), greatest);
+            i += L::N;
         }
         let lanes = lanes::<L>(greatest);
         lanes[..L::N].iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max)
@@ -182,14 +205,16 @@ pub(super) unsafe fn gradients<L: Lanes>(p: &mut [f32], d: &mut [f32], lse: f32,
     unsafe {
         let (lse, delta) = (L::splat(lse), L::splat(delta));
         let ((p, p_tail), (d, d_tail)) = (p.split_at_mut(whole), d.split_at_mut(whole));
-        for (p, d) in p.chunks_exact_mut(L::N).zip(d.chunks_exact_mut(L::N)) {
-            gradient::<L>(p, d, lse, delta);
+        let mut i = 0;
+        while i < whole {
+            gradient::<L>(p.as_mut_ptr().add(i), d.as_mut_ptr().add(i), lse, delta);
+            i += L::N;
         }
         if !p_tail.is_empty() {
             let (mut ps, mut ds) = ([0.0; WIDEST], [0.0; WIDEST]);
             ps[..p_tail.len()].copy_from_slice(p_tail);
             ds[..d_tail.len()].copy_from_slice(d_tail);
-            gradient::<L>(&mut ps, &mut ds, lse, delta);
+            gradient::<L>(ps.as_mut_ptr(), ds.as_mut_ptr(), lse, delta);
             p_tail.copy_from_slice(&ps[..p_tail.len()]);
             d_tail.copy_from_slice(&ds[..d_tail.len()]);
         }
@@ -199,14 +224,14 @@ pub(super) unsafe fn gradients<L: Lanes>(p: &mut [f32], d: &mut [f32], lse: f32,
 /// The same for one vector.
 ///
 /// # Safety
-/// The machine has the instructions of `L`; both slices have the elements of a vector.
+/// The machine has the instructions of `L`; the elements of a vector are valid at both pointers.
 #[inline(always)]
-unsafe fn gradient<L: Lanes>(p: &mut [f32], d: &mut [f32], lse: L::V, delta: L::V) {
+unsafe fn gradient<L: Lanes>(p: *mut f32, d: *mut f32, lse: L::V, delta: L::V) {
     // SAFETY: the function's contract.
     unsafe {
-        let weight = exp2::<L>(L::sub(L::load(p.as_ptr()), lse));
-        L::store(p.as_mut_ptr(), weight);
-        L::store(d.as_mut_ptr(), L::mul(weight, L::sub(L::load(d.as_ptr()), delta)));
+        let weight = exp2::<L>(L::sub(L::load(p), lse));
+        L::store(p, weight);
+        L::store(d, L::mul(weight, L::sub(L::load(d), delta)));
     }
 }
 
@@ -228,12 +253,16 @@ pub(super) unsafe fn tanh<L: Lanes>(row: &mut [f32], factor: f32) {
             let x = L::min(L::splat(LIMIT), L::max(L::splat(-LIMIT), L::mul(x, factor)));
             let square = L::mul(x, x);
             let mut upper = L::splat(-2.760_768_5e-16);
-            for c in UPPER {
-                upper = L::fma(upper, square, L::splat(c));
+            let mut i = 0;
+            while i < UPPER.len() {
+                upper = L::fma(upper, square, L::splat(UPPER[i]));
+                i += 1;
             }
             let mut lower = L::splat(1.198_258_4e-6);
-            for c in LOWER {
-                lower = L::fma(lower, square, L::splat(c));
+            let mut i = 0;
+            while i < LOWER.len() {
+                lower = L::fma(lower, square, L::splat(LOWER[i]));
+                i += 1;
             }
             L::div(L::mul(x, upper), lower)
         });

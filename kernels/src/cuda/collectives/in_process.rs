@@ -5,12 +5,13 @@
 //! read: nobody overwrites what another still needs. A sum over all is taken in chunks, each by one member, and then
 //! gathered; so every rank has the same bits.
 
+use ithaca_device::catalogue::c_type;
+use ithaca_device::structs::{MEMBERS, MOST_MEMBERS};
 use ithaca_ir::boxes::chunk;
 use ithaca_ir::{DType, Rank};
 
-use super::{Broken, Collectives, End, Exchange, Kind};
-use crate::cuda::arguments::{Address, MOST_MEMBERS, Members, arguments};
-use crate::cuda::catalogue::c_type;
+use super::exchange::{Block, Broken, Collective, Collectives, End, Exchange};
+use crate::cuda::arguments::{Address, Arguments};
 use crate::cuda::device::{Device, Event, Grid};
 use crate::cuda::error::CudaError;
 
@@ -31,13 +32,13 @@ impl<'d> InProcess<'d> {
         Ok(Self { device, events: (0..ranks).map(pair).collect::<Result<_, CudaError>>()? })
     }
 
-    /// Every end waits until all of its group have come here.
+    /// Every end waits until the ranks that it exchanges with have come here.
     fn meet(&self, exchange: &Exchange, which: usize) -> Result<(), Broken> {
         each(exchange, |end| self.device.record(end.stream, self.event(end.rank, which)?))?;
         each(exchange, |end| {
-            let others = end.group.iter().filter(|&&member| member != end.rank);
-            let mut here = others.filter(|&&member| exchange.end(member).is_some());
-            here.try_for_each(|&member| self.device.wait(end.stream, self.event(member, which)?))
+            let others = partners(end).into_iter().filter(|&member| member != end.rank);
+            let mut here = others.filter(|&member| exchange.end(member).is_some());
+            here.try_for_each(|member| self.device.wait(end.stream, self.event(member, which)?))
         })
     }
 
@@ -75,54 +76,102 @@ impl<'d> InProcess<'d> {
             let what = format!("a sum of {} over {} ranks of one device", dtype.name(), blocks.len());
             return Err(CudaError::Unsupported(what));
         }
-        let mut members = Members { n: 0, from: [Address::NONE; MOST_MEMBERS] };
-        members.from[..blocks.len()].copy_from_slice(blocks);
-        members.n = i64::try_from(blocks.len()).unwrap_or(0);
-        let count = i64::try_from(n).unwrap_or(i64::MAX);
+        let mut members = vec![blocks.len() as u64];
+        members.extend(blocks.iter().map(|block| block.number()));
+        let mut members: Vec<u8> = members.into_iter().flat_map(u64::to_ne_bytes).collect();
+        members.resize(MEMBERS.bytes(), 0);
+        let mut arguments = Arguments::default();
+        [&members[..], &to.number().to_ne_bytes(), &n.to_ne_bytes()].iter().for_each(|of| arguments.push(of));
         let kernel = format!("sum_members<{}>", c_type(dtype));
         // SAFETY: the caller vouches for the memory, and these are the kernel's arguments.
-        unsafe { self.device.launch(end.stream, &kernel, Grid::Threads(n), arguments![members, to, count]) }
+        unsafe { self.device.launch(end.stream, &kernel, Grid::Threads(n), arguments) }
     }
 
+    /// Brings a rank the blocks of others.
+    ///
     /// # Safety
     /// As [`Collectives::exchange`].
-    unsafe fn blocks(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
+    unsafe fn gather(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
         let bytes = exchange.dtype.bytes();
-        let mut to = end.to;
-        for (&member, &n) in end.group.iter().zip(&end.recv) {
-            if n > 0 {
-                let from = source(exchange, end, member)?;
-                // SAFETY: the caller vouches for the memory.
-                unsafe { self.copy(end, from, to, n * bytes) }?;
+        let (own, number) = (&end.collective, end.number());
+        let copy = |from: Address, to: Address, n: u64| {
+            // SAFETY: the caller vouches for the memory.
+            unsafe { self.copy(end, from, to, n * bytes) }
+        };
+        match own {
+            Collective::SendReceive { receives, .. } => receives.iter().try_for_each(|to| {
+                let from = sent(exchange, member(end, to.peer)?, number)?;
+                copy(from.at, to.at, to.count)
+            }),
+            &Collective::AllToAll { to, count, .. } | &Collective::AllGather { to, count, .. } => {
+                (0..).zip(&end.members).try_for_each(|(i, &from)| {
+                    let from = match exchange.end(from).map(|other| &other.collective) {
+                        Some(Collective::AllToAll { from, .. }) => from.offset(number * count * bytes),
+                        Some(Collective::AllGather { from, .. }) => *from,
+                        _ => return Err(lacking(from)),
+                    };
+                    copy(from, to.offset(i * count * bytes), count)
+                })
             }
-            to = to.offset(n * bytes);
+            Collective::ReduceScatter { .. } | Collective::AllReduce { .. } | Collective::Reduce { .. } => {
+                Ok(())
+            }
         }
-        Ok(())
+    }
+
+    /// Sums to a rank the blocks that all have for it.
+    ///
+    /// # Safety
+    /// As [`Collectives::exchange`].
+    unsafe fn reduce(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
+        let (bytes, number) = (exchange.dtype.bytes(), end.number());
+        let (to, n) = match &end.collective {
+            &Collective::ReduceScatter { to, count, .. } => (to, count),
+            Collective::Reduce { blocks, to } => {
+                (*to, blocks.iter().find(|block| block.peer == number).map_or(0, |block| block.count))
+            }
+            _ => return Ok(()),
+        };
+        if n == 0 {
+            return Ok(());
+        }
+        let block = |&from: &Rank| match exchange.end(from).map(|other| &other.collective) {
+            Some(Collective::ReduceScatter { from, count, .. }) => Ok(from.offset(number * count * bytes)),
+            _ => sent(exchange, from, number).map(|block| block.at),
+        };
+        let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.sum(end, exchange.dtype, &blocks, to, n) }
     }
 
     /// # Safety
     /// As [`Collectives::exchange`].
     unsafe fn all_reduce(&self, exchange: &Exchange) -> Result<(), Broken> {
         let bytes = exchange.dtype.bytes();
-        let own = |end: &End, i: usize| chunk(end.mine, end.group.len() as u64, i as u64);
+        let own = |end: &End, i: u64, n: u64| chunk(n, end.members.len() as u64, i);
         each(exchange, |end| {
-            let Some(i) = end.group.iter().position(|&member| member == end.rank) else { return Ok(()) };
-            let part = own(end, i);
-            let blocks: Vec<Address> = end
-                .group
-                .iter()
-                .filter_map(|&member| exchange.end(member))
-                .map(|member| member.from.offset(part.start * bytes))
-                .collect();
-            let to = end.to.offset(part.start * bytes);
+            let Collective::AllReduce { to, count, .. } = end.collective else { return Ok(()) };
+            let part = own(end, end.number(), count);
+            let block = |&member: &Rank| match exchange.end(member).map(|other| &other.collective) {
+                Some(Collective::AllReduce { from, .. }) => Ok(from.offset(part.start * bytes)),
+                _ => Err(lacking(member)),
+            };
+            let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
+            let to = to.offset(part.start * bytes);
             // SAFETY: the caller vouches for the memory.
             unsafe { self.sum(end, exchange.dtype, &blocks, to, part.end - part.start) }
         })?;
         self.meet(exchange, 1)?;
         each(exchange, |end| {
-            for (i, &member) in end.group.iter().enumerate().filter(|(_, member)| **member != end.rank) {
-                let (Some(other), part) = (exchange.end(member), own(end, i)) else { continue };
-                let [from, to] = [other.to, end.to].map(|at| at.offset(part.start * bytes));
+            let Collective::AllReduce { to, count, .. } = end.collective else { return Ok(()) };
+            for (i, &member) in (0..).zip(&end.members).filter(|(_, member)| **member != end.rank) {
+                let part = own(end, i, count);
+                let Some(Collective::AllReduce { to: there, .. }) =
+                    exchange.end(member).map(|other| &other.collective)
+                else {
+                    continue;
+                };
+                let [from, to] = [*there, to].map(|at| at.offset(part.start * bytes));
                 // SAFETY: as above.
                 unsafe { self.copy(end, from, to, (part.end - part.start) * bytes) }?;
             }
@@ -132,40 +181,53 @@ impl<'d> InProcess<'d> {
     }
 }
 
+/// The ranks that a rank sends to or receives from.
+fn partners(end: &End) -> Vec<Rank> {
+    match &end.collective {
+        Collective::SendReceive { sends, receives } => {
+            sends.iter().chain(receives).filter_map(|block| member(end, block.peer).ok()).collect()
+        }
+        _ => end.members.clone(),
+    }
+}
+
+/// The member of an end's communicator with a number.
+fn member(end: &End, number: u64) -> Result<Rank, CudaError> {
+    let found = usize::try_from(number).ok().and_then(|number| end.members.get(number));
+    found.copied().ok_or_else(|| CudaError::Unsupported(format!("a collective with a member {number}")))
+}
+
+/// The block that a rank has for the member with a number.
+fn sent(exchange: &Exchange, from: Rank, number: u64) -> Result<Block, CudaError> {
+    let blocks = match exchange.end(from).map(|other| &other.collective) {
+        Some(Collective::SendReceive { sends, .. }) => sends,
+        Some(Collective::Reduce { blocks, .. }) => blocks,
+        _ => return Err(lacking(from)),
+    };
+    blocks.iter().find(|block| block.peer == number).copied().ok_or_else(|| lacking(from))
+}
+
+fn lacking(rank: Rank) -> CudaError {
+    CudaError::Unsupported(format!("a collective without rank {}", rank.0))
+}
+
 /// Does something for every end.
 fn each(exchange: &Exchange, mut of: impl FnMut(&End) -> Result<(), CudaError>) -> Result<(), Broken> {
     exchange.ends.iter().try_for_each(|end| of(end).map_err(|error| end.broken(error)))
 }
 
-/// Where the block lies that `end` gets from `member`.
-fn source(exchange: &Exchange, end: &End, member: Rank) -> Result<Address, CudaError> {
-    let lacking = || CudaError::Unsupported(format!("a collective without rank {}", member.0));
-    let other = exchange.end(member).ok_or_else(lacking)?;
-    let i = other.group.iter().position(|&rank| rank == end.rank).ok_or_else(lacking)?;
-    let start = match exchange.kind {
-        Kind::Blocks | Kind::ReduceScatter => End::start(&other.send, i),
-        Kind::Whole | Kind::Gather | Kind::AllReduce => 0,
-    };
-    Ok(other.from.offset(start * exchange.dtype.bytes()))
-}
-
 impl Collectives for InProcess<'_> {
     unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
         self.meet(exchange, 0)?;
-        match exchange.kind {
+        if exchange.ends.iter().any(|end| matches!(end.collective, Collective::AllReduce { .. })) {
             // SAFETY: the caller vouches for the memory.
-            Kind::AllReduce => return unsafe { self.all_reduce(exchange) },
-            Kind::Blocks | Kind::Whole | Kind::Gather => {
-                // SAFETY: as above.
-                each(exchange, |end| unsafe { self.blocks(exchange, end) })?;
-            }
-            Kind::ReduceScatter => each(exchange, |end| {
-                let blocks = end.group.iter().map(|&member| source(exchange, end, member));
-                let blocks: Vec<Address> = blocks.collect::<Result<_, _>>()?;
-                // SAFETY: as above.
-                unsafe { self.sum(end, exchange.dtype, &blocks, end.to, end.wanted) }
-            })?,
+            return unsafe { self.all_reduce(exchange) };
         }
+        // SAFETY: as above.
+        each(exchange, |end| unsafe {
+            self.gather(exchange, end)?;
+            self.reduce(exchange, end)
+        })?;
         self.meet(exchange, 1)
     }
 

@@ -10,12 +10,15 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use ithaca_ir::entity::Entity;
 use ithaca_ir::{DType, Rank, Space};
 use nccl_rs::{
-    Communicator, Config, DataType, DevicePointer, Library, Reduction, Split, State, Status, Stream, Waiting,
+    Collective as Call, Communicator, DataType, DevicePointer, Library, Reduction, Split, State, Status,
+    Stream,
 };
 
-use super::{Broken, Collectives, End, Exchange, Kind};
+use super::exchange::{Block, Broken, Collective, Collectives, End, Exchange};
+use crate::cuda::arguments::Address;
 use crate::cuda::device::Device;
 use crate::cuda::error::{CudaError, Part, Unavailable};
 use crate::cuda::patience::Patience;
@@ -27,11 +30,8 @@ const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 /// The first version that does.
 const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
-/// How long communicators that are not used any more may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(5);
-
-/// How communicators are made.
-const CONFIG: Config = Config { waiting: Waiting::NonBlocking, blocks: None };
+/// The time limit for finalizing communicators.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The communicators of one rank.
 struct Member {
@@ -92,7 +92,7 @@ impl<'d> Nccl<'d> {
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
             device.enter()?;
-            let world = library.init_rank_config(ranks.len(), &id, index(rank.0), &CONFIG);
+            let world = library.init_rank(ranks.len(), &id, index(rank.0));
             worlds.push(world.map_err(absent(rank, ALL_RANKS))?);
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, longest)?;
@@ -104,7 +104,7 @@ impl<'d> Nccl<'d> {
                 device.enter()?;
                 let color = space.mesh.group(rank, axis).first().map_or(0, |first| index(first.0));
                 let key = index(space.mesh.coordinate(rank, axis));
-                splits.push(world.begin_split(Some(color), key, &CONFIG).map_err(absent(rank, &what))?);
+                splits.push(world.begin_split(Some(color), key).map_err(absent(rank, &what))?);
             }
             ready(ranks.iter().copied().zip(&worlds), &what, longest)?;
             let mut parts = Vec::with_capacity(ranks.len());
@@ -126,61 +126,37 @@ impl<'d> Nccl<'d> {
     /// # Safety
     /// As [`Collectives::exchange`].
     unsafe fn issue(&self, members: &[Member], exchange: &Exchange, end: &End) -> Result<(), CudaError> {
-        let dtype = data_type(exchange.dtype);
-        let (comm, numbers) = peers(members, exchange, end)?;
-        let device = self.devices[index(end.rank.0)];
-        device.enter()?;
+        let (dtype, comm) = (data_type(exchange.dtype), used(members, exchange, end)?);
+        self.devices[index(end.rank.0)].enter()?;
         let stream = Stream(end.stream.0);
-        let (from, to) = (DevicePointer(end.from.number()), DevicePointer(end.to.number()));
-        let whole_axis = numbers.len() == comm.ranks();
-        let even = |counts: &[u64]| counts.iter().all(|&n| n == counts[0] && n > 0);
+        let at = |address: Address| DevicePointer(address.number());
+        let call = |which: Call, from: Address, to: Address, n: u64| {
+            // SAFETY: the caller vouches for the memory and the streams.
+            unsafe { comm.collective(which, at(from), at(to), count(n), dtype, stream) }
+        };
         // SAFETY: the caller vouches for the memory and the streams.
         unsafe {
-            match exchange.kind {
-                Kind::AllReduce if whole_axis => {
-                    comm.all_reduce(from, to, count(end.mine), dtype, Reduction::Sum, stream)?;
+            match &end.collective {
+                &Collective::AllReduce { from, to, count } => {
+                    call(Call::AllReduce(Reduction::Sum), from, to, count)?;
                 }
-                Kind::Gather if whole_axis && even(&end.recv) => {
-                    comm.all_gather(from, to, count(end.mine), dtype, stream)?;
+                &Collective::AllGather { from, to, count } => call(Call::AllGather, from, to, count)?,
+                &Collective::ReduceScatter { from, to, count } => {
+                    call(Call::ReduceScatter(Reduction::Sum), from, to, count)?;
                 }
-                Kind::ReduceScatter if whole_axis && even(&end.send) => {
-                    comm.reduce_scatter(from, to, count(end.wanted), dtype, Reduction::Sum, stream)?;
-                }
-                Kind::Blocks
-                    if whole_axis && even(&end.send) && even(&end.recv) && end.send[0] == end.recv[0] =>
-                {
-                    comm.all_to_all(from, to, count(end.send[0]), dtype, stream)?;
-                }
-                Kind::ReduceScatter if whole_axis => {
-                    for (i, &n) in end.send.iter().enumerate().filter(|(_, n)| **n > 0) {
-                        let block = from.offset(End::start(&end.send, i) * exchange.dtype.bytes());
-                        comm.reduce(block, to, count(n), dtype, Reduction::Sum, i, stream)?;
+                &Collective::AllToAll { from, to, count } => call(Call::AllToAll, from, to, count)?,
+                Collective::Reduce { blocks, to } => {
+                    for &Block { peer, at, count } in blocks {
+                        let reduce = Call::Reduce { reduction: Reduction::Sum, root: index(peer) };
+                        call(reduce, at, *to, count)?;
                     }
                 }
-                Kind::AllReduce | Kind::ReduceScatter => {
-                    let what = "a sum over ranks that are not those of an axis".to_owned();
-                    return Err(CudaError::Unsupported(what));
-                }
-                Kind::Blocks | Kind::Whole | Kind::Gather => {
-                    let bytes = exchange.dtype.bytes();
-                    for (i, &peer) in numbers.iter().enumerate() {
-                        let (n_send, n_recv) = (end.send[i], end.recv[i]);
-                        let start = if exchange.kind == Kind::Blocks { End::start(&end.send, i) } else { 0 };
-                        let block = from.offset(start * bytes);
-                        let place = to.offset(End::start(&end.recv, i) * bytes);
-                        if end.group[i] == end.rank {
-                            if n_recv > 0 && block != place {
-                                let [from, to] = [block, place].map(|at| crate::cuda::Address(at.0));
-                                device.copy(end.stream, from, to, n_recv * bytes)?;
-                            }
-                            continue;
-                        }
-                        if n_send > 0 {
-                            comm.send(block, count(n_send), dtype, peer, stream)?;
-                        }
-                        if n_recv > 0 {
-                            comm.recv(place, count(n_recv), dtype, peer, stream)?;
-                        }
+                Collective::SendReceive { sends, receives } => {
+                    for &Block { peer, at: from, count: n } in sends {
+                        comm.send(at(from), count(n), dtype, index(peer), stream)?;
+                    }
+                    for &Block { peer, at: to, count: n } in receives {
+                        comm.recv(at(to), count(n), dtype, index(peer), stream)?;
                     }
                 }
             }
@@ -209,8 +185,8 @@ impl Collectives for Nccl<'_> {
         let Some(first) = exchange.ends.first() else { return Ok(()) };
         grouped.map_err(|error| first.broken(error.into()))?;
         // What is issued in the background is behind the event that others wait for only once it is issued.
-        let used = |end: &End| Some((end.rank, peers(&members, exchange, end).ok()?.0));
-        settled(exchange.ends.iter().filter_map(used).collect(), self.longest)
+        let of_end = |end: &End| Some((end.rank, used(&members, exchange, end).ok()?));
+        settled(exchange.ends.iter().filter_map(of_end).collect(), self.longest)
     }
 
     fn check(&self) -> Result<(), Broken> {
@@ -244,23 +220,23 @@ impl Collectives for Nccl<'_> {
 }
 
 impl Drop for Nccl<'_> {
-    /// Ranks say goodbye together, as each waits for the others; who does not is aborted.
+    /// Ranks finalize together, as each waits for the others; a communicator that does not end is aborted.
     fn drop(&mut self) {
         let mut members = self.members.take();
         for (i, member) in members.iter_mut().enumerate() {
             if self.devices[i].enter().is_err() {
                 return;
             }
-            // Libraries that cannot say goodbye in the background do so when they are dropped.
+            // Without `ncclCommFinalize` a communicator ends when it is dropped.
             for part in member.axes.iter_mut().flatten() {
                 drop(part.finalize());
             }
         }
         let parts = members.iter().flat_map(|m| m.axes.iter().flatten()).map(|part| (Rank(0), part));
-        drop(settled(parts.collect(), Some(GOODBYE)));
+        drop(settled(parts.collect(), Some(FINALIZE_TIMEOUT)));
         members.iter_mut().for_each(|member| drop(member.world.finalize()));
         let worlds = members.iter().map(|member| (Rank(0), &member.world)).collect();
-        drop(settled(worlds, Some(GOODBYE)));
+        drop(settled(worlds, Some(FINALIZE_TIMEOUT)));
     }
 }
 
@@ -312,24 +288,17 @@ fn settled(mut waiting: Vec<(Rank, &Communicator)>, longest: Option<Duration>) -
     }
 }
 
-/// Along one axis its communicator, else the world; with the number of each member of the group.
-fn peers<'m>(
-    members: &'m [Member],
-    exchange: &Exchange,
-    end: &End,
-) -> Result<(&'m Communicator, Vec<usize>), CudaError> {
-    use ithaca_ir::entity::Entity;
+/// The communicator that an end uses.
+fn used<'m>(members: &'m [Member], exchange: &Exchange, end: &End) -> Result<&'m Communicator, CudaError> {
     let lacking =
         || CudaError::Unsupported(format!("a collective of rank {}, which is not here", end.rank.0));
     let member = members.get(index(end.rank.0)).ok_or_else(lacking)?;
-    let axis = match exchange.axes.as_slice() {
-        [axis] => member.axes.get(axis.index()).and_then(Option::as_ref),
-        _ => None,
-    };
-    Ok(match axis {
-        Some(comm) => (comm, (0..end.group.len()).collect()),
-        None => (&member.world, end.group.iter().map(|rank| index(rank.0)).collect()),
-    })
+    match exchange.communicator {
+        ithaca_device::Communicator::World => Ok(&member.world),
+        ithaca_device::Communicator::Axis(axis) => {
+            member.axes.get(axis.index()).and_then(Option::as_ref).ok_or_else(lacking)
+        }
+    }
 }
 
 /// Whether the library lets ranks share a GPU.

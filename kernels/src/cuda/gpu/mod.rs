@@ -21,7 +21,7 @@ use super::compile::{Architecture, compile};
 use super::device::{Device, Event, Graph, Grid, Product, Stream};
 use super::error::{CudaError, Part, Unavailable};
 
-use product::Products;
+use product::{Products, untold};
 
 /// Threads of a block where the kernel does not say.
 const BLOCK: c_uint = 256;
@@ -394,9 +394,6 @@ fn settle() -> Result<(), CudaError> {
     // SAFETY: the stream of calls without one is always there.
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }.map_err(failed("cuStreamSynchronize"))
 }
-
-/// A failure that there is no one to tell of.
-fn untold<E>(_: Result<(), E>) {}
 
 fn address(number: u64) -> usize {
     usize::try_from(number).unwrap_or(0)

@@ -9,7 +9,6 @@ use cudarc::cublaslt::sys;
 use cudarc::driver;
 use ithaca_ir::DType;
 
-use super::untold;
 use crate::cuda::device::{Form, Matrix, Product};
 use crate::cuda::error::CudaError;
 
@@ -248,6 +247,9 @@ fn device(at: u64) -> *const c_void {
 fn failed(call: &'static str) -> impl Fn(CublasError) -> CudaError {
     move |error| CudaError::Failed { call, detail: error.to_string() }
 }
+
+/// A failure that there is no one to tell of.
+pub(super) fn untold<E>(_: Result<(), E>) {}
 
 #[cfg(test)]
 mod tests {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use ithaca_ir::Rank;
 use ithaca_ir::schedule::Stream as Queue;
 
-use super::{Recording, Steps};
+use super::state::{Recording, Steps};
 use crate::cpu::FaultKind;
-use crate::cpu::rank::describe;
+use crate::cpu::describe;
 use crate::cuda::device::Event;
 use crate::cuda::patience::Patience;
 use crate::cuda::watch::{Run, Trouble};

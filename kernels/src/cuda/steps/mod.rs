@@ -1,147 +1,39 @@
-//! The tasks of a schedule, issued for all ranks of a process by one thread.
+//! The steps of a device program, issued for all ranks of a process by one thread.
 //!
-//! Frames run as the schedule has them: a task goes to its stream, waits for its events and records its own, on every rank
-//! that runs it, before the next task is looked at. So the order in which ranks meet in collectives is that of the
+//! Frames run as the program has them: a step goes to its stream, waits for its events and records its own, on every rank
+//! that runs it, before the next step is looked at. So the order in which ranks meet in collectives is that of the
 //! schedule, on all communicators alike.
 //!
 //! One thread, so what fails on a rank is known for all of them at once; what may fail later is [watched](crate::cuda::watch).
 
 mod failures;
 mod nan;
+mod records;
+mod state;
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use ithaca_ir::boxes;
-use ithaca_ir::entity::Entity;
+use ithaca_device::{Call, Choice, Operand, Output, Record, Step, Work};
 use ithaca_ir::layers;
-use ithaca_ir::layout::At;
 use ithaca_ir::message;
-use ithaca_ir::module::Layers;
-use ithaca_ir::ops::{Scan, ScanOrder, Stage, structure};
-use ithaca_ir::schedule::{
-    BufferId, Content, FrameId, Place, Schedule, Stream as Queue, Task, Transfer, Work, communicates,
-};
-use ithaca_ir::strided::Strided;
-use ithaca_ir::traffic::{self, Ledger};
-use ithaca_ir::{Rank, Space, TensorType};
+use ithaca_ir::schedule::{self, Stream as Queue, Transfer};
+use ithaca_ir::{boxes, traffic};
 
-use crate::cpu::memory::SourcePlan;
-use crate::cpu::rank::describe;
-use crate::cpu::{Fault, LookForNan, Timings};
+use crate::cpu::describe;
 use crate::cuda::arguments::Address;
-use crate::cuda::collectives::{Broken, Collectives, End, Exchange, Kind};
+use crate::cuda::collectives::{Broken, Exchange};
 use crate::cuda::device::{Event, Stream};
 use crate::cuda::error::CudaError;
-use crate::cuda::execute::Options;
 use crate::cuda::moments::{self, Moments};
-use crate::cuda::ops::view::{Cx, View};
-use crate::cuda::rank::Seat;
-use crate::cuda::watch::{Run, Watch};
+use crate::cuda::options::Clock;
+use crate::cuda::watch::Run;
 use crate::error::RunError;
 use crate::tensor::index;
 
-/// Whether tasks are timed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Clock {
-    /// They are not: nothing waits but where the schedule says so.
-    #[default]
-    Off,
-    /// Each is waited for before the next is issued, so that nothing runs beside it.
-    EachTask,
-    /// As they run, by events of their streams.
-    Streams,
-}
+pub(in crate::cuda) use state::Steps;
+use state::{Recording, Scope};
 
-/// One run of a frame.
-struct Scope {
-    frame: FrameId,
-    /// Bytes from the start of the arena.
-    base: u64,
-    layer: u64,
-    /// The ranks that run the frame, by number of their seats.
-    seats: Vec<usize>,
-    at: Option<At>,
-    /// For each seat, those that do not run the frame included, where its arguments lie.
-    arguments: Vec<Vec<Address>>,
-    results: Vec<Vec<Address>>,
-}
-
-/// Whether what is issued is done.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Recording {
-    /// It is.
-    Off,
-    /// It becomes part of a graph.
-    On,
-}
-
-/// A schedule on the ranks of a process.
-pub(in crate::cuda) struct Steps<'a> {
-    pub(in crate::cuda) schedule: &'a Schedule,
-    pub(in crate::cuda) plan: &'a SourcePlan<'a>,
-    pub(in crate::cuda) collectives: &'a dyn Collectives,
-    pub(in crate::cuda) seats: Vec<Seat<'a>>,
-    pub(in crate::cuda) clock: Clock,
-    fault: Option<Fault>,
-    look_for_nan: LookForNan,
-    pub(in crate::cuda) ledger: Ledger,
-    pub(in crate::cuda) timings: Timings,
-    /// When tasks ran, where streams are timed.
-    pub(in crate::cuda) moments: Moments,
-    /// Where the issue is: a rank and its task.
-    here: Option<(Rank, Run)>,
-    watch: Watch,
-    /// How what is issued comes to run.
-    recording: Recording,
-    /// For each frame the number of its first event.
-    first_event: Vec<usize>,
-    /// The ends of each collective, memory and streams aside.
-    known: BTreeMap<(FrameId, usize), Exchange>,
-    /// How tensors lie that lie in wires.
-    inside: BTreeMap<(FrameId, BufferId), Strided>,
-}
-
-impl<'a> Steps<'a> {
-    pub(in crate::cuda) fn new(
-        schedule: &'a Schedule,
-        plan: &'a SourcePlan<'a>,
-        collectives: &'a dyn Collectives,
-        seats: Vec<Seat<'a>>,
-        options: &Options,
-    ) -> Self {
-        let inside = schedule.frames.iter().flat_map(|(id, frame)| {
-            let strided = move |b| Some(((id, b), frame.strided(&schedule.space, b)?));
-            frame.buffers.ids().filter_map(strided)
-        });
-        let inside = inside.collect();
-        let mut first_event = Vec::new();
-        let mut n = 0;
-        for frame in schedule.frames.values() {
-            first_event.push(n);
-            n += frame.n_events;
-        }
-        let watch = Watch::new(seats.len(), options.timeout);
-        Self {
-            schedule,
-            plan,
-            collectives,
-            seats,
-            clock: options.clock,
-            fault: options.fault.clone(),
-            look_for_nan: options.look_for_nan,
-            here: None,
-            watch,
-            recording: Recording::Off,
-            ledger: Ledger::default(),
-            timings: Timings::default(),
-            moments: Moments::default(),
-            first_event,
-            known: BTreeMap::new(),
-            inside,
-        }
-    }
-
+impl Steps<'_> {
     /// Issues `main` once.
     pub(in crate::cuda) fn issue(&mut self) -> Result<(), RunError> {
         let scope = self.main()?;
@@ -151,7 +43,7 @@ impl<'a> Steps<'a> {
         self.frame(&scope)
     }
 
-    /// Records `main` as a graph and runs it. Every list that kernels read has been uploaded by a step before.
+    /// Records `main` as a graph and runs it.
     ///
     /// Ranks of one device are one graph, drawn in from the compute stream of the first.
     pub(in crate::cuda) fn graph(&mut self) -> Result<(), RunError> {
@@ -195,13 +87,16 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Where a buffer of `main` lies on a seat.
-    pub(in crate::cuda) fn in_main(&self, seat: usize, buffer: BufferId) -> Result<Address, RunError> {
-        self.locate(&self.main()?, seat, buffer)
+    /// The numbers that a seat has of an output.
+    pub(in crate::cuda) fn output(&self, seat: usize, output: &Output) -> Result<Vec<f32>, RunError> {
+        let rank = self.rank(seat);
+        let n = boxes::elements(&self.schedule.space.local_box(&output.ty, rank));
+        let at = self.address(&self.main()?, seat, &output.address)?;
+        Ok(self.seats[seat].download(at, n, output.ty.dtype)?)
     }
 
     fn main(&self) -> Result<Scope, RunError> {
-        let main = self.schedule.main().ok_or_else(|| RunError::NoMain(self.schedule.name.clone()))?;
+        let main = self.program.main().ok_or_else(|| RunError::NoMain(self.schedule.name.clone()))?;
         let none = vec![Vec::new(); self.seats.len()];
         Ok(Scope {
             frame: main,
@@ -214,110 +109,84 @@ impl<'a> Steps<'a> {
         })
     }
 
-    fn space(&self) -> &'a Space {
-        &self.schedule.space
-    }
-
-    fn rank(&self, seat: usize) -> Rank {
-        self.seats[seat].rank
-    }
-
     fn frame(&mut self, scope: &Scope) -> Result<(), RunError> {
-        let schedule = self.schedule;
-        let frame = &schedule.frames[scope.frame];
-        // Frames that only compute leave their callers' communication alone.
-        let meets = schedule.main() == Some(scope.frame) || communicates(&schedule.frames, scope.frame);
-        let meet = |steps: &Self| match meets {
-            true => scope.seats.iter().try_for_each(|&seat| steps.seats[seat].meet()),
-            false => Ok(()),
+        let program = self.program;
+        let frame = &program.frames[scope.frame];
+        let meet = |steps: &Self| {
+            let mut seats = scope.seats.iter().filter(|_| frame.meets);
+            seats.try_for_each(|&seat| steps.seats[seat].meet())
         };
         meet(self)?;
-        for (number, task) in frame.tasks.iter().enumerate() {
-            let runs = |seat: &usize| frame.runs(&schedule.space, task, self.rank(*seat));
-            let seats: Vec<usize> = scope.seats.iter().copied().filter(runs).collect();
-            self.task(scope, number, &seats).map_err(|error| self.failed_here(error))?;
+        for (number, step) in frame.steps.iter().enumerate() {
+            let runs = |&&seat: &&usize| self.is_at(seat, step.places.as_deref());
+            let seats: Vec<usize> = scope.seats.iter().filter(runs).copied().collect();
+            self.step(scope, number, step, &seats).map_err(|error| self.failed_here(error))?;
         }
         meet(self)?;
         Ok(())
     }
 
-    /// Issues the task of a frame with this number to the seats that run it.
-    fn task(&mut self, scope: &Scope, number: usize, seats: &[usize]) -> Result<(), RunError> {
-        let schedule = self.schedule;
-        let task = &schedule.frames[scope.frame].tasks[number];
+    /// Issues a step of a frame to the seats that run it.
+    fn step(&mut self, scope: &Scope, number: usize, step: &Step, seats: &[usize]) -> Result<(), RunError> {
+        let task: &schedule::Task = &self.schedule.frames[scope.frame].tasks[number];
         let run = Run { frame: scope.frame, layer: scope.layer, task: number };
         if let Some(&seat) = seats.first() {
             self.enter(seat, run);
         }
         self.faults(run, seats)?;
-        self.waits(scope, run, seats)?;
-        if let Work::Call { callee, layers, stride, scan, stage, base } = &task.work {
-            let at = stage.and_then(Stage::at).or(scope.at);
-            let layers = layers::shifted(layers, *stride, scope.layer);
-            let base = scope.base + base;
-            self.layers(scope, (task, seats), (*callee, base, at), &layers, scan.as_ref())?;
-        } else {
-            let since = self.begin()?;
-            let starts = self.marks(run, seats, task.stream)?;
-            let issue = self.watch.next();
-            let mut come = vec![None; seats.len()];
-            match &task.work {
-                Work::Exchange(transfer) => {
+        self.waits(step, run, seats)?;
+        match &step.work {
+            Work::Call(call) => self.layers(scope, call, seats)?,
+            Work::Records(records) => {
+                let since = self.begin()?;
+                let starts = self.marks(run, seats, step.stream)?;
+                let issue = self.watch.next();
+                let mut come = vec![None; seats.len()];
+                if let schedule::Work::Exchange(transfer) = &task.work {
                     for (&seat, come) in seats.iter().zip(&mut come) {
                         self.enter(seat, run);
                         if self.recording == Recording::Off {
-                            *come = Some(self.watch.comes(&self.seats[seat], seat, task.stream)?);
+                            *come = Some(self.watch.comes(&self.seats[seat], seat, step.stream)?);
                         }
                     }
-                    self.exchange(scope, (number, task), seats, transfer)?;
-                }
-                _ => {
+                    self.exchange(scope, run, records, seats)?;
+                    self.account(run, transfer, seats);
+                } else {
                     for &seat in seats {
                         self.enter(seat, run);
-                        self.local(scope, task, seat)?;
+                        self.issue_all(scope, seat, step.stream, records.at(&self.seats[seat].at))?;
                     }
                 }
-            }
-            for (&seat, come) in seats.iter().zip(come) {
-                self.enter(seat, run);
-                self.note(seat, task.stream, (issue, Some(run)), come)?;
-            }
-            self.end(&task.work, since)?;
-            let ends = self.marks(run, seats, task.stream)?;
-            self.look_for_nan(scope, run, seats)?;
-            for ((&seat, start), end) in seats.iter().zip(starts).zip(ends) {
-                self.moments.add((seat, scope.frame, scope.layer, number), [start, end]);
+                for (&seat, come) in seats.iter().zip(come) {
+                    self.enter(seat, run);
+                    self.note(seat, step.stream, (issue, Some(run)), come)?;
+                }
+                self.end(&task.work, since)?;
+                let ends = self.marks(run, seats, step.stream)?;
+                self.look_for_nan(scope, run, step, seats)?;
+                for ((&seat, start), end) in seats.iter().zip(starts).zip(ends) {
+                    self.moments.add((seat, scope.frame, scope.layer, number), [start, end]);
+                }
             }
         }
-        if let Some(event) = task.records {
-            let number = self.first_event[scope.frame.index()] + event.index();
+        if let Some(event) = step.records {
             for &seat in seats {
                 self.enter(seat, run);
                 let seat = &self.seats[seat];
-                let lacking = || RunError::invalid("a task records an event that is not declared");
-                let event = *seat.events.get(number).ok_or_else(lacking)?;
-                seat.device.record(seat.stream(task.stream), event)?;
+                seat.device.record(seat.stream(step.stream), seat.events[event])?;
             }
         }
         Ok(())
     }
 
-    /// Lets the streams of a task wait for its events; of ranks that run it some may not run what is waited for.
-    fn waits(&mut self, scope: &Scope, run: Run, seats: &[usize]) -> Result<(), RunError> {
-        let frame = &self.schedule.frames[scope.frame];
-        let task = &frame.tasks[run.task];
-        for event in &task.waits {
-            let recorded = frame.tasks[..run.task].iter().rfind(|t| t.records == Some(*event));
-            let Some(recorded) = recorded else {
-                let message = format!("it waits for event {event:?}, which no task before it records");
-                return Err(RunError::invalid(message));
-            };
+    /// Lets the streams of a step wait for its events; of ranks that run it some may not run what is waited for.
+    fn waits(&mut self, step: &Step, run: Run, seats: &[usize]) -> Result<(), RunError> {
+        for wait in &step.waits {
             for &seat in seats {
                 self.enter(seat, run);
-                if frame.runs(self.space(), recorded, self.rank(seat)) {
+                if self.is_at(seat, wait.places.as_deref()) {
                     let seat = &self.seats[seat];
-                    let event = seat.events[self.first_event[scope.frame.index()] + event.index()];
-                    seat.device.wait(seat.stream(task.stream), event)?;
+                    seat.device.wait(seat.stream(step.stream), seat.events[wait.event])?;
                 }
             }
         }
@@ -349,7 +218,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    fn end(&mut self, work: &Work, since: Option<Instant>) -> Result<(), RunError> {
+    fn end(&mut self, work: &schedule::Work, since: Option<Instant>) -> Result<(), RunError> {
         let Some(since) = since else { return Ok(()) };
         self.wait()?;
         let took: Duration = since.elapsed();
@@ -357,135 +226,66 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Issues what a rank does by itself.
-    fn local(&self, scope: &Scope, task: &Task, seat: usize) -> Result<(), RunError> {
-        let cx = self.cx(scope, task, seat);
-        let holds = |ty: &TensorType| self.space().holds(ty, self.rank(seat));
-        match &task.work {
-            Work::Compute(op) => {
-                let reads = self.views(scope, seat, &task.reads)?;
-                let writes = self.views(scope, seat, &task.writes)?;
-                Ok(cx.compute(op, &reads, &writes)?)
-            }
-            Work::Copy => {
-                let (from, to) = (only(&task.reads)?, only(&task.writes)?);
-                let bytes = self.bytes(scope, seat, from)?;
-                Ok(cx.copy(bytes, self.locate(scope, seat, from)?, self.locate(scope, seat, to)?)?)
-            }
-            Work::Pack(transfer) if holds(&transfer.first().from) => {
-                let tensors = self.packed(scope, seat, only(&task.writes)?, &task.reads)?;
-                let wire = self.locate(scope, seat, only(&task.writes)?)?;
-                whole(transfer, &tensors)?;
-                Ok(cx.pack(transfer.parcels(), &tensors, wire)?)
-            }
-            Work::Unpack(transfer) if holds(&transfer.first().to) => {
-                let wire = self.locate(scope, seat, only(&task.reads)?)?;
-                let tensors = self.packed(scope, seat, only(&task.reads)?, &task.writes)?;
-                whole(transfer, &tensors)?;
-                Ok(cx.unpack(transfer.parcels(), wire, &tensors)?)
-            }
-            // What other ranks send or receive.
-            Work::Pack(_) | Work::Unpack(_) => Ok(()),
-            Work::Exchange(_) | Work::Call { .. } => {
-                Err(RunError::invalid("a task of several ranks was given to one"))
-            }
-        }
-    }
-
     /// Issues a collective, once for all ranks that take part.
     fn exchange(
         &mut self,
         scope: &Scope,
-        (number, task): (usize, &Task),
+        run: Run,
+        records: &Choice<Vec<Record>>,
         seats: &[usize],
-        transfer: &Transfer,
     ) -> Result<(), RunError> {
-        let (schedule, space) = (self.schedule, self.space());
-        let parcels = transfer.parcels();
-        let first = transfer.first();
-        let key = (scope.frame, number);
-        if !self.known.contains_key(&key) {
-            let exchange = Exchange {
-                kind: Kind::of(&first.op)?,
-                dtype: first.from.dtype,
-                axes: boxes::axes(space, &first.op, &first.from, &first.to).unwrap_or_default(),
-                ends: self
-                    .seats
-                    .iter()
-                    .map(|seat| End::of(space, parcels, seat.rank, seat.stream(task.stream)))
-                    .collect(),
-            };
-            self.known.insert(key, exchange);
-        }
-        let known = &self.known[&key];
-        let (from, to) = (only(&task.reads)?, only(&task.writes)?);
-        let mut ends = Vec::with_capacity(seats.len());
+        let queue = self.program.frames[run.frame].steps[run.task].stream;
+        let mut exchange: Option<Exchange> = None;
         for &seat in seats {
-            let mut end = known.ends[seat].clone();
-            let rank = self.rank(seat);
-            if space.holds(&first.from, rank) {
-                end.from = self.locate(scope, seat, from)?;
+            self.enter(seat, run);
+            let own = records.at(&self.seats[seat].at);
+            if let Some((transfer, end)) = self.issue_all(scope, seat, queue, own)? {
+                let communicator = transfer.communicator;
+                let new = || Exchange { dtype: transfer.dtype, communicator, ends: Vec::new() };
+                exchange.get_or_insert_with(new).ends.push(end);
             }
-            if space.holds(&first.to, rank) {
-                end.to = self.locate(scope, seat, to)?;
-            }
-            ends.push(end);
         }
-        let exchange = Exchange { ends, axes: known.axes.clone(), ..*known };
+        let Some(exchange) = exchange else { return Ok(()) };
         // SAFETY: the ends are buffers of the schedule, as large as the blocks that the geometry of the collective says;
         // events keep them from others.
         let issued = unsafe { self.collectives.exchange(&exchange) };
-        issued.map_err(|Broken { rank, error }| {
-            self.failed(rank, Run { frame: scope.frame, layer: scope.layer, task: number }, error.into())
-        })?;
-        let phase = traffic::phase_of_task(schedule, &schedule.frames[scope.frame], number);
-        if let Some(key) = traffic::key(space, phase, parcels) {
+        issued.map_err(|Broken { rank, error }| self.failed(rank, run, error.into()))
+    }
+
+    /// Accounts for the bytes that a collective's ranks send.
+    fn account(&mut self, run: Run, transfer: &Transfer, seats: &[usize]) {
+        let (schedule, parcels) = (self.schedule, transfer.parcels());
+        let phase = traffic::phase_of_task(schedule, &schedule.frames[run.frame], run.task);
+        if let Some(key) = traffic::key(&schedule.space, phase, parcels) {
             for &seat in seats {
                 let rank = self.seats[seat].rank;
-                self.ledger.record(key.clone(), rank, 1, message::bytes_sent(space, parcels, rank));
+                self.ledger.record(key.clone(), rank, 1, message::bytes_sent(&schedule.space, parcels, rank));
             }
         }
-        Ok(())
     }
 
     /// Runs a frame for each layer: what is carried is handed on, of stacks each layer has its slice.
-    fn layers(
-        &mut self,
-        scope: &Scope,
-        (task, seats): (&Task, &[usize]),
-        (callee, base, at): (FrameId, u64, Option<At>),
-        layers: &Layers,
-        scan: Option<&Scan>,
-    ) -> Result<(), RunError> {
-        let mut arguments = vec![Vec::new(); self.seats.len()];
-        let mut results = arguments.clone();
-        let mut strides = vec![Default::default(); self.seats.len()];
-        for &seat in seats {
-            arguments[seat] = self.addresses(scope, seat, &task.reads)?;
-            results[seat] = self.addresses(scope, seat, &task.writes)?;
-            strides[seat] = self.strides(scope, (task, seat), callee, scan)?;
-        }
-        let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
-        for (done, layer) in order.layers(layers).enumerate() {
+    fn layers(&mut self, scope: &Scope, call: &Call, seats: &[usize]) -> Result<(), RunError> {
+        let layers = layers::shifted(&call.layers, call.stride, scope.layer);
+        for (done, layer) in call.order.layers(&layers).enumerate() {
             let k = layer - layers.start;
             let mut inner = Scope {
-                frame: callee,
-                base,
+                frame: call.frame,
+                base: scope.base + call.base,
                 layer,
                 seats: seats.to_vec(),
-                at,
-                arguments: arguments.clone(),
-                results: results.clone(),
+                at: call.at.or(scope.at),
+                arguments: vec![Vec::new(); self.seats.len()],
+                results: vec![Vec::new(); self.seats.len()],
             };
             for &seat in seats {
-                let Strides { reads, writes } = &strides[seat];
-                further(&mut inner.arguments[seat], reads, k);
-                further(&mut inner.results[seat], writes, k);
+                inner.arguments[seat] = self.operands(scope, seat, &call.arguments, k)?;
+                inner.results[seat] = self.operands(scope, seat, &call.results, k)?;
                 // What is carried is the argument of the first layer, and a result of the one before to the others.
                 if done > 0 {
-                    let n_carried = scan.map_or(results[seat].len(), |scan| scan.carried);
-                    let carried = inner.arguments[seat].iter_mut().zip(&results[seat]).take(n_carried);
-                    carried.for_each(|(argument, result)| *argument = *result);
+                    let carried = call.carried.min(call.results.len()).min(call.arguments.len());
+                    let results = self.operands(scope, seat, &call.results[..carried], 0)?;
+                    inner.arguments[seat][..carried].copy_from_slice(&results);
                 }
             }
             self.frame(&inner)?;
@@ -493,135 +293,22 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// The slices that layers of a call have.
-    fn strides(
-        &self,
-        scope: &Scope,
-        (task, seat): (&Task, usize),
-        callee: FrameId,
-        scan: Option<&Scan>,
-    ) -> Result<Strides, RunError> {
-        let mut strides = Strides { reads: vec![0; task.reads.len()], writes: vec![0; task.writes.len()] };
-        let Some(scan) = scan else { return Ok(strides) };
-        for buffer in self.schedule.frames[callee].buffers.values() {
-            let Content::Tensor(ty) = &buffer.content else { continue };
-            let bytes = boxes::elements(&self.space().local_box(ty, self.rank(seat))) * ty.dtype.bytes();
-            match buffer.place {
-                Place::Argument(i) if i < task.reads.len() => {
-                    let here = self.tensor(scope, task.reads[i])?;
-                    if structure::is_sliced(Some(scan), i, here, ty) {
-                        strides.reads[i] = bytes;
-                    }
-                }
-                Place::Result(i) if i < task.writes.len() && i >= scan.carried => strides.writes[i] = bytes,
-                _ => {}
-            }
-        }
-        Ok(strides)
-    }
-
-    fn cx<'s>(&'s self, scope: &Scope, task: &Task, seat: usize) -> Cx<'s> {
-        let seat = &self.seats[seat];
-        Cx {
-            space: self.space(),
-            rank: seat.rank,
-            device: seat.device,
-            tables: &seat.tables,
-            stream: seat.stream(task.stream),
-            layer: scope.layer,
-        }
-    }
-
-    fn views(&self, scope: &Scope, seat: usize, buffers: &[BufferId]) -> Result<Vec<View<'_>>, RunError> {
-        let view = |&b: &BufferId| {
-            let strided = self.inside.get(&(scope.frame, b)).filter(|strided| strided.cut.is_some());
-            Ok(View { ty: self.tensor(scope, b)?, at: self.locate(scope, seat, b)?, strided })
-        };
-        buffers.iter().map(view).collect()
-    }
-
-    fn addresses(&self, scope: &Scope, seat: usize, buffers: &[BufferId]) -> Result<Vec<Address>, RunError> {
-        // A rank that has no part of a buffer is given none.
-        let held = |b: &BufferId| {
-            let at = self.schedule.frames[scope.frame].at(*b);
-            at.is_none_or(|at| at.has(&self.space().mesh, self.rank(seat)))
-        };
-        let address = |b: &BufferId| match held(b) {
-            true => self.locate(scope, seat, *b),
-            false => Ok(Address::NONE),
-        };
-        buffers.iter().map(address).collect()
-    }
-
-    /// The tensors of a message; none in the place of those that lie in the wire, which stay there.
-    fn packed(
+    /// The addresses of operands for the layer that is the `k`-th of a call; none of those that a rank does not have.
+    fn operands(
         &self,
         scope: &Scope,
         seat: usize,
-        wire: BufferId,
-        buffers: &[BufferId],
+        operands: &[Operand],
+        k: u64,
     ) -> Result<Vec<Address>, RunError> {
-        let mut tensors = self.addresses(scope, seat, buffers)?;
-        let frame = &self.schedule.frames[scope.frame];
-        for (tensor, &buffer) in tensors.iter_mut().zip(buffers) {
-            if buffer != wire && frame.holder(buffer) == wire {
-                *tensor = Address::NONE;
+        let address = |operand: &Operand| {
+            if !operand.at.is_none_or(|at| at.has(&self.program.mesh, self.rank(seat))) {
+                return Ok(Address::NONE);
             }
-        }
-        Ok(tensors)
-    }
-
-    fn tensor(&self, scope: &Scope, id: BufferId) -> Result<&'a TensorType, RunError> {
-        let schedule: &'a Schedule = self.schedule;
-        let buffer = schedule.frames[scope.frame].buffers.get(id);
-        let buffer = buffer.ok_or_else(|| RunError::invalid(format!("there is no buffer {id:?}")))?;
-        match &buffer.content {
-            Content::Tensor(ty) => Ok(ty),
-            Content::Wire { .. } => {
-                Err(RunError::invalid(format!("`{}` is a wire buffer where a tensor belongs", buffer.name)))
-            }
-        }
-    }
-
-    /// Bytes that a rank holds in a buffer.
-    fn bytes(&self, scope: &Scope, seat: usize, id: BufferId) -> Result<u64, RunError> {
-        let buffer = &self.schedule.frames[scope.frame].buffers[id];
-        Ok(match &buffer.content {
-            Content::Wire { dtype, elements } => dtype.bytes() * elements,
-            Content::Tensor(ty) => {
-                boxes::elements(&self.space().local_box(ty, self.rank(seat))) * ty.dtype.bytes()
-            }
-        })
-    }
-
-    fn locate(&self, scope: &Scope, seat: usize, id: BufferId) -> Result<Address, RunError> {
-        let buffer = self.schedule.frames[scope.frame].buffers.get(id);
-        let buffer = buffer.ok_or_else(|| RunError::invalid(format!("there is no buffer {id:?}")))?;
-        let own = &self.seats[seat];
-        let found = match &buffer.place {
-            Place::Frame(offset) => {
-                let start = scope.base + offset;
-                let end = start + self.bytes(scope, seat, id)?;
-                // A wire is as long as the busiest rank's, which this one need not have room for.
-                let fits =
-                    end <= own.arena || matches!(buffer.content, Content::Wire { .. }) && start <= own.arena;
-                fits.then(|| own.memory.offset(start))
-            }
-            Place::Wire { wire, .. } => match self.inside.get(&(scope.frame, id)) {
-                Some(strided) => {
-                    let first = strided.start * buffer.dtype().bytes();
-                    Some(self.locate(scope, seat, *wire)?.offset(first))
-                }
-                None => None,
-            },
-            Place::Argument(i) => scope.arguments[seat].get(*i).copied(),
-            Place::Result(i) => scope.results[seat].get(*i).copied(),
-            Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                let number = self.plan.find((scope.frame, id, scope.layer, scope.at));
-                number.and_then(|number| own.sources[number])
-            }
+            let slice = operand.slice.count_at(&self.seats[seat].at, scope.layer);
+            Ok(self.address(scope, seat, &operand.address)?.offset(k * slice))
         };
-        found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
+        operands.iter().map(address).collect()
     }
 
     /// The part of a stored tensor that a seat holds; nothing where it holds none.
@@ -634,34 +321,5 @@ impl<'a> Steps<'a> {
             }
             (None, _) | (_, None) => Ok(Vec::new()),
         }
-    }
-}
-
-/// For each argument and each result of a call the bytes of a layer's slice; zero for those that all layers have alike.
-#[derive(Clone, Default)]
-struct Strides {
-    reads: Vec<u64>,
-    writes: Vec<u64>,
-}
-
-/// Moves addresses on by the slices of `k` layers.
-fn further(addresses: &mut [Address], strides: &[u64], k: u64) {
-    for (address, stride) in addresses.iter_mut().zip(strides) {
-        *address = address.offset(k * stride);
-    }
-}
-
-fn only(buffers: &[BufferId]) -> Result<BufferId, RunError> {
-    match buffers {
-        [buffer] => Ok(*buffer),
-        _ => Err(RunError::invalid(format!("it has {} buffers instead of one", buffers.len()))),
-    }
-}
-
-/// A message has as many tensors as parcels.
-fn whole(transfer: &Transfer, tensors: &[Address]) -> Result<(), RunError> {
-    match tensors.len() == transfer.parcels().len() {
-        true => Ok(()),
-        false => Err(RunError::invalid(format!("it has {} tensors", tensors.len()))),
     }
 }

@@ -3,9 +3,9 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::{Attention, RelativeBias};
 
-use super::{Extent, dot};
+use super::extent::Extent;
 use crate::error::RunError;
-use crate::oracle::Operand;
+use crate::oracle::value::Operand;
 use crate::real::Real;
 
 /// A score and how it moves with the scaled product.
@@ -89,9 +89,10 @@ impl<'a, T: Real> Bias<'a, T> {
             };
         };
         let buckets = space.size(relative.buckets);
-        match operand.shape() == [crate::tensor::index(buckets), extent.heads] {
-            true => Ok(Some(Self { relative, buckets, heads: extent.heads, table: operand.real()? })),
-            false => Err(RunError::invalid("the bias of `attention` is held otherwise than its heads")),
+        if operand.shape() == [crate::tensor::index(buckets), extent.heads] {
+            Ok(Some(Self { relative, buckets, heads: extent.heads, table: operand.real()? }))
+        } else {
+            Err(RunError::invalid("the bias of `attention` is held otherwise than its heads"))
         }
     }
 
@@ -105,7 +106,7 @@ impl<'a, T: Real> Bias<'a, T> {
         self.table[self.place(bucket, head)]
     }
 
-    /// Where the bias of a bucket for a head held lies.
+    /// The offset of the bias of a bucket for a head held.
     pub(crate) fn place(&self, bucket: usize, head: usize) -> usize {
         bucket * self.heads + head
     }
@@ -114,4 +115,13 @@ impl<'a, T: Real> Bias<'a, T> {
     pub(crate) fn no_gradient(&self) -> Vec<T> {
         vec![T::ZERO; self.table.len()]
     }
+}
+
+/// The inner product, summed in order.
+pub(super) fn dot<T: Real>(x: &[T], y: &[T]) -> T {
+    let mut sum = T::ZERO;
+    for (&x, &y) in x.iter().zip(y) {
+        sum += x * y;
+    }
+    sum
 }

@@ -6,15 +6,14 @@ use std::ops::Range;
 use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
-use super::Extent;
-use super::extent::served_by;
+use super::extent::{Extent, served_by};
 use super::score::Scorer;
 use crate::error::RunError;
-use crate::oracle::Operand;
+use crate::oracle::value::Operand;
 use crate::real::Real;
 use crate::tensor::length;
 
-/// Scores, row by row of a query's head, in `columns` columns: −∞ where the mask hides a key, and behind the keys held.
+/// Scores, row by row of a query's head, in `columns` columns: −∞ where the mask hides a key, and after the keys held.
 pub(in crate::oracle) fn scores<T: Real>(
     space: &Space,
     attention: &Attention,

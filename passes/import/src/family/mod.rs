@@ -295,18 +295,17 @@ fn read_dropout(fields: &mut Fields<'_>, model_type: ModelType) -> Result<Dropou
 }
 
 fn read_model_type(fields: &mut Fields<'_>) -> Result<ModelType, Diagnostic> {
-    let supported = format!("supported: {}", FAMILIES.map(|(name, _)| name).join(", "));
+    let families = || FAMILIES.iter().map(|&(name, _)| name);
     let Some(name) = fields.word("model_type")? else {
-        return Err(Diagnostic::new("M02", "the description has no `model_type`").help(supported));
+        let refusal = Diagnostic::new("M02", "the description has no `model_type`");
+        return Err(refusal.names("supported", "", families()));
     };
     ModelType::named(name).ok_or_else(|| {
-        let refusal =
-            Diagnostic::new("M02", format!("`model_type` \"{name}\" is not supported")).help(supported);
-        let lower = name.to_lowercase();
-        match FAMILIES.iter().map(|&(f, _)| (distance(f, &lower), f)).min() {
-            Some((d, nearest)) if d <= 2 => refusal.help(format!("the nearest is `{nearest}`")),
-            _ => refusal,
-        }
+        Diagnostic::new("M02", format!("`model_type` \"{name}\" is not supported")).names(
+            "supported",
+            &name.to_lowercase(),
+            families(),
+        )
     })
 }
 
@@ -549,19 +548,4 @@ fn kind_of(value: &Value) -> &'static str {
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
-}
-
-/// Edits between two words (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.chars().enumerate() {
-            let diagonal = before + usize::from(x != y);
-            before = row[j + 1];
-            row[j + 1] = diagonal.min(row[j] + 1).min(before + 1);
-        }
-    }
-    row[b.chars().count()]
 }

@@ -16,7 +16,8 @@ use ithaca_ir::module::{Function, Level, Output, ValueId};
 use ithaca_ir::ops::{MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, Space, TensorType};
-use ithaca_pass::{Context, Pass};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::graph::Graph;
 
@@ -25,7 +26,8 @@ pub const OPTIONS: &str =
     "kinds=KIND[+KIND] of all_to_all, all_gather, reduce_scatter, all_reduce, permute; bytes=N, of a bucket";
 
 /// A kind of collective that can be coalesced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// All-to-alls of any size: their blocks are copied anyway.
     AllToAll,
@@ -61,9 +63,11 @@ impl Kind {
 }
 
 /// The pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Pack {
     /// The kinds to coalesce.
+    #[serde(deserialize_with = "ascending")]
     pub kinds: Vec<Kind>,
     /// The maximum bytes of a bucket on a rank, on the larger side of the collectives.
     pub bytes: u64,
@@ -81,37 +85,19 @@ impl Default for Pack {
 }
 
 impl Pack {
-    /// The pass with these options.
+    /// Reads the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an unknown option or kind, or a size that is not a number.
-    pub fn from_options(options: &[(String, String)]) -> Result<Pack, Diagnostic> {
-        let mut pack = Pack::default();
-        let wrong = |key: &str, value: &str, expected: String| {
-            Diagnostic::new("P02", format!("option `{key}` of `pack` is `{value}`")).help(expected)
-        };
-        for (key, value) in options {
-            match key.as_str() {
-                "kinds" => {
-                    let known = Kind::ALL.map(Kind::name).join(", ");
-                    let kind = |name: &str| Kind::ALL.into_iter().find(|kind| kind.name() == name);
-                    let kinds: Option<BTreeSet<Kind>> = value.split('+').map(kind).collect();
-                    let kinds =
-                        kinds.ok_or_else(|| wrong(key, value, format!("kinds joined by `+`: {known}")))?;
-                    pack.kinds = kinds.into_iter().collect();
-                }
-                "bytes" => {
-                    let bytes = value.parse();
-                    pack.bytes = bytes.map_err(|_| wrong(key, value, "bytes are a whole number".into()))?;
-                }
-                _ => {
-                    let message = format!("`pack` has no option `{key}`");
-                    return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
-                }
-            }
-        }
-        Ok(pack)
+    /// `P02` for an unknown option or kind, or a size that is not a whole number.
+    pub fn from_pipeline(options: &[(String, String)]) -> Result<Pack, Diagnostic> {
+        options::read("pack", OPTIONS, options)
     }
+}
+
+/// Kinds in order, each once.
+fn ascending<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Kind>, D::Error> {
+    let kinds = BTreeSet::deserialize(deserializer)?;
+    Ok(kinds.into_iter().collect())
 }
 
 impl Pass for Pack {
@@ -120,16 +106,7 @@ impl Pass for Pack {
     }
 
     fn options(&self) -> Vec<(String, String)> {
-        let standard = Pack::default();
-        let mut options = Vec::new();
-        if self.kinds != standard.kinds {
-            let kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
-            options.push(("kinds".to_owned(), kinds.join("+")));
-        }
-        if self.bytes != standard.bytes {
-            options.push(("bytes".to_owned(), self.bytes.to_string()));
-        }
-        options
+        options::write(self)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attrs, Context};
 use ithaca_ir::text::show;
 use ithaca_ir::{DType, Function, Layout, Level, Op, Space, TensorType, ValueId};
@@ -57,7 +56,7 @@ impl Values for Function {
 /// The context of a replacement.
 #[derive(Clone, Copy)]
 pub(crate) struct Site<'a> {
-    pub(crate) names: Names<'a>,
+    pub(crate) cx: Context<'a>,
     pub(crate) level: Level,
     pub(crate) values: &'a dyn Values,
 }
@@ -87,7 +86,7 @@ pub(crate) fn replacement(
             place => vec![place],
         },
     };
-    let space = site.names.space;
+    let space = site.cx.space;
     let spelled = |types: &[TensorType]| {
         let types: Vec<String> = types.iter().map(|ty| show(space, ty).to_string()).collect();
         types.join(", ")
@@ -180,7 +179,7 @@ impl ReplacementBuilder<'_> {
                 }
             }
         }
-        match Op::from_attrs(&app.op, Attrs::new(app.op.as_str(), attrs), self.site.names) {
+        match Op::from_attrs(&app.op, Attrs::new(app.op.as_str(), attrs), self.site.cx.names()) {
             Some(Ok(op)) => Ok(op),
             Some(Err(message)) => Err(Declined::Illegal(message)),
             None => Err(Declined::Illegal(format!("there is no operation `{}`", app.op))),
@@ -210,7 +209,7 @@ impl ReplacementBuilder<'_> {
             (Op::Einsum, [x, y]) => vec![self.product(x, y, expected.like)],
             _ => Vec::new(),
         };
-        let cx = Context { space: self.site.names.space, functions: self.site.names.functions };
+        let cx = self.site.cx;
         let refs: Vec<&TensorType> = operands.iter().collect();
         match op.infer(cx, &refs, &declared) {
             Err(error) => illegal(error.message),

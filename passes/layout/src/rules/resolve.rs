@@ -93,8 +93,8 @@ impl<'r> Resolver<'r> {
         }
         self.counts(app, info, &place);
         for (i, (key, term)) in app.attrs.iter().enumerate() {
-            if !info.attrs.iter().any(|(known, _)| *known == key.text) {
-                let known: Vec<&str> = info.attrs.iter().map(|(known, _)| *known).collect();
+            if !info.attr_names().any(|known| known == key.text) {
+                let known: Vec<&str> = info.attr_names().collect();
                 let message = format!("`{}` has no attribute `{}`", app.op, key.text);
                 let help = if known.is_empty() {
                     format!("`{}` has no attributes", app.op)

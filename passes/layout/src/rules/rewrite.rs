@@ -6,8 +6,7 @@
 
 use ithaca_ir::entity::{Arena, Entity};
 use ithaca_ir::module::{FuncId, Node};
-use ithaca_ir::ops::OpError;
-use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Context, OpError};
 use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, Space, TensorType, ValueId};
 
 use super::matching::Graph;
@@ -154,12 +153,12 @@ impl<'a> Sweep<'a> {
         rules: &[Rule],
         budget: &mut Budget<'_>,
     ) -> Option<Replacement> {
-        let names = Names { space: self.world.space, functions: self.world.functions };
+        let cx = Context { space: self.world.space, functions: self.world.functions };
         let function = self.b.function();
-        let graph = Graph { names, function, defined: &self.defined };
+        let graph = Graph { names: cx.names(), function, defined: &self.defined };
         for (i, rule) in rules.iter().enumerate() {
             let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
-            let site = Site { names, level: self.world.level, values: function };
+            let site = Site { cx, level: self.world.level, values: function };
             match replacement(rule, &bindings, site, &task.types) {
                 Err(Declined::Illegal(message)) => {
                     budget.illegal[i].get_or_insert(message);

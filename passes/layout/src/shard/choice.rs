@@ -2,51 +2,29 @@
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Movement;
+use ithaca_pass::options;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Departures from the strategy.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AttentionChoice {
     /// How keys and queries meet, in place of the strategy's movement; layers with a strategy of their own keep theirs.
+    #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "movement")]
     pub movement: Option<Movement>,
     /// The same for attention whose keys are another sequence than its queries, in every layer.
+    #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "movement")]
     pub cross_movement: Option<Movement>,
     /// For sequences by the name of their dimension, the mesh axes that split them, major to minor, in place of those
     /// of the strategy.
+    #[serde(skip)]
     pub sequences: Vec<(String, Vec<String>)>,
 }
 
 /// How axes are written where there are none.
 const NO_AXES: &str = "none";
 
-/// The prefix of the option that gives a sequence axes of its own.
-const SEQUENCE: &str = "sequence.";
-
 impl AttentionChoice {
-    /// Takes in an option of `shard`, if it is one of these: `movement`, `cross-movement`, `sequence.DIM`.
-    ///
-    /// # Errors
-    /// `P02` for a value that is none.
-    pub(super) fn read(&mut self, key: &str, value: &str) -> Result<bool, Diagnostic> {
-        match key {
-            "movement" => self.movement = Some(parse_movement(value)?),
-            "cross-movement" => self.cross_movement = Some(parse_movement(value)?),
-            _ => match key.strip_prefix(SEQUENCE) {
-                Some(dim) => self.sequences.push((dim.to_owned(), parse_axes(value))),
-                None => return Ok(false),
-            },
-        }
-        Ok(true)
-    }
-
-    /// The options that [`read`](Self::read) reads.
-    pub(super) fn write(&self, options: &mut Vec<(String, String)>) {
-        let Self { movement, cross_movement, sequences } = self;
-        options.extend(movement.iter().map(|m| ("movement".to_owned(), m.to_string())));
-        options.extend(cross_movement.iter().map(|m| ("cross-movement".to_owned(), m.to_string())));
-        let sequence = |(dim, axes): &(String, Vec<String>)| (format!("{SEQUENCE}{dim}"), axes_text(axes));
-        options.extend(sequences.iter().map(sequence));
-    }
-
     /// The flags that ask for it on the command line, each with a space in front.
     pub fn flags(&self) -> String {
         let Self { movement, cross_movement, sequences } = self;
@@ -60,15 +38,21 @@ impl AttentionChoice {
     }
 }
 
+fn movement<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Movement>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let expected = |_| serde::de::Error::custom(format!("a movement, {AS_IN}"));
+    parse_movement(&text).map(Some).map_err(expected)
+}
+
+/// How movements are written.
+const AS_IN: &str = "as in `rotate` or `gather(groups=2)`";
+
 /// The movement spelled `rotate` or `gather(groups=2)`.
 ///
 /// # Errors
 /// `P02` for another spelling; whether there is such a movement is asked later.
 pub fn parse_movement(text: &str) -> Result<Movement, Diagnostic> {
-    let wrong = || {
-        Diagnostic::new("P02", format!("`{text}` is not how a movement is written"))
-            .help("as in `rotate` or `gather(groups=2)`")
-    };
+    let wrong = || Diagnostic::new("P02", format!("`{text}` is not how a movement is written")).help(AS_IN);
     let is_name = |name: &str| {
         name.starts_with(|c: char| c.is_ascii_alphabetic())
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')

@@ -36,7 +36,7 @@ mod zero;
 pub use choice::{AttentionChoice, axes_text, parse_axes, parse_movement};
 pub use layouts::demand;
 pub use legality::Decisions;
-pub use options::{HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions};
+pub use options::{HeadSplit, OPTIONS, OrderChoice, Prune, SequenceFit, ShardOptions};
 pub use placements::Placements;
 pub use zero::Zero;
 

@@ -1,14 +1,20 @@
 //! Options of the `shard` pass, and their spelling in pipelines.
 
-use ithaca_ir::{Diagnostic, Mesh};
+use std::str::FromStr;
 
-use super::choice::AttentionChoice;
+use ithaca_ir::diagnostic::nearest;
+use ithaca_ir::{Diagnostic, Mesh};
+use ithaca_pass::options;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::choice::{AttentionChoice, axes_text, parse_axes};
 use super::strategy;
 use super::zero::Zero;
 use crate::fuse::Fusion;
 
 /// How heads are dealt to ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum HeadSplit {
     /// Every rank has as many.
     #[default]
@@ -20,7 +26,8 @@ pub enum HeadSplit {
 }
 
 /// What is done with a sequence that does not divide.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SequenceFit {
     /// It is refused.
     #[default]
@@ -49,6 +56,17 @@ impl OrderChoice {
     /// # Errors
     /// `P02` for another spelling.
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
+        text.parse().map_err(|known| {
+            Diagnostic::new("P02", format!("there is no token order `{text}`"))
+                .help(format!("orders: {known}"))
+        })
+    }
+}
+
+impl FromStr for OrderChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         let block = text.strip_prefix("striped:").map(str::parse::<u64>);
         match (text, block) {
             ("contiguous", _) => Ok(Self::Contiguous),
@@ -56,8 +74,7 @@ impl OrderChoice {
             ("striped", _) => Ok(Self::Striped(1)),
             ("balanced", _) => Ok(Self::Balanced),
             (_, Some(Ok(block))) if block > 0 => Ok(Self::Striped(block)),
-            _ => Err(Diagnostic::new("P02", format!("there is no token order `{text}`"))
-                .help("orders: contiguous, zigzag, striped, striped:BLOCK, balanced")),
+            _ => Err("contiguous, zigzag, striped, striped:BLOCK, balanced"),
         }
     }
 }
@@ -75,7 +92,8 @@ impl std::fmt::Display for OrderChoice {
 }
 
 /// Whether blocks that the mask leaves empty may travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Prune {
     /// They may.
     #[default]
@@ -84,28 +102,35 @@ pub enum Prune {
     Required,
 }
 
-/// Options of `shard`.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Options of a layout: those of `shard`, and the fusion behind it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ShardOptions {
     /// A strategy, or a product of strategies.
     pub strategy: String,
     /// The mesh, major to minor.
+    #[serde(skip)]
     pub mesh: Mesh,
     /// How heads are dealt.
     pub heads: HeadSplit,
     /// What is done with a sequence that does not divide.
     pub sequence: SequenceFit,
     /// The token order; the best-balanced legal one when absent.
+    #[serde(serialize_with = "options::optional_text::serialize", deserialize_with = "order")]
     pub order: Option<OrderChoice>,
     /// Whether the movement must leave out what the mask leaves empty.
     pub prune: Prune,
     /// What is split over ranks that hold the same weights.
+    #[serde(with = "options::text")]
     pub zero: Zero,
     /// For functions by name, another strategy inside attention than [`strategy`](Self::strategy).
+    #[serde(skip)]
     pub layers: Vec<(String, String)>,
     /// Another movement than the strategy's, and sequences with axes of their own.
+    #[serde(skip)]
     pub attention: AttentionChoice,
     /// What is fused once collectives are chosen; `shard` itself has nothing to do with it.
+    #[serde(skip)]
     pub fusion: Fusion,
 }
 
@@ -126,32 +151,23 @@ impl ShardOptions {
     /// # Errors
     /// `P02` for a wrong value, `P12` for a malformed axis.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut read = Self::default();
+        let [own, others] = options::split::<Self>(options);
+        let [attention, others] = options::split::<AttentionChoice>(&others);
+        let mut read: Self = options::read(PASS, OPTIONS, &own)?;
+        read.attention = options::read(PASS, OPTIONS, &attention)?;
         let mut axes = Vec::new();
-        for (key, value) in options {
-            if read.attention.read(key, value)? {
-                continue;
-            }
-            let wrong = || Diagnostic::new("P02", format!("`shard` does not know {key}={value}"));
-            match (key.as_str(), value.as_str()) {
-                ("strategy", name) => name.clone_into(&mut read.strategy),
-                ("heads", "even") => read.heads = HeadSplit::Even,
-                ("heads", "uneven") => read.heads = HeadSplit::Uneven,
-                ("heads", "pad") => read.heads = HeadSplit::Pad,
-                ("sequence", "exact") => read.sequence = SequenceFit::Exact,
-                ("sequence", "pad") => read.sequence = SequenceFit::Pad,
-                ("order", "auto") => read.order = None,
-                ("order", text) => read.order = Some(OrderChoice::parse(text)?),
-                ("prune", "allowed") => read.prune = Prune::Allowed,
-                ("prune", "required") => read.prune = Prune::Required,
-                ("zero", stage) => {
-                    read.zero = Zero::of_stage(stage.parse().map_err(|_| wrong())?)?;
+        for (key, value) in &others {
+            match key.split_once('.') {
+                Some((LAYER, layer)) => read.layers.push((layer.to_owned(), value.clone())),
+                Some((SEQUENCE, dim)) => {
+                    read.attention.sequences.push((dim.to_owned(), parse_axes(value)));
                 }
-                ("heads" | "sequence" | "prune", _) => return Err(wrong()),
-                (layer, name) if layer.starts_with("strategy.") => {
-                    read.layers.push((layer["strategy.".len()..].to_owned(), name.to_owned()));
-                }
-                (axis, size) => strategy::add_axis(&mut axes, axis, size)?,
+                Some(_) | None => strategy::add_axis(&mut axes, key, value).map_err(|refusal| {
+                    let names = [options::names::<Self>(), options::names::<AttentionChoice>()].concat();
+                    // A number is the size of an axis.
+                    let near = nearest(key, names).filter(|_| value.parse::<u64>().is_err());
+                    near.iter().fold(refusal, |d, near| d.help(format!("did you mean the option `{near}`?")))
+                })?,
             }
         }
         if read.strategy.is_empty() {
@@ -164,25 +180,44 @@ impl ShardOptions {
 
     /// The options as a pipeline writes them; defaults are left out.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
-        let mut options = vec![("strategy".to_owned(), self.strategy.clone())];
-        options.extend(self.mesh.axes.values().map(|a| (a.name.clone(), a.size.to_string())));
-        match self.heads {
-            HeadSplit::Even => {}
-            HeadSplit::Uneven => options.push(("heads".to_owned(), "uneven".to_owned())),
-            HeadSplit::Pad => options.push(("heads".to_owned(), "pad".to_owned())),
-        }
-        if self.sequence == SequenceFit::Pad {
-            options.push(("sequence".to_owned(), "pad".to_owned()));
-        }
-        options.extend(self.order.map(|order| ("order".to_owned(), order.to_string())));
-        if self.prune == Prune::Required {
-            options.push(("prune".to_owned(), "required".to_owned()));
-        }
-        if self.zero != Zero::Off {
-            options.push(("zero".to_owned(), self.zero.stage().to_string()));
-        }
-        self.attention.write(&mut options);
-        options.extend(self.layers.iter().map(|(layer, name)| (format!("strategy.{layer}"), name.clone())));
-        options
+        let strategy = ("strategy".to_owned(), self.strategy.clone());
+        let axes = self.mesh.axes.values().map(|a| (a.name.clone(), a.size.to_string()));
+        std::iter::once(strategy).chain(axes).chain(self.departures()).collect()
     }
+
+    /// The options as a pipeline writes them, without strategy and mesh.
+    pub fn departures(&self) -> Vec<(String, String)> {
+        let mut written = options::write(self);
+        written.retain(|(key, _)| key != "strategy");
+        written.extend(options::write(&self.attention));
+        let sequences = self.attention.sequences.iter();
+        written.extend(sequences.map(|(dim, axes)| (format!("{SEQUENCE}.{dim}"), axes_text(axes))));
+        written.extend(self.layers.iter().map(|(layer, name)| (format!("{LAYER}.{layer}"), name.clone())));
+        written
+    }
+}
+
+/// The name of the pass.
+const PASS: &str = "shard";
+
+/// Options, as `list passes` shows them.
+pub const OPTIONS: &str = "strategy=NAME[+NAME], AXIS=SIZE (major to minor), heads=even|uneven|pad, sequence=exact|pad, \
+                           order=contiguous|zigzag|striped[:BLOCK]|balanced, prune=allowed|required, zero=0|1|2|3, \
+                           movement=NAME[(OPTION=N)], cross-movement=NAME[(OPTION=N)], \
+                           sequence.DIM=AXIS[+AXIS]|none, strategy.FUNCTION=NAME";
+
+/// The prefix of the option that gives a function a strategy of its own.
+const LAYER: &str = "strategy";
+
+/// The prefix of the option that gives a sequence axes of its own.
+const SEQUENCE: &str = "sequence";
+
+/// The token order; `auto` is absent.
+fn order<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OrderChoice>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text == "auto" {
+        return Ok(None);
+    }
+    let expected = |known| serde::de::Error::custom(format!("one of auto, {known}"));
+    text.parse().map(Some).map_err(expected)
 }

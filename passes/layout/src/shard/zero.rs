@@ -13,6 +13,9 @@
 //! stage 1 could, would take an all-reduce instead of a reduce-scatter, and more memory: stage 1 keeps shards of
 //! gradients, as stage 2 does.
 
+use std::fmt;
+use std::str::FromStr;
+
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Binding, Op, Target, state};
@@ -83,6 +86,22 @@ impl Zero {
                 self >= Zero::Optimizer && of_optimizer.iter().any(|p| binding.name.starts_with(p))
             }
         }
+    }
+}
+
+impl fmt::Display for Zero {
+    /// The number of the stage.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.stage())
+    }
+}
+
+impl FromStr for Zero {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let stage = text.parse().ok().and_then(|stage| Self::of_stage(stage).ok());
+        stage.ok_or("a stage from 0 to 3")
     }
 }
 

@@ -9,9 +9,10 @@ mod recipes;
 
 pub use recipes::STRATEGIES;
 
+use ithaca_ir::Diagnostic;
+use ithaca_ir::diagnostic::nearest;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{AxisId, Mesh};
-use ithaca_ir::{Diagnostic, Mesh as MeshType};
 
 /// Which axes split what.
 ///
@@ -183,7 +184,7 @@ pub trait Strategy: Sync {
 /// `P11` when the mesh lacks an axis that a strategy uses, or has one that nothing uses, or one of size zero.
 pub fn placement(
     strategies: &[&dyn Strategy],
-    mesh: &MeshType,
+    mesh: &Mesh,
     also: &[AxisId],
 ) -> Result<Placement, Diagnostic> {
     let mut placement = Placement::default();
@@ -215,7 +216,10 @@ pub fn placement(
     let names = || strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
     if let Some((_, axis)) = mesh.axes.iter().find(|(id, _)| !taken.contains(id) && !also.contains(id)) {
         let message = format!("mesh axis `{}={}` is used by none of: {}", axis.name, axis.size, names());
-        return Err(Diagnostic::new("P11", message).help(expected_axes(&used)));
+        let refusal = Diagnostic::new("P11", message);
+        let near = nearest(&axis.name, used.iter().copied());
+        let refusal = near.iter().fold(refusal, |d, near| d.help(format!("did you mean `{near}`?")));
+        return Err(refusal.help(expected_axes(&used)));
     }
     if let (Some(first), Some(second)) = (&placement.movement, placement.contested.first()) {
         let message = format!("strategies {} bring two movements, `{first}` and `{second}`", names());
@@ -227,7 +231,7 @@ pub fn placement(
 
 /// The axis of the mesh that serves as `name`. A strategy with one axis for its context takes it under any of the
 /// field's names, so that layers of different strategies can share it.
-fn axis_for(name: &str, own: &[&str], used: &[&str], mesh: &MeshType) -> Option<AxisId> {
+fn axis_for(name: &str, own: &[&str], used: &[&str], mesh: &Mesh) -> Option<AxisId> {
     const CONTEXT: [&str; 3] = ["cp", "ring", "ulysses"];
     if let Some(axis) = mesh.axis(name) {
         return Some(axis);

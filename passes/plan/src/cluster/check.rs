@@ -1,37 +1,11 @@
-//! Reading a cluster: TOML in, a cluster whose every number is possible out.
+//! Checking a cluster: whether every number is possible.
 
-use ithaca_ir::{Diagnostic, Span};
+use ithaca_ir::Diagnostic;
 
 use crate::cluster::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
 
 /// The largest cluster, devices.
 const MAX_DEVICES: u64 = 1 << 20;
-
-/// The cluster in `text`.
-pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
-    let refuse = |message: String, span: Option<std::ops::Range<usize>>| {
-        let span = span.map_or(Span::default(), |s| Span::new(s.start, s.end));
-        Diagnostic::new("M20", message).at(span)
-    };
-    let deserializer = toml::Deserializer::parse(text)
-        .map_err(|e| refuse(format!("`{name}` is not TOML: {}", first_line(e.message())), e.span()))?;
-    let cluster: Cluster = serde_path_to_error::deserialize(deserializer).map_err(|e| {
-        let path = e.path().to_string();
-        let error = e.into_inner();
-        let what = first_line(error.message());
-        let refused = match path.as_str() {
-            "." => refuse(format!("cluster `{name}`: {what}"), error.span()),
-            _ => refuse(format!("cluster `{name}`, key `{path}`: {what}"), error.span()),
-        };
-        refused.help("every number is written `{ value = 1.0, source = \"where it comes from\" }`")
-    })?;
-    check(&cluster)?;
-    Ok(cluster)
-}
-
-fn first_line(message: &str) -> &str {
-    message.lines().next().unwrap_or_default()
-}
 
 /// Checks every number of a cluster.
 pub(super) fn check(cluster: &Cluster) -> Result<(), Diagnostic> {
@@ -125,25 +99,25 @@ fn count(key: &str, n: &Sourced<u64>) -> Result<(), Diagnostic> {
 
 fn positive(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
     sourced(key, number)?;
-    match number.value.is_finite() && number.value > 0.0 {
-        true => Ok(()),
-        false => Err(impossible(key, &format!("is {}: it must be positive and finite", number.value))),
+    if number.value.is_finite() && number.value > 0.0 {
+        return Ok(());
     }
+    Err(impossible(key, &format!("is {}: it must be positive and finite", number.value)))
 }
 
 fn fraction(key: &str, number: &Sourced<f64>) -> Result<(), Diagnostic> {
     positive(key, number)?;
-    match number.value <= 1.0 {
-        true => Ok(()),
-        false => Err(impossible(key, &format!("is {}: a part of a peak is at most 1", number.value))),
+    if number.value <= 1.0 {
+        return Ok(());
     }
+    Err(impossible(key, &format!("is {}: a part of a peak is at most 1", number.value)))
 }
 
 fn sourced<T>(key: &str, number: &Sourced<T>) -> Result<(), Diagnostic> {
-    match number.source.trim().is_empty() {
-        true => Err(impossible(key, "has an empty source").help("say where the number comes from")),
-        false => Ok(()),
+    if !number.source.trim().is_empty() {
+        return Ok(());
     }
+    Err(impossible(key, "has an empty source").help("name the datasheet or measurement of the number"))
 }
 
 fn impossible(key: &str, what: &str) -> Diagnostic {

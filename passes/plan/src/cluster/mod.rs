@@ -11,6 +11,7 @@ mod collective;
 mod load;
 mod message;
 mod profiles;
+mod read;
 
 use ithaca_ir::{DType, Diagnostic};
 use schemars::JsonSchema;
@@ -122,7 +123,7 @@ impl Cluster {
     /// `M20` when the text is not a cluster (not TOML, a key missing, unknown or without source), `M21` when a number
     /// cannot be (negative, zero, a fraction above one); both name the key.
     pub fn parse(name: &str, text: &str) -> Result<Self, Diagnostic> {
-        check::parse(name, text)
+        read::parse(name, text)
     }
 
     /// Checks every number, for a cluster that came by another way than [`parse`](Self::parse).
@@ -139,9 +140,11 @@ impl Cluster {
     /// `M22`, listing the profiles.
     pub fn named(name: &str) -> Result<Self, Diagnostic> {
         builtin(name).ok_or_else(|| {
-            Diagnostic::new("M22", format!("there is no cluster called `{name}`"))
-                .help(format!("the built-in clusters are {}", names().join(", ")))
-                .help("a cluster of your own is a TOML file: give its path")
+            Diagnostic::new("M22", format!("there is no cluster called `{name}`")).names(
+                "clusters, beside the path of a cluster file",
+                name,
+                names(),
+            )
         })
     }
 

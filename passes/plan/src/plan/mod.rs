@@ -19,10 +19,7 @@ use ithaca_ir::{AxisId, DType, Diagnostic, Diagnostics, Dim, Function, Mesh, Mod
 use ithaca_layout::compile::{self, AttentionUse, Compiled, compile_with};
 use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
-use ithaca_layout::shard::{
-    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero, parse_movement,
-    strategy,
-};
+use ithaca_layout::shard::{self, ShardOptions, strategy};
 use ithaca_pass::Pass;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,7 +37,8 @@ pub use reason::why_chosen;
 ///
 /// Version 2 adds `dimensions` with their token orders, `attention` with its movements, and the layout options `order`,
 /// `prune` and `layers`; collectives may be `permute`, `fetch` and `fetch_sum`, along one axis or several joined by `+`.
-pub const VERSION: u32 = 2;
+/// Version 3 writes the layout options as a pipeline does.
+pub const VERSION: u32 = 3;
 
 /// A parallel plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -60,8 +58,9 @@ pub struct Plan {
     pub strategy: String,
     /// The mesh, major to minor.
     pub mesh: Vec<MeshAxis>,
-    /// Options of the layout.
-    pub options: LayoutOptions,
+    /// Options of the layout that are not as by default: those of `shard` in a pipeline beside strategy and mesh, and
+    /// `fuse`.
+    pub options: BTreeMap<String, String>,
     /// The dimensions of the per-rank program.
     pub dimensions: Vec<Dimension>,
     /// How the attention of each function is distributed.
@@ -212,67 +211,10 @@ pub struct MeshAxis {
     pub size: u64,
 }
 
-/// Options of the layout.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LayoutOptions {
-    /// Ranks may hold different numbers of heads.
-    pub uneven_heads: bool,
-    /// Heads may be padded.
-    #[serde(default)]
-    pub pad_heads: bool,
-    /// The sequence may be padded.
-    pub pad_sequence: bool,
-    /// The token order that was asked for; the best-balanced legal one when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub order: Option<String>,
-    /// The movement must leave out what the mask leaves empty.
-    #[serde(default)]
-    pub prune: bool,
-    /// The ZeRO stage: what is split over ranks that hold the same weights, from 0, nothing, to 3.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub zero: u64,
-    /// Functions with a strategy of their own inside attention.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub layers: Vec<LayerStrategy>,
-    /// The movement that was asked for in place of the strategy's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub movement: Option<String>,
-    /// The movement that was asked for where keys are another sequence than queries.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cross_movement: Option<String>,
-    /// Sequences with mesh axes of their own.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sequences: Vec<SequenceAxes>,
-    /// What is fused: `pack`, `overlap(chunks=N)`; nothing when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fuse: Option<String>,
-}
-
-/// The mesh axes of a sequence.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SequenceAxes {
-    /// The dimension of the program.
-    pub dimension: String,
-    /// The axes that split it, major to minor.
-    pub axes: Vec<String>,
-}
-
 /// Whether a number is left out of a document.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
-}
-
-/// The strategy of a kind of layer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LayerStrategy {
-    /// The function of the program.
-    pub function: String,
-    /// The strategy, or the product of strategies.
-    pub strategy: String,
 }
 
 /// A dimension of the per-rank program.
@@ -538,20 +480,9 @@ impl Plan {
         if self.gpus > devices {
             return refuse(format!("`gpus` is {}, but `cluster` has {devices} devices", self.gpus));
         }
-        let options = self.shard_options();
-        if let Some(order) = &self.options.order {
-            OrderChoice::parse(order)?;
-        }
-        Zero::of_stage(self.options.zero)?;
-        if let Some(fuse) = &self.options.fuse {
-            Fusion::parse(fuse)?;
-        }
-        let choice = &self.options;
-        for text in choice.movement.iter().chain(&choice.cross_movement) {
-            parse_movement(text)?;
-        }
+        let options = self.shard_options()?;
         let strategies = registry.product(&self.strategy)?;
-        let own = choice.sequences.iter().flat_map(|s| &s.axes);
+        let own = options.attention.sequences.iter().flat_map(|(_, axes)| axes);
         let own: Vec<AxisId> = own.filter_map(|axis| options.mesh.axis(axis)).collect();
         strategy::placement(&strategies, &options.mesh, &own)?;
         let workload = self.workload.to_import()?;
@@ -574,32 +505,35 @@ impl Plan {
     /// As [`compile_with`]; `M33` where the plan states what is not so.
     pub fn compile(&self, registry: &Registry) -> Result<Compiled, Diagnostics> {
         let workload = self.workload.to_import().map_err(|d| vec![d])?;
+        let options = self.shard_options().map_err(|d| vec![d])?;
         let module = import::program(&self.model.config, &self.model.name, &workload)?;
-        let compiled = compile_with(registry, &module, &self.shard_options(), &self.cluster)?;
+        let compiled = compile_with(registry, &module, &options, &self.cluster)?;
         self.check_stated(&compiled).map_err(|d| vec![d])?;
         Ok(compiled)
     }
 
     /// The options with which the passes make this plan's program.
-    pub fn shard_options(&self) -> ShardOptions {
-        let mesh = Mesh::new(self.mesh.iter().map(|a| (a.axis.clone(), a.size)));
-        ShardOptions {
-            heads: match (self.options.uneven_heads, self.options.pad_heads) {
-                (true, _) => HeadSplit::Uneven,
-                (false, true) => HeadSplit::Pad,
-                (false, false) => HeadSplit::Even,
-            },
-            sequence: if self.options.pad_sequence { SequenceFit::Pad } else { SequenceFit::Exact },
-            // What cannot be read is refused when the plan is.
-            order: self.options.order.as_deref().and_then(|text| OrderChoice::parse(text).ok()),
-            prune: if self.options.prune { Prune::Required } else { Prune::Allowed },
-            zero: Zero::of_stage(self.options.zero).unwrap_or_default(),
-            layers: self.options.layers.iter().map(|l| (l.function.clone(), l.strategy.clone())).collect(),
-            attention: self.options.attention(),
-            fusion: self.options.fuse.as_deref().and_then(|f| Fusion::parse(f).ok()).unwrap_or_default(),
-            ..ShardOptions::new(self.strategy.clone(), mesh)
-        }
+    ///
+    /// # Errors
+    /// `P02` for an option that is unknown or has a value that it does not take, `P12` for a malformed mesh.
+    pub fn shard_options(&self) -> Result<ShardOptions, Diagnostic> {
+        let strategy = ("strategy".to_owned(), self.strategy.clone());
+        let axes = self.mesh.iter().map(|a| (a.axis.clone(), a.size.to_string()));
+        let others = self.options.iter().filter(|(key, _)| *key != FUSE);
+        let others = others.map(|(key, value)| (key.clone(), value.clone()));
+        let pairs: Vec<(String, String)> = std::iter::once(strategy).chain(axes).chain(others).collect();
+        let fusion = self.options.get(FUSE).map_or(Ok(Fusion::NONE), |text| Fusion::parse(text))?;
+        Ok(ShardOptions { fusion, ..ShardOptions::from_pipeline(&pairs)? })
     }
+}
+
+/// The option of the passes behind the choice of layouts, beside those of `shard`.
+const FUSE: &str = "fuse";
+
+/// The options of a layout that are not as by default, as a plan writes them.
+pub fn layout_options(options: &ShardOptions) -> BTreeMap<String, String> {
+    let fusion = (options.fusion != Fusion::NONE).then(|| (FUSE.to_owned(), options.fusion.to_string()));
+    options.departures().into_iter().chain(fusion).collect()
 }
 
 /// The JSON schema of the document, as `docs/plan.schema.json` holds it.
@@ -608,47 +542,6 @@ pub fn schema() -> String {
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
     text.push('\n');
     text
-}
-
-impl LayoutOptions {
-    /// What they ask of attention; a movement that cannot be read is refused when the plan is.
-    fn attention(&self) -> AttentionChoice {
-        let movement = |text: &Option<String>| text.as_deref().and_then(|text| parse_movement(text).ok());
-        AttentionChoice {
-            movement: movement(&self.movement),
-            cross_movement: movement(&self.cross_movement),
-            sequences: self.sequences.iter().map(|s| (s.dimension.clone(), s.axes.clone())).collect(),
-        }
-    }
-
-    /// What a plan records of the options of `shard`.
-    pub fn of(options: &ShardOptions) -> Self {
-        Self {
-            uneven_heads: options.heads == HeadSplit::Uneven,
-            pad_heads: options.heads == HeadSplit::Pad,
-            pad_sequence: options.sequence == SequenceFit::Pad,
-            order: options.order.map(|order| order.to_string()),
-            prune: options.prune == Prune::Required,
-            zero: options.zero.stage(),
-            layers: options
-                .layers
-                .iter()
-                .map(|(function, strategy)| LayerStrategy {
-                    function: function.clone(),
-                    strategy: strategy.clone(),
-                })
-                .collect(),
-            movement: options.attention.movement.as_ref().map(ToString::to_string),
-            cross_movement: options.attention.cross_movement.as_ref().map(ToString::to_string),
-            sequences: options
-                .attention
-                .sequences
-                .iter()
-                .map(|(dimension, axes)| SequenceAxes { dimension: dimension.clone(), axes: axes.clone() })
-                .collect(),
-            fuse: (options.fusion != Fusion::NONE).then(|| options.fusion.to_string()),
-        }
-    }
 }
 
 /// The axes of a mesh, as a plan writes them.

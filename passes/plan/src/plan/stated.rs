@@ -36,7 +36,7 @@ impl Plan {
                 "{chosen} of the `alternatives` of the plan are chosen, and a plan is one"
             ));
         }
-        let changes = diff(self, &self.computed(compiled));
+        let changes = diff(self, &self.computed(compiled)?);
         let Some(Change { path, left, right }) = changes.into_iter().find(is_visible) else { return Ok(()) };
         refuse(match (left, right) {
             (Some(stated), Some(computed)) => {
@@ -51,8 +51,8 @@ impl Plan {
     }
 
     /// This plan with everything that follows from its program in place of what it states.
-    fn computed(&self, compiled: &Compiled) -> Plan {
-        let options = self.shard_options();
+    fn computed(&self, compiled: &Compiled) -> Result<Plan, Diagnostic> {
+        let options = self.shard_options()?;
         let simulation = simulate(&self.cluster, &compiled.schedule);
         let memory = MemoryUse::of(&memory::of_schedule(&compiled.schedule), &self.cluster);
         let time = Time::of(&simulation);
@@ -72,7 +72,7 @@ impl Plan {
                 Outcome::OutOfMemory { .. } | Outcome::Refused { .. } => {}
             }
         }
-        Plan {
+        Ok(Plan {
             dimensions: dimensions(&compiled.per_rank.space),
             attention: attention(&compiled.attention, &options),
             collectives: collectives(&compiled.per_rank),
@@ -81,7 +81,7 @@ impl Plan {
             alternatives,
             notes: compiled.notes.clone(),
             ..self.clone()
-        }
+        })
     }
 }
 

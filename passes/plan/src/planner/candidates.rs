@@ -63,20 +63,14 @@ pub fn candidates_with(
             meshes.extend(of_axes(&others));
         }
         found.extend(meshes.into_iter().map(|mesh| ShardOptions {
-            heads: request.heads,
-            sequence: request.sequence,
-            order: request.order,
-            prune: request.prune,
-            zero: request.zero,
-            layers: request.layers.clone(),
-            attention: request.attention.clone(),
-            fusion: request.fusion,
-            ..ShardOptions::new(name.clone(), mesh)
+            strategy: name.clone(),
+            mesh,
+            ..request.options.clone()
         }));
     }
     if let Sparsity::Some(functions) = &request.sparsity
         && request.strategy.is_none()
-        && request.layers.is_empty()
+        && request.options.layers.is_empty()
     {
         found = with_sparse_layers(found, functions);
     }

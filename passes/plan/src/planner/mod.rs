@@ -16,12 +16,9 @@ mod table;
 use ithaca_ir::ops::experts::Experts;
 use ithaca_ir::{Diagnostic, Diagnostics, Mesh, Module, Op};
 use ithaca_layout::compile::{self, Compiled};
-use ithaca_layout::fuse::Fusion;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::strategy::STAGE_AXIS;
-use ithaca_layout::shard::{
-    self, AttentionChoice, HeadSplit, OrderChoice, Prune, SequenceFit, ShardOptions, Zero,
-};
+use ithaca_layout::shard::{self, ShardOptions};
 
 use crate::cluster::Cluster;
 use crate::memory::{self, Memory};
@@ -43,22 +40,8 @@ pub struct Request {
     pub strategy: Option<String>,
     /// The mesh; every factorisation when `None`.
     pub mesh: Option<Mesh>,
-    /// How heads are dealt.
-    pub heads: HeadSplit,
-    /// What is done with a sequence that does not divide.
-    pub sequence: SequenceFit,
-    /// The token order; the best-balanced legal one of each candidate when absent.
-    pub order: Option<OrderChoice>,
-    /// Whether movements must leave out what masks leave empty.
-    pub prune: Prune,
-    /// What is split over ranks that hold the same weights.
-    pub zero: Zero,
-    /// Functions with a strategy of their own inside attention.
-    pub layers: Vec<(String, String)>,
-    /// Another movement than that of each candidate, and sequences with axes of their own.
-    pub attention: AttentionChoice,
-    /// What is fused.
-    pub fusion: Fusion,
+    /// The other options of every candidate, each of which has a strategy and a mesh of its own.
+    pub options: ShardOptions,
     /// Which layers leave blocks of keys unseen, so that strategies that fetch are worth a try.
     pub sparsity: Sparsity,
     /// Experts of the model's mixtures; none of a model without.
@@ -287,7 +270,7 @@ impl Ranked {
             mesh: plan::mesh_axes(&options.mesh),
             dimensions: plan::dimensions(&compiled.per_rank.space),
             attention: plan::attention(&compiled.attention, &options),
-            options: plan::LayoutOptions::of(&options),
+            options: plan::layout_options(&options),
             strategy: options.strategy,
             pipeline: plan::pipeline(&compiled.schedule),
             collectives: plan::collectives(&compiled.per_rank),

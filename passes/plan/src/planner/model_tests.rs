@@ -2,6 +2,7 @@
 
 use ithaca_import::{self as import, Workload};
 use ithaca_ir::Module;
+use ithaca_layout::shard::{HeadSplit, SequenceFit};
 use serde_json::{Value, json};
 
 use super::*;
@@ -55,8 +56,8 @@ fn repaired(request: &Request, repair: &str) -> Request {
                 request.mesh = None;
             }
             "--mesh" => request.mesh = Some(ithaca_layout::shard::parse_mesh(words.next().unwrap()).unwrap()),
-            "--uneven-heads" => request.heads = HeadSplit::Uneven,
-            "--pad-sequence" => request.sequence = SequenceFit::Pad,
+            "--uneven-heads" => request.options.heads = HeadSplit::Uneven,
+            "--pad-sequence" => request.options.sequence = SequenceFit::Pad,
             other => panic!("{other} in {repair}"),
         }
     }

@@ -50,22 +50,10 @@ fn relaxations(heads: HeadSplit, sequence: SequenceFit) -> Vec<(HeadSplit, Seque
 ///
 /// Every one was checked; flags add to those of `options`, layouts replace theirs.
 pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOptions) -> Vec<String> {
-    let ShardOptions { strategy, mesh, heads, sequence, order, prune, zero, layers, attention, fusion } =
-        options;
+    let ShardOptions { strategy, mesh, .. } = options;
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
-        let of = Request {
-            strategy: strategy.cloned(),
-            heads: *heads,
-            sequence: *sequence,
-            order: *order,
-            prune: *prune,
-            zero: *zero,
-            layers: layers.clone(),
-            attention: attention.clone(),
-            fusion: *fusion,
-            ..Request::new(gpus)
-        };
+        let of = Request { strategy: strategy.cloned(), options: options.clone(), ..Request::new(gpus) };
         let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();
         let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
         found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
@@ -191,8 +179,9 @@ fn of_request(search: &Search<'_>, request: &Request, tried: &Tried) -> Vec<Stri
         repairs.extend(search.best(&free));
     }
     let before = repairs.len();
-    for (heads, sequence, text) in relaxations(request.heads, request.sequence) {
-        let relaxed = Request { heads, sequence, ..request.clone() };
+    for (heads, sequence, text) in relaxations(request.options.heads, request.options.sequence) {
+        let options = ShardOptions { heads, sequence, ..request.options.clone() };
+        let relaxed = Request { options, ..request.clone() };
         let is_worth_it = repairs.len() == before || !text.contains(' ');
         if is_worth_it && search.works_unlike(&relaxed, request) {
             repairs.push(text.to_owned());

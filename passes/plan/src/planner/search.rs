@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
     /// As [`works`](Self::works), where nothing that `other` allows fits: only what it does not is tried.
     pub(super) fn works_unlike(&self, request: &Request, other: &Request) -> bool {
         self.any(request, |options| {
-            let (heads, sequence) = (other.heads, other.sequence);
+            let (heads, sequence) = (other.options.heads, other.options.sequence);
             !self.is_legal(&ShardOptions { heads, sequence, ..options.clone() })
         })
     }
@@ -161,8 +161,8 @@ impl<'a> Search<'a> {
         if cost(options) > share.get().min(self.left.get()) {
             return None;
         }
-        for purse in [share, &self.left] {
-            purse.set(purse.get() - cost(options));
+        for budget in [share, &self.left] {
+            budget.set(budget.get() - cost(options));
         }
         let priced = price(self.compiler, self.cluster, options).ok()?;
         let fits = priced.memory.over(self.cluster).is_none();

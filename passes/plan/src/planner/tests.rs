@@ -8,6 +8,8 @@ use ithaca_ir::schedule::{
 };
 use ithaca_ir::{Arena, DType, Diagnostic, Dim, Module, Op, Space, TensorType};
 
+use ithaca_layout::shard::{HeadSplit, SequenceFit};
+
 use super::*;
 use crate::plan::Outcome;
 
@@ -129,8 +131,8 @@ fn repaired(fake: &Fake, request: &Request, repair: &str) -> bool {
             "--gpus" => request.gpus = words[i + 1].parse().unwrap(),
             "--strategy" => request.strategy = Some(words[i + 1].to_owned()),
             "--mesh" => request.mesh = Some(ithaca_layout::shard::parse_mesh(words[i + 1]).unwrap()),
-            "--uneven-heads" => request.heads = HeadSplit::Uneven,
-            "--pad-sequence" => request.sequence = SequenceFit::Pad,
+            "--uneven-heads" => request.options.heads = HeadSplit::Uneven,
+            "--pad-sequence" => request.options.sequence = SequenceFit::Pad,
             _ => assert!(!word.starts_with("--"), "{repair}"),
         }
     }
@@ -284,9 +286,9 @@ fn broken_plans_are_refused_by_field() {
         Plan::from_json("plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
-        ("\"version\": 2", "\"version\": 7", "M32", "`version` 7"),
-        ("\"version\": 2", "\"version\": \"two\"", "M32", "version"),
-        ("\"version\": 2,", "", "M31", "version"),
+        ("\"version\": 3", "\"version\": 7", "M32", "`version` 7"),
+        ("\"version\": 3", "\"version\": \"two\"", "M32", "version"),
+        ("\"version\": 3,", "", "M31", "version"),
         ("\"gpus\": 8,", "", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": -8,", "M31", "gpus"),
         ("\"gpus\": 8,", "\"gpus\": 16,", "M33", "gpus"),

@@ -26,12 +26,15 @@ mod split;
 use ithaca_ir::module::Level;
 use ithaca_ir::verify::{Verified, verify};
 use ithaca_ir::{AxisId, Diagnostic, Diagnostics, Module};
-use ithaca_pass::{Context, Pass, Prices};
+use ithaca_pass::{Context, Pass, Prices, options};
+use serde::{Deserialize, Serialize};
 
 use super::saturate::PriceList;
+use crate::strategy::MAX_RANKS;
 
 /// The axes to split.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Choose {
     /// All axes that span nodes.
     #[default]
@@ -41,13 +44,15 @@ pub enum Choose {
 }
 
 /// The pass.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct TwoLevel {
     /// The axes to split.
     pub choose: Choose,
     /// The only axis to consider, by name; all axes if `None`.
     pub axis: Option<String>,
     /// The ranks of an axis that share a node; the cluster's value if `None`.
+    #[serde(deserialize_with = "options::optional_whole::<_, 2, MAX_RANKS>")]
     pub inside: Option<u64>,
 }
 
@@ -60,21 +65,7 @@ impl TwoLevel {
     /// # Errors
     /// `P02` for an unknown option or value.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut read = Self::default();
-        for (key, value) in options {
-            let inside = value.parse().ok().filter(|n| *n >= 2);
-            match (key.as_str(), value.as_str(), inside) {
-                ("choose", "always", _) => read.choose = Choose::Always,
-                ("choose", "cheaper", _) => read.choose = Choose::Cheaper,
-                ("axis", name, _) => read.axis = Some(name.to_owned()),
-                ("inside", _, Some(inside)) => read.inside = Some(inside),
-                (_, _, _) => {
-                    let message = format!("`two-level` has no option {key}={value}");
-                    return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
-                }
-            }
-        }
-        Ok(read)
+        options::read("two-level", OPTIONS, options)
     }
 
     /// The number of ranks of an axis that share a node, if it is more than one, fewer than all and equal in all nodes;
@@ -109,13 +100,7 @@ impl Pass for TwoLevel {
     }
 
     fn options(&self) -> Vec<(String, String)> {
-        let mut options = Vec::new();
-        if self.choose == Choose::Cheaper {
-            options.push(("choose".to_owned(), "cheaper".to_owned()));
-        }
-        options.extend(self.axis.iter().map(|name| ("axis".to_owned(), name.clone())));
-        options.extend(self.inside.map(|n| ("inside".to_owned(), n.to_string())));
-        options
+        options::write(self)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {

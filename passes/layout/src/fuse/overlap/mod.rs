@@ -30,12 +30,15 @@ use std::collections::BTreeMap;
 use ithaca_ir::module::{Function, Level};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module};
-use ithaca_pass::{Context, Pass};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
 
 /// The pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Overlap {
     /// The maximum number of chunks; a region uses the largest number up to it that divides its dimension.
+    #[serde(deserialize_with = "options::whole::<_, 2, MAX_CHUNKS>")]
     pub chunks: u64,
 }
 
@@ -58,23 +61,7 @@ impl Overlap {
     /// # Errors
     /// `P02` for an unknown option, or a number of chunks outside 2 to [`MAX_CHUNKS`].
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut overlap = Self::default();
-        for (key, value) in options {
-            let chunks = value.parse().ok().filter(|n| (2..=MAX_CHUNKS).contains(n));
-            match (key.as_str(), chunks) {
-                ("chunks", Some(chunks)) => overlap.chunks = chunks,
-                ("chunks", None) => {
-                    let message =
-                        format!("`overlap`: chunks={value} is not a whole number from 2 to {MAX_CHUNKS}");
-                    return Err(Diagnostic::new("P02", message));
-                }
-                _ => {
-                    let message = format!("`overlap` has no option `{key}`");
-                    return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
-                }
-            }
-        }
-        Ok(overlap)
+        options::read("overlap", OPTIONS, options)
     }
 }
 

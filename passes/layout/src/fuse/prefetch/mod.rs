@@ -30,15 +30,18 @@ use ithaca_ir::module::{FuncId, Function, Level};
 use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Module, Op};
-use ithaca_pass::{Context, Pass};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
 
 use body::{Body, Functions};
 use callers::Plan;
 
 /// The pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Prefetch {
     /// The number of layers by which weights are gathered ahead: 1, or 0 for within a layer only.
+    #[serde(deserialize_with = "options::whole::<_, 0, MAX_LAYERS>")]
     pub layers: u64,
 }
 
@@ -61,24 +64,7 @@ impl Prefetch {
     /// # Errors
     /// `P02` for an unknown option, or a number of layers above [`MAX_LAYERS`].
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut prefetch = Self::default();
-        for (key, value) in options {
-            let layers = value.parse().ok().filter(|n| *n <= MAX_LAYERS);
-            match (key.as_str(), layers) {
-                ("layers", Some(layers)) => prefetch.layers = layers,
-                ("layers", None) => {
-                    let message = format!("`prefetch`: layers={value} is neither 0 nor {MAX_LAYERS}");
-                    return Err(Diagnostic::new("P02", message).help(
-                        "layers=1 gathers weights during the previous layer, layers=0 within their own layer only",
-                    ));
-                }
-                _ => {
-                    let message = format!("`prefetch` has no option `{key}`");
-                    return Err(Diagnostic::new("P02", message).help(format!("options: {OPTIONS}")));
-                }
-            }
-        }
-        Ok(prefetch)
+        options::read("prefetch", OPTIONS, options)
     }
 }
 
@@ -88,10 +74,7 @@ impl Pass for Prefetch {
     }
 
     fn options(&self) -> Vec<(String, String)> {
-        if self.layers == Self::default().layers {
-            return Vec::new();
-        }
-        vec![("layers".to_owned(), self.layers.to_string())]
+        options::write(self)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {

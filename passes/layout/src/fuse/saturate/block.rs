@@ -9,7 +9,7 @@ use egg::Id;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Node;
 use ithaca_ir::ops::attr::Names;
-use ithaca_ir::ops::{Binding, OpError, Target};
+use ithaca_ir::ops::{Binding, Context, OpError, Target};
 use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
 use smallvec::SmallVec;
 
@@ -151,11 +151,11 @@ impl<'f> Block<'f> {
     /// The invariant that an operation breaks.
     pub(super) fn rebuilt(
         &self,
-        names: Names<'_>,
+        cx: Context<'_>,
         chosen: &BTreeMap<Id, Term>,
     ) -> Result<Option<Function>, OpError> {
         let function = self.function;
-        let b = FunctionBuilder::new(function.name.as_str(), names.space, names.functions);
+        let b = FunctionBuilder::new(function.name.as_str(), cx.space, cx.functions);
         let mut writer = Writer { block: self, chosen, b, values: BTreeMap::new(), tuples: BTreeSet::new() };
         for &param in &function.params {
             let value = &function.values[param];

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use egg::Id;
 use ithaca_ir::Level;
+use ithaca_ir::ops::Context;
 use ithaca_ir::ops::attr::Names;
 
 use super::language::{Graph, Term, Types, add, as_class, results};
@@ -37,7 +38,7 @@ pub(super) struct Additions {
 /// Applies `rules` to `graph`.
 pub(super) fn grow(
     graph: &mut Graph,
-    names: Names<'_>,
+    cx: Context<'_>,
     level: Level,
     rules: &[Rule],
     limits: Limits,
@@ -48,10 +49,10 @@ pub(super) fn grow(
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
         let index = Index::of(graph);
         let types = Types(graph);
-        let site = Site { names, level, values: &types };
+        let site = Site { cx, level, values: &types };
         for (n, rule) in rules.iter().enumerate() {
             for &class in index.classes(&rule.left.op) {
-                for bindings in matches(graph, names.space, rule, class, MATCHES) {
+                for bindings in matches(graph, cx.space, rule, class, MATCHES) {
                     if !seen.insert((n, class, format!("{bindings:?}"))) {
                         continue;
                     }
@@ -67,7 +68,7 @@ pub(super) fn grow(
             if graph.total_size() >= limits.nodes {
                 break;
             }
-            apply(graph, names, rule, class, replacement, &mut additions);
+            apply(graph, cx.names(), rule, class, replacement, &mut additions);
         }
         graph.rebuild();
         if graph.total_size() >= limits.nodes || (graph.total_size(), graph.number_of_classes()) == before {

@@ -31,11 +31,11 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::ops::OpError;
-use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
-use ithaca_pass::{Context, Pass};
+use ithaca_pass::{Context, Pass, options};
+use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, CheckedRules, Rule};
 use block::Block;
@@ -55,6 +55,9 @@ pub const RULE_FILES: &[(&str, &str)] = &[
 /// The options of the pass, for the list of passes.
 pub const OPTIONS: &str =
     "nodes=N (4000), iterations=N (8), rules=builtin|added (those of `--rules` as well)";
+
+/// The most terms of an e-graph, and the most rounds.
+const MOST: u64 = 1_000_000;
 
 /// A cheaper form may hold `1 / MEMORY` more memory at its peak.
 const MEMORY: u64 = 8;
@@ -82,28 +85,39 @@ pub fn with_saturation(passes: Vec<Box<dyn Pass>>) -> Vec<Box<dyn Pass>> {
 }
 
 /// The source of rules.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Source {
-    /// Built-in rules.
+    /// The built-in rules.
     #[default]
     Builtin,
-    /// Built-in rules and those of a file not read yet.
-    Awaited,
-    /// Built-in rules and those of a file.
-    Added(CheckedRules),
+    /// The rules of a file as well.
+    Added,
+}
+
+/// Options in a pipeline.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
+    nodes: u64,
+    #[serde(deserialize_with = "options::whole::<_, 1, MOST>")]
+    iterations: u64,
+    rules: Source,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { nodes: 4000, iterations: 8, rules: Source::Builtin }
+    }
 }
 
 /// The pass.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Saturate {
-    limits: Limits,
-    source: Source,
-}
-
-impl Default for Saturate {
-    fn default() -> Self {
-        Self { limits: Limits { nodes: 4000, iterations: 8 }, source: Source::Builtin }
-    }
+    options: Options,
+    /// The rules of the file, once they are given.
+    added: Option<CheckedRules>,
 }
 
 impl Saturate {
@@ -112,53 +126,37 @@ impl Saturate {
     /// # Errors
     /// `P02` for an unknown option or an illegal value.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        let mut pass = Self::default();
-        for (key, value) in options {
-            let number = || {
-                let read = value.parse::<usize>().ok().filter(|n| (1..=1_000_000).contains(n));
-                read.ok_or_else(|| {
-                    Diagnostic::new(
-                        "P02",
-                        format!("`saturate`: `{key}={value}` is not a number from 1 to 1000000"),
-                    )
-                })
-            };
-            match (key.as_str(), value.as_str()) {
-                ("nodes", _) => pass.limits.nodes = number()?,
-                ("iterations", _) => pass.limits.iterations = number()?,
-                ("rules", "builtin") => pass.source = Source::Builtin,
-                ("rules", "added") => pass.source = Source::Awaited,
-                _ => {
-                    return Err(Diagnostic::new("P02", format!("`saturate` has no option `{key}={value}`"))
-                        .help(format!("options: {OPTIONS}")));
-                }
-            }
-        }
-        Ok(pass)
+        Ok(Self { options: options::read("saturate", OPTIONS, options)?, added: None })
     }
 
     /// Whether the pass expects a file of rules that is not read yet.
     pub fn awaits_rules(&self) -> bool {
-        matches!(self.source, Source::Awaited)
+        self.options.rules == Source::Added && self.added.is_none()
     }
 
     /// Adds these rules to the built-in ones.
     pub fn with_rules(mut self, rules: CheckedRules) -> Self {
-        self.source = Source::Added(rules);
+        self.options.rules = Source::Added;
+        self.added = Some(rules);
         self
+    }
+
+    fn limits(&self) -> Limits {
+        let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        Limits { nodes: size(self.options.nodes), iterations: size(self.options.iterations) }
     }
 
     fn rules(&self) -> Result<Vec<Rule>, Diagnostic> {
         let mut all = builtin();
-        match &self.source {
-            Source::Builtin => {}
-            Source::Awaited => {
+        match (self.options.rules, &self.added) {
+            (Source::Builtin, _) => {}
+            (Source::Added, None) => {
                 let message = "`saturate{rules=added}` takes its rules from a file";
                 return Err(
                     Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`")
                 );
             }
-            Source::Added(added) => all.extend(added.rules().iter().cloned()),
+            (Source::Added, Some(added)) => all.extend(added.rules().iter().cloned()),
         }
         Ok(all)
     }
@@ -170,20 +168,7 @@ impl Pass for Saturate {
     }
 
     fn options(&self) -> Vec<(String, String)> {
-        let standard = Self::default().limits;
-        let Limits { nodes, iterations } = self.limits;
-        let mut options = Vec::new();
-        if nodes != standard.nodes {
-            options.push(("nodes".to_owned(), nodes.to_string()));
-        }
-        if iterations != standard.iterations {
-            options.push(("iterations".to_owned(), iterations.to_string()));
-        }
-        match self.source {
-            Source::Builtin => {}
-            Source::Awaited | Source::Added(_) => options.push(("rules".to_owned(), "added".to_owned())),
-        }
-        options
+        options::write(&self.options)
     }
 
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
@@ -199,9 +184,9 @@ impl Pass for Saturate {
         let mut prices = PriceList::new(&module.space, cx.prices);
         let mut notes = Vec::new();
         for (id, function) in module.functions.iter() {
-            let names = Names { space: &module.space, functions: &saturated.functions };
+            let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let cheaper = if communicates(function) {
-                self.cheaper(names, module.level, function, &rules, &mut prices)
+                self.cheaper(inference, module.level, function, &rules, &mut prices)
                     .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?
             } else {
                 None
@@ -254,20 +239,20 @@ impl Saturate {
     /// A broken invariant: a bug, because replacements are checked first.
     fn cheaper(
         &self,
-        names: Names<'_>,
+        cx: ops::Context<'_>,
         level: Level,
         function: &Function,
         rules: &[Rule],
         prices: &mut PriceList<'_>,
     ) -> Result<Option<Cheaper>, OpError> {
         let before = prices.of_function(function);
-        let mut block = Block::of(function, names);
-        let made = grow(&mut block.graph, names, level, rules, self.limits);
+        let mut block = Block::of(function, cx.names());
+        let made = grow(&mut block.graph, cx, level, rules, self.limits());
         let original = block.originals();
         let chosen = extract(&block.graph, prices, &block.roots(), &original);
-        let Some(rewritten) = block.rebuilt(names, &chosen)? else { return Ok(None) };
+        let Some(rewritten) = block.rebuilt(cx, &chosen)? else { return Ok(None) };
         let after = prices.of_function(&rewritten);
-        let held = |function: &Function| peak_bytes(names.space, function);
+        let held = |function: &Function| peak_bytes(cx.space, function);
         let allowed = held(function).saturating_add(held(function) / MEMORY);
         if after >= before * (1.0 - 1e-9) || held(&rewritten) > allowed {
             return Ok(None);

@@ -17,13 +17,13 @@ fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
         let rules = std::slice::from_ref(&rule);
         let fires = |seed: u64| {
             let Some(module) = rules::drawn(&rule, seed) else { return false };
-            let names = Names { space: &module.space, functions: &module.functions };
+            let cx = ops::Context { space: &module.space, functions: &module.functions };
             let function = module.functions.values().next_back().unwrap();
-            let mut block = Block::of(function, names);
-            let made = grow(&mut block.graph, names, module.level, rules, Saturate::default().limits);
+            let mut block = Block::of(function, cx.names());
+            let made = grow(&mut block.graph, cx, module.level, rules, Saturate::default().limits());
             let mut prices = PriceList::new(&module.space, &Volume);
             let chosen = extract(&block.graph, &mut prices, &block.roots(), &block.originals());
-            let rebuilt = block.rebuilt(names, &chosen).unwrap().unwrap();
+            let rebuilt = block.rebuilt(cx, &chosen).unwrap().unwrap();
             let (before, after) = (prices.of_function(function), prices.of_function(&rebuilt));
             assert!(after <= before * (1.0 + 1e-9), "`{}`, seed {seed}: {before} to {after}", rule.name);
             !made.terms.is_empty() || !made.found.is_empty()

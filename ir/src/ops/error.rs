@@ -1,0 +1,17 @@
+//! The error of an operation.
+
+/// A broken invariant of one operation, for the verifier to place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpError {
+    /// The invariant, `V..`.
+    pub code: &'static str,
+    /// The violation, with names and numbers.
+    pub message: String,
+}
+
+impl OpError {
+    /// The violation of `code` that `message` describes.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}

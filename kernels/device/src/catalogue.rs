@@ -1,0 +1,153 @@
+//! Every kernel that the runtime may launch, by name.
+//!
+//! A kernel's name is its C++ name within `ithaca::kernel`, template arguments included: `rms_norm<float>`. A schedule
+//! needs some of them ([`DeviceProgram::kernels`](crate::DeviceProgram::kernels)), and only these are compiled for it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use ithaca_ir::DType;
+
+use crate::flash;
+use crate::sources::SOURCES;
+use crate::structs::layout_checks;
+
+/// The C++ type of an element.
+pub fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "double",
+        DType::F32 => "float",
+        DType::F16 => "__half",
+        DType::BF16 => "__nv_bfloat16",
+        DType::I32 => "int32_t",
+        DType::Bool => "uint8_t",
+    }
+}
+
+/// The C++ type that elements are computed in.
+pub fn accumulator(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "double",
+        DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => "float",
+    }
+}
+
+/// The C++ integer as wide as an element, for what moves elements and does not compute.
+pub fn bits_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "uint64_t",
+        DType::F32 | DType::I32 => "uint32_t",
+        DType::F16 | DType::BF16 => "uint16_t",
+        DType::Bool => "uint8_t",
+    }
+}
+
+/// Of one element type.
+const OF_FLOAT: [&str; 35] = [
+    "unary",
+    "binary",
+    "scale",
+    "rms_norm",
+    "rms_scale",
+    "layer_norm",
+    "softmax",
+    "rotary",
+    "embed",
+    "sum_copies",
+    "scores",
+    "weigh",
+    "einsum",
+    "fill",
+    "sum",
+    "sum_members",
+    "sum_pieces",
+    "unary_backward",
+    "norm_moments",
+    "norm_backward",
+    "norm_backward_weight",
+    "softmax_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "pick",
+    "row_lse",
+    "adamw",
+    "clip_factor",
+    "dropout",
+    "route",
+    "route_backward",
+    "dispatch",
+    "combine",
+    "slot_products",
+    "attention_backward_bias",
+];
+
+/// Of elements that are moved.
+const OF_BITS: [&str; 6] = ["copy_box", "repeat", "gather_pieces", "scatter_pieces", "concat", "cut"];
+
+/// Every kernel for tensors of these element types, sorted.
+pub fn catalogue(dtypes: &[DType]) -> BTreeSet<String> {
+    let mut all: BTreeSet<String> = [
+        "first_key",
+        "fold_in",
+        "fold_in_real",
+        "layer_key",
+        "dropout_mask",
+        "positions<int32_t>",
+        "valid<float>",
+        "find_nan",
+    ]
+    .map(str::to_owned)
+    .into();
+    for &dtype in dtypes {
+        all.extend(OF_BITS.iter().map(|name| format!("{name}<{}>", bits_type(dtype))));
+        for &other in dtypes.iter().filter(|&&other| other != DType::Bool && dtype != DType::Bool) {
+            all.insert(format!("cast<{}, {}>", c_type(dtype), c_type(other)));
+        }
+        if !dtype.is_float() {
+            continue;
+        }
+        let t = c_type(dtype);
+        all.extend(OF_FLOAT.iter().map(|name| format!("{name}<{t}>")));
+        all.insert(format!("embed_backward<{t}, 32>"));
+        all.extend([t, accumulator(dtype)].map(|z| format!("rms_scale_backward<{t}, {z}>")));
+        if dtype.bytes() == 2 {
+            all.extend(flash::ALL.iter().flat_map(|flash| flash.kernels(t)));
+        }
+        for o in [t, "float"] {
+            all.extend([64, 128].map(|tile| format!("attention<{t}, {o}, {tile}>")));
+            all.insert(format!("attention_backward_queries<{t}, {o}, 64>"));
+            all.insert(format!("attention_backward_keys<{t}, {o}, 64>"));
+            let joining = ["merge", "merge_parts", "sink", "sink_backward"];
+            all.extend(joining.map(|name| format!("{name}<{t}, {o}>")));
+        }
+    }
+    all
+}
+
+/// C++ that includes every kernel and asserts that structs are as large as here, and kernels as they are launched.
+pub fn translation_unit() -> String {
+    let mut text = String::new();
+    for (name, _) in SOURCES {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "#include \"{name}\"");
+    }
+    text.push_str("using namespace ithaca;\n");
+    text + &layout_checks() + &flash::checks()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_of_the_sources_is_in_the_catalogue() {
+        let all = catalogue(&DType::ALL);
+        let named = |name: &str| all.iter().any(|k| k == name || k.starts_with(&format!("{name}<")));
+        for (file, text) in SOURCES {
+            for declared in text.split("__global__ void ").skip(1) {
+                let name = declared.split('(').next().unwrap_or_default();
+                assert!(named(name), "{file}: `{name}` is not in the catalogue");
+            }
+        }
+    }
+}

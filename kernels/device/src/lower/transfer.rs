@@ -1,0 +1,283 @@
+//! Collectives as transfers: which elements go from which rank to which.
+
+use std::collections::BTreeMap;
+
+use ithaca_ir::boxes::{self, Side};
+use ithaca_ir::layout::At;
+use ithaca_ir::message::{self, Parcel};
+use ithaca_ir::ops::Op;
+use ithaca_ir::schedule::{Task, Transfer as TaskTransfer};
+use ithaca_ir::strided::Strided;
+use ithaca_ir::{AxisId, DType, Rank, Space, TensorType};
+
+use super::axes::splitting_axes;
+use super::context::{In, Lowering, only};
+use crate::argument::Pointer;
+use crate::error::LowerError;
+use crate::merge::Span;
+use crate::ops::view::{Cx, signed};
+use crate::record::{Block, Collective, Communicator, Record, Transfer};
+use crate::value::{Choice, Int, Varying};
+
+/// How a collective treats the elements of its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Each member gets a block of its own from each.
+    Blocks,
+    /// Each member gets all elements of others, where they have some for it.
+    Whole,
+    /// As [`Whole`](Self::Whole), the same number from every member.
+    Gather,
+    /// Blocks for each member, which it gets summed.
+    ReduceScatter,
+    /// All get the sum.
+    AllReduce,
+}
+
+impl Kind {
+    fn of(op: &Op) -> Result<Self, LowerError> {
+        Ok(match op {
+            Op::AllToAll { .. } | Op::Fetch { .. } | Op::FetchSum { .. } => Kind::Blocks,
+            Op::Permute => Kind::Whole,
+            Op::AllGather { .. } => Kind::Gather,
+            Op::ReduceScatter { .. } => Kind::ReduceScatter,
+            Op::AllReduce { .. } => Kind::AllReduce,
+            other => return LowerError::unsupported(format!("`{}` as a collective", other.name())),
+        })
+    }
+}
+
+/// One rank's part in a message, its memory aside.
+struct End {
+    rank: Rank,
+    /// The ranks of its group, itself among them, in order.
+    group: Vec<Rank>,
+    /// Elements that it has for each member, and that it gets from each.
+    send: Vec<u64>,
+    recv: Vec<u64>,
+    /// Elements that it has before, and after.
+    mine: u64,
+    wanted: u64,
+}
+
+impl End {
+    fn of(space: &Space, parcels: &[Parcel], rank: Rank) -> Self {
+        let [sent, received] =
+            [Side::Sent, Side::Received].map(|side| message::wire(space, parcels, side, rank));
+        let held = |ty: &TensorType| boxes::elements(&space.local_box(ty, rank));
+        let holds = |ty: &&TensorType| space.holds(ty, rank);
+        End {
+            rank,
+            group: sent.group,
+            send: sent.elements,
+            recv: received.elements,
+            mine: parcels.iter().map(|p| &p.from).filter(holds).map(held).sum(),
+            wanted: parcels.iter().map(|p| &p.to).filter(holds).map(held).sum(),
+        }
+    }
+}
+
+/// The call of the library that does a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    SendReceive,
+    AllToAll,
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    Reduce,
+}
+
+/// A message between ranks that are numbered by a communicator.
+struct Message {
+    kind: Kind,
+    communicator: Communicator,
+    dtype: DType,
+    method: Method,
+}
+
+impl Message {
+    /// All ranks of a group use the same method, whether or not they could tell from their own blocks.
+    fn of(space: &Space, parcels: &[Parcel], ends: &[Option<End>]) -> Result<Self, LowerError> {
+        let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
+        let kind = Kind::of(&first.op)?;
+        let axes = boxes::axes(space, &first.op, &first.from, &first.to).unwrap_or_default();
+        let (communicator, members) = match axes.as_slice() {
+            [axis] => (Communicator::Axis(*axis), space.mesh.size(*axis)),
+            _ => (Communicator::World, space.mesh.ranks()),
+        };
+        let ends = || ends.iter().flatten();
+        let whole = ends().all(|end| end.group.len() as u64 == members);
+        let even = |counts: &[u64]| counts.iter().all(|&n| n == counts[0] && n > 0);
+        let method = match kind {
+            Kind::AllReduce if whole => Method::AllReduce,
+            Kind::Gather if whole && ends().all(|end| even(&end.recv)) => Method::AllGather,
+            Kind::ReduceScatter if whole && ends().all(|end| even(&end.send)) => Method::ReduceScatter,
+            Kind::ReduceScatter if whole => Method::Reduce,
+            Kind::AllReduce | Kind::ReduceScatter => {
+                return LowerError::unsupported("a sum over ranks that are not those of an axis");
+            }
+            Kind::Blocks
+                if whole
+                    && ends().all(|end| even(&end.send) && even(&end.recv) && end.send[0] == end.recv[0]) =>
+            {
+                Method::AllToAll
+            }
+            Kind::Blocks | Kind::Whole | Kind::Gather => Method::SendReceive,
+        };
+        Ok(Message { kind, communicator, dtype: first.from.dtype, method })
+    }
+
+    fn number(&self, space: &Space, member: Rank) -> Int {
+        Int::Const(signed(match self.communicator {
+            Communicator::World => member.0,
+            Communicator::Axis(axis) => space.mesh.coordinate(member, axis),
+        }))
+    }
+
+    /// Adds the records of one rank.
+    fn trace(&self, cx: &Cx<'_>, end: &End, from: Pointer, to: Pointer) -> Result<(), LowerError> {
+        let bytes = self.dtype.bytes();
+        let count = |n: u64| Int::Const(signed(n));
+        let block = |i: usize, at: Pointer, n: u64| Block {
+            peer: self.number(cx.space, end.group[i]),
+            at: at.address(),
+            count: count(n),
+        };
+        let starts = |counts: &[u64]| -> Vec<u64> {
+            let start = |sum: &mut u64, &n: &u64| Some(std::mem::replace(sum, *sum + n));
+            counts.iter().scan(0, start).collect()
+        };
+        let (send_starts, recv_starts) = (starts(&end.send), starts(&end.recv));
+        let (at, into) = (from.address(), to.address());
+        let collective = match self.method {
+            Method::AllReduce => Collective::AllReduce { from: at, to: into, count: count(end.mine) },
+            Method::AllGather => Collective::AllGather { from: at, to: into, count: count(end.mine) },
+            Method::ReduceScatter => {
+                Collective::ReduceScatter { from: at, to: into, count: count(end.wanted) }
+            }
+            Method::AllToAll => Collective::AllToAll { from: at, to: into, count: count(end.send[0]) },
+            Method::Reduce => {
+                let sent = (0..end.group.len()).filter(|&i| end.send[i] > 0);
+                let blocks = sent.map(|i| block(i, from.offset(send_starts[i] * bytes), end.send[i]));
+                Collective::Reduce { blocks: blocks.collect(), to: into }
+            }
+            Method::SendReceive => {
+                let (mut sends, mut receives) = (Vec::new(), Vec::new());
+                for (i, &member) in end.group.iter().enumerate() {
+                    let start = if self.kind == Kind::Blocks { send_starts[i] } else { 0 };
+                    let (source, target) = (from.offset(start * bytes), to.offset(recv_starts[i] * bytes));
+                    if member == end.rank {
+                        cx.copy(end.recv[i] * bytes, source, target)?;
+                        continue;
+                    }
+                    if end.send[i] > 0 {
+                        sends.push(block(i, source, end.send[i]));
+                    }
+                    if end.recv[i] > 0 {
+                        receives.push(block(i, target, end.recv[i]));
+                    }
+                }
+                Collective::SendReceive { sends, receives }
+            }
+        };
+        cx.trace.add(Record::Transfer(Transfer {
+            communicator: self.communicator,
+            dtype: self.dtype,
+            collective,
+        }));
+        Ok(())
+    }
+}
+
+impl<'a> Lowering<'a> {
+    /// The axes that matter to the blocks of a transfer; none where all ranks have blocks of the same size at the same
+    /// places.
+    pub(super) fn span_of(&self, places: [Option<At>; 2], transfer: &TaskTransfer) -> Span {
+        let (space, parcels) = (self.space(), transfer.parcels());
+        let even = |side| (0..parcels.len()).all(|part| Strided::of(space, parcels, side, part).is_some());
+        if even(Side::Sent) && even(Side::Received) {
+            return Span::of(&space.mesh, []);
+        }
+        let Parcel { op, from, to } = transfer.first();
+        let Some(axes) = boxes::axes(space, op, from, to) else {
+            return Span::of(&space.mesh, space.mesh.axes.ids());
+        };
+        let of_types = parcels.iter().flat_map(|parcel| [&parcel.from, &parcel.to]).flat_map(splitting_axes);
+        let all = axes.iter().copied().chain(of_types);
+        // The ranks of one place are on one coordinate of its axis.
+        let fixed = if places[0] == places[1] { places[0].map(|at| at.axis) } else { None };
+        Span::of(&space.mesh, all.filter(|axis| Some(*axis) != fixed))
+    }
+
+    /// Records of a collective.
+    pub(super) fn exchange(
+        &mut self,
+        of: In<'a>,
+        task: &'a Task,
+        transfer: &TaskTransfer,
+    ) -> Result<Choice<Vec<Record>>, LowerError> {
+        let (space, parcels, first) = (self.space(), transfer.parcels(), transfer.first());
+        let (source, target) = (self.locate(of, only(&task.reads)?)?, self.locate(of, only(&task.writes)?)?);
+        let places = of.frame.places(task);
+        let span = self.span_of(places, transfer);
+        let start = self.start_of(places, &span);
+        let takes_part = |rank: &Rank| places.iter().any(|p| p.is_none_or(|at| at.has(&space.mesh, *rank)));
+        let ends: Vec<Option<End>> = span
+            .ranks(&space.mesh, start)
+            .map(|rank| takes_part(&rank).then(|| End::of(space, parcels, rank)))
+            .collect();
+        let message = Message::of(space, parcels, &ends)?;
+        let of_rank: BTreeMap<Rank, &End> = ends.iter().flatten().map(|end| (end.rank, end)).collect();
+        let held = |ty: &TensorType, rank, at| if space.holds(ty, rank) { at } else { Pointer::NONE };
+        let mut merged = self.traced(of, places, &span, &|cx| {
+            let Some(end) = of_rank.get(&cx.rank) else { return Ok(()) };
+            let from = held(&first.from, cx.rank, source);
+            message.trace(&cx, end, from, held(&first.to, cx.rank, target))
+        })?;
+        if message.communicator == Communicator::World {
+            // A rank's peers have its coordinates along all other axes.
+            let is_other = |axis: &AxisId| {
+                let fixed = places.iter().flatten().any(|at| at.axis == *axis);
+                !fixed && !span.axes().contains(axis) && space.mesh.size(*axis) > 1
+            };
+            let others: Vec<(AxisId, i64)> = space
+                .mesh
+                .axes
+                .ids()
+                .filter(is_other)
+                .map(|axis| (axis, signed(space.mesh.stride(axis))))
+                .collect();
+            for block in merged.alternatives.iter_mut().flatten().flat_map(blocks) {
+                block.peer = plus(&block.peer, &others);
+            }
+        }
+        Ok(merged)
+    }
+}
+
+/// The blocks of a record that name peers.
+fn blocks(record: &mut Record) -> Vec<&mut Block> {
+    match record {
+        Record::Transfer(Transfer { collective, .. }) => match collective {
+            Collective::SendReceive { sends, receives } => sends.iter_mut().chain(receives).collect(),
+            Collective::Reduce { blocks, .. } => blocks.iter_mut().collect(),
+            Collective::AllToAll { .. }
+            | Collective::AllGather { .. }
+            | Collective::ReduceScatter { .. }
+            | Collective::AllReduce { .. } => Vec::new(),
+        },
+        Record::Launch(_) | Record::Product(_) | Record::Copy { .. } => Vec::new(),
+    }
+}
+
+/// The sum of an integer and multiples of coordinates that it does not depend on.
+fn plus(int: &Int, others: &[(AxisId, i64)]) -> Int {
+    let mut varying = match int {
+        Int::Const(base) => Varying { base: *base, ..Varying::default() },
+        Int::Varying(varying) => (**varying).clone(),
+    };
+    varying.per_axis.extend(others);
+    varying.per_axis.sort_unstable();
+    varying.into_int()
+}

@@ -1,0 +1,195 @@
+//! Blocks between tensors and wires: packing, unpacking, slicing.
+
+use ithaca_ir::boxes::{self, Region, Side};
+use ithaca_ir::message::{self, Parcel, Piece};
+use ithaca_ir::{DType, DimId, Op, TensorType};
+
+use super::view::{Cx, Local, View, place, row_major, signed, step};
+use crate::argument::{Pointer, arguments};
+use crate::catalogue::{bits_type, c_type};
+use crate::error::LowerError;
+use crate::structs::{Pieces, PiecesShape, Walk};
+
+/// Which way elements go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    ToWire,
+    FromWire,
+}
+
+/// Blocks of a tensor, and the element of the wire at which each lies.
+type Placed = Vec<(Region, u64)>;
+
+impl Cx<'_> {
+    /// Copies blocks between a tensor and a wire. Blocks of one shape at even distances, as those of an even split are,
+    /// take one kernel.
+    fn move_placed(
+        &self,
+        dtype: DType,
+        whole: &Local,
+        blocks: &Placed,
+        direction: Direction,
+        [tensor, wire]: [Pointer; 2],
+    ) -> Result<(), LowerError> {
+        let offset_of = |block: &Region| -> i64 {
+            let distances = whole.distances(block);
+            distances.iter().zip(&whole.strides).map(|(distance, stride)| distance * stride).sum()
+        };
+        let shape_of = |block: &Region| -> Vec<i64> { Local::new(block.clone()).extents };
+        let order = |wire: i64, tensor: i64| match direction {
+            Direction::ToWire => [wire, tensor],
+            Direction::FromWire => [tensor, wire],
+        };
+        let mut rest: &[(Region, u64)] = blocks;
+        while let [(block, at), ..] = rest {
+            let shape = shape_of(block);
+            let n: i64 = shape.iter().product();
+            let first = offset_of(block);
+            let (mut run, mut apart, mut wire_apart) = (1, 0, n);
+            while let Some((next, next_at)) = rest.get(run) {
+                let (before, before_at) = &rest[run - 1];
+                if shape_of(next) != shape || next_at < before_at {
+                    break;
+                }
+                let distances = (offset_of(next) - offset_of(before), signed(next_at - before_at));
+                if run > 1 && distances != (apart, wire_apart) {
+                    break;
+                }
+                (apart, wire_apart) = distances;
+                run += 1;
+            }
+            let mut walk = Walk::<2>::default();
+            step(&mut walk, signed(run as u64), order(wire_apart, apart))?;
+            for ((&extent, dense), &stride) in shape.iter().zip(row_major(&shape)).zip(&whole.strides) {
+                step(&mut walk, extent, order(dense, stride))?;
+            }
+            let here = tensor.offset(u64::try_from(first).unwrap_or(0) * dtype.bytes());
+            let there = wire.offset(at * dtype.bytes());
+            let [from, to] = match direction {
+                Direction::ToWire => [here, there],
+                Direction::FromWire => [there, here],
+            };
+            let all = n * signed(run as u64);
+            self.launch(&format!("copy_box<{}>", bits_type(dtype)), all, arguments![from, to, walk, all])?;
+            rest = &rest[run..];
+        }
+        Ok(())
+    }
+
+    /// Keeps this rank's part; nothing is sent.
+    pub(crate) fn slice(&self, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
+        let (whole, part) = (self.local(x.ty), self.local(z.ty));
+        let blocks = if part.size > 0 { vec![(self.region(&part).clone(), 0)] } else { Vec::new() };
+        self.move_placed(x.ty.dtype, &whole, &blocks, Direction::ToWire, [x.at, z.at])
+    }
+
+    /// Copies what the tensors of a message send to its wire.
+    pub(crate) fn pack(
+        &self,
+        parcels: &[Parcel],
+        tensors: &[Pointer],
+        wire: Pointer,
+    ) -> Result<(), LowerError> {
+        if let [Parcel { op: Op::Fetch { to: dim }, from, to }] = parcels {
+            return self.move_pieces(parcels, (*dim, from, to), Side::Sent, [tensors[0], wire]);
+        }
+        if let [Parcel { op: Op::FetchSum { from: dim }, from, to }] = parcels {
+            return self.move_pieces(parcels, (*dim, from, to), Side::Sent, [tensors[0], wire]);
+        }
+        self.move_message(parcels, Side::Sent, tensors, wire)
+    }
+
+    /// Puts what a message's wire has received where it belongs in the tensors.
+    pub(crate) fn unpack(
+        &self,
+        parcels: &[Parcel],
+        wire: Pointer,
+        tensors: &[Pointer],
+    ) -> Result<(), LowerError> {
+        if let [Parcel { op: Op::Fetch { to: dim }, from, to }] = parcels {
+            return self.move_pieces(parcels, (*dim, from, to), Side::Received, [tensors[0], wire]);
+        }
+        if let [Parcel { op: Op::FetchSum { from: dim }, from, to }] = parcels {
+            return self.move_pieces(parcels, (*dim, from, to), Side::Received, [tensors[0], wire]);
+        }
+        if parcels.iter().any(|parcel| matches!(parcel.op, Op::FetchSum { .. })) {
+            return Err(LowerError::Unsupported("several sums of fetched tokens in one message".to_owned()));
+        }
+        self.move_message(parcels, Side::Received, tensors, wire)
+    }
+
+    fn move_message(
+        &self,
+        parcels: &[Parcel],
+        side: Side,
+        tensors: &[Pointer],
+        wire: Pointer,
+    ) -> Result<(), LowerError> {
+        let laid = message::wire(self.space, parcels, side, self.rank);
+        let mut placed: Vec<Placed> = vec![Vec::new(); parcels.len()];
+        let mut end = 0;
+        for Piece { parcel, region } in laid.blocks.into_iter().flatten() {
+            let n = boxes::elements(&region);
+            placed[parcel].push((region, end));
+            end += n;
+        }
+        // What lies in the wire is there.
+        let moved = parcels.iter().zip(&placed).zip(tensors).filter(|(_, at)| **at != Pointer::NONE);
+        for ((parcel, blocks), &tensor) in moved {
+            let (ty, direction) = match side {
+                Side::Sent => (&parcel.from, Direction::ToWire),
+                Side::Received => (&parcel.to, Direction::FromWire),
+            };
+            self.move_placed(ty.dtype, &self.local(ty), blocks, direction, [tensor, wire])?;
+        }
+        Ok(())
+    }
+
+    /// Moves the pieces of a fetch, or of its adjoint, in one kernel however many they are. `dim` is what is fetched.
+    fn move_pieces(
+        &self,
+        parcels: &[Parcel],
+        (dim, from, to): (DimId, &TensorType, &TensorType),
+        side: Side,
+        [tensor, wire]: [Pointer; 2],
+    ) -> Result<(), LowerError> {
+        let sums = matches!(parcels[0].op, Op::FetchSum { .. });
+        // The type that has the fetched dimension says where the one that it is of stands in the other.
+        let at = place(if sums { from } else { to }, dim)?;
+        let ty = match side {
+            Side::Sent => from,
+            Side::Received => to,
+        };
+        let whole = self.local(ty);
+        let laid = message::wire(self.space, parcels, side, self.rank);
+        let (mut table, mut end) = (Vec::new(), 0);
+        for Piece { region, .. } in laid.blocks.iter().flatten() {
+            let held = &region[at];
+            let first = whole.distances(region)[at];
+            table.extend([end, first, signed(held.end - held.start)]);
+            end += signed(boxes::elements(region));
+        }
+        let n_pieces = signed(table.len() as u64 / 3);
+        let runs = if table.is_empty() { Pointer::NONE } else { self.integers(table) };
+        let pieces = Pieces { table: runs, n: n_pieces };
+        let shape = PiecesShape {
+            outer: whole.extents[..at].iter().product(),
+            tokens: whole.extents[at],
+            inner: whole.extents[at + 1..].iter().product(),
+        };
+        match side {
+            Side::Sent => {
+                let kernel = format!("gather_pieces<{}>", bits_type(ty.dtype));
+                self.launch(&kernel, end, arguments![tensor, wire, pieces, shape, end])
+            }
+            Side::Received if sums => {
+                let kernel = format!("sum_pieces<{}>", c_type(ty.dtype));
+                self.launch(&kernel, whole.size, arguments![wire, tensor, pieces, shape, whole.size])
+            }
+            Side::Received => {
+                let kernel = format!("scatter_pieces<{}>", bits_type(ty.dtype));
+                self.launch(&kernel, end, arguments![wire, tensor, pieces, shape, end])
+            }
+        }
+    }
+}

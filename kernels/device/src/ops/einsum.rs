@@ -1,0 +1,258 @@
+//! Sums of products: to the device's matrix products where the dimensions merge into batched ones, else to a kernel.
+
+use ithaca_ir::{DimId, TensorType};
+
+use super::view::{Cx, View, float, step};
+use crate::argument::{Pointer, arguments};
+use crate::error::LowerError;
+use crate::record::{Form, Matrix, Product, Record};
+use crate::structs::Walk;
+use crate::value::Int;
+
+/// Products of one einsum at most, beside those that are one batch.
+const MOST_PRODUCTS: i64 = 4096;
+
+/// A loop of an einsum: its extent, and its strides in x, y and z, zero where the tensor lacks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Loop {
+    extent: i64,
+    x: i64,
+    y: i64,
+    z: i64,
+}
+
+/// One step in one place.
+const ONCE: Loop = Loop { extent: 1, x: 0, y: 0, z: 0 };
+
+impl Loop {
+    /// The same with x and y in each other's place.
+    fn swapped(self) -> Self {
+        Loop { x: self.y, y: self.x, ..self }
+    }
+}
+
+/// Joins neighbouring loops that run over memory as one; loops of one step vanish.
+fn merged(loops: &[Loop]) -> Vec<Loop> {
+    let mut out: Vec<Loop> = Vec::new();
+    for l in loops.iter().filter(|l| l.extent != 1) {
+        match out.last_mut() {
+            Some(last)
+                if last.x == l.x * l.extent && last.y == l.y * l.extent && last.z == l.z * l.extent =>
+            {
+                *last = Loop { extent: last.extent * l.extent, ..*l };
+            }
+            _ => out.push(*l),
+        }
+    }
+    out
+}
+
+/// A matrix, column-major, whose elements are `row` and `column` apart; none when neither is one or the leading dimension
+/// does not fit.
+fn as_matrix((rows, columns): (i64, i64), row: i64, column: i64) -> Option<(Form, i64)> {
+    if row == 1 || rows == 1 {
+        let leading = if columns == 1 { rows } else { column };
+        if leading >= rows {
+            return Some((Form::Plain, leading));
+        }
+    }
+    if column == 1 || columns == 1 {
+        let leading = if rows == 1 { columns } else { row };
+        return (leading >= columns).then_some((Form::Transposed, leading));
+    }
+    None
+}
+
+/// The loops of `z[batch, m, n] = sum over k of x[batch, m, k] y[batch, k, n]`.
+#[derive(Clone, Debug)]
+struct Matmul {
+    batch: Vec<Loop>,
+    m: Loop,
+    n: Loop,
+    k: Loop,
+}
+
+/// What a matrix product is made of: forms, leading dimensions, and whether x and y change places.
+struct Found {
+    loops: Matmul,
+    order: Order,
+    a: (Form, i64),
+    b: (Form, i64),
+    c: i64,
+}
+
+/// Which operand stands to the left in the product of columns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// y, as columns are written.
+    SecondFirst,
+    /// x: the operands changed places.
+    FirstFirst,
+}
+
+impl Matmul {
+    /// As the device's product, if it is one.
+    fn find(mut self) -> Option<Found> {
+        let mut order = Order::SecondFirst;
+        // The product writes columns: the loop with stride one in z takes their place.
+        if self.n.z != 1 && self.n.extent != 1 {
+            if self.m.z != 1 && self.m.extent != 1 {
+                return None;
+            }
+            let Matmul { batch, m, n, k } = self;
+            let batch = batch.into_iter().map(Loop::swapped).collect();
+            self = Matmul { batch, m: n.swapped(), n: m.swapped(), k: k.swapped() };
+            order = Order::FirstFirst;
+        }
+        let Matmul { batch, m, n, k } = &self;
+        let a = as_matrix((n.extent, k.extent), n.y, k.y)?;
+        let b = as_matrix((k.extent, m.extent), k.x, m.x)?;
+        let (form, c) = as_matrix((n.extent, m.extent), n.z, m.z)?;
+        let inner = batch.last().unwrap_or(&ONCE).extent;
+        let outer: i64 = batch.iter().rev().skip(1).map(|l| l.extent).product();
+        let fits =
+            [m.extent, n.extent, k.extent, a.1, b.1, c, inner].iter().all(|&x| i32::try_from(x).is_ok());
+        (form == Form::Plain && fits && outer <= MOST_PRODUCTS).then_some(Found {
+            loops: self,
+            order,
+            a,
+            b,
+            c,
+        })
+    }
+}
+
+impl Cx<'_> {
+    pub(crate) fn einsum(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
+        let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
+        if lz.size == 0 {
+            return Ok(());
+        }
+        let make = |dim: DimId, extent: i64| -> Result<Vec<Loop>, LowerError> {
+            let legs = self.legs(dim, extent, [x, y, z])?;
+            Ok(legs.into_iter().map(|(extent, [x, y, z])| Loop { extent, x, y, z }).collect())
+        };
+        let has = |ty: &TensorType, dim: DimId| ty.position(dim).is_some();
+        let (mut batch, mut m, mut n, mut k) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut kept, mut summed) = (Vec::new(), Vec::new());
+        let mut is_product = true;
+        for (&dim, &extent) in z.ty.dims.iter().zip(&lz.extents) {
+            let loops = make(dim, extent)?;
+            kept.extend(&loops);
+            match (has(x.ty, dim), has(y.ty, dim)) {
+                (true, true) => batch.extend(loops),
+                (true, false) => m.extend(loops),
+                (false, _) => n.extend(loops),
+            }
+        }
+        for (&dim, &extent) in x.ty.dims.iter().zip(&lx.extents).filter(|(dim, _)| !has(z.ty, **dim)) {
+            let loops = make(dim, extent)?;
+            summed.extend(&loops);
+            k.extend(loops);
+            is_product &= has(y.ty, dim);
+        }
+        for (&dim, &extent) in y.ty.dims.iter().zip(&ly.extents) {
+            if !has(z.ty, dim) && !has(x.ty, dim) {
+                summed.extend(make(dim, extent)?);
+                is_product = false;
+            }
+        }
+        let [mut batch, mut m, mut n, k] = [batch, m, n, k].map(|loops| merged(&loops));
+        // An outer loop over m or n that does not merge becomes a batch: its stride in the other operand is zero.
+        for group in [&mut m, &mut n] {
+            while group.len() > 1 {
+                batch.insert(0, group.remove(0));
+            }
+        }
+        let [m, n] = [m, n].map(|group| group.first().copied().unwrap_or(ONCE));
+        let one_k = k.len() <= 1;
+        let k = k.first().copied().unwrap_or(ONCE);
+        let t = float(x.ty)?;
+        if is_product
+            && one_k
+            && k.extent > 0
+            && let Some(found) = (Matmul { batch, m, n, k }).find()
+        {
+            return self.products(&found, x, y, z);
+        }
+        let (mut over, mut along) = (Walk::<3>::default(), Walk::<2>::default());
+        for l in merged(&kept) {
+            step(&mut over, l.extent, [l.x, l.y, l.z])?;
+        }
+        for l in merged(&summed) {
+            step(&mut along, l.extent, [l.x, l.y])?;
+        }
+        let n_summed = along.size();
+        let arguments = arguments![x.at, y.at, z.at, over, along, lz.size, n_summed];
+        self.launch(&format!("einsum<{t}>"), lz.size, arguments)
+    }
+
+    /// The innermost batch loop is the product's own; those around it are loops here.
+    fn products(&self, found: &Found, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
+        let Matmul { batch, m, n, k } = &found.loops;
+        let (inner, outer) = batch.split_last().map_or((&ONCE, &[][..]), |(last, rest)| (last, rest));
+        let (first, second) = match found.order {
+            Order::SecondFirst => (y, x),
+            Order::FirstFirst => (x, y),
+        };
+        let size = x.ty.dtype.bytes();
+        let further = |at: Pointer, n: i64| at.offset(u64::try_from(n).unwrap_or(0) * size);
+        let times: i64 = outer.iter().map(|l| l.extent).product();
+        for i in 0..times {
+            let (mut rest, mut dx, mut dy, mut dz) = (i, 0, 0, 0);
+            for l in outer.iter().rev() {
+                let j = rest % l.extent;
+                rest /= l.extent;
+                (dx, dy, dz) = (dx + j * l.x, dy + j * l.y, dz + j * l.z);
+            }
+            let matrix = |at: Pointer, (form, leading): (Form, i64), step: i64| Matrix {
+                at: at.address(),
+                form,
+                leading: Int::Const(leading),
+                step: Int::Const(step),
+            };
+            let product = Product {
+                dtype: x.ty.dtype,
+                rows: Int::Const(n.extent),
+                columns: Int::Const(m.extent),
+                inner: Int::Const(k.extent),
+                batch: Int::Const(inner.extent),
+                a: matrix(further(first.at, dy), found.a, inner.y),
+                b: matrix(further(second.at, dx), found.b, inner.x),
+                c: matrix(further(z.at, dz), (Form::Plain, found.c), inner.z),
+            };
+            self.trace.add(Record::Product(product));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_over_memory_merge() {
+        let a = Loop { extent: 4, x: 6, y: 0, z: 6 };
+        let b = Loop { extent: 6, x: 1, y: 0, z: 1 };
+        assert_eq!(merged(&[a, ONCE, b]), [Loop { extent: 24, ..b }]);
+        assert_eq!(merged(&[b, a]).len(), 2);
+    }
+
+    #[test]
+    fn a_product_of_rows_is_one_of_columns() {
+        // z[m, n] = x[m, k] y[k, n], all row-major.
+        let (m, n, k) = (
+            Loop { extent: 2, x: 3, y: 0, z: 4 },
+            Loop { extent: 4, x: 0, y: 1, z: 1 },
+            Loop { extent: 3, x: 1, y: 4, z: 0 },
+        );
+        let found = Matmul { batch: Vec::new(), m, n, k }.find().unwrap();
+        assert!(found.order == Order::SecondFirst);
+        assert_eq!((found.a, found.b, found.c), ((Form::Plain, 4), (Form::Plain, 3), 4));
+        // z[n, m]: the operands change places.
+        let (m, n) = (Loop { z: 1, ..m }, Loop { z: 2, ..n });
+        let found = Matmul { batch: Vec::new(), m, n, k }.find().unwrap();
+        assert!(found.order == Order::FirstFirst);
+    }
+}

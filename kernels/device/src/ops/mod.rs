@@ -1,0 +1,137 @@
+//! Operations as records: an operation and the types of its tensors become the arguments of kernels, for one rank.
+//!
+//! Addresses are symbolic. The records of different ranks are merged afterwards.
+
+mod attention;
+mod blocks;
+mod einsum;
+mod experts;
+mod nan;
+mod parts;
+mod random;
+mod simple;
+mod training;
+pub(crate) mod view;
+
+use ithaca_ir::Op;
+use ithaca_ir::ops::{Gradient, Loss, Optimizer, Window};
+
+use crate::error::LowerError;
+use training::{Centre, Norm};
+use view::{Cx, View};
+
+/// As many tensors as an operation has.
+fn exactly<'x, 'v, const N: usize>(op: &Op, x: &'x [View<'v>]) -> Result<&'x [View<'v>; N], LowerError> {
+    x.try_into().map_err(|_| unsupported(&format!("`{}` of {} tensors", op.name(), x.len())))
+}
+
+fn unsupported(what: &str) -> LowerError {
+    LowerError::Unsupported(what.to_owned())
+}
+
+impl Cx<'_> {
+    /// Launches what computes `z` from `x`.
+    ///
+    /// # Errors
+    /// [`LowerError::Unsupported`] for what has no kernel, the device's.
+    pub(crate) fn compute(&self, op: &Op, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
+        if !op.info().operands.contains(&x.len()) || z.len() != op.n_results() {
+            let what = format!("`{}` that reads {} tensors and writes {}", op.name(), x.len(), z.len());
+            return Err(LowerError::Unsupported(what));
+        }
+        let is_cut = x.iter().chain(z).any(|view| view.cut().is_some());
+        let knows = matches!(
+            op,
+            Op::Attention(_)
+                | Op::AttentionBackward(_)
+                | Op::Rotary(_)
+                | Op::Einsum
+                | Op::Take { .. }
+                | Op::Join { .. }
+        );
+        if is_cut && !knows {
+            return Err(unsupported(&format!("`{}` of a tensor that is cut into blocks", op.name())));
+        }
+        let count =
+            |over: &[ithaca_ir::DimId]| -> f64 { over.iter().map(|&d| self.space.size(d) as f64).product() };
+        match op {
+            Op::Positions => self.positions(z[0]),
+            Op::Einsum => {
+                let [a, b] = *exactly(op, x)?;
+                self.einsum(a, b, z[0])
+            }
+            Op::Embed { .. } => self.embed(x[0], x[1], z[0]),
+            Op::Unary(f) => self.unary(*f, x[0], z[0]),
+            Op::Binary(f) => self.binary(*f, x[0], x[1], z[0]),
+            Op::Scale { factor } => self.scale(*factor, x[0], z[0]),
+            Op::Cast { .. } => self.cast(x[0], z[0]),
+            Op::RmsNorm { over, eps, offset } => self.rms_norm(*over, (*eps, *offset), x[0], x[1], z[0]),
+            Op::RmsScale { over, eps } => self.rms_scale((count(over), *eps), x[0], x[1], x[2], z[0]),
+            Op::LayerNorm { over, eps } => self.layer_norm(*over, *eps, *exactly(op, x)?, z[0]),
+            Op::Softmax { over } => self.softmax(*over, x[0], z[0]),
+            Op::Gradient(Gradient::Softmax { over }) => self.softmax_backward(*over, x[0], x[1], z[0]),
+            Op::Random(random) => self.random(random, x, z[0]),
+            Op::Rotary(rotary) => self.rotary(rotary, x[0], x[1], z[0]),
+            Op::Attention(a) => self.attention(a, x, z),
+            Op::AttentionBackward(a) => self.attention_backward(a, x, z),
+            Op::Scores { attention, .. } => self.scores(attention, x[0], x[1], z[0]),
+            Op::Weigh { attention, .. } => self.weigh(attention, *exactly(op, x)?, z[0]),
+            Op::Merge => self.merge(exactly(op, x)?, exactly(op, z)?),
+            Op::MergeParts { .. } => self.merge_parts(exactly(op, x)?, exactly(op, z)?),
+            Op::Accumulate => self.accumulate(x[0], x[1], z[0]),
+            Op::Sink => self.sink(exactly(op, x)?, exactly(op, z)?),
+            Op::RowLse { over, parts: _ } => self.row_lse(*over, x[0], z[0]),
+            Op::Fill { value } => self.fill(*value, z[0]),
+            Op::Sum => self.sum(x[0], z[0]),
+            Op::Expand => self.expand(x[0], z[0]),
+            Op::Gradient(Gradient::Unary(f)) => self.unary_backward(*f, x[0], x[1], z[0]),
+            Op::Gradient(Gradient::Embed { over: _, padding }) => {
+                self.embed_backward(*padding, x[0], x[1], z[0])
+            }
+            Op::Gradient(Gradient::Sink) => self.sink_backward(exactly(op, x)?, exactly(op, z)?),
+            Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
+                let norm = Norm { centre: Centre::None, over: *over, eps: *eps, offset: *offset };
+                self.norm_backward(norm, *exactly(op, x)?, z)
+            }
+            Op::Gradient(Gradient::LayerNorm { over, eps }) => {
+                let norm = Norm { centre: Centre::Mean, over: *over, eps: *eps, offset: 0.0 };
+                self.norm_backward(norm, *exactly(op, x)?, z)
+            }
+            Op::Gradient(Gradient::RmsScale { over, eps }) => {
+                self.rms_scale_backward((count(over), *eps), *exactly(op, x)?, exactly(op, z)?)
+            }
+            Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
+                self.cross_entropy_backward((*over, *ignore), *exactly(op, x)?, z[0])
+            }
+            Op::Loss(Loss::CrossEntropy { over, ignore }) => {
+                self.cross_entropy((*over, *ignore), *exactly(op, x)?, *exactly(op, z)?)
+            }
+            Op::Loss(Loss::Pick { over, ignore }) => self.pick((*over, *ignore), *exactly(op, x)?, z[0]),
+            Op::Loss(Loss::Valid { ignore }) => self.valid(*ignore, x[0], z[0]),
+            Op::Optimizer(Optimizer::AdamW(adamw)) => self.adamw(adamw, exactly(op, x)?, exactly(op, z)?),
+            Op::Optimizer(Optimizer::ClipFactor { max_norm }) => self.clip_factor(*max_norm, x[0], z[0]),
+            Op::Repeat { from, to } => self.repeat(*from, *to, x[0], z[0]),
+            Op::SumCopies { from, to } => self.sum_copies(*from, *to, x[0], z[0]),
+            Op::Take { to } => self.take(*to, x[0], z[0]),
+            Op::Join { to } => self.join(*to, x, z[0]),
+            Op::Slice { .. } => self.slice(x[0], z[0]),
+            Op::Experts(experts) => self.experts(experts, x, z),
+            Op::Window(Window::Concat { .. }) => self.concat(x[0], x[1], z[0]),
+            Op::Window(Window::Cut { start, .. }) => self.cut(*start, x[0], z[0]),
+            Op::Param(_)
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Assign { .. }
+            | Op::Call { .. }
+            | Op::Reshard
+            | Op::AllToAll { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::Permute
+            | Op::Fetch { .. }
+            | Op::FetchSum { .. }
+            | Op::Coalesced(_) => Err(unsupported(&format!("`{}` as a computation", op.name()))),
+        }
+    }
+}

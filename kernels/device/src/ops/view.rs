@@ -1,0 +1,371 @@
+//! Tensors of a rank as kernels see them, and the record of a launch.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::Rc;
+
+use ithaca_ir::entity::Entity;
+use ithaca_ir::strided::Strided;
+use ithaca_ir::{DType, DimId, Rank, Space, TensorType, boxes};
+
+use crate::address::{Region, TableId};
+use crate::argument::{Arg, Pointer};
+use crate::catalogue::{bits_type, c_type};
+use crate::error::LowerError;
+use crate::flash::{ALIGNMENT, Block};
+use crate::record::{Grid, Launch, Record};
+use crate::structs::{MOST_DIMS, Reals, Sequence, Walk, Written};
+use crate::value::Int;
+
+/// A buffer with the type of what lies in it.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) ty: &'a TensorType,
+    /// Its first element.
+    pub(crate) at: Pointer,
+    /// How it lies in a wire, where a dimension is cut into blocks; it is dense where there is none.
+    pub(crate) strided: Option<&'a Strided>,
+}
+
+impl View<'_> {
+    /// The dimension that is cut, by place, the indices of a block, and the distance between blocks.
+    pub(crate) fn cut(&self) -> Option<(usize, i64, i64)> {
+        let cut = self.strided?.cut?;
+        Some((cut.place, signed(cut.len), signed(cut.stride)))
+    }
+}
+
+/// A rank for which operations are lowered.
+#[derive(Clone, Copy)]
+pub(crate) struct Cx<'a> {
+    pub(crate) space: &'a Space,
+    pub(crate) rank: Rank,
+    /// Records of the rank.
+    pub(crate) trace: &'a Trace,
+    /// Lists of the task that are the same for all ranks.
+    pub(crate) shared: &'a Shared,
+    /// Whether each argument of the frame starts at a multiple of [`ALIGNMENT`].
+    pub(crate) arguments_aligned: &'a [bool],
+    /// The same of each result.
+    pub(crate) results_aligned: &'a [bool],
+}
+
+/// What a task does on one rank.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    records: RefCell<Vec<Record>>,
+    lists: RefCell<Vec<List>>,
+    /// Whether a record may depend on where in a tensor the part of the rank is, not on its size alone.
+    depends_on_place: Cell<bool>,
+}
+
+/// Numbers that kernels read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum List {
+    Integers(Vec<i64>),
+    Reals(Rc<Vec<u64>>),
+}
+
+impl Trace {
+    /// The records, whose tables are numbered as the lists are, and the lists.
+    pub(crate) fn into_parts(self) -> (Vec<Record>, Vec<List>) {
+        (self.records.into_inner(), self.lists.into_inner())
+    }
+
+    /// Whether a record may depend on where in a tensor the part of the rank is.
+    pub(crate) fn depends_on_place(&self) -> bool {
+        self.depends_on_place.get()
+    }
+
+    pub(crate) fn add(&self, record: Record) {
+        self.records.borrow_mut().push(record);
+    }
+
+    fn list(&self, list: List) -> Pointer {
+        let mut lists = self.lists.borrow_mut();
+        lists.push(list);
+        Pointer { region: Region::Table(TableId::new(lists.len() - 1)), bytes: 0 }
+    }
+}
+
+/// Lists of a task that are the same for all ranks, made once.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    mask_strips: OnceCell<Rc<Vec<u64>>>,
+}
+
+/// The part of a tensor that a rank holds: dense, row-major.
+#[derive(Clone, Debug)]
+pub(crate) struct Local {
+    region: boxes::Region,
+    pub(crate) extents: Vec<i64>,
+    pub(crate) strides: Vec<i64>,
+    pub(crate) size: i64,
+}
+
+impl Local {
+    pub(crate) fn new(region: boxes::Region) -> Self {
+        let extents: Vec<i64> = region.iter().map(|r| signed(r.end.saturating_sub(r.start))).collect();
+        let strides = row_major(&extents);
+        let size = extents.iter().product();
+        Self { region, extents, strides, size }
+    }
+
+    /// How far a block starts from the start of the part, along each dimension.
+    pub(crate) fn distances(&self, block: &boxes::Region) -> Vec<i64> {
+        block.iter().zip(&self.region).map(|(b, own)| signed(b.start - own.start)).collect()
+    }
+}
+
+/// A part of a walk along a dimension: how many steps, and how far apart they are in each of `K` tensors.
+pub(crate) type Leg<const K: usize> = (i64, [i64; K]);
+
+/// Distances between neighbours along each dimension of a dense tensor.
+pub(crate) fn row_major(extents: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; extents.len()];
+    for d in (1..extents.len()).rev() {
+        strides[d - 1] = strides[d] * extents[d];
+    }
+    strides
+}
+
+/// Sizes are below 2^63.
+pub(crate) fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// The distance between neighbours along `dim`; zero where the tensor lacks it.
+pub(crate) fn stride_of(ty: &TensorType, local: &Local, dim: DimId) -> i64 {
+    ty.position(dim).map_or(0, |d| local.strides[d])
+}
+
+/// A dimension that an operation is told of and its tensor lacks.
+pub(crate) fn place(ty: &TensorType, dim: DimId) -> Result<usize, LowerError> {
+    ty.position(dim).ok_or_else(|| unsupported("an operation over a dimension that its tensor lacks"))
+}
+
+pub(crate) fn unsupported(what: &str) -> LowerError {
+    LowerError::Unsupported(what.to_owned())
+}
+
+/// The C++ type of a tensor of real numbers.
+pub(crate) fn float(ty: &TensorType) -> Result<&'static str, LowerError> {
+    match ty.dtype.is_float() {
+        true => Ok(c_type(ty.dtype)),
+        false => Err(LowerError::Unsupported(format!("arithmetic on {}", ty.dtype.name()))),
+    }
+}
+
+/// The C++ integer as wide as an element.
+pub(crate) fn bits(ty: &TensorType) -> &'static str {
+    bits_type(ty.dtype)
+}
+
+/// Numbers whose storage a kernel is told.
+pub(crate) fn reals(x: View<'_>) -> Reals {
+    Reals { data: x.at, storage: storage(x.ty.dtype) }
+}
+
+/// Results whose storage a kernel is told.
+pub(crate) fn written(z: View<'_>) -> Written {
+    Written { data: z.at, storage: storage(z.ty.dtype) }
+}
+
+/// The number of `ithaca::Storage`.
+pub(crate) fn storage(dtype: DType) -> i32 {
+    match dtype {
+        DType::F64 => 0,
+        DType::F32 | DType::I32 | DType::Bool => 1,
+        DType::F16 => 2,
+        DType::BF16 => 3,
+    }
+}
+
+/// Adds a dimension to a walk.
+pub(crate) fn step<const K: usize>(
+    walk: &mut Walk<K>,
+    extent: i64,
+    strides: [i64; K],
+) -> Result<(), LowerError> {
+    let d = usize::try_from(walk.n).unwrap_or(MOST_DIMS);
+    if d >= MOST_DIMS {
+        return Err(LowerError::Unsupported(format!("a tensor of more than {MOST_DIMS} dimensions")));
+    }
+    walk.extent[d] = extent;
+    for (row, stride) in walk.stride.iter_mut().zip(strides) {
+        row[d] = stride;
+    }
+    walk.n += 1;
+    Ok(())
+}
+
+impl Cx<'_> {
+    pub(crate) fn local(&self, ty: &TensorType) -> Local {
+        Local::new(self.space.local_box(ty, self.rank))
+    }
+
+    /// The part of a tensor that the rank holds, with the strides that it has where it lies: along a dimension that is cut
+    /// those inside a block.
+    pub(crate) fn local_of(&self, view: View<'_>) -> Local {
+        let mut local = self.local(view.ty);
+        if let Some(strided) = view.strided {
+            local.strides = strided.strides.iter().map(|&stride| signed(stride)).collect();
+        }
+        local
+    }
+
+    /// The walk along a dimension of `extent` indices over some tensors, outer legs first: two where one of them is cut
+    /// there, as at most one may be.
+    pub(crate) fn legs<const K: usize>(
+        &self,
+        dim: DimId,
+        extent: i64,
+        views: [View<'_>; K],
+    ) -> Result<Vec<Leg<K>>, LowerError> {
+        let strides = views.map(|view| stride_of(view.ty, &self.local_of(view), dim));
+        let mut cuts = views.iter().enumerate().filter_map(|(k, view)| {
+            let (place, run, block) = view.cut()?;
+            (view.ty.dims.get(place) == Some(&dim)).then_some((k, run, block))
+        });
+        match (cuts.next(), cuts.next()) {
+            (None, _) => Ok(vec![(extent, strides)]),
+            (Some((k, run, block)), None) if run > 0 => {
+                let mut outer = strides.map(|stride| stride * run);
+                outer[k] = block;
+                Ok(vec![(extent / run, outer), (run, strides)])
+            }
+            _ => Err(unsupported("a walk over tensors that are cut alike")),
+        }
+    }
+
+    /// The global indices of the part that the rank holds.
+    pub(crate) fn region<'l>(&self, local: &'l Local) -> &'l boxes::Region {
+        self.trace.depends_on_place.set(true);
+        &local.region
+    }
+
+    /// Whether a tensor starts at a multiple of [`ALIGNMENT`].
+    pub(crate) fn is_aligned(&self, at: Pointer) -> bool {
+        let of = |known: &[bool], i: usize| known.get(i).copied().unwrap_or(false);
+        let starts = match at.region {
+            Region::Argument(i) => of(self.arguments_aligned, i),
+            Region::Result(i) => of(self.results_aligned, i),
+            Region::Frame | Region::Source(_) | Region::Table(_) | Region::Finding => true,
+            Region::Null => false,
+        };
+        starts && at.bytes.cast_unsigned().is_multiple_of(ALIGNMENT)
+    }
+
+    /// A list of reals.
+    pub(crate) fn reals(&self, numbers: Vec<f64>) -> Pointer {
+        self.trace.list(List::Reals(Rc::new(numbers.into_iter().map(f64::to_bits).collect())))
+    }
+
+    /// A list of integers.
+    pub(crate) fn integers(&self, numbers: Vec<i64>) -> Pointer {
+        self.trace.list(List::Integers(numbers))
+    }
+
+    /// The strips of the task's mask, which `strips` makes.
+    pub(crate) fn mask_strips(&self, strips: impl FnOnce() -> Vec<f64>) -> Pointer {
+        let bits = || Rc::new(strips().into_iter().map(f64::to_bits).collect());
+        self.trace.list(List::Reals(Rc::clone(self.shared.mask_strips.get_or_init(bits))))
+    }
+
+    /// Launches a kernel; nothing where there is nothing to do.
+    pub(crate) fn launch(&self, kernel: &str, threads: i64, args: Vec<Arg>) -> Result<(), LowerError> {
+        if threads > 0 {
+            let grid = Grid::Threads(Int::Const(threads));
+            self.trace.add(Record::Launch(Launch { kernel: kernel.to_owned(), grid, args }));
+        }
+        Ok(())
+    }
+
+    /// Launches a kernel whose threads work together; nothing where there are no blocks.
+    pub(crate) fn launch_blocks(
+        &self,
+        kernel: &str,
+        blocks: i64,
+        of: Block,
+        args: Vec<Arg>,
+    ) -> Result<(), LowerError> {
+        let Block { threads, shared_bytes, .. } = of;
+        if blocks > 0 {
+            let grid = Grid::Blocks { blocks: Int::Const(blocks), threads, shared_bytes };
+            self.trace.add(Record::Launch(Launch { kernel: kernel.to_owned(), grid, args }));
+        }
+        Ok(())
+    }
+
+    /// Copies bytes; nothing where they are there.
+    pub(crate) fn copy(&self, bytes: u64, from: Pointer, to: Pointer) -> Result<(), LowerError> {
+        if bytes > 0 && from != to {
+            let (from, to) = (from.address(), to.address());
+            self.trace.add(Record::Copy { from, to, bytes: Int::Const(signed(bytes)) });
+        }
+        Ok(())
+    }
+
+    /// The positions of a dimension of a tensor, as this rank holds it.
+    pub(crate) fn sequence(&self, ty: &TensorType, dim: DimId) -> Result<Sequence, LowerError> {
+        let local = self.local(ty);
+        let held = self.region(&local)[place(ty, dim)?].clone();
+        let runs = self.space.position_runs(dim, held.clone());
+        let numbers = runs
+            .iter()
+            .flat_map(|run| [signed(run.index - held.start), signed(run.position), signed(run.len)]);
+        let numbers: Vec<i64> = numbers.collect();
+        let n = signed(runs.len() as u64);
+        // A rank that holds nothing asks for no position.
+        let runs = if numbers.is_empty() { Pointer::NONE } else { self.integers(numbers) };
+        Ok(Sequence { runs, n })
+    }
+
+    /// Every dimension of x but `over`, with the strides of x and of the others.
+    pub(crate) fn rows<const K: usize>(
+        &self,
+        x: &TensorType,
+        over: DimId,
+        others: [&TensorType; K],
+    ) -> Result<Walk<K>, LowerError> {
+        let local = self.local(x);
+        let others = others.map(|ty| (ty, self.local(ty)));
+        let mut rows = Walk::default();
+        for (d, &dim) in x.dims.iter().enumerate().filter(|(_, dim)| **dim != over) {
+            let strides = std::array::from_fn(|k| stride_of(others[k].0, &others[k].1, dim));
+            step(&mut rows, local.extents[d], strides)?;
+        }
+        Ok(rows)
+    }
+
+    /// Every dimension of x but `over`, with the strides of x.
+    pub(crate) fn lines(&self, x: &TensorType, over: DimId) -> Result<Walk<1>, LowerError> {
+        self.rows(x, over, [x])
+    }
+
+    pub(crate) fn extent_along(&self, ty: &TensorType, dim: DimId) -> Result<i64, LowerError> {
+        Ok(self.local(ty).extents[place(ty, dim)?])
+    }
+
+    pub(crate) fn stride_along(&self, ty: &TensorType, dim: DimId) -> i64 {
+        stride_of(ty, &self.local(ty), dim)
+    }
+
+    /// Two walks: over the dimensions of `z`, and over those of `x` that it lacks. Both say where each of K tensors has
+    /// an element, by its stride along a dimension of x.
+    pub(crate) fn kept_and_summed<const K: usize>(
+        &self,
+        x: &TensorType,
+        z: &TensorType,
+        stride: impl Fn(usize, DimId) -> i64,
+    ) -> Result<(Walk<K>, Walk<K>), LowerError> {
+        let (lx, lz) = (self.local(x), self.local(z));
+        let (mut kept, mut summed) = (Walk::default(), Walk::default());
+        for (d, &dim) in z.dims.iter().enumerate() {
+            step(&mut kept, lz.extents[d], std::array::from_fn(|k| stride(k, dim)))?;
+        }
+        for (d, &dim) in x.dims.iter().enumerate().filter(|(_, dim)| z.position(**dim).is_none()) {
+            step(&mut summed, lx.extents[d], std::array::from_fn(|k| stride(k, dim)))?;
+        }
+        Ok((kept, summed))
+    }
+}

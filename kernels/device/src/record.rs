@@ -1,0 +1,264 @@
+//! Records: what is issued to a stream.
+//!
+//! The parts that have addresses `A` and integers `N` have those of all ranks, and where a rank issues them its own.
+
+use ithaca_ir::{AxisId, DType};
+
+use crate::address::Address;
+use crate::argument::Arg;
+use crate::value::Int;
+
+/// One thing that is issued to a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// A kernel.
+    Launch(Launch),
+    /// A matrix product.
+    Product(Product),
+    /// A copy within the device's memory; the parts do not overlap.
+    Copy {
+        /// The first byte read.
+        from: Address,
+        /// The first byte written.
+        to: Address,
+        /// Bytes.
+        bytes: Int,
+    },
+    /// This rank's part in a collective.
+    Transfer(Transfer),
+}
+
+/// A kernel's launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The C++ name within `ithaca::kernel`, template arguments included: `rms_norm<float>`.
+    pub kernel: String,
+    /// Its threads.
+    pub grid: Grid,
+    /// Its arguments.
+    pub args: Vec<Arg>,
+}
+
+/// The threads that a kernel is launched on. Nothing is launched where the number is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid<N = Int> {
+    /// At least one thread for each of so many elements, in blocks as the device likes them; the kernel takes any grid.
+    Threads(N),
+    /// Blocks of threads that work together. The kernel takes any number of blocks, but its threads and its shared memory
+    /// have to be these.
+    Blocks {
+        /// Blocks to do.
+        blocks: N,
+        /// Threads of each, a multiple of 32.
+        threads: u32,
+        /// Bytes of shared memory of each.
+        shared_bytes: u32,
+    },
+}
+
+/// `c[i] = a[i] b[i]` for matrices `rows × inner` and `inner × columns`, column-major, `batch` of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product<A = Address, N = Int> {
+    /// Element type of all three; sums are taken in f64 for f64 and in f32 for the rest.
+    pub dtype: DType,
+    /// Rows of the result.
+    pub rows: N,
+    /// Columns of the result.
+    pub columns: N,
+    /// The dimension that is summed over.
+    pub inner: N,
+    /// Products.
+    pub batch: N,
+    /// The left operand.
+    pub a: Matrix<A, N>,
+    /// The right operand.
+    pub b: Matrix<A, N>,
+    /// The result; always plain.
+    pub c: Matrix<A, N>,
+}
+
+/// A matrix of a product, column-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix<A = Address, N = Int> {
+    /// The first element.
+    pub at: A,
+    /// Whether it is read as its transpose.
+    pub form: Form,
+    /// Elements between columns in memory.
+    pub leading: N,
+    /// Elements between the matrices of a batch.
+    pub step: N,
+}
+
+/// How a matrix is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As it is in memory.
+    Plain,
+    /// As its transpose.
+    Transposed,
+}
+
+/// One rank's part in a collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transfer {
+    /// The ranks that communicate.
+    pub communicator: Communicator,
+    /// Element type.
+    pub dtype: DType,
+    /// The collective.
+    pub collective: Collective,
+}
+
+/// The ranks that communicate, and how they are numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Communicator {
+    /// All ranks of the mesh, by rank.
+    World,
+    /// The ranks that differ along one axis only, by coordinate along it.
+    Axis(AxisId),
+}
+
+/// A collective, as one rank issues it. Counts are elements.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Collective<A = Address, N = Int> {
+    /// Blocks of any size between any members, in one group. A rank's own block is a [`Record::Copy`] before it.
+    SendReceive {
+        /// Blocks that this rank sends.
+        sends: Vec<Block<A, N>>,
+        /// Blocks that this rank receives.
+        receives: Vec<Block<A, N>>,
+    },
+    /// `count` elements from each member to each, in order of members.
+    AllToAll {
+        /// Blocks for each member.
+        from: A,
+        /// Blocks of each member.
+        to: A,
+        /// Elements of a block.
+        count: N,
+    },
+    /// `count` elements of each member to all, in order of members.
+    AllGather {
+        /// This rank's elements.
+        from: A,
+        /// The elements of all members.
+        to: A,
+        /// Elements of one member.
+        count: N,
+    },
+    /// Sums, of which each member gets `count` elements, in order of members.
+    ReduceScatter {
+        /// Blocks for each member.
+        from: A,
+        /// This rank's sum.
+        to: A,
+        /// Elements of a block.
+        count: N,
+    },
+    /// A sum that each member gets whole.
+    AllReduce {
+        /// This rank's elements.
+        from: A,
+        /// The sum.
+        to: A,
+        /// Elements.
+        count: N,
+    },
+    /// Sums of blocks of different sizes: each block is summed to its peer. In one group.
+    Reduce {
+        /// For each member the block that is summed to it; empty blocks are left out.
+        blocks: Vec<Block<A, N>>,
+        /// This rank's sum.
+        to: A,
+    },
+}
+
+/// A block of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block<A = Address, N = Int> {
+    /// The member that it goes to or comes from, by number in the communicator.
+    pub peer: N,
+    /// The first element.
+    pub at: A,
+    /// Elements; a block of none is not exchanged.
+    pub count: N,
+}
+
+impl<N> Grid<N> {
+    /// The same grid with other integers.
+    pub fn map<M>(&self, mut number: impl FnMut(&N) -> M) -> Grid<M> {
+        match self {
+            Grid::Threads(n) => Grid::Threads(number(n)),
+            &Grid::Blocks { ref blocks, threads, shared_bytes } => {
+                Grid::Blocks { blocks: number(blocks), threads, shared_bytes }
+            }
+        }
+    }
+}
+
+impl<A, N> Product<A, N> {
+    /// The same product with other addresses and integers.
+    pub fn map<B, M>(
+        &self,
+        mut address: impl FnMut(&A) -> B,
+        mut number: impl FnMut(&N) -> M,
+    ) -> Product<B, M> {
+        let mut matrix = |Matrix { at, form, leading, step }: &Matrix<A, N>| Matrix {
+            at: address(at),
+            form: *form,
+            leading: number(leading),
+            step: number(step),
+        };
+        let [a, b, c] = [&self.a, &self.b, &self.c].map(&mut matrix);
+        Product {
+            dtype: self.dtype,
+            rows: number(&self.rows),
+            columns: number(&self.columns),
+            inner: number(&self.inner),
+            batch: number(&self.batch),
+            a,
+            b,
+            c,
+        }
+    }
+}
+
+impl<A, N> Collective<A, N> {
+    /// The same collective with other addresses and integers.
+    pub fn map<B, M>(
+        &self,
+        mut address: impl FnMut(&A) -> B,
+        mut number: impl FnMut(&N) -> M,
+    ) -> Collective<B, M> {
+        let mut blocks = |blocks: &[Block<A, N>], address: &mut dyn FnMut(&A) -> B| -> Vec<Block<B, M>> {
+            let block = |Block { peer, at, count }: &Block<A, N>| Block {
+                peer: number(peer),
+                at: address(at),
+                count: number(count),
+            };
+            blocks.iter().map(block).collect()
+        };
+        match self {
+            Collective::SendReceive { sends, receives } => Collective::SendReceive {
+                sends: blocks(sends, &mut address),
+                receives: blocks(receives, &mut address),
+            },
+            Collective::Reduce { blocks: of, to } => {
+                Collective::Reduce { blocks: blocks(of, &mut address), to: address(to) }
+            }
+            Collective::AllToAll { from, to, count } => {
+                Collective::AllToAll { from: address(from), to: address(to), count: number(count) }
+            }
+            Collective::AllGather { from, to, count } => {
+                Collective::AllGather { from: address(from), to: address(to), count: number(count) }
+            }
+            Collective::ReduceScatter { from, to, count } => {
+                Collective::ReduceScatter { from: address(from), to: address(to), count: number(count) }
+            }
+            Collective::AllReduce { from, to, count } => {
+                Collective::AllReduce { from: address(from), to: address(to), count: number(count) }
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The structs that the kernels' headers declare, and that launches pass by value.
+//!
+//! [`layout_checks`] states the size of every struct as assertions in C++, and each compilation of the kernels makes them.
+
+use std::fmt::Write as _;
+
+use crate::argument::{ArgType, Argument, Pointer, Scalar, StructType, Word};
+
+/// Dimensions of a tensor that a kernel takes at most.
+pub const MOST_DIMS: usize = 10;
+
+/// Ranks whose memory the kernel `sum_members` sums at most.
+pub const MOST_MEMBERS: usize = 64;
+
+/// Row-major indices of a shape, and the offset that each of `K` tensors has for each of them, in elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Walk<const K: usize> {
+    pub(crate) n: i32,
+    pub(crate) extent: [i64; MOST_DIMS],
+    pub(crate) stride: [[i64; MOST_DIMS]; K],
+}
+
+impl<const K: usize> Default for Walk<K> {
+    fn default() -> Self {
+        Self { n: 0, extent: [0; MOST_DIMS], stride: [[0; MOST_DIMS]; K] }
+    }
+}
+
+impl<const K: usize> Walk<K> {
+    /// Elements.
+    pub(crate) fn size(&self) -> i64 {
+        self.extent.iter().take(usize::try_from(self.n).unwrap_or(0)).product()
+    }
+
+    const NAME: &'static str = match K {
+        1 => "ithaca::Walk<1>",
+        2 => "ithaca::Walk<2>",
+        _ => "ithaca::Walk<3>",
+    };
+}
+
+impl<const K: usize> Argument for Walk<K> {
+    const TYPE: ArgType = ArgType::Struct(&StructType {
+        name: Self::NAME,
+        fields: &[
+            ("n", <i32 as Argument>::TYPE),
+            ("extent", <[i64; MOST_DIMS] as Argument>::TYPE),
+            ("stride", <[[i64; MOST_DIMS]; K] as Argument>::TYPE),
+        ],
+    });
+
+    fn words(&self, out: &mut Vec<Word>) {
+        self.n.words(out);
+        self.extent.words(out);
+        self.stride.words(out);
+    }
+}
+
+/// Declares structs: the C++ name, and the fields in their order.
+macro_rules! structs {
+    ($($(#[$doc:meta])* $name:ident $cpp:literal { $($(#[$of_field:meta])* $field:ident: $ty:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq)]
+            pub(crate) struct $name {
+                $($(#[$of_field])* pub(crate) $field: $ty,)*
+            }
+
+            impl Argument for $name {
+                const TYPE: ArgType = ArgType::Struct(&StructType {
+                    name: $cpp,
+                    fields: &[$((stringify!($field), <$ty as Argument>::TYPE)),*],
+                });
+
+                fn words(&self, out: &mut Vec<Word>) {
+                    $(self.$field.words(out);)*
+                }
+            }
+        )*
+
+        /// Every type that is declared here.
+        const DECLARED: &[ArgType] = &[$(<$name as Argument>::TYPE),*];
+    };
+}
+
+structs! {
+    /// Numbers whose storage a kernel is told.
+    Reals "ithaca::Reals" {
+        data: Pointer,
+        /// 0 to 3: f64, f32, f16, bf16.
+        storage: i32,
+    }
+
+    /// Results whose storage a kernel is told, numbered as for [`Reals`].
+    Written "ithaca::kernel::Written" {
+        data: Pointer,
+        storage: i32,
+    }
+
+    /// Positions of tokens, three numbers for each run.
+    Sequence "ithaca::kernel::Sequence" {
+        runs: Pointer,
+        n: i64,
+    }
+
+    /// A band, or a table of strips.
+    Mask "ithaca::kernel::Mask" {
+        left: i64,
+        right: i64,
+        strips: Pointer,
+    }
+
+    /// A bias by relative position.
+    Bias "ithaca::kernel::Bias" {
+        bounds: Pointer,
+        per_side: i64,
+        both_sides: bool,
+        table: Reals,
+    }
+
+    /// Which weights are dropped.
+    Dropout "ithaca::kernel::Dropout" {
+        rate: f64,
+        seed: u64,
+        key: Pointer,
+    }
+
+    /// Where the rows of a tensor `[front, tokens, heads, width]` begin.
+    Rows "ithaca::kernel::Rows" {
+        front: i64,
+        token: i64,
+        head: i64,
+        token_run: i64,
+        token_block: i64,
+        head_run: i64,
+        head_block: i64,
+    }
+
+    /// What a rank holds of q, k and v, and how they score.
+    AttentionShape "ithaca::kernel::AttentionShape" {
+        front: i64,
+        queries: i64,
+        heads: i64,
+        keys: i64,
+        kv_heads: i64,
+        width: i64,
+        value_width: i64,
+        first_head: i64,
+        first_kv_head: i64,
+        group: i64,
+        dropped_head: i64,
+        sequences: Walk<1>,
+        first_sequence: i64,
+        query_positions: Sequence,
+        key_positions: Sequence,
+        valid_keys: i64,
+        mask: Mask,
+        scale: f64,
+        softcap: f64,
+        bias: Bias,
+        dropout: Dropout,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        o: Rows,
+        d_o: Rows,
+        dq: Rows,
+        dk: Rows,
+        dv: Rows,
+    }
+
+    /// What the backward pass of an attention gets beside q, k and v.
+    Gradient "ithaca::kernel::Gradient" {
+        d_o: Reals,
+        lse: Reals,
+        delta: Reals,
+    }
+
+    /// The dimensions of a tensor with the positions held of each.
+    Places "ithaca::kernel::Places" {
+        n: i32,
+        extent: [i64; MOST_DIMS],
+        stride: [i64; MOST_DIMS],
+        positions: [Sequence; MOST_DIMS],
+    }
+
+    /// Parts of a tensor that lie one after another on a wire.
+    Pieces "ithaca::kernel::Pieces" {
+        table: Pointer,
+        n: i64,
+    }
+
+    /// The shape of a tensor whose dimension in the middle is cut into pieces.
+    PiecesShape "ithaca::kernel::PiecesShape" {
+        outer: i64,
+        tokens: i64,
+        inner: i64,
+    }
+
+    /// How tokens choose experts.
+    Route "ithaca::kernel::Route" {
+        experts: i64,
+        top: i64,
+        sigmoid: bool,
+        shares: bool,
+        scale: f64,
+        groups: i64,
+        kept: i64,
+    }
+
+    /// Where the tokens of a rank go.
+    Slots "ithaca::kernel::Slots" {
+        choices: Pointer,
+        top: i64,
+        groups: i64,
+        group: i64,
+        slots: i64,
+        first: i64,
+        held: i64,
+        width: i64,
+    }
+
+    /// Which rows are padding.
+    Padding "ithaca::kernel::Padding" {
+        n: i32,
+        positions: [Sequence; 2],
+        valid: [i64; 2],
+        step: [i64; 2],
+        extent: [i64; 2],
+    }
+
+    /// Labels, and which of them do not count.
+    Labels "ithaca::kernel::Labels" {
+        data: Pointer,
+        ignore: i64,
+        padding: Padding,
+    }
+
+    /// The part of it that a rank holds.
+    Vocabulary "ithaca::kernel::Vocabulary" {
+        first: i64,
+        extent: i64,
+        columns: i64,
+        stride: i64,
+    }
+
+    /// Constants of the optimizer.
+    AdamW "ithaca::kernel::AdamW" {
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+    }
+}
+
+/// The type of the argument of `sum_members`: the same block in the memory of several ranks.
+pub const MEMBERS: ArgType = ArgType::Struct(&StructType {
+    name: "ithaca::kernel::Members",
+    fields: &[
+        ("n", ArgType::Scalar(Scalar::I64)),
+        ("from", ArgType::Array(MOST_MEMBERS, &ArgType::Scalar(Scalar::Pointer))),
+    ],
+});
+
+/// Assertions in C++ that the kernels' structs and numbers are as large as declared here.
+pub fn layout_checks() -> String {
+    let mut text = String::new();
+    let mut check = |name: &str, bytes: usize| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "static_assert(sizeof({name}) == {bytes}, \"{name}\");");
+    };
+    let walks = [<Walk<1>>::TYPE, <Walk<2>>::TYPE, <Walk<3>>::TYPE, MEMBERS];
+    for ty in walks.iter().chain(DECLARED) {
+        if let ArgType::Struct(of) = ty {
+            check(of.name, ty.bytes());
+        }
+    }
+    let scalars = [
+        ("bool", Scalar::Bool),
+        ("int", Scalar::I32),
+        ("int64_t", Scalar::I64),
+        ("uint64_t", Scalar::U64),
+        ("double", Scalar::F64),
+        ("const void*", Scalar::Pointer),
+    ];
+    scalars.iter().for_each(|(name, scalar)| check(name, scalar.bytes()));
+    text
+}

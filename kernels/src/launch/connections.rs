@@ -1,0 +1,450 @@
+//! The connections of a process, over which its rank exchanges blocks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufReader, BufWriter, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ithaca_ir::Rank;
+
+use super::bytes::{self, Reader, Writer};
+use super::error::LaunchError;
+use super::frame::{self, FrameError, Kind, Limits};
+use crate::cpu::Communicator;
+use crate::error::RunError;
+use crate::tensor::index;
+
+/// Connections to other ranks, each with the address of the other side.
+pub(super) type Peers = BTreeMap<u64, (TcpStream, SocketAddr)>;
+
+/// The size of read and write buffers, bytes.
+const BUFFER: usize = 1 << 17;
+
+/// The longest message of a failure that is sent, bytes.
+const MAX_MESSAGE: usize = 1 << 16;
+
+/// The connections of one process to all the others.
+#[derive(Debug)]
+pub(super) struct Connections {
+    rank: u64,
+    world: u64,
+    timeout: Duration,
+    shared: Arc<Shared>,
+    /// By rank; `None` for this one.
+    peers: Vec<Option<Peer>>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    address: SocketAddr,
+    /// To the writing thread; `None` once closed.
+    queue: Mutex<Option<Sender<Outgoing>>>,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    Block(Vec<f32>),
+    Frame(Kind, Vec<u8>),
+}
+
+/// The state that the threads of a process share.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// By rank; that of this rank stays empty.
+    inboxes: Vec<Inbox>,
+    /// The first failure that was noticed.
+    failure: Option<Failure>,
+    /// Whether this process has sent a failure to the others.
+    has_aborted: bool,
+    limits: Limits,
+    /// The number of running threads.
+    open: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    /// Blocks, and the ends of steps.
+    blocks: VecDeque<Item>,
+    /// Steps that have ended here while blocks of this sender may be left over.
+    ended: usize,
+    messages: VecDeque<(Kind, Vec<u8>)>,
+    /// Whether the sender may close the connection.
+    is_finalized: bool,
+}
+
+#[derive(Debug)]
+enum Item {
+    Block(Vec<f32>),
+    End,
+}
+
+#[derive(Clone, Debug)]
+enum Failure {
+    /// A connection closed unexpectedly.
+    Lost { rank: u64, address: SocketAddr, why: String },
+    /// A rank reported its failure.
+    Reported { rank: u64, message: String },
+}
+
+impl Connections {
+    /// Takes connections to all other ranks.
+    ///
+    /// # Errors
+    /// [`LaunchError::Setup`].
+    pub(super) fn new(rank: u64, world: u64, timeout: Duration, peers: Peers) -> Result<Self, LaunchError> {
+        let state = State {
+            inboxes: (0..world).map(|_| Inbox::default()).collect(),
+            failure: None,
+            has_aborted: false,
+            limits: Limits::default(),
+            open: 0,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
+        let mut connections =
+            Connections { rank, world, timeout, shared, peers: (0..world).map(|_| None).collect() };
+        for (other, (stream, address)) in peers {
+            let peer = connections.connect(other, stream, address);
+            let peer = peer.map_err(|source| LaunchError::Setup { address: address.to_string(), source })?;
+            connections.peers[index(other)] = Some(peer);
+        }
+        Ok(connections)
+    }
+
+    fn connect(&self, rank: u64, stream: TcpStream, address: SocketAddr) -> std::io::Result<Peer> {
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        stream.set_nodelay(true)?;
+        let reading = stream.try_clone()?;
+        let (queue, outgoing) = mpsc::channel();
+        type Work = Box<dyn FnOnce(&Shared) + Send>;
+        let threads: [(&str, Work); 2] = [
+            ("from", Box::new(move |shared| recv_loop(shared, (rank, address), reading))),
+            ("to", Box::new(move |_| send_loop(&outgoing, stream))),
+        ];
+        for (name, work) in threads {
+            self.shared.state().open += 1;
+            let shared = Arc::clone(&self.shared);
+            let counted = move || {
+                work(&shared);
+                shared.state().open -= 1;
+                shared.wake.notify_all();
+            };
+            std::thread::Builder::new().name(format!("{name} rank {rank}")).spawn(counted)?;
+        }
+        Ok(Peer { address, queue: Mutex::new(Some(queue)) })
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        Rank(self.rank)
+    }
+
+    pub(super) fn world(&self) -> u64 {
+        self.world
+    }
+
+    /// Sets the largest frames that are accepted.
+    pub(super) fn set_limits(&self, limits: Limits) {
+        self.shared.state().limits = limits;
+    }
+
+    /// All other ranks.
+    pub(super) fn others(&self) -> impl Iterator<Item = u64> {
+        let own = self.rank;
+        (0..self.world).filter(move |&other| other != own)
+    }
+
+    /// A rank with its address, for messages.
+    pub(super) fn describe(&self, rank: u64) -> String {
+        let peer = usize::try_from(rank).ok().and_then(|i| self.peers.get(i)).and_then(Option::as_ref);
+        match peer {
+            Some(peer) => format!("rank {rank} ({})", peer.address),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Queues a frame. The reading thread notices a closed connection.
+    pub(super) fn send_frame(&self, to: u64, kind: Kind, body: Vec<u8>) {
+        self.queue(to, Outgoing::Frame(kind, body));
+    }
+
+    fn queue(&self, to: u64, outgoing: Outgoing) {
+        if let Some(peer) = &self.peers[index(to)]
+            && let Some(queue) = &*peer.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            // The writing thread ends with the connection.
+            let _ = queue.send(outgoing);
+        }
+    }
+
+    /// Waits for the next message of `from`, which must be of one of these kinds.
+    ///
+    /// # Errors
+    /// [`RunError::RemoteFailure`] when a rank has failed, [`RunError::Lost`], [`RunError::Deadlock`] after the timeout.
+    pub(super) fn message(&self, from: u64, kinds: &[Kind], wait: Wait) -> Result<(Kind, Vec<u8>), RunError> {
+        let deadline = match wait {
+            Wait::Timeout => Some(Instant::now() + self.timeout),
+            Wait::Unbounded => None,
+        };
+        let found = self.wait(from, deadline, |inbox| inbox.messages.pop_front().map(Ok));
+        let (kind, body) = found.map_err(|error| self.with_cause(error))?;
+        if kinds.contains(&kind) { Ok((kind, body)) } else { Err(bytes::malformed()) }
+    }
+
+    /// Waits until `find` finds its result in the inbox of a rank.
+    fn wait<T>(
+        &self,
+        from: u64,
+        deadline: Option<Instant>,
+        mut find: impl FnMut(&mut Inbox) -> Option<Result<T, RunError>>,
+    ) -> Result<T, RunError> {
+        let mut state = self.shared.state();
+        loop {
+            if let Some(found) = find(&mut state.inboxes[index(from)]) {
+                return found;
+            }
+            if let Some(failure) = &state.failure {
+                return Err(self.failed(failure, Some(from)));
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let deadlock = match (left, state.inboxes[index(from)].is_finalized) {
+                (_, true) => Some("which has ended without sending"),
+                (Some(Duration::ZERO), false) => Some("longer than the timeout"),
+                (Some(_) | None, false) => None,
+            };
+            if let Some(why) = deadlock {
+                return Err(RunError::Deadlock { rank: self.rank, from, why });
+            }
+            let wake = &self.shared.wake;
+            state = match left {
+                None => wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+
+    /// The error of a task of this rank, which may wait for another rank.
+    fn failed(&self, failure: &Failure, waits_for: Option<u64>) -> RunError {
+        match failure {
+            Failure::Reported { .. } => RunError::Stopped,
+            Failure::Lost { rank, address, why } => {
+                let meanwhile = match waits_for {
+                    None => String::new(),
+                    Some(from) if from == *rank => format!(" while rank {} waited for it", self.rank),
+                    Some(from) => format!(" while rank {} waited for rank {from}", self.rank),
+                };
+                RunError::Lost { rank: *rank, address: address.to_string(), why: why.clone(), meanwhile }
+            }
+        }
+    }
+
+    /// Replaces [`RunError::Stopped`] by the failure that another rank reported.
+    pub(super) fn with_cause(&self, error: RunError) -> RunError {
+        match &self.shared.state().failure {
+            Some(Failure::Reported { rank, message }) if error.is_stopped() => {
+                RunError::RemoteFailure { rank: self.describe(*rank), message: message.clone() }
+            }
+            Some(_) | None => error,
+        }
+    }
+
+    /// Sends a failure to all others, once: the one that was reported to this rank, else `message`.
+    pub(super) fn abort(&self, message: &str) {
+        let mut state = self.shared.state();
+        if std::mem::replace(&mut state.has_aborted, true) {
+            return;
+        }
+        let (rank, message) = match &state.failure {
+            Some(Failure::Reported { rank, message }) => (*rank, message.clone()),
+            Some(Failure::Lost { .. }) | None => (self.rank, message.to_owned()),
+        };
+        drop(state);
+        let mut body = Writer::new();
+        body.number(rank).text(&message[..message.floor_char_boundary(MAX_MESSAGE)]);
+        let body = body.into_bytes();
+        self.others().for_each(|other| self.send_frame(other, Kind::Abort, body.clone()));
+    }
+
+    /// Closes all connections; waits until all frames are sent and the others have closed theirs, up to `timeout`.
+    pub(super) fn close(&self, timeout: Duration) {
+        for peer in self.peers.iter().flatten() {
+            peer.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.state();
+        while state.open > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.shared.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// The limit of a wait for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The timeout of a message.
+    Timeout,
+    /// None, while the connection is open: the other rank computes.
+    Unbounded,
+}
+
+impl Communicator for Connections {
+    fn send(&self, _from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
+        self.check()?;
+        self.queue(to.0, Outgoing::Block(block));
+        Ok(())
+    }
+
+    fn receive(&self, to: Rank, from: Rank) -> Result<Vec<f32>, RunError> {
+        let deadline = Instant::now() + self.timeout;
+        self.wait(from.0, Some(deadline), |inbox| {
+            loop {
+                match inbox.blocks.front()? {
+                    Item::End if inbox.ended == 0 => {
+                        let why = "which has ended without sending";
+                        return Some(Err(RunError::Deadlock { rank: to.0, from: from.0, why }));
+                    }
+                    Item::End | Item::Block(_) => {}
+                }
+                match inbox.blocks.pop_front()? {
+                    Item::Block(block) if inbox.ended == 0 => return Some(Ok(block)),
+                    // Left over from an earlier step.
+                    Item::Block(_) => {}
+                    Item::End => inbox.ended -= 1,
+                }
+            }
+        })
+    }
+
+    fn check(&self) -> Result<(), RunError> {
+        match &self.shared.state().failure {
+            Some(failure) => Err(self.failed(failure, None)),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(&self, _rank: Rank) {
+        let mut state = self.shared.state();
+        state.inboxes.iter_mut().for_each(|inbox| inbox.ended += 1);
+        drop(state);
+        self.others().for_each(|other| self.send_frame(other, Kind::End, Vec::new()));
+    }
+
+    fn fail(&self, _rank: Rank, error: &RunError) {
+        self.abort(&error.to_string());
+    }
+}
+
+impl Shared {
+    /// A thread that panicked while it held the lock left nothing half done: every change is one insertion.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a failure, if it is the first.
+    fn fail(&self, failure: Failure) {
+        self.state().failure.get_or_insert(failure);
+        self.wake.notify_all();
+    }
+}
+
+/// Writes queued frames until the queue is closed, then closes the writing side.
+fn send_loop(outgoing: &Receiver<Outgoing>, stream: TcpStream) {
+    let mut out = BufWriter::with_capacity(BUFFER, stream);
+    let mut send = || -> std::io::Result<()> {
+        loop {
+            let next = match outgoing.try_recv() {
+                Ok(next) => next,
+                Err(TryRecvError::Disconnected) => return out.flush(),
+                Err(TryRecvError::Empty) => {
+                    out.flush()?;
+                    match outgoing.recv() {
+                        Ok(next) => next,
+                        Err(_) => return Ok(()),
+                    }
+                }
+            };
+            match next {
+                Outgoing::Block(data) => frame::write_block(&mut out, &data)?,
+                Outgoing::Frame(kind, body) => frame::write(&mut out, kind, &body)?,
+            }
+        }
+    };
+    // The reading thread notices a closed connection.
+    let _ = send();
+    let (stream, _) = out.into_parts();
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// Reads the frames of a rank until its connection ends.
+fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream) {
+    let mut input = BufReader::with_capacity(BUFFER, stream);
+    let lost = |why: String| shared.fail(Failure::Lost { rank, address, why });
+    loop {
+        let frame = frame::read(&mut input, || shared.state().limits);
+        let (kind, body) = match frame {
+            Ok(frame) => frame,
+            Err(error) => {
+                let is_finalized = shared.state().inboxes[index(rank)].is_finalized;
+                match error {
+                    FrameError::Closed if is_finalized => {}
+                    FrameError::Closed => lost("closed its connection".to_owned()),
+                    FrameError::Io(error) => lost(format!("cannot be read from ({error})")),
+                    FrameError::Malformed(message) => lost(format!("sent a malformed frame: {message}")),
+                }
+                return;
+            }
+        };
+        let mut state = shared.state();
+        let inbox = &mut state.inboxes[index(rank)];
+        match kind {
+            Kind::Block => match bytes::floats(&body) {
+                Some(block) => inbox.blocks.push_back(Item::Block(block)),
+                None => {
+                    drop(state);
+                    return lost("sent a malformed block".to_owned());
+                }
+            },
+            Kind::End => inbox.blocks.push_back(Item::End),
+            Kind::Finalize => inbox.is_finalized = true,
+            Kind::Abort => {
+                // It closes next, and its message is the failure.
+                inbox.is_finalized = true;
+                let (rank, message) =
+                    parse_failure(&body).unwrap_or((rank, "for no stated reason".to_owned()));
+                state.failure.get_or_insert(Failure::Reported { rank, message });
+            }
+            // It noticed a closed connection after rank 0 had seen all connected.
+            Kind::Refuse => {
+                inbox.is_finalized = true;
+                let message = String::from_utf8_lossy(&body).into_owned();
+                state.failure.get_or_insert(Failure::Reported { rank, message });
+            }
+            Kind::Agree | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
+                inbox.messages.push_back((kind, body));
+            }
+            Kind::Hello | Kind::Addresses | Kind::Connected => {
+                drop(state);
+                return lost("sent a frame of the rendezvous".to_owned());
+            }
+        }
+        drop(state);
+        shared.wake.notify_all();
+    }
+}
+
+/// The rank that failed, and its error.
+fn parse_failure(body: &[u8]) -> Option<(u64, String)> {
+    let mut input = Reader::new(body);
+    Some((input.number().ok()?, input.text().ok()?))
+}

@@ -1,0 +1,63 @@
+//! Why processes could not be connected.
+
+/// Why processes could not be connected.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The environment does not name the rank of this process.
+    #[error("the environment does not say which process this is: {}", .0.join("; "))]
+    Environment(Vec<String>),
+    /// Rank 0 cannot listen at its address.
+    #[error("rank 0 cannot listen on {address}: {source}")]
+    Taken {
+        /// The host and its ports.
+        address: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Some ranks did not connect.
+    #[error("after {seconds} s {} missing of {world}{strays}", ranks(.missing))]
+    Absent {
+        /// The missing ranks.
+        missing: Vec<u64>,
+        /// The number of processes of the job.
+        world: u64,
+        /// The time for which they were waited for.
+        seconds: u64,
+        /// Connections that were not of this job, as the end of the message.
+        strays: String,
+    },
+    /// Another rank cannot be reached.
+    #[error("rank {rank} cannot reach rank {other} at {address} within {seconds} s: {why}")]
+    Unreached {
+        /// This rank.
+        rank: u64,
+        /// The other rank.
+        other: u64,
+        /// The address of the other.
+        address: String,
+        /// The time for which it was tried.
+        seconds: u64,
+        /// The error of the last attempt.
+        why: String,
+    },
+    /// Processes contradict each other, or one ended before all were connected.
+    #[error("{0}")]
+    Refused(String),
+    /// A connection cannot be set up.
+    #[error("a connection to {address} cannot be set up: {source}")]
+    Setup {
+        /// The other side.
+        address: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// `rank 3 is`, or `ranks 1, 2 are`.
+fn ranks(which: &[u64]) -> String {
+    let list: Vec<String> = which.iter().map(u64::to_string).collect();
+    match which.len() {
+        1 => format!("rank {} is", list[0]),
+        _ => format!("ranks {} are", list.join(", ")),
+    }
+}

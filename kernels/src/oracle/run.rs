@@ -1,0 +1,113 @@
+//! The entry points of the oracle.
+
+use ithaca_ir::{Level, Module};
+
+use super::interpret;
+use super::results::Results;
+use crate::error::RunError;
+use crate::real::Real;
+use crate::storage::Storage;
+use crate::store::TensorSource;
+use crate::tensor::Outputs;
+
+/// Runs a module of the program level.
+///
+/// `weights` answer its `param`s and `inputs` its `input`s; a `state` is zero where `weights` has no tensor of its name.
+/// Outputs are those of `main`, cut to the valid part of every dimension; integers are returned as numbers.
+///
+/// # Errors
+/// [`RunError`]: another level, a source that cannot be read, a token outside its table.
+pub fn run<T: Interpreted>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+) -> Result<Outputs<T>, RunError> {
+    match module.level {
+        Level::Program => step(module, weights, inputs, Storage::Wide).map(|results| results.outputs),
+        Level::Sharded | Level::PerRank => {
+            Err(RunError::Level { expected: Level::Program.name(), found: module.level.name() })
+        }
+    }
+}
+
+/// Runs a module on virtual ranks, all ranks node by node, with collectives in memory.
+///
+/// A `reshard` of a sharded module is carried out by assembling and redistributing. Outputs are assembled from the
+/// ranks' boxes and cut as [`run`] does; ranks that hold the same elements must agree bit for bit.
+///
+/// # Errors
+/// As [`run`], and [`RunError::ReplicasDiffer`].
+pub fn run_ranks<T: Interpreted>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+) -> Result<Outputs<T>, RunError> {
+    match module.level {
+        Level::Sharded | Level::PerRank => {
+            step(module, weights, inputs, Storage::Wide).map(|results| results.outputs)
+        }
+        Level::Program => {
+            Err(RunError::Level { expected: Level::PerRank.name(), found: module.level.name() })
+        }
+    }
+}
+
+/// Runs a module of any level with values stored as `storage` says.
+///
+/// # Errors
+/// As [`run_ranks`], whatever the level.
+pub fn run_stored<T: Interpreted>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    storage: Storage,
+) -> Result<Outputs<T>, RunError> {
+    step(module, weights, inputs, storage).map(|results| results.outputs)
+}
+
+/// Runs a module of any level, and returns beside its outputs the weights and states that it assigned.
+///
+/// The next step reads the updates, layered over the weights of the first.
+///
+/// # Errors
+/// As [`run_ranks`], whatever the level; copies of updates must agree bit for bit, as those of outputs.
+pub fn step<T: Interpreted>(
+    module: &Module,
+    weights: &dyn TensorSource,
+    inputs: &dyn TensorSource,
+    storage: Storage,
+) -> Result<Results<T>, RunError> {
+    T::interpret(module, weights, inputs, storage)
+}
+
+/// A number type of the interpreter. The interpreter is compiled here, once for each type, not in every crate that uses
+/// it.
+pub trait Interpreted: Real {
+    /// [`step`] with numbers of this type.
+    ///
+    /// # Errors
+    /// As [`step`].
+    fn interpret(
+        module: &Module,
+        weights: &dyn TensorSource,
+        inputs: &dyn TensorSource,
+        storage: Storage,
+    ) -> Result<Results<Self>, RunError>;
+}
+
+macro_rules! interpreted {
+    ($($number:ty),*) => {$(
+        impl Interpreted for $number {
+            fn interpret(
+                module: &Module,
+                weights: &dyn TensorSource,
+                inputs: &dyn TensorSource,
+                storage: Storage,
+            ) -> Result<Results<Self>, RunError> {
+                interpret::run(module, weights, inputs, storage)
+            }
+        }
+    )*};
+}
+
+interpreted!(f64, f32);

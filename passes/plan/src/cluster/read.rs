@@ -1,0 +1,177 @@
+//! Reading a cluster: TOML in, a cluster whose every number is possible out.
+//!
+//! Unknown and missing keys are reported together, so that a new file is mended in one go.
+
+use ithaca_ir::diagnostic::{counted, nearest};
+use ithaca_ir::{Diagnostic, Span};
+use ithaca_pass::options::names;
+use toml::de::{DeTable, DeValue};
+
+use super::check::check;
+use super::{Accelerator, Cluster, Efficiency, Level, Peak, Sourced};
+
+/// The cluster in `text`.
+pub(super) fn parse(name: &str, text: &str) -> Result<Cluster, Diagnostic> {
+    let refuse = |message: String, span: Option<std::ops::Range<usize>>| {
+        let span = span.map_or(Span::default(), |s| Span::new(s.start, s.end));
+        Diagnostic::new("M20", message).at(span)
+    };
+    let is_not_toml =
+        |e: toml::de::Error| refuse(format!("`{name}` is not TOML: {}", first_line(e.message())), e.span());
+    let document = DeTable::parse(text).map_err(is_not_toml)?;
+    let mut keys = Keys::default();
+    keys.compare(&Shape::cluster(), "", document.get_ref());
+    if let Some(message) = keys.message(name) {
+        let span = keys.unknown.first().map(|unknown| unknown.span.clone());
+        let refusal = refuse(message, span);
+        let refusal = keys.suggestion().iter().fold(refusal, |d, suggestion| d.help(suggestion));
+        return Err(refusal.help(HELP));
+    }
+    let deserializer = toml::Deserializer::parse(text).map_err(is_not_toml)?;
+    let cluster: Cluster = serde_path_to_error::deserialize(deserializer).map_err(|e| {
+        let path = e.path().to_string();
+        let error = e.into_inner();
+        let what = first_line(error.message());
+        let place = if path == "." { String::new() } else { format!(", key `{path}`") };
+        refuse(format!("cluster `{name}`{place}: {what}"), error.span()).help(HELP)
+    })?;
+    check(&cluster)?;
+    Ok(cluster)
+}
+
+const HELP: &str = "every number is written `{ value = 1.0, source = \"where it comes from\" }`";
+
+fn first_line(message: &str) -> &str {
+    message.lines().next().unwrap_or_default()
+}
+
+/// The keys of a table, and the shape of the tables inside.
+struct Shape {
+    keys: &'static [&'static str],
+    inside: fn(&str) -> Option<Shape>,
+}
+
+impl Shape {
+    fn cluster() -> Self {
+        let inside = |key: &str| match key {
+            "accelerator" => Some(Self::accelerator()),
+            "levels" => Some(Self { keys: names::<Level>(), inside: Self::number_or_name }),
+            "devices_per_node" => Some(Self::number()),
+            _ => None,
+        };
+        Self { keys: names::<Cluster>(), inside }
+    }
+
+    fn accelerator() -> Self {
+        let inside = |key: &str| match key {
+            "peak" => Some(Self { keys: names::<Peak>(), inside: Self::number_or_name }),
+            "efficiency" => Some(Self { keys: names::<Efficiency>(), inside: Self::number_or_name }),
+            _ => Self::number_or_name(key),
+        };
+        Self { keys: names::<Accelerator>(), inside }
+    }
+
+    fn number_or_name(key: &str) -> Option<Self> {
+        (key != "name").then(Self::number)
+    }
+
+    fn number() -> Self {
+        Self { keys: names::<Sourced<f64>>(), inside: |_| None }
+    }
+}
+
+/// Keys of a file that are not those of a cluster.
+#[derive(Default)]
+struct Keys {
+    unknown: Vec<Unknown>,
+    /// Paths of missing keys.
+    missing: Vec<String>,
+}
+
+struct Unknown {
+    path: String,
+    key: String,
+    nearest: Option<&'static str>,
+    span: std::ops::Range<usize>,
+}
+
+impl Keys {
+    /// Compares a table at `path` with its shape.
+    fn compare(&mut self, shape: &Shape, path: &str, table: &DeTable<'_>) {
+        let path_of = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        let mut present = Vec::new();
+        for (spanned, value) in table {
+            let key: &str = spanned.get_ref();
+            present.push(key);
+            if !shape.keys.contains(&key) {
+                let nearest = nearest(key, shape.keys.iter().copied());
+                let unknown =
+                    Unknown { path: path_of(key), key: key.to_owned(), nearest, span: spanned.span() };
+                self.unknown.push(unknown);
+                continue;
+            }
+            let Some(inside) = (shape.inside)(key) else { continue };
+            match value.get_ref() {
+                DeValue::Table(table) => self.compare(&inside, &path_of(key), table),
+                DeValue::Array(items) => {
+                    for (i, item) in items.iter().enumerate() {
+                        if let DeValue::Table(table) = item.get_ref() {
+                            self.compare(&inside, &format!("{}[{i}]", path_of(key)), table);
+                        }
+                    }
+                }
+                // Another type than a table is refused when the value is read.
+                DeValue::String(_)
+                | DeValue::Integer(_)
+                | DeValue::Float(_)
+                | DeValue::Boolean(_)
+                | DeValue::Datetime(_) => {}
+            }
+        }
+        let missing = shape.keys.iter().filter(|key| !present.contains(key));
+        self.missing.extend(missing.map(|key| path_of(key)));
+    }
+
+    /// What is wrong, if something is.
+    fn message(&self, name: &str) -> Option<String> {
+        let list = |verb: &str, kind: &str, paths: Vec<&str>| {
+            let quoted: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
+            let number = counted(paths.len() as u64, kind);
+            (!paths.is_empty()).then(|| format!("{verb} {number}: {}", quoted.join(", ")))
+        };
+        let unknown = list("has", "unknown key", self.unknown.iter().map(|u| u.path.as_str()).collect());
+        let missing = list("lacks", "key", self.missing.iter().map(String::as_str).collect());
+        let parts: Vec<String> = unknown.into_iter().chain(missing).collect();
+        (!parts.is_empty()).then(|| format!("cluster `{name}` {}", parts.join("; it ")))
+    }
+
+    /// The keys that unknown ones probably stand for.
+    fn suggestion(&self) -> Option<String> {
+        let near = self.unknown.iter().filter_map(|u| Some(format!("`{}` for `{}`", u.nearest?, u.key)));
+        let near: Vec<String> = near.collect();
+        (!near.is_empty()).then(|| format!("did you mean {}?", near.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H100: &str = include_str!("../../../clusters/dgx-h100.toml");
+
+    #[test]
+    fn unknown_and_missing_keys_are_reported_at_once() {
+        let text = H100
+            .replacen("[accelerator.peak]", "colour = \"green\"\n[accelerator.peak]", 1)
+            .replacen("contention =", "contentoin =", 1)
+            .replacen("bf16 =", "# bf16 =", 1);
+        let d = parse("mine.toml", &text).unwrap_err();
+        assert_eq!(
+            d.message,
+            "cluster `mine.toml` has 2 unknown keys: `accelerator.colour`, `levels[0].contentoin`; it lacks 2 keys: \
+             `accelerator.peak.bf16`, `levels[0].contention`"
+        );
+        assert_eq!(d.helps[0], "did you mean `contention` for `contentoin`?");
+        assert!(d.span.is_some_and(|span| text[span.start as usize..].starts_with("colour")));
+    }
+}

@@ -1,0 +1,346 @@
+//! Options without effect: they are refused or noted, with the reason.
+//!
+//! The checks here need no layout. Whether a layout uses an option, such as a token order or `--zero`, is known once it is
+//! made; the notes of its plan name the options without effect.
+
+use ithaca_ir::schedule::Schedule;
+use ithaca_ir::{DType, Diagnostic, Diagnostics, Level, Mesh, Module};
+use ithaca_passes::differentiate::{DropoutChoice, PipelineOrder, Training};
+use ithaca_passes::import::{Mode, Workload};
+use ithaca_passes::registry::Registry;
+use ithaca_passes::shard::strategy::STAGE_AXIS;
+use serde_json::Value;
+
+use crate::cli::{
+    self, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
+};
+use crate::error::{Failure, Result};
+use crate::kind::Kind;
+use crate::subject::Job;
+
+/// An option of the training step, as given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name in a pipeline: `micro_batches`.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// Its spelling: `--micro-batches 4`, `--train lr=1e-4`.
+    pub written: String,
+}
+
+/// An option that may be given where it has no effect.
+struct Check<'a> {
+    option: &'a str,
+    is_given: bool,
+    /// Whether it has no effect here.
+    is_ineffective: bool,
+    /// Why; completes a sentence that begins with the option.
+    why: &'a str,
+    /// The repair, if there is one.
+    help: &'a str,
+}
+
+impl Check<'_> {
+    /// Refuses the option where it is given without effect.
+    fn refuse(self) -> Result<()> {
+        let Self { option, is_given, is_ineffective, why, help } = self;
+        if !is_given || !is_ineffective {
+            return Ok(());
+        }
+        let refusal = Diagnostic::new("C00", format!("`{option}` {why}"));
+        Err(if help.is_empty() { refusal } else { refusal.help(help) }.into())
+    }
+}
+
+/// The options of the training step.
+///
+/// # Errors
+/// `C00` in another mode, for an option that is given twice, and for a text that is not `KEY=VALUE`.
+pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
+    let WorkloadArgs { recompute, loss_chunks, micro_batches, pipeline, training, shift_labels, .. } = args;
+    let flags = [
+        ("recompute", recompute),
+        ("loss_chunks", loss_chunks),
+        ("micro_batches", micro_batches),
+        ("pipeline", pipeline),
+    ];
+    let why = format!("is an option of training, and the mode is {}", mode.name());
+    let of_training = |option: &str, is_given: bool| {
+        let is_ineffective = mode != Mode::Train;
+        Check { option, is_given, is_ineffective, why: &why, help: "add `--mode train`" }.refuse()
+    };
+    let mut settings: Vec<Setting> = Vec::new();
+    for (key, value) in flags {
+        let flag = format!("--{}", key.replace('_', "-"));
+        of_training(&flag, value.is_some())?;
+        let setting = |value: &String| Setting {
+            key: key.to_owned(),
+            value: value.clone(),
+            written: format!("{flag} {value}"),
+        };
+        settings.extend(value.as_ref().map(setting));
+    }
+    of_training("--train", !training.is_empty())?;
+    of_training("--shift-labels", *shift_labels)?;
+    for item in training {
+        let (key, value) = item.split_once('=').ok_or_else(|| {
+            Failure::usage(format!("`--train {item}` is not KEY=VALUE, as in `--train recompute=full`"))
+        })?;
+        let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
+        let written = format!("--train {item}");
+        if let Some(other) = settings.iter().find(|s| s.key == key) {
+            let message = format!("`{written}` and `{}` set the same option twice", other.written);
+            return Err(Failure::usage(message));
+        }
+        settings.push(Setting { key, value, written });
+    }
+    Ok(settings)
+}
+
+/// Options of pipeline stages need stages; `stages` is their number in the mesh, where it is known.
+///
+/// # Errors
+/// `C00`.
+pub fn pipeline(args: &WorkloadArgs, training: &Training, stages: Option<u64>) -> Result<()> {
+    for Setting { key, written, .. } in &settings(args, Mode::Train)? {
+        let (is_ineffective, why, help) = match (key.as_str(), stages) {
+            ("stages", Some(n)) if n > 1 => {
+                let why = format!("contradicts `{STAGE_AXIS}={n}` of the mesh");
+                (n != training.stages, why, "omit it: the mesh sets the number of stages")
+            }
+            ("pipeline", Some(0 | 1)) => (
+                true,
+                "orders the stages of a pipeline, and the layout has no stages".to_owned(),
+                "add stages, as in `--strategy pipeline --mesh pp=2 --micro-batches 4`",
+            ),
+            ("chunks", _) => (
+                training.pipeline != PipelineOrder::Interleaved,
+                "is for interleaved stages, and the stages are not interleaved".to_owned(),
+                "add `--pipeline interleaved`",
+            ),
+            _ => continue,
+        };
+        Check { option: written, is_given: true, is_ineffective, why: &why, help }.refuse()?;
+    }
+    Ok(())
+}
+
+/// The number of stages of all layouts of a request; `None` where a search may try several numbers.
+pub fn stages_of(
+    registry: &Registry,
+    layout: &LayoutArgs,
+    mesh: Option<&Mesh>,
+    training: &Training,
+) -> Option<u64> {
+    let of_mesh = |mesh: &Mesh| mesh.axis(STAGE_AXIS).map_or(1, |axis| mesh.size(axis));
+    let named = layout.strategy.as_deref().map(|name| registry.product(name));
+    let has_stages = match named {
+        Some(Ok(strategies)) => strategies.iter().any(|s| s.axes().contains(&STAGE_AXIS)),
+        // The planner refuses the strategy.
+        Some(Err(_)) => true,
+        None => mesh.is_none() && training.micro_batches > 1,
+    };
+    match (has_stages, mesh) {
+        (true, None) => None,
+        (_, Some(mesh)) => Some(of_mesh(mesh)),
+        (false, None) => Some(1),
+    }
+}
+
+/// `--cluster` for a layout that is fixed: only its prices of collectives matter.
+///
+/// # Errors
+/// `C00`.
+pub fn layout(args: &LayoutArgs, mesh: &Mesh) -> Result<()> {
+    Check {
+        option: "--cluster",
+        is_given: args.cluster.is_some(),
+        is_ineffective: mesh.ranks() == 1,
+        why: "has the prices of collectives, and one device has no collectives",
+        help: "`ithaca plan` with `--gpus 1` prints the time of a step on the cluster",
+    }
+    .refuse()
+}
+
+/// A note on `--fuse` where it has no effect that the passes would note.
+pub fn layout_notes(args: &LayoutArgs, mesh: &Mesh) -> Option<String> {
+    let fuse = args.fuse.as_deref().filter(|_| mesh.ranks() == 1)?;
+    let is_ineffective = fuse.split('+').all(|pass| matches!(pass.trim(), "fold" | "pack"));
+    is_ineffective.then(|| format!("`--fuse {fuse}` has no effect: one device has no collectives"))
+}
+
+/// A note on `dropout=off` where the configuration has no dropout: `step` is the program without dropout,
+/// `as_configured` makes the program with the dropout of the configuration.
+///
+/// # Errors
+/// Those of `as_configured`.
+pub fn training_notes(
+    workload: &Workload,
+    step: &Module,
+    as_configured: impl FnOnce(&Workload) -> std::result::Result<Module, Diagnostics>,
+) -> Result<Option<String>> {
+    if workload.mode != Mode::Train || workload.training.dropout != DropoutChoice::Off {
+        return Ok(None);
+    }
+    let training = Training { dropout: DropoutChoice::Config, ..workload.training.clone() };
+    let configured = as_configured(&Workload { training, ..workload.clone() })?;
+    let is_ineffective = configured.functions == step.functions;
+    Ok(is_ineffective
+        .then(|| "`--train dropout=off` has no effect: the configuration drops nothing".to_owned()))
+}
+
+/// `--ignore-field` needs a field that exists.
+///
+/// # Errors
+/// `C00` for a field that the configuration does not have.
+pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
+    for field in fields {
+        let nested = field.split('.').try_fold(config, |at, name| at.get(name));
+        Check {
+            option: &format!("--ignore-field {field}"),
+            is_given: true,
+            is_ineffective: nested.or_else(|| config.get(field)).is_none(),
+            why: "names a field that the configuration does not have",
+            help: "",
+        }
+        .refuse()?;
+    }
+    Ok(())
+}
+
+/// Options of `run` that need another device, a training step, or a comparison.
+///
+/// # Errors
+/// `C00`.
+pub fn run(args: &RunArgs, job: &Job) -> Result<()> {
+    let RunArgs { steps, collectives, tolerance, unchecked, device, .. } = args;
+    self::steps(*steps, job)?;
+    Check {
+        option: "--collectives",
+        is_given: collectives.is_some(),
+        is_ineffective: *device == DeviceArg::Cpu,
+        why: "goes with `--device cuda`",
+        help: "omit it: on the processor collectives are copies in memory",
+    }
+    .refuse()?;
+    Check {
+        option: "--tolerance",
+        is_given: tolerance.is_some(),
+        is_ineffective: *unchecked,
+        why: "limits the error of a comparison, and `--unchecked` compares none of the outputs",
+        help: "omit one of them",
+    }
+    .refuse()
+}
+
+/// Several steps need states that carry over from step to step.
+///
+/// # Errors
+/// `C00`.
+pub fn steps(n: u64, job: &Job) -> Result<()> {
+    Check {
+        option: &format!("--steps {n}"),
+        is_given: n > 1,
+        is_ineffective: !job.has_state(),
+        why: "are steps of training, and the program has no state that carries over",
+        help: "add `--mode train`",
+    }
+    .refuse()
+}
+
+/// Notes on options of `run` that have no effect on a schedule.
+pub fn run_notes(args: &RunArgs, schedule: &Schedule) -> Vec<String> {
+    let mut buffers = schedule.frames.values().flat_map(|frame| frame.buffers.values());
+    let is_narrow = buffers.any(|buffer| matches!(buffer.dtype(), DType::BF16 | DType::F16));
+    let is_ineffective =
+        args.storage == Some(StorageArg::Typed) && args.device == DeviceArg::Cpu && !is_narrow;
+    is_ineffective
+        .then(|| "`--storage typed` has no effect: no value has 16 bits".to_owned())
+        .into_iter()
+        .collect()
+}
+
+/// Options of `opt` that need a pass.
+///
+/// # Errors
+/// `C00`.
+pub fn opt(args: &OptArgs, n_passes: usize) -> Result<()> {
+    let needs_pass = |option: &str, is_given: bool, why: &str| {
+        let help = "name passes with `--pipeline`, or rules with `--rules`";
+        let why = format!("{why}, and no pass is named");
+        Check { option, is_given, is_ineffective: n_passes == 0, why: &why, help }.refuse()
+    };
+    needs_pass("--print-after", args.print_after.is_some(), "prints the program after a pass")?;
+    needs_pass("--verify-each", args.verify_each, "reports the verification after a pass")?;
+    needs_pass("--stop-after", args.stop_after.is_some(), "counts rewrites of passes")?;
+    needs_pass("--cluster", args.cluster.is_some(), "has the prices by which passes choose")
+}
+
+/// The seed of random weights or inputs.
+///
+/// # Errors
+/// `C00` for a seed where weights and inputs are read from files.
+pub fn seed(args: &SubjectArgs, is_random: bool) -> Result<u64> {
+    Check {
+        option: "--seed",
+        is_given: args.seed.is_some(),
+        is_ineffective: !is_random,
+        why: "is for random weights and inputs, and both are read from files",
+        help: "",
+    }
+    .refuse()?;
+    Ok(args.seed.unwrap_or(0))
+}
+
+/// Options of `verify` for a plan, a model or a program.
+///
+/// # Errors
+/// `C00`.
+pub fn verify(args: &VerifyArgs) -> Result<()> {
+    let subject = args.subject.subject.display();
+    Check {
+        option: "--program",
+        is_given: args.program.is_some(),
+        is_ineffective: true,
+        why: &format!("names the program of a schedule in text form, and `{subject}` is not a schedule"),
+        help: "omit it: plans, models and programs need no other program",
+    }
+    .refuse()?;
+    Check {
+        option: "--tolerance",
+        is_given: args.tolerance.is_some(),
+        is_ineffective: args.expect.is_none(),
+        why: "limits the error against `--expect`, and no outputs are expected",
+        help: "the comparison with the whole program is in double precision, to 1e-9",
+    }
+    .refuse()
+}
+
+/// Options of `verify` for a schedule in text form: only `--program`, and `--cluster` for a whole program.
+///
+/// # Errors
+/// `C00`.
+pub fn verify_schedule(args: &VerifyArgs, program: Option<Kind>) -> Result<()> {
+    let VerifyArgs { subject, steps, expect, tolerance, program: _ } = args;
+    let SubjectArgs { subject: _, workload, layout, inputs, weights, shrink, seed } = subject;
+    let others = [
+        ("--inputs", inputs.is_some()),
+        ("--weights", weights.is_some()),
+        ("--shrink", *shrink),
+        ("--seed", seed.is_some()),
+        ("--steps", *steps > 1),
+        ("--expect", expect.is_some()),
+        ("--tolerance", tolerance.is_some()),
+    ];
+    let other = others.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag.to_owned());
+    let mut layout = layout.clone();
+    if program == Some(Kind::Program(Level::Program)) {
+        layout.cluster = None;
+    }
+    let Some(option) = cli::first_given(workload).or(cli::first_given(&layout)).or(other) else {
+        return Ok(());
+    };
+    let why = "has no meaning for a schedule: its layout and data are fixed";
+    Check { option: &option, is_given: true, is_ineffective: true, why, help: "" }.refuse()
+}
