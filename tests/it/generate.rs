@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use ithaca_ir::mesh::Mesh;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Pairs, Rotary, Scaling, Turn, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Direction, Pairs, Rotary, Scaling, Unary};
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{
     Arena, AxisId, DType, Dim, DimId, Function, FunctionBuilder, Layout, Level, Mask, Module, Op, Space,
@@ -286,7 +286,7 @@ impl Body<'_> {
                 theta: 100.0,
                 scaling,
                 pairs: Pairs::Halves,
-                turn: Turn::Forth,
+                turn: Direction::Forward,
             });
             q = self.builder.push(rotary.clone(), &[q, self.positions]).unwrap();
             key = self.builder.push(rotary, &[key, self.positions]).unwrap();

@@ -53,7 +53,7 @@ pub use table::elementwise::{Binary, Unary};
 pub use table::experts::Experts;
 pub use table::op::{MAX_COALESCED, MAX_PARTS, Op, TABLE};
 pub use table::random::Random;
-pub use table::rotary::{Pairs, Rotary, Scaling, Turn};
+pub use table::rotary::{Direction, Pairs, Rotary, Scaling};
 pub use table::source::{Binding, Target};
 pub use table::structure::{Scan, ScanOrder, Stage};
 pub use table::training::{AdamW, Gradient, Loss, Optimizer};

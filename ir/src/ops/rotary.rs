@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use crate::dtype::DType;
 use crate::ops::check::{need_float, unplaced};
 use crate::ops::error::OpError;
-use crate::ops::table::rotary::{Pairs, Rotary, Scaling, Turn};
+use crate::ops::table::rotary::{Direction, Pairs, Rotary, Scaling};
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -19,20 +19,20 @@ impl Pairs {
     }
 }
 
-impl Turn {
-    /// The other way.
+impl Direction {
+    /// The opposite direction.
     pub fn inverse(self) -> Self {
         match self {
-            Turn::Forth => Turn::Back,
-            Turn::Back => Turn::Forth,
+            Direction::Forward => Direction::Backward,
+            Direction::Backward => Direction::Forward,
         }
     }
 
     /// The sign of the angle.
     pub fn sign(self) -> f64 {
         match self {
-            Turn::Forth => 1.0,
-            Turn::Back => -1.0,
+            Direction::Forward => 1.0,
+            Direction::Backward => -1.0,
         }
     }
 }

@@ -19,7 +19,7 @@ attributes! {
         /// The elements that form a pair.
         pub pairs: Pairs = Pairs::Halves,
         /// The direction of the rotation.
-        pub turn: Turn = Turn::Forth,
+        pub turn: Direction = Direction::Forward,
     }
 }
 
@@ -38,12 +38,12 @@ words! {
 words! {
     /// The direction of a rotation.
     #[derive(Default)]
-    pub enum Turn {
+    pub enum Direction {
         /// By the angle of the position.
         #[default]
-        Forth = "forth",
+        Forward = "forth",
         /// By the opposite angle: the adjoint.
-        Back = "back",
+        Backward = "back",
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ithaca_ir::boxes::Side;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Output};
-use ithaca_ir::ops::{Attention, AttentionDims, Binding, Pairs, Rotary, Scaling, Turn};
+use ithaca_ir::ops::{Attention, AttentionDims, Binding, Direction, Pairs, Rotary, Scaling};
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, Frame, FrameId, FrameOutput, Place, Schedule, Stream, Task, Transfer, Work,
     aligned,
@@ -189,7 +189,7 @@ fn layered() -> Module {
         width: 2,
         theta: 10.0,
         scaling: Scaling::None,
-        turn: Turn::Forth,
+        turn: Direction::Forward,
         pairs: Pairs::default(),
     };
     let q = b.push(Op::Rotary(rotary), &[q, positions]).unwrap();

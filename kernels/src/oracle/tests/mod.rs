@@ -9,7 +9,7 @@ mod sharded;
 mod steps;
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Pairs, Rotary, Scaling, Turn, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Direction, Pairs, Rotary, Scaling, Unary};
 use ithaca_ir::{
     Arena, DType, Dim, DimId, FunctionBuilder, Level, Mask, Mesh, Module, Op, Space, TensorType, ValueId,
 };
@@ -205,7 +205,7 @@ fn rotary_is_a_complex_product_under_each_scaling() {
     };
     let llama = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
     for scaling in [Scaling::None, Scaling::Linear { factor: 2.0 }, llama, yarn] {
-        let turn = Turn::Forth;
+        let turn = Direction::Forward;
         let rotary = Rotary {
             over: space.dim("d").unwrap(),
             width: 8,

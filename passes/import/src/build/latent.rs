@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use ithaca_ir::ops::{Binding, Rotary, Turn, Window};
+use ithaca_ir::ops::{Binding, Direction, Rotary, Window};
 use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, ValueId};
 
 use super::drops::Key;
@@ -167,7 +167,7 @@ fn rotate(
         theta: rotary.theta,
         scaling: rotary.scaling.clone(),
         pairs: rotary.pairs,
-        turn: Turn::Forth,
+        turn: Direction::Forward,
     });
     let [q, k] = values;
     Ok([f.push(op.clone(), &[q, positions])?, f.push(op, &[k, positions])?])

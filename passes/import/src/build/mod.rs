@@ -17,7 +17,7 @@ mod tensors;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, Rotary, Turn, Unary};
+use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Direction, OpError, Rotary, Unary};
 use ithaca_ir::{
     DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
     ValueId,
@@ -187,7 +187,7 @@ impl Cx<'_> {
                 theta: rotary.theta,
                 scaling: rotary.scaling.clone(),
                 pairs: rotary.pairs,
-                turn: Turn::Forth,
+                turn: Direction::Forward,
             });
             q = f.push(op.clone(), &[q, positions])?;
             k = f.push(op, &[k, positions])?;
