@@ -7,15 +7,18 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::launch::{self, LaunchEnv};
 
 use super::run::{job, run_job};
-use super::{Done, Session};
-use crate::cli::{RunArgs, StorageArg};
-use crate::error::Result;
+use super::session::{Done, Session};
+use crate::cli::{DeviceArg, RunArgs};
+use crate::error::{Failure, Result};
 
 /// How long a process that cannot run waits for the others, to tell them.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// Runs one rank; the process of rank 0 prints and writes, and all exit with its code.
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
+    if args.device == DeviceArg::Cuda {
+        return Err(Failure::usage("`--launch` goes with `--device cpu`"));
+    }
     let env = LaunchEnv::of(session.environment)?;
     let timeout = Duration::from_secs(args.timeout);
     let job = match job(args, session) {
@@ -55,19 +58,4 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             Err(failure)
         }
     }
-}
-
-/// What processes must agree on beside the schedule.
-pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 5] {
-    let storage = match args.storage() {
-        StorageArg::Wide => "wide",
-        StorageArg::Typed => "typed",
-    };
-    [
-        ("number of `--steps`", args.steps.to_string()),
-        ("`--storage`", storage.to_owned()),
-        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
-        ("choice of `--resume`", args.resume.is_some().to_string()),
-        ("choice of `--trace`", args.trace.is_some().to_string()),
-    ]
 }

@@ -110,7 +110,7 @@ pub enum DropoutChoice {
     Off,
 }
 
-/// What a training step does beside the forward pass.
+/// The options of a training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {

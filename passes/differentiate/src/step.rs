@@ -6,9 +6,9 @@ use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrde
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::active::Activity;
-use super::joint::{Accumulation, Tape, copy_node, store_gradient, zeros};
+use super::joint::{Accumulation, Tape, assign, copy_node, store_gradient, zeros};
 use super::split::Halves;
-use super::update::assign;
+use super::update::Place;
 
 /// A function of the source and its halves.
 pub(super) struct DifferentiatedFunction {
@@ -285,9 +285,6 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// A range of layers and its stage.
-pub(super) type Place = (Layers, Option<Stage>);
-
 /// Calls over the layers of the functions that own weights.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sweep {
@@ -370,7 +367,7 @@ pub(super) fn main(
     (zero, optimize): (&Sweep, Option<&Optimize>),
 ) -> Result<Function, OpError> {
     let source = cx.function();
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(source, space, functions);
     let mut map = vec![None; source.values.len()];
     zero.run(&mut b, &[])?;
     cx.forward_and_backward(&mut b, &mut map, loss, |_| true)?;

@@ -3,12 +3,15 @@
 //! Each function that owns weights has up to three functions: `.zero` clears summed gradients, `.squares` adds up the
 //! squares of gradients, `.update` updates the weights. They run over the same layers.
 
-use ithaca_ir::module::{Function, Output, ValueId};
-use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Target, state};
+use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
+use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Stage, Target, state};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
-use super::joint::{Accumulation, accumulation_dtype, prefixed, zeros};
-use super::step::Place;
+use super::joint::{Accumulation, accumulation_dtype, assign, prefixed, zeros};
+
+/// A range of layers and its stage.
+pub(super) type Place = (Layers, Option<Stage>);
 
 /// The weights that one function owns; each weight of the program has one owner.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +25,17 @@ pub(super) struct OwnedWeights {
 }
 
 impl OwnedWeights {
+    /// Starts `@name.part`, which runs in the step of the optimizer.
+    fn builder<'a>(
+        &self,
+        part: &str,
+        space: &'a Space,
+        functions: &'a Arena<FuncId, Function>,
+    ) -> FunctionBuilder<'a> {
+        let b = FunctionBuilder::new(format!("{}.{part}", self.name), space, functions);
+        b.made_from(self.name.as_str()).in_phase(Phase::Update)
+    }
+
     /// Whether a step must clear gradients first.
     pub(super) fn is_summed(&self) -> bool {
         self.weights.iter().any(|(_, _, accumulation)| accumulation.is_summed())
@@ -31,7 +45,7 @@ impl OwnedWeights {
 /// `@name.zero()`.
 pub(super) fn zero(space: &Space, owned: &OwnedWeights) -> Result<Function, OpError> {
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{}.zero", owned.name), space, &none);
+    let mut b = owned.builder("zero", space, &none);
     for (binding, ty, accumulation) in
         owned.weights.iter().filter(|(_, _, accumulation)| accumulation.is_summed())
     {
@@ -44,7 +58,7 @@ pub(super) fn zero(space: &Space, owned: &OwnedWeights) -> Result<Function, OpEr
 /// `@name.squares(sum) → sum`, in the accumulation type.
 pub(super) fn squares(space: &Space, owned: &OwnedWeights, scalar: &TensorType) -> Result<Function, OpError> {
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{}.squares", owned.name), space, &none);
+    let mut b = owned.builder("squares", space, &none);
     let mut sum = b.param(scalar.clone(), Some("squares"));
     for (binding, ty, _) in &owned.weights {
         let gradient = gradient(&mut b, binding, ty)?;
@@ -62,7 +76,7 @@ pub(super) fn update(
     scalar: &TensorType,
 ) -> Result<Function, OpError> {
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{}.update", owned.name), space, &none);
+    let mut b = owned.builder("update", space, &none);
     let step = b.param(scalar.clone(), Some("step"));
     let clip = b.param(scalar.clone(), Some("clip"));
     for (binding, ty, _) in &owned.weights {
@@ -90,16 +104,6 @@ pub(super) fn update(
         assign(&mut b, Target::Param, binding.clone(), weight)?;
     }
     Ok(b.finish([]))
-}
-
-/// Stores `value` in a state or parameter.
-pub(super) fn assign(
-    b: &mut FunctionBuilder<'_>,
-    target: Target,
-    binding: Binding,
-    value: ValueId,
-) -> Result<(), OpError> {
-    b.node(Op::Assign { target, binding }, &[value], &[]).map(|_| ())
 }
 
 pub(super) fn gradient(

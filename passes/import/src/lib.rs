@@ -30,111 +30,20 @@ mod fields;
 mod rope;
 mod shrink;
 mod spec;
+mod workload;
 
-use ithaca_differentiate::{Differentiate, Training};
-use ithaca_ir::{DType, Diagnostic, Diagnostics, Module};
+use ithaca_differentiate::Differentiate;
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use capacity::Capacity;
 pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
+pub use workload::{Labels, Mode, Workload};
 
 /// Inputs that default to zeros, as in the library.
 pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
-
-/// The use of a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// All tokens of a sequence at once, no gradients.
-    #[default]
-    Prefill,
-    /// Forward and backward.
-    Train,
-    /// One token at a time, against a cache of keys and values.
-    Decode,
-}
-
-impl Mode {
-    /// Every mode.
-    pub const ALL: [Mode; 3] = [Mode::Prefill, Mode::Train, Mode::Decode];
-
-    /// The spelling on the command line and in plans.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Prefill => "prefill",
-            Mode::Train => "train",
-            Mode::Decode => "decode",
-        }
-    }
-
-    /// The mode spelled `name`.
-    pub fn parse(name: &str) -> Option<Mode> {
-        Mode::ALL.into_iter().find(|m| m.name() == name)
-    }
-}
-
-/// Which label belongs to which token, and which labels count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Labels {
-    /// The label of token `i` is the input's label at `i + ahead`; 1 if the labels are the tokens themselves. Positions
-    /// past the end have no label.
-    pub ahead: u64,
-    /// The label value that is excluded from the loss.
-    pub ignore: i64,
-}
-
-impl Default for Labels {
-    /// Labels aligned with tokens; −100 is excluded, as in the library.
-    fn default() -> Self {
-        Self { ahead: 0, ignore: -100 }
-    }
-}
-
-/// The workload of a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Workload {
-    /// Sequences.
-    pub batch: u64,
-    /// Tokens of each sequence; for models with an encoder and a decoder, tokens of the encoder's sequences.
-    pub sequence: u64,
-    /// Tokens of each decoder sequence, for models with an encoder and a decoder; `sequence` when `None`.
-    pub target_sequence: Option<u64>,
-    /// Element type of weights and activations; `None` takes the description's (`dtype`, else f32).
-    pub dtype: Option<DType>,
-    /// The use of the program.
-    pub mode: Mode,
-    /// The capacity of experts; unlimited when `None`.
-    pub capacity: Option<Capacity>,
-    /// In training: the alignment of labels with tokens.
-    pub labels: Labels,
-    /// In training: the options of a step.
-    pub training: Training,
-    /// Fields of the description that the importer does not know and the caller declares to have no influence;
-    /// `rope_scaling.name` for a field of the rotary parameters.
-    pub ignore: Vec<String>,
-}
-
-impl Workload {
-    /// Prefill in the description's element type.
-    pub fn prefill(batch: u64, sequence: u64) -> Self {
-        Self {
-            batch,
-            sequence,
-            target_sequence: None,
-            dtype: None,
-            mode: Mode::Prefill,
-            capacity: None,
-            labels: Labels::default(),
-            training: Training::default(),
-            ignore: Vec::new(),
-        }
-    }
-}
 
 /// The program of the model that `config` describes, called `name`.
 ///

@@ -2,7 +2,7 @@
 
 use ithaca_ir::module::Node;
 use ithaca_ir::ops::{Rotary, Scaling};
-use ithaca_ir::{Level, Mask, Module, Op};
+use ithaca_ir::{DType, Level, Mask, Module, Op};
 use serde_json::{Value, json};
 
 use super::*;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use ithaca_ir::ops::Binding;
+use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::{DType, DimId, FunctionBuilder, Space, TensorType, ValueId};
 
-use super::Built;
+/// What building a part of a program gives.
+pub(super) type Built<T> = Result<T, OpError>;
 
 /// The types and bindings of a model's tensors.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
-use super::{activation, read_activation};
+use super::sizes::{activation, read_activation};
 use crate::fields::Fields;
 use crate::spec::{T5, check_layers};
 
@@ -31,7 +31,7 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnost
     let Some(function) = function.filter(|f| activation(f).is_some()) else {
         return Err(fields
             .unsupported("feed_forward_proj", &json!(proj))
-            .help("write it as in relu, gated-gelu or gated-silu"));
+            .help("write it write it as in relu, gated-gelu or gated-silu"));
     };
     let gated = fields.flag("is_gated_act", gated)?;
     let activation = read_activation(fields, "dense_act_fn", function)?;

@@ -5,11 +5,11 @@ use std::fmt;
 use ithaca_ir::Diagnostic;
 use ithaca_pass::Pass;
 
-use super::fold::Fold;
 use super::levels::{Choose, TwoLevel};
 use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
 use super::prefetch::{MAX_LAYERS, Prefetch};
+use crate::lower::Packing;
 
 /// The fusion passes of a program, before and after `lower-reshards`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Fusion {
     pub messages: Messages,
     /// Whether, and how many layers ahead, weights are gathered before use and gradients reduced later.
     pub prefetch: Option<Prefetch>,
-    /// Which kernels pack and unpack wire buffers.
+    /// Which kernels pack and unpack; an option of lowering, not a pass.
     pub packing: Packing,
 }
 
@@ -35,16 +35,6 @@ pub enum Messages {
     /// Collectives and adjacent kernels are cut into up to this many chunks, and collectives outside the chunks are
     /// coalesced.
     Chunked(u64),
-}
-
-/// Which kernels pack and unpack wire buffers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Packing {
-    /// Separate kernels.
-    #[default]
-    Apart,
-    /// The producing and consuming kernels, if they can.
-    Folded,
 }
 
 /// The words of `--fuse` for two-level collectives.
@@ -127,10 +117,6 @@ impl Fusion {
         };
         // `prefetch` works on complete messages.
         passes.extend(self.prefetch.map(|prefetch| Box::new(prefetch) as _));
-        match self.packing {
-            Packing::Apart => {}
-            Packing::Folded => passes.push(Box::new(Fold)),
-        }
         passes
     }
 }

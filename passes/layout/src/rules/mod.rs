@@ -16,6 +16,7 @@
 
 mod check;
 mod draw;
+mod evaluate;
 mod instance;
 mod lexer;
 mod matching;
@@ -40,6 +41,7 @@ pub(crate) use matching::{Bindings, bind_attrs, holds};
 pub(crate) use replace::{Place, Replacement, Site, Values, replacement};
 
 pub use check::{CheckedRules, DRAWS, PROGRAMS, check};
+pub use evaluate::{Evaluate, Evaluated};
 pub use parse::parse;
 pub use sizes::MAX_CONSTANT;
 pub use syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
@@ -48,27 +50,6 @@ use rewrite::{Allow, Budget, ModuleParts};
 
 /// The maximum number of applications of one rule in one run of the pass.
 pub const MAX_APPLICATIONS: u64 = 1000;
-
-/// An output of a program, in double precision.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluated {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<u64>,
-    /// Its elements, row-major.
-    pub elements: Vec<f64>,
-}
-
-/// Runs programs for the check of rules; this crate does not execute programs.
-pub trait Evaluate {
-    /// The outputs of `module`, verified at any level, in order. `seed` and the sources of `sources` determine its
-    /// random inputs, so two programs with the same sources receive the same inputs.
-    ///
-    /// # Errors
-    /// Why the module cannot be run.
-    fn outputs(&self, module: &Module, sources: &Module, seed: u64) -> Result<Vec<Evaluated>, String>;
-}
 
 /// A program in which the left side of a rule occurs, or `None` if the draw failed.
 #[cfg(test)]

@@ -100,7 +100,7 @@ struct Sweep<'a> {
 
 impl<'a> Sweep<'a> {
     fn new(world: ModuleParts<'a>, function: &Function) -> Self {
-        let mut b = FunctionBuilder::new(function.name.as_str(), world.space, world.functions);
+        let mut b = FunctionBuilder::like(function, world.space, world.functions);
         // The first slots are the old function's values.
         let mut values = vec![None; function.values.len()];
         for &param in &function.params {
@@ -265,7 +265,7 @@ fn without_unused(world: ModuleParts<'_>, function: &Function, kept: &[usize]) -
             node.operands.iter().for_each(|v| needed[v.index()] = true);
         }
     }
-    let mut b = FunctionBuilder::new(function.name.as_str(), world.space, world.functions);
+    let mut b = FunctionBuilder::like(function, world.space, world.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     let here = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("used values stay");
     for &param in &function.params {
