@@ -1,21 +1,21 @@
-//! Which values depend on weights: only these have gradients.
+//! Activity analysis: finds the values that depend on weights; only those have gradients.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, ValueId};
 use ithaca_ir::{Module, Op};
 
-/// For each function, which of its values depend on weights, whoever calls it.
+/// For each function, the values that depend on weights in at least one call.
 #[derive(Clone, Debug)]
 pub(super) struct Activity {
     values: Vec<Vec<bool>>,
 }
 
 impl Activity {
-    /// Of every function of `module`.
+    /// Analyses every function of `module`.
     pub(super) fn of(module: &Module) -> Self {
         let values = module.functions.values().map(|f| vec![false; f.values.len()]).collect();
         let mut activity = Self { values };
-        // Arguments become active one call after another; layers hand them on, so it may take rounds.
+        // Activity propagates through calls and from layer to layer, so iterate to a fixed point.
         while module.functions.iter().fold(false, |more, (id, f)| activity.function(module, id, f) || more) {}
         activity
     }
@@ -25,18 +25,18 @@ impl Activity {
         self.values[function.index()][value.index()]
     }
 
-    /// Goes through one function; whether anything became active.
+    /// Propagates through one function; returns whether a value became active.
     fn function(&mut self, module: &Module, id: FuncId, function: &Function) -> bool {
         let mut changed = false;
         for node in &function.nodes {
             if let Op::Call { callee, .. } = &node.op {
                 let inner = &module.functions[*callee];
                 for (i, &operand) in node.operands.iter().enumerate() {
-                    let given = self.is_active(id, operand);
+                    let passed = self.is_active(id, operand);
                     // A result is the argument of the next layer.
-                    let handed = node.results.get(i).is_some_and(|&r| self.is_active(id, r));
+                    let carried = node.results.get(i).is_some_and(|&r| self.is_active(id, r));
                     let float = inner.ty(inner.params[i]).dtype.is_float();
-                    changed |= self.set(*callee, inner.params[i], float && (given || handed));
+                    changed |= self.set(*callee, inner.params[i], float && (passed || carried));
                 }
                 for (&result, output) in node.results.iter().zip(&inner.outputs) {
                     let active = self.is_active(*callee, output.value);

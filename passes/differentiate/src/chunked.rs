@@ -1,6 +1,6 @@
-//! The head and the loss in parts: loss and gradients of one part of the tokens are computed together, before those of the
-//! next, so that only the logits of a part are ever there (Hsu et al., Liger kernel, arXiv 2410.10989; sequence tiling of
-//! ALST, arXiv 2506.13996).
+//! Computes the head and the loss in parts: loss and gradients of one part of the tokens are computed together, before
+//! those of the next, so only one part's logits exist at a time (Hsu et al., Liger kernel, arXiv 2410.10989; sequence
+//! tiling of ALST, arXiv 2506.13996).
 //!
 //! ```text
 //! @head (%x, %labels, %count):
@@ -11,10 +11,10 @@
 //!   %dx = join %dx0, %dx1 {to=s}
 //!   return %loss, %dx
 //! ```
-//! Part `i` of `C` has the tokens whose index is `i` modulo `C`. So a rank that holds some tokens in a row holds as many of
-//! every part, whichever ranks there are, and takes them from what it holds; the loss does not ask for their order. The
-//! gradient that flows into the loss is one, so gradients may be computed at once. Sums over tokens are taken over all parts
-//! before they are reduced over ranks: what is sent is what is sent without parts.
+//! Part `i` of `C` has the tokens whose index is `i` modulo `C`. A rank that holds consecutive tokens therefore holds
+//! equally many tokens of every part, for any degree, and takes them from its own shard; the loss does not depend on
+//! the order of tokens. The gradient of the loss is one, so gradients are computed in the forward pass. Sums over
+//! tokens are accumulated over all parts before they are reduced over ranks, so parts add no communication.
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
@@ -24,35 +24,35 @@ use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{Arena, Dim, DimId, FunctionBuilder, Module, Op, Part, Space, TensorType};
 
 use super::active::Activity;
-use super::joint::{Kept, Tape, copy_node, keep, wide};
+use super::joint::{Accumulation, Tape, accumulation_dtype, copy_node, store_gradient};
 use super::split::Halves;
 
-/// The function that computes the loss, and its tokens in parts.
+/// The function that computes the loss, and the parts of its tokens.
 pub(super) struct Chunked {
     /// The function.
     pub(super) head: FuncId,
     tokens: DimId,
     parts: Vec<DimId>,
-    kinds: Vec<Kind>,
+    kinds: Vec<ValueKind>,
 }
 
-/// What a value of the head is.
+/// How a value of the head depends on tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ValueKind {
     /// The same for all tokens.
     Shared,
-    /// Of each token its own.
+    /// Separate for each token.
     Token,
-    /// The same, drawn from a key by position: made of all tokens, and taken part by part.
+    /// Separate for each token and drawn from a key by position: computed for all tokens, then taken part by part.
     Drawn,
-    /// A sum over tokens, or what is linear in one.
+    /// A sum over tokens, or linear in one.
     Sum,
 }
 
-/// How the head of `module` is cut into `n` parts; declares the parts in `space`.
+/// Splits the head of `module` into `n` parts; declares the parts in `space`.
 ///
 /// # Errors
-/// `P57` when `loss` is no sum over tokens that a function of its own computes, or tokens do not divide.
+/// `P57` when `loss` is not a sum over tokens computed by a single function, or `n` does not divide the tokens.
 pub(super) fn of(
     module: &Module,
     (main, loss): (FuncId, ValueId),
@@ -65,18 +65,18 @@ pub(super) fn of(
     let made = module.functions[main].nodes.iter().find(|node| node.results.contains(&loss));
     let head = match made.map(|node| &node.op) {
         Some(Op::Call { callee, layers, scan: None, .. }) if layers.end - layers.start == 1 => *callee,
-        _ => return Err(refuse("no function gives it to `@main`")),
+        _ => return Err(refuse("`@main` does not get it from a single call of a function")),
     };
     let called = |node: &&Node| matches!(node.op, Op::Call { callee, .. } if callee == head);
     if calls().filter(called).count() != 1 || module.functions[head].outputs.len() != 1 {
-        return Err(refuse("the function that gives it gives something else too, or runs twice"));
+        return Err(refuse("the function that returns it has other results or runs twice"));
     }
     let function = &module.functions[head];
     let labels = function.nodes.iter().find_map(|node| match node.op {
         Op::Loss(Loss::CrossEntropy { .. }) => function.ty(node.operands[1]).dims.last().copied(),
         _ => None,
     });
-    let tokens = labels.ok_or_else(|| refuse("its labels are those of no tokens"))?;
+    let tokens = labels.ok_or_else(|| refuse("its labels have no dimension of tokens"))?;
     let kinds = kinds(function, tokens)?;
     let whole = &space.dims[tokens];
     let (name, size) = (whole.name.clone(), whole.size);
@@ -107,59 +107,59 @@ pub(super) fn of(
 /// The kinds of a function's values.
 ///
 /// # Errors
-/// `P57` when tokens meet before the sum, or what it returns is not linear in a sum over tokens.
-fn kinds(function: &Function, tokens: DimId) -> Result<Vec<Kind>, OpError> {
+/// `P57` when an operation mixes tokens before the sum, or a result is not linear in a sum over tokens.
+fn kinds(function: &Function, tokens: DimId) -> Result<Vec<ValueKind>, OpError> {
     let refuse = |node: &Node| {
         let message = format!(
-            "the loss cannot be computed in parts: `{}` of `@{}` does not go token by token",
+            "the loss cannot be computed in parts: `{}` of `@{}` is not computed token by token",
             node.op.name(),
             function.name
         );
         OpError::new("P57", message)
     };
-    let of_type = |v: ValueId| if function.ty(v).has(tokens) { Kind::Token } else { Kind::Shared };
-    let mut kinds = vec![Kind::Shared; function.values.len()];
+    let of_type = |v: ValueId| if function.ty(v).has(tokens) { ValueKind::Token } else { ValueKind::Shared };
+    let mut kinds = vec![ValueKind::Shared; function.values.len()];
     for &param in &function.params {
         kinds[param.index()] = of_type(param);
     }
     for node in &function.nodes {
         let by_token = |v: &ValueId| match kinds[v.index()] {
-            Kind::Drawn => Kind::Token,
+            ValueKind::Drawn => ValueKind::Token,
             kind => kind,
         };
-        let of: Vec<Kind> = node.operands.iter().map(by_token).collect();
-        let results: Vec<Kind> = node.results.iter().map(|&v| of_type(v)).collect();
-        let kind = if of.contains(&Kind::Sum) {
+        let of: Vec<ValueKind> = node.operands.iter().map(by_token).collect();
+        let results: Vec<ValueKind> = node.results.iter().map(|&v| of_type(v)).collect();
+        let kind = if of.contains(&ValueKind::Sum) {
             match (&node.op, &of[..]) {
-                (Op::Cast { .. } | Op::Scale { .. }, [Kind::Sum])
-                | (Op::Binary(Binary::Div), [Kind::Sum, Kind::Shared]) => Kind::Sum,
+                (Op::Cast { .. } | Op::Scale { .. }, [ValueKind::Sum])
+                | (Op::Binary(Binary::Div), [ValueKind::Sum, ValueKind::Shared]) => ValueKind::Sum,
                 _ => return Err(refuse(node)),
             }
-        } else if of.contains(&Kind::Token) {
+        } else if of.contains(&ValueKind::Token) {
             match (&node.op, &results[..]) {
-                (Op::Sum, [Kind::Shared]) => Kind::Sum,
-                _ if goes_by_token(function, node, tokens) => Kind::Token,
+                (Op::Sum, [ValueKind::Shared]) => ValueKind::Sum,
+                _ if is_per_token(function, node, tokens) => ValueKind::Token,
                 _ => return Err(refuse(node)),
             }
         } else {
-            match (&node.op, results.iter().all(|&kind| kind == Kind::Shared)) {
-                (Op::Random(Random::DropoutMask { .. }), false) => Kind::Drawn,
-                (op, true) if !writes(op) => Kind::Shared,
+            match (&node.op, results.iter().all(|&kind| kind == ValueKind::Shared)) {
+                (Op::Random(Random::DropoutMask { .. }), false) => ValueKind::Drawn,
+                (op, true) if !writes(op) => ValueKind::Shared,
                 _ => return Err(refuse(node)),
             }
         };
         node.results.iter().for_each(|v| kinds[v.index()] = kind);
     }
-    match function.outputs.iter().all(|o| kinds[o.value.index()] == Kind::Sum) {
-        true => Ok(kinds),
-        false => Err(OpError::new(
-            "P57",
-            format!(
-                "the loss cannot be computed in parts: what `@{}` gives is no sum over tokens",
-                function.name
-            ),
-        )),
+    if function.outputs.iter().all(|o| kinds[o.value.index()] == ValueKind::Sum) {
+        return Ok(kinds);
     }
+    Err(OpError::new(
+        "P57",
+        format!(
+            "the loss cannot be computed in parts: `@{}` does not return a sum over tokens",
+            function.name
+        ),
+    ))
 }
 
 fn writes(op: &Op) -> bool {
@@ -167,7 +167,7 @@ fn writes(op: &Op) -> bool {
 }
 
 /// Whether tokens are a parallel factor of every result.
-fn goes_by_token(function: &Function, node: &Node, tokens: DimId) -> bool {
+fn is_per_token(function: &Function, node: &Node, tokens: DimId) -> bool {
     let (operands, results) = (function.operand_types(node), function.result_types(node));
     let Some(rule) = node.op.rule(&operands, &results) else { return false };
     let factor =
@@ -180,24 +180,25 @@ fn goes_by_token(function: &Function, node: &Node, tokens: DimId) -> bool {
     alike && read.all(|f| f == first) && rule.factors[first] == FactorKind::Parallel
 }
 
-/// Gradients of one run of tokens, by old value.
+/// Gradients of one part of the tokens, by old value.
 struct Gradients<'a> {
     chunked: &'a Chunked,
-    /// Of what differs from part to part.
+    /// Of values that differ between parts.
     own: Tape,
-    /// Of what all parts share, in full precision.
+    /// Of values that all parts share, in the accumulation type.
     shared: Tape,
 }
 
 impl Gradients<'_> {
     fn add(&mut self, b: &mut FunctionBuilder<'_>, old: ValueId, gradient: ValueId) -> Result<(), OpError> {
         match self.chunked.kinds[old.index()] {
-            Kind::Token | Kind::Drawn | Kind::Sum => self.own.add(b, old, gradient),
-            Kind::Shared => {
+            ValueKind::Token | ValueKind::Drawn | ValueKind::Sum => self.own.add(b, old, gradient),
+            ValueKind::Shared => {
                 let dtype = b.ty(gradient).dtype;
-                let gradient = match wide(dtype) == dtype {
-                    true => gradient,
-                    false => b.push(Op::Cast { to: wide(dtype) }, &[gradient])?,
+                let gradient = if accumulation_dtype(dtype) == dtype {
+                    gradient
+                } else {
+                    b.push(Op::Cast { to: accumulation_dtype(dtype) }, &[gradient])?
                 };
                 self.shared.add(b, old, gradient)
             }
@@ -216,7 +217,7 @@ impl Gradients<'_> {
         if gradients.iter().all(Option::is_none) || !node.operands.iter().any(|&v| is_active(v)) {
             return Ok(());
         }
-        let new = |v: &ValueId| map[v.index()].expect("what ran has values");
+        let new = |v: &ValueId| map[v.index()].expect("every executed node has values");
         let operands: Vec<ValueId> = node.operands.iter().map(new).collect();
         let results: Vec<ValueId> = node.results.iter().map(new).collect();
         let contributions = node.op.adjoint(b, &operands, &results, gradients)?;
@@ -229,45 +230,46 @@ impl Gradients<'_> {
     }
 }
 
-/// The head: its forward half gives the loss and, behind it, the gradients of its arguments; nothing is left to its backward
-/// half.
+/// The halves of the head: the forward half returns the loss, then the gradients of its arguments; the backward half is
+/// empty.
 ///
 /// # Errors
-/// An operation that has no adjoint.
+/// An operation without an adjoint.
 pub(super) fn halves(
     space: &Space,
     source: &Function,
     chunked: &Chunked,
     activity: &Activity,
-    kept: impl Fn(&Binding) -> Kept,
+    accumulation: impl Fn(&Binding) -> Accumulation,
 ) -> Result<Halves, OpError> {
     let none = Arena::new();
     let is_active = |v: ValueId| activity.is_active(chunked.head, v);
     let kind = |v: ValueId| chunked.kinds[v.index()];
-    let kind_of = |node: &Node| node.results.first().map_or(Kind::Shared, |&v| kind(v));
-    let sums_tokens =
-        |node: &Node| kind_of(node) == Kind::Sum && node.operands.iter().any(|&v| kind(v) == Kind::Token);
+    let kind_of = |node: &Node| node.results.first().map_or(ValueKind::Shared, |&v| kind(v));
+    let sums_tokens = |node: &Node| {
+        kind_of(node) == ValueKind::Sum && node.operands.iter().any(|&v| kind(v) == ValueKind::Token)
+    };
     let mut b = FunctionBuilder::like(source, space, &none);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for &param in &source.params {
         map[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
     }
-    for node in source.nodes.iter().filter(|n| matches!(kind_of(n), Kind::Shared | Kind::Drawn)) {
+    for node in source.nodes.iter().filter(|n| matches!(kind_of(n), ValueKind::Shared | ValueKind::Drawn)) {
         copy_node(&mut b, source, node, &mut map)?;
     }
     let mut gradients =
         Gradients { chunked, own: Tape::new(source.values.len()), shared: Tape::new(source.values.len()) };
 
-    // What flows into the sums over tokens is known before they are: all behind them is linear.
+    // The gradients of the sums over tokens are known before the sums: all later operations are linear.
     let output = source.outputs[0].value;
     let one = b.push_as(Op::Fill { value: 1.0 }, &[], source.ty(output).clone())?;
     gradients.own.set(output, one);
-    for node in source.nodes.iter().rev().filter(|n| kind_of(n) == Kind::Sum && !sums_tokens(n)) {
+    for node in source.nodes.iter().rev().filter(|n| kind_of(n) == ValueKind::Sum && !sums_tokens(n)) {
         let Some(d) = gradients.own.of(node.result()) else { continue };
         let operand = node.operands[0];
         let d = match &node.op {
             Op::Binary(Binary::Div) => {
-                let by = map[node.operands[1].index()].expect("what is shared was computed");
+                let by = map[node.operands[1].index()].expect("shared values were computed");
                 b.push(Op::Binary(Binary::Div), &[d, by])?
             }
             Op::Cast { .. } => b.push(Op::Cast { to: source.ty(operand).dtype }, &[d])?,
@@ -282,14 +284,14 @@ pub(super) fn halves(
         .filter_map(|n| Some((n.result(), gradients.own.of(n.result())?)))
         .collect();
 
-    let by_token = |n: &&Node| kind_of(n) == Kind::Token || sums_tokens(n);
+    let by_token = |n: &&Node| kind_of(n) == ValueKind::Token || sums_tokens(n);
     let mut sums: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let mut of_parts: Vec<Vec<Option<ValueId>>> = Vec::new();
     for &part in &chunked.parts {
         let mut own = map.clone();
         for v in source.values.ids() {
-            let is_argument = kind(v) == Kind::Token && source.params.contains(&v);
-            if let (true, Some(whole)) = (is_argument || kind(v) == Kind::Drawn, map[v.index()]) {
+            let is_argument = kind(v) == ValueKind::Token && source.params.contains(&v);
+            if let (true, Some(whole)) = (is_argument || kind(v) == ValueKind::Drawn, map[v.index()]) {
                 own[v.index()] = Some(b.push(Op::Take { to: part }, &[whole])?);
             }
         }
@@ -319,11 +321,11 @@ pub(super) fn halves(
     for (slot, sum) in map.iter_mut().zip(&sums) {
         *slot = slot.or(*sum);
     }
-    for node in source.nodes.iter().filter(|n| kind_of(n) == Kind::Sum && !sums_tokens(n)) {
+    for node in source.nodes.iter().filter(|n| kind_of(n) == ValueKind::Sum && !sums_tokens(n)) {
         copy_node(&mut b, source, node, &mut map)?;
     }
     let mut weights: Vec<(&Binding, ValueId)> = Vec::new();
-    for node in source.nodes.iter().rev().filter(|n| kind_of(n) == Kind::Shared) {
+    for node in source.nodes.iter().rev().filter(|n| kind_of(n) == ValueKind::Shared) {
         let found: Vec<Option<ValueId>> = node.results.iter().map(|&r| gradients.shared.of(r)).collect();
         if let (Op::Param(binding), &[Some(gradient)]) = (&node.op, &found[..]) {
             match weights.iter_mut().find(|(known, _)| *known == binding) {
@@ -342,38 +344,39 @@ pub(super) fn halves(
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }
     for (binding, gradient) in weights {
-        keep(&mut b, binding, gradient, kept(binding))?;
+        store_gradient(&mut b, binding, gradient, accumulation(binding))?;
     }
 
     let mut outputs = vec![Output { name: None, value: map[output.index()].expect("the loss was computed") }];
-    let mut gives = Vec::new();
+    let mut returned = Vec::new();
     for (i, &param) in source.params.iter().enumerate().filter(|&(_, &p)| is_active(p)) {
         let gradient = match kind(param) {
-            Kind::Token | Kind::Drawn | Kind::Sum => {
+            ValueKind::Token | ValueKind::Drawn | ValueKind::Sum => {
                 let parts: Option<Vec<ValueId>> = of_parts.iter().map(|part| part[i]).collect();
                 match parts {
                     None => continue,
                     Some(parts) => b.push(Op::Join { to: chunked.tokens }, &parts)?,
                 }
             }
-            Kind::Shared => match gradients.shared.of(param) {
+            ValueKind::Shared => match gradients.shared.of(param) {
                 None => continue,
                 Some(gradient) => in_type(&mut b, source.ty(param), gradient)?,
             },
         };
-        gives.push(i);
+        returned.push(i);
         outputs.push(Output { name: None, value: gradient });
     }
     let forward = pruned(space, &b.finish(outputs))?;
-    let (seeds, sums, again) = (Vec::new(), Vec::new(), Vec::new());
-    Ok(Halves { forward, backward: Function::default(), n_results: 1, seeds, sums, again, gives })
+    let (seeds, sums, reused) = (Vec::new(), Vec::new(), Vec::new());
+    Ok(Halves { forward, backward: Function::default(), n_results: 1, seeds, sums, reused, returned })
 }
 
-/// A gradient in the type of what it is a gradient of.
+/// Casts a gradient to the type of its value.
 fn in_type(b: &mut FunctionBuilder<'_>, ty: &TensorType, gradient: ValueId) -> Result<ValueId, OpError> {
-    match b.ty(gradient).dtype == ty.dtype {
-        true => Ok(gradient),
-        false => b.push(Op::Cast { to: ty.dtype }, &[gradient]),
+    if b.ty(gradient).dtype == ty.dtype {
+        Ok(gradient)
+    } else {
+        b.push(Op::Cast { to: ty.dtype }, &[gradient])
     }
 }
 
@@ -385,7 +388,7 @@ fn part_node(
     (tokens, part): (DimId, DimId),
     map: &mut [Option<ValueId>],
 ) -> Result<(), OpError> {
-    let known = |v: &ValueId| map[v.index()].expect("what a node reads was put before it");
+    let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
     let operands: Vec<ValueId> = node.operands.iter().map(known).collect();
     let declared: Vec<TensorType> = node
         .results
@@ -406,7 +409,7 @@ fn part_node(
     Ok(())
 }
 
-/// The function without what nobody reads.
+/// The function without unused nodes.
 fn pruned(space: &Space, function: &Function) -> Result<Function, OpError> {
     let mut read = vec![false; function.values.len()];
     for output in &function.outputs {
@@ -429,9 +432,7 @@ fn pruned(space: &Space, function: &Function) -> Result<Function, OpError> {
     for (node, _) in function.nodes.iter().zip(&runs).filter(|&(_, &runs)| runs) {
         copy_node(&mut b, function, node, &mut map)?;
     }
-    let output = |o: &Output| Output {
-        name: None,
-        value: map[o.value.index()].expect("what is returned is computed"),
-    };
+    let output =
+        |o: &Output| Output { name: None, value: map[o.value.index()].expect("every output is computed") };
     Ok(b.finish(function.outputs.iter().map(output).collect::<Vec<_>>()))
 }

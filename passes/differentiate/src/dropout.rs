@@ -1,4 +1,4 @@
-//! Dropout of a program that is to be differentiated: where its keys begin, and how to leave it out.
+//! Dropout of a program to differentiate: checks its keys, and removes it on request.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
@@ -6,7 +6,7 @@ use ithaca_ir::ops::{OpError, Random};
 use ithaca_ir::{FunctionBuilder, Module, Op};
 use ithaca_pass::rebuild::copy_node;
 
-/// Refuses keys that begin in another function than `main`, where the number of the step cannot be folded into them.
+/// Refuses keys made outside `main`, because the number of the step is folded in there.
 ///
 /// # Errors
 /// `P51`.
@@ -18,14 +18,14 @@ pub(super) fn check_keys(module: &Module, main: FuncId) -> Result<(), OpError> {
         Some(function) => Err(OpError::new(
             "P51",
             format!(
-                "a `key` stands in `@{}`; in a program to differentiate keys begin in `@main`",
+                "`@{}` makes a `key`; in a program to differentiate only `@main` may make keys",
                 function.name
             ),
         )),
     }
 }
 
-/// Whether a program drops anything.
+/// Whether a program has dropout.
 pub(super) fn drops(module: &Module) -> bool {
     let mut nodes = module.functions.values().flat_map(|function| &function.nodes);
     nodes.any(|node| match &node.op {
@@ -35,7 +35,7 @@ pub(super) fn drops(module: &Module) -> bool {
     })
 }
 
-/// The same program, which drops nothing. Keys stay, and nothing is drawn from them.
+/// The same program without dropout. Keys stay, but no mask is drawn from them.
 ///
 /// # Errors
 /// None on a program that verifies.
@@ -57,7 +57,7 @@ fn of_function(module: &Module, function: &Function) -> Result<Function, OpError
     for node in &function.nodes {
         match &node.op {
             Op::Random(Random::Dropout { .. }) => map.push(map[node.operands[0].index()]),
-            // What nobody reads any more has the place of its key.
+            // The mask is unused from here on; its key takes its place.
             Op::Random(Random::DropoutMask { .. }) if only_drops(function, node.result()) => {
                 map.push(map[node.operands[0].index()]);
             }
@@ -81,7 +81,7 @@ fn of_function(module: &Module, function: &Function) -> Result<Function, OpError
     Ok(b.finish(outputs))
 }
 
-/// Whether a mask is for `dropout` alone.
+/// Whether `dropout` operations are the only users of a mask.
 fn only_drops(function: &Function, mask: ValueId) -> bool {
     let drops = |n: &Node| matches!(n.op, Op::Random(Random::Dropout { .. }));
     let mut readers = function.nodes.iter().filter(|n| n.operands.contains(&mask));

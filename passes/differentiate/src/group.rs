@@ -1,4 +1,4 @@
-//! Groups of layers that are computed again together: of each group only the arguments are kept (Chen et al., arXiv
+//! Groups of layers that are recomputed together: only the arguments of each group are saved (Chen et al., arXiv
 //! 1604.06174; the uniform method of Megatron-LM).
 //!
 //! ```text
@@ -12,9 +12,8 @@
 //! @block.group (%x):  %y = call %x {callee=@block, layers=0..4, stride=4}
 //! @block.group2 (%x): %y = call %x {callee=@block, layers=0..2, stride=4}
 //! ```
-//! A group counts the layers of `main` in the order in which they run, whatever their functions: where two kinds of layers
-//! alternate, a group calls both. Groups that are alike and follow each other are one call. What the two halves of a group
-//! are stands in `regroup`.
+//! A group counts the layers of `main` in execution order, across functions: if two kinds of layers alternate, a group
+//! calls both. Consecutive equal groups become one call. `regroup` builds the two halves of a group.
 
 use std::ops::Range;
 
@@ -27,21 +26,21 @@ use super::joint::copy_node;
 
 /// A program whose layers run in groups.
 pub(super) struct Grouped {
-    /// The program: its functions, those that run groups, and `main`.
+    /// The functions of the program, the functions of groups, and `main`.
     pub(super) module: Module,
-    /// For each node of `main` its chunk of a pipeline.
+    /// For each node of `main` its chunk of the pipeline.
     pub(super) chunks: Vec<Option<usize>>,
-    /// The number of the first function that runs a group.
+    /// The index of the first function of a group.
     first: usize,
 }
 
 impl Grouped {
-    /// Whether a function runs a group.
+    /// Whether a function is a group.
     pub(super) fn is_group(&self, id: FuncId) -> bool {
         id.index() >= self.first && Some(id) != self.module.main()
     }
 
-    /// Whether a function runs in groups.
+    /// Whether a group calls this function.
     pub(super) fn is_member(&self, id: FuncId) -> bool {
         let groups = self.module.functions.iter().filter(|&(id, _)| self.is_group(id));
         groups.flat_map(|(_, group)| &group.nodes).any(|n| callee(n) == Some(id))
@@ -55,8 +54,8 @@ fn callee(node: &Node) -> Option<FuncId> {
     }
 }
 
-/// `module` with its layers in groups of `every`; `chunks` are those of a pipeline, for each node of `main`, across which
-/// no group goes.
+/// Puts the layers of `module` into groups of `every`; `chunks` gives each node of `main` its chunk of the pipeline,
+/// and no group spans two chunks.
 ///
 /// # Errors
 /// None on a program that verifies.
@@ -66,7 +65,7 @@ pub(super) fn group(
     chunks: &[Option<usize>],
     every: u64,
 ) -> Result<Grouped, OpError> {
-    let cut = cut(module, main, chunks, every)?;
+    let split = split_main(module, main, chunks, every)?;
     let mut grouped = module.emptied(module.level);
     for (_, function) in module.functions.iter().filter(|&(id, _)| id != main) {
         grouped.functions.push(function.clone());
@@ -75,16 +74,16 @@ pub(super) fn group(
     let mut groups: Vec<Function> = Vec::new();
     let mut steps: Vec<Step> = Vec::new();
     let mut at = 0;
-    while at < cut.function.nodes.len() {
-        let own = cut.groups[at];
-        let n = cut.groups[at..].iter().take_while(|&&g| own.is_some() && g == own).count();
+    while at < split.function.nodes.len() {
+        let own = split.groups[at];
+        let n = split.groups[at..].iter().take_while(|&&g| own.is_some() && g == own).count();
         if n == 0 {
             steps.push(Step::Node(at));
             at += 1;
             continue;
         }
-        let part = Part::of(&cut.function, at..at + n);
-        let (function, number) = part.function(&cut.function, &grouped, every)?;
+        let part = GroupCalls::of(&split.function, at..at + n);
+        let (function, number) = part.function(&split.function, &grouped, every)?;
         let alike = |f: &Function| {
             f.values == function.values && f.nodes == function.nodes && f.outputs == function.outputs
         };
@@ -92,9 +91,9 @@ pub(super) fn group(
         if of == groups.len() {
             groups.push(function);
         }
-        let next = Turns { group: of, numbers: number..number + 1, chunk: cut.chunks[at], part };
+        let next = GroupLoop { group: of, numbers: number..number + 1, chunk: split.chunks[at], part };
         match steps.last_mut() {
-            Some(Step::Group(before)) if before.goes_on(&cut.function, &next) => {
+            Some(Step::Group(before)) if before.continues_with(&split.function, &next) => {
                 before.numbers.end = next.numbers.end;
                 before.part.outputs = next.part.outputs;
                 before.part.nodes.end = next.part.nodes.end;
@@ -109,35 +108,40 @@ pub(super) fn group(
         }
         grouped.functions.push(function);
     }
-    let (function, chunks) = calls(&grouped, &cut, &steps, first)?;
+    let (function, chunks) = calls(&grouped, &split, &steps, first)?;
     grouped.functions.push(function);
     Ok(Grouped { module: grouped, chunks, first })
 }
 
-/// `main` whose calls of layers each lie in one group.
-struct Cut {
+/// `main` with its calls of layers split so that each belongs to one group.
+struct SplitMain {
     function: Function,
-    /// For each node the group that it is of.
+    /// For each node its group.
     groups: Vec<Option<usize>>,
-    /// For each node its chunk of a pipeline.
+    /// For each node its chunk of the pipeline.
     chunks: Vec<Option<usize>>,
 }
 
-/// The group that layers are counted into.
-struct Counted {
+/// The group that layers are currently added to.
+struct OpenGroup {
     group: usize,
     chunk: Option<usize>,
     layers: u64,
 }
 
-fn cut(module: &Module, main: FuncId, chunks: &[Option<usize>], every: u64) -> Result<Cut, OpError> {
+fn split_main(
+    module: &Module,
+    main: FuncId,
+    chunks: &[Option<usize>],
+    every: u64,
+) -> Result<SplitMain, OpError> {
     let source = &module.functions[main];
     let is_layer = layers_among(module, source);
     let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let (mut groups, mut of_chunks) = (Vec::new(), Vec::new());
     let mut n_groups = 0;
-    let mut counted: Option<Counted> = None;
+    let mut open: Option<OpenGroup> = None;
     for (node, &chunk) in source.nodes.iter().zip(chunks) {
         let call = match &node.op {
             Op::Call { callee, layers, stride: 0, scan: None, stage: None } if is_layer[callee.index()] => {
@@ -146,21 +150,21 @@ fn cut(module: &Module, main: FuncId, chunks: &[Option<usize>], every: u64) -> R
             _ => None,
         };
         let Some((callee, layers)) = call else {
-            counted = None;
+            open = None;
             copy_node(&mut b, source, node, &mut map)?;
             groups.push(None);
             of_chunks.push(chunk);
             continue;
         };
-        let known = |v: &ValueId| map[v.index()].expect("what a call reads was put before it");
+        let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
         let mut operands: Vec<ValueId> = node.operands.iter().map(known).collect();
         let mut results: Vec<ValueId> = Vec::new();
         let mut start = layers.start;
         while start < layers.end {
-            let open = counted.take().filter(|c| c.layers < every && c.chunk == chunk);
-            let mut own = open.unwrap_or_else(|| {
+            let current = open.take().filter(|c| c.layers < every && c.chunk == chunk);
+            let mut own = current.unwrap_or_else(|| {
                 n_groups += 1;
-                Counted { group: n_groups - 1, chunk, layers: 0 }
+                OpenGroup { group: n_groups - 1, chunk, layers: 0 }
             });
             let end = layers.end.min(start.saturating_add(every - own.layers));
             results = b.call(callee, start..end, &operands)?.to_vec();
@@ -170,7 +174,7 @@ fn cut(module: &Module, main: FuncId, chunks: &[Option<usize>], every: u64) -> R
             groups.push(Some(own.group));
             of_chunks.push(chunk);
             own.layers += end - start;
-            counted = Some(own);
+            open = Some(own);
             start = end;
         }
         for (&old, &new) in node.results.iter().zip(&results) {
@@ -183,10 +187,10 @@ fn cut(module: &Module, main: FuncId, chunks: &[Option<usize>], every: u64) -> R
         value: map[o.value.index()].expect("every node of main was copied"),
     };
     let function = b.finish(source.outputs.iter().map(output).collect::<Vec<_>>());
-    Ok(Cut { function, groups, chunks: of_chunks })
+    Ok(SplitMain { function, groups, chunks: of_chunks })
 }
 
-/// Which functions are layers: those that run for several, or read weights of their layer.
+/// Which functions are layers: those called for several layers, or that read weights per layer.
 fn layers_among(module: &Module, main: &Function) -> Vec<bool> {
     let per_layer = |op: &Op| matches!(op, Op::Param(binding) if binding.is_per_layer());
     let mut among: Vec<bool> =
@@ -200,16 +204,16 @@ fn layers_among(module: &Module, main: &Function) -> Vec<bool> {
 }
 
 /// Consecutive calls of one group.
-struct Part {
+struct GroupCalls {
     nodes: Range<usize>,
-    /// Values that it reads; where it may be a loop, first those in whose place the outputs are handed on.
+    /// Values that the group reads; if it can loop, the carried ones come first.
     params: Vec<ValueId>,
-    /// Values that are read behind it.
+    /// Values of the group that are read later.
     outputs: Vec<ValueId>,
     is_loop: bool,
 }
 
-impl Part {
+impl GroupCalls {
     fn of(main: &Function, nodes: Range<usize>) -> Self {
         let inside = &main.nodes[nodes.clone()];
         let made =
@@ -226,7 +230,7 @@ impl Part {
         };
         let results = inside.iter().flat_map(|n| n.results.iter().copied());
         let outputs: Vec<ValueId> = results.filter(|&v| is_read(v)).collect();
-        // What was in the place of an output before the group.
+        // The value that an output replaces.
         let before = |&output: &ValueId| {
             let mut v = output;
             while let Some((node, i)) = made(v) {
@@ -247,7 +251,7 @@ impl Part {
         Self { nodes, params, outputs, is_loop }
     }
 
-    /// The function of the group, and the number for which it runs these layers.
+    /// The function of the group, and the index of its first layers.
     fn function(&self, main: &Function, module: &Module, every: u64) -> Result<(Function, u64), OpError> {
         let nodes = &main.nodes[self.nodes.clone()];
         let calls: Vec<(FuncId, &Layers, &Node)> = nodes
@@ -258,7 +262,7 @@ impl Part {
             })
             .collect();
         let number = calls.first().map_or(0, |(_, layers, _)| layers.start / every);
-        // Layers that are counted otherwise stay as they are.
+        // If layers do not ascend, they keep their absolute numbers.
         let ascending = calls.iter().all(|(_, layers, _)| layers.start >= number * every);
         let (number, stride) = if ascending { (number, every) } else { (0, 0) };
         let by = number * stride;
@@ -271,7 +275,7 @@ impl Part {
             map[v.index()] = Some(b.param(main.ty(v).clone(), None));
         }
         let known = |map: &[Option<ValueId>], v: ValueId| {
-            map[v.index()].expect("a group reads its parameters and what it made")
+            map[v.index()].expect("a group reads its parameters and its own results")
         };
         for (callee, layers, node) in calls {
             let operands: Vec<ValueId> = node.operands.iter().map(|&v| known(&map, v)).collect();
@@ -287,20 +291,20 @@ impl Part {
     }
 }
 
-/// Turns of one group that follow each other.
-struct Turns {
-    /// The number of the group's function among those of groups.
+/// Consecutive iterations of one group.
+struct GroupLoop {
+    /// The index of the group's function among the groups.
     group: usize,
-    /// The layers for which it runs.
+    /// The indices of the groups that it runs.
     numbers: Layers,
     chunk: Option<usize>,
-    /// The calls of all of them: the parameters of the first, the outputs of the last.
-    part: Part,
+    /// All their calls: the parameters of the first, the outputs of the last.
+    part: GroupCalls,
 }
 
-impl Turns {
-    /// Whether `next` is one turn more: it takes what these hand on, and nothing else does.
-    fn goes_on(&self, main: &Function, next: &Turns) -> bool {
+impl GroupLoop {
+    /// Whether `next` is a further iteration: it reads the values carried out of this one, and no other node does.
+    fn continues_with(&self, main: &Function, next: &GroupLoop) -> bool {
         let n = self.part.outputs.len();
         let read_later = |v: &ValueId| {
             main.nodes[next.part.nodes.end..].iter().any(|node| node.operands.contains(v))
@@ -318,18 +322,17 @@ impl Turns {
 
 /// A step of the new `main`.
 enum Step {
-    /// The node of this number.
     Node(usize),
-    Group(Turns),
+    Group(GroupLoop),
 }
 
 fn calls(
     grouped: &Module,
-    cut: &Cut,
+    split: &SplitMain,
     steps: &[Step],
     first: usize,
 ) -> Result<(Function, Vec<Option<usize>>), OpError> {
-    let source = &cut.function;
+    let source = &split.function;
     let mut b = FunctionBuilder::like(source, &grouped.space, &grouped.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let mut chunks = Vec::with_capacity(steps.len());
@@ -337,10 +340,10 @@ fn calls(
         match step {
             Step::Node(i) => {
                 copy_node(&mut b, source, &source.nodes[*i], &mut map)?;
-                chunks.push(cut.chunks[*i]);
+                chunks.push(split.chunks[*i]);
             }
-            Step::Group(Turns { group, numbers, chunk, part }) => {
-                let known = |v: &ValueId| map[v.index()].expect("what a group reads was put before it");
+            Step::Group(GroupLoop { group, numbers, chunk, part }) => {
+                let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
                 let operands: Vec<ValueId> = part.params.iter().map(known).collect();
                 let results = b.call(FuncId::new(first + group), numbers.clone(), &operands)?;
                 for (&old, &new) in part.outputs.iter().zip(&results) {
@@ -353,7 +356,7 @@ fn calls(
     }
     let output = |o: &Output| Output {
         name: o.name.clone(),
-        value: map[o.value.index()].expect("what main returns is made by a node or a group"),
+        value: map[o.value.index()].expect("every output of main is computed"),
     };
     Ok((b.finish(source.outputs.iter().map(output).collect::<Vec<_>>()), chunks))
 }

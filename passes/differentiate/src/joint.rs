@@ -1,7 +1,7 @@
-//! A function and its gradient in one: the forward nodes, then the nodes that compute gradients of arguments and weights
-//! from gradients of results.
+//! The joint function of a function and its gradient: the forward nodes, then the nodes that compute gradients of
+//! arguments and weights from gradients of results.
 //!
-//! What of the forward pass is kept and what is computed again is decided afterwards (`split`), on this function.
+//! `split` then decides on this function which forward values are saved and which are recomputed.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, ValueId};
@@ -14,56 +14,56 @@ use super::active::Activity;
 pub(super) struct Joint {
     /// Parameters: those of the function, then the gradients of its active results. No outputs.
     pub(super) function: Function,
-    /// The value of each value of the function as it was.
+    /// The new value of each value of the source.
     pub(super) map: Vec<ValueId>,
-    /// The first nodes, which are those of the forward pass.
+    /// The number of forward nodes, which come first.
     pub(super) n_forward: usize,
-    /// For each active result its number and the parameter that is its gradient.
+    /// For each active result its index and the parameter that is its gradient.
     pub(super) seeds: Vec<(usize, ValueId)>,
-    /// For each parameter of the function its gradient, where it has one.
+    /// For each parameter of the source its gradient, if it has one.
     pub(super) gradients: Vec<Option<ValueId>>,
 }
 
-/// How the gradient of a weight is kept.
+/// How the gradient of a weight is accumulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// It is the only one of a step.
-    Once,
-    /// It is added to what was there before.
-    Added,
-    /// The same, on another stage of a pipeline than that which updates the weight.
-    AddedOn(u64),
+pub(super) enum Accumulation {
+    /// One contribution per step: it is assigned.
+    Assign,
+    /// Several contributions per step: each is added.
+    Add,
+    /// As `Add`, but on this stage, which is not the stage that updates the weight.
+    AddOnStage(u64),
 }
 
-impl Kept {
-    /// Whether there are several gradients in a step, so that they begin with zero.
+impl Accumulation {
+    /// Whether gradients are summed, so that a step must clear them first.
     pub(super) fn is_summed(self) -> bool {
         match self {
-            Kept::Once => false,
-            Kept::Added | Kept::AddedOn(_) => true,
+            Accumulation::Assign => false,
+            Accumulation::Add | Accumulation::AddOnStage(_) => true,
         }
     }
 
-    /// Where the gradient of a weight is kept.
-    pub(super) fn home(self, binding: &Binding) -> Binding {
-        let gradient = renamed(binding, state::GRADIENT);
+    /// The binding of the gradient's state.
+    pub(super) fn gradient_binding(self, binding: &Binding) -> Binding {
+        let gradient = prefixed(binding, state::GRADIENT);
         match self {
-            Kept::Once | Kept::Added => gradient,
-            Kept::AddedOn(stage) => renamed(&gradient, &state::of_stage(stage)),
+            Accumulation::Assign | Accumulation::Add => gradient,
+            Accumulation::AddOnStage(stage) => prefixed(&gradient, &state::of_stage(stage)),
         }
     }
 }
 
-/// The joint function of `source`, which calls no other; `kept` says how the gradient of each weight is kept.
+/// The joint function of `source`, which calls no other function.
 ///
 /// # Errors
-/// An operation that has no adjoint.
+/// An operation without an adjoint.
 pub(super) fn joint(
     space: &Space,
     id: FuncId,
     source: &Function,
     activity: &Activity,
-    kept: impl Fn(&Binding) -> Kept,
+    accumulation: impl Fn(&Binding) -> Accumulation,
 ) -> Result<Joint, OpError> {
     let none = ithaca_ir::Arena::new();
     let mut b = FunctionBuilder::like(source, space, &none);
@@ -98,7 +98,7 @@ pub(super) fn joint(
             continue;
         }
         if let Op::Param(binding) = &node.op {
-            let gradient = gradients[0].expect("one of one gradients is there");
+            let gradient = gradients[0].expect("a parameter has one result");
             match weights.iter_mut().find(|(known, _)| *known == binding) {
                 None => weights.push((binding, gradient)),
                 Some((_, sum)) => *sum = b.push(Op::Binary(Binary::Add), &[*sum, gradient])?,
@@ -116,13 +116,13 @@ pub(super) fn joint(
         }
     }
     for (binding, gradient) in weights {
-        keep(&mut b, binding, gradient, kept(binding))?;
+        store_gradient(&mut b, binding, gradient, accumulation(binding))?;
     }
     let gradients = source.params.iter().map(|&p| tape.of(map[p.index()])).collect();
     Ok(Joint { function: b.finish([]), map, n_forward, seeds, gradients })
 }
 
-/// A node of the function and what stands for it.
+/// A forward node: the node of the source and its copy.
 struct Forward<'a> {
     node: &'a Node,
     op: Op,
@@ -130,7 +130,7 @@ struct Forward<'a> {
     results: Vec<ValueId>,
 }
 
-/// A forward node as it was, but that attention returns its lse, which its gradient needs.
+/// Copies a forward node; attention also returns its lse, which its adjoint needs.
 fn copy(
     b: &mut FunctionBuilder<'_>,
     source: &Function,
@@ -152,41 +152,41 @@ fn copy(
     Ok((op, results.to_vec()))
 }
 
-/// Writes the gradient of a weight to its state.
-pub(super) fn keep(
+/// Stores the gradient of a weight in its state.
+pub(super) fn store_gradient(
     b: &mut FunctionBuilder<'_>,
     binding: &Binding,
     gradient: ValueId,
-    kept: Kept,
+    accumulation: Accumulation,
 ) -> Result<(), OpError> {
     let ty = b.ty(gradient).clone();
-    let wide = wide(ty.dtype);
+    let wide = accumulation_dtype(ty.dtype);
     let mut value = gradient;
     if ty.dtype != wide {
         value = b.push(Op::Cast { to: wide }, &[value])?;
     }
-    let binding = kept.home(binding);
-    if kept.is_summed() {
+    let binding = accumulation.gradient_binding(binding);
+    if accumulation.is_summed() {
         let before = b.push_as(Op::State(binding.clone()), &[], TensorType { dtype: wide, ..ty })?;
         value = b.push(Op::Binary(Binary::Add), &[before, value])?;
     }
     assign(b, Target::State, binding, value)
 }
 
-/// The binding of what is kept of a weight under a prefix.
-pub(super) fn renamed(binding: &Binding, prefix: &str) -> Binding {
+/// The binding of a weight's state with this prefix.
+pub(super) fn prefixed(binding: &Binding, prefix: &str) -> Binding {
     Binding { name: format!("{prefix}{}", binding.name), ..binding.clone() }
 }
 
-/// In what type gradients and moments are kept.
-pub(super) fn wide(dtype: DType) -> DType {
+/// The type in which gradients and moments are accumulated.
+pub(super) fn accumulation_dtype(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
         DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::Bool => DType::F32,
     }
 }
 
-/// Gradients found so far, by the value that they are gradients of.
+/// The gradients found so far, by value.
 pub(super) struct Tape {
     gradient: Vec<Option<ValueId>>,
 }
@@ -197,7 +197,7 @@ impl Tape {
         Self { gradient: vec![None; n] }
     }
 
-    /// The gradient of `value`, if one flows to it.
+    /// The gradient of `value`, if it has one.
     pub(super) fn of(&self, value: ValueId) -> Option<ValueId> {
         self.gradient.get(value.index()).copied().flatten()
     }
@@ -228,7 +228,7 @@ pub(super) fn zeros(b: &mut FunctionBuilder<'_>, ty: &TensorType) -> Result<Valu
     b.push_as(Op::Fill { value: 0.0 }, &[], ty.clone())
 }
 
-/// The value of a node in another function, for what the rebuilding of functions has in common.
+/// Copies a node into another function.
 pub(super) fn copy_node(
     b: &mut FunctionBuilder<'_>,
     source: &Function,
@@ -236,7 +236,7 @@ pub(super) fn copy_node(
     map: &mut [Option<ValueId>],
 ) -> Result<(), OpError> {
     let operands: Vec<ValueId> =
-        node.operands.iter().map(|v| map[v.index()].expect("what a node reads was put before it")).collect();
+        node.operands.iter().map(|v| map[v.index()].expect("operands precede their uses")).collect();
     let declared: Vec<TensorType> = node.results.iter().map(|&v| source.ty(v).clone()).collect();
     let results = b.node(node.op.clone(), &operands, &declared)?;
     for (&old, &new) in node.results.iter().zip(&results) {
@@ -246,7 +246,7 @@ pub(super) fn copy_node(
     Ok(())
 }
 
-/// Writes `value` to what is kept.
+/// Stores `value` in a state or parameter.
 pub(super) fn assign(
     b: &mut FunctionBuilder<'_>,
     target: Target,

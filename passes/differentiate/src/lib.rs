@@ -1,9 +1,9 @@
-//! `differentiate`: from a program that computes a loss to one training step.
+//! `differentiate`: turns a program that computes a loss into one training step.
 //!
-//! Every function becomes two. The forward function returns what it returned and, behind it, what its gradients need; the
-//! backward function takes gradients of the results and what was kept, writes the gradients of its weights to states, and
-//! returns the gradients of its arguments. `main` calls the forward functions, the backward functions in reverse, and the
-//! optimizer.
+//! Every function becomes two. The forward function returns its results, then the saved values that its gradients need.
+//! The backward function takes gradients of the results and the saved values, stores the gradients of its weights in
+//! states, and returns the gradients of its arguments. `main` calls the forward functions, the backward functions in
+//! reverse order, and the optimizer.
 //!
 //! ```text
 //! %x = call %x0 {callee=@block, layers=0..32}
@@ -15,9 +15,9 @@
 //! %dx0 = call %dx, %q, … {callee=@block.backward, layers=0..32, over=l, carried=1, order=descending}
 //! ```
 //!
-//! Reverse mode, an operation at a time (Griewank and Walther, Evaluating Derivatives); the adjoint of each operation stands
-//! beside it. What of the forward pass is kept is chosen on a function that holds both passes, as PyTorch's
-//! ahead-of-time autograd does.
+//! The method is reverse mode, one operation at a time (Griewank and Walther, Evaluating Derivatives); each operation
+//! defines its adjoint. The forward values to save are chosen on a joint function of both passes, as in PyTorch's
+//! ahead-of-time autograd.
 
 mod active;
 mod chunked;
@@ -47,11 +47,11 @@ use ithaca_pass::roles::Roles;
 use ithaca_pass::{Context, Pass};
 
 use active::Activity;
-use joint::{Kept, joint};
-use pipelined::{Ends, Stages, Tied};
-use split::{Runs, split};
-use step::{Cx, Differentiated, Optimize, Sweep};
-use update::Owned;
+use joint::{Accumulation, joint};
+use pipelined::{Stages, StepParts, TiedWeight};
+use split::{Repetition, split};
+use step::{Cx, DifferentiatedFunction, Optimize, Sweep};
+use update::OwnedWeights;
 
 /// The pass.
 #[derive(Clone, Debug, Default)]
@@ -109,14 +109,14 @@ fn training_step(module: &Module, training: &Training) -> Result<Module, OpError
     if training.stages == 1 {
         return stepped(module, main, training, None);
     }
-    let (shape, order) = pipelined::order_of(training)?;
+    let (shape, order) = pipelined::schedule(training)?;
     let staged = stages::cut(module, main, shape.stages * shape.chunks)?;
     let stages = Stages::of(&staged, main, shape.stages);
     let pipeline = Pipeline { chunks: &staged.chunks, stages, shape, order };
     stepped(&staged.module, main, training, Some(&pipeline))
 }
 
-/// How a step is cut into stages.
+/// A step cut into stages.
 struct Pipeline<'a> {
     /// For each node of `main` its chunk.
     chunks: &'a [Option<usize>],
@@ -149,14 +149,16 @@ fn stepped(
         n => Some(chunked::of(module, (main, loss), n, &mut stepped.space)?),
     };
     let activity = Activity::of(module);
-    let kept = |reader: FuncId, binding: &Binding| {
+    let accumulation = |reader: FuncId, binding: &Binding| {
         let name = &module.functions[reader].name;
-        let own = |o: &&Owned| o.name == *name || o.name.strip_suffix(".shared") == Some(name);
+        let own = |o: &&OwnedWeights| o.name == *name || o.name.strip_suffix(".shared") == Some(name);
         let elsewhere = tied.iter().find(|t| t.binding == *binding && t.user.0 == *name);
         let mut weights = owned.iter().filter(own).chain(&owned).flat_map(|o| &o.weights);
         match elsewhere {
-            Some(tied) => Kept::AddedOn(tied.user.1.number),
-            None => weights.find(|(b, _, _)| b == binding).map_or(Kept::Once, |(_, _, kept)| *kept),
+            Some(tied) => Accumulation::AddOnStage(tied.user.1.number),
+            None => weights
+                .find(|(b, _, _)| b == binding)
+                .map_or(Accumulation::Assign, |(_, _, accumulation)| *accumulation),
         }
     };
     let stacks = stacks(&mut stepped, &runs);
@@ -165,13 +167,13 @@ fn stepped(
         found.expect("a dimension was declared for each number of layers").1
     };
 
-    let mut functions: Vec<Option<Differentiated>> = Vec::new();
+    let mut functions: Vec<Option<DifferentiatedFunction>> = Vec::new();
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
         if let Some(chunked) = chunked.as_ref().filter(|c| c.head == id) {
-            let own = |binding: &Binding| kept(id, binding);
+            let own = |binding: &Binding| accumulation(id, binding);
             let halves = chunked::halves(&stepped.space, function, chunked, &activity, own)?;
             let forward = stepped.functions.push(halves.forward.clone());
-            functions.push(Some(Differentiated { halves, plain: None, forward, backward: None }));
+            functions.push(Some(DifferentiatedFunction { halves, plain: None, forward, backward: None }));
             continue;
         }
         let is_group = grouped.as_ref().is_some_and(|g| g.is_group(id));
@@ -183,16 +185,17 @@ fn stepped(
             activity: &activity,
             functions: functions_so_far,
             stack: &stack,
-            kept: &kept,
+            accumulation: &accumulation,
             counts: None,
         };
-        let joint = match is_group {
-            true => regroup::joint(&inner, &stepped.space, &stepped.functions)?,
-            false => joint(&stepped.space, id, function, &activity, |binding| kept(id, binding))?,
+        let joint = if is_group {
+            regroup::joint(&inner, &stepped.space, &stepped.functions)?
+        } else {
+            joint(&stepped.space, id, function, &activity, |binding| accumulation(id, binding))?
         };
         let looped = runs[id.index()].iter().any(|l| l.end - l.start > 1);
-        let runs = if looped { Runs::Looped } else { Runs::Once };
-        // In a group that is computed again layers keep everything.
+        let runs = if looped { Repetition::Looped } else { Repetition::Once };
+        // Layers of a group that is recomputed save every value.
         let recompute = if is_member { Recompute::None } else { training.recompute };
         let of = (&stepped.space, &stepped.functions);
         let mut halves = split(of, id, function, &joint, &activity, (runs, recompute))?;
@@ -206,7 +209,7 @@ fn stepped(
         }
         let forward = stepped.functions.push(halves.forward.clone());
         let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));
-        functions.push(Some(Differentiated { halves, plain, forward, backward }));
+        functions.push(Some(DifferentiatedFunction { halves, plain, forward, backward }));
     }
 
     let scalar = TensorType::new(update::scalar_type(&owned), []);
@@ -217,7 +220,7 @@ fn stepped(
         clip: training.clip,
         scalar: scalar.clone(),
     });
-    for owned in owned.iter().chain(&pipelined::apart(&tied)).filter(|o| o.is_summed()) {
+    for owned in owned.iter().chain(&pipelined::tied_gradients(&tied)).filter(|o| o.is_summed()) {
         let function = update::zero(&stepped.space, owned)?;
         zero.calls.push((stepped.functions.push(function), owned.layers.clone()));
     }
@@ -239,18 +242,18 @@ fn stepped(
         activity: &activity,
         functions: &functions,
         stack: &stack,
-        kept: &kept,
+        accumulation: &accumulation,
         counts,
     };
-    let ends = (&zero, optimize.as_ref());
+    let parts = (&zero, optimize.as_ref());
     let function = match (cut, pipeline) {
         (Some(cut), Some(Pipeline { shape, order, .. })) => {
-            let ends = Ends { zero: &zero, optimize: optimize.as_ref(), exchanges: &exchanges };
-            pipelined::main(&cx, &stepped, (loss, cut), (chunks, order), *shape, &ends)?
+            let parts = StepParts { zero: &zero, optimize: optimize.as_ref(), exchanges: &exchanges };
+            pipelined::main(&cx, &stepped, (loss, cut), (chunks, order), *shape, &parts)?
         }
-        (None, _) => step::main(&cx, &stepped.space, &stepped.functions, loss, ends)?,
+        (None, _) => step::main(&cx, &stepped.space, &stepped.functions, loss, parts)?,
         (Some(cut), None) => {
-            micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), ends)?
+            micro::functions(&cx, &stepped.space, &mut stepped.functions, (loss, cut), parts)?
         }
     };
     stepped.functions.push(function);
@@ -259,18 +262,19 @@ fn stepped(
 
 /// `main` and the value of its output `loss`.
 fn loss_of(module: &Module) -> Result<(FuncId, ValueId), OpError> {
-    let main = module.main().ok_or_else(|| OpError::new("P50", "there is no `@main` to differentiate"))?;
+    let main =
+        module.main().ok_or_else(|| OpError::new("P50", "the program has no `@main` to differentiate"))?;
     let function = &module.functions[main];
     let loss = function.outputs.iter().find(|o| o.name.as_deref() == Some("loss"));
     let loss = loss.ok_or_else(|| OpError::new("P50", "`@main` returns no `loss` to differentiate"))?.value;
     let ty = function.ty(loss);
     if !ty.dims.is_empty() || !ty.dtype.is_float() {
-        return Err(OpError::new("P50", "the `loss` that `@main` returns is no real scalar"));
+        return Err(OpError::new("P50", "the `loss` that `@main` returns is not a real scalar"));
     }
     Ok((main, loss))
 }
 
-/// Refuses calls of functions that call functions, and states.
+/// Refuses calls outside `main`, and states.
 fn check(module: &Module, main: FuncId) -> Result<(), OpError> {
     let nested = module
         .functions
@@ -296,14 +300,14 @@ fn cut(
     module: &Module,
     n: u64,
     is_pipeline: bool,
-) -> Result<Option<micro::Cut>, OpError> {
+) -> Result<Option<micro::Split>, OpError> {
     if n == 1 && !is_pipeline {
         return Ok(None);
     }
     let batches = Roles::of(module).batches;
     let [batch] = batches.iter().copied().collect::<Vec<DimId>>()[..] else {
         let message = format!(
-            "micro-batches cut the one dimension of inputs that is a batch, and here are {}",
+            "micro-batches split one batch dimension of the inputs, but the inputs have {}",
             batches.len()
         );
         return Err(OpError::new("P52", message));
@@ -320,15 +324,16 @@ fn cut(
     let (name, all) = (dim.name.clone(), dim.size);
     dim.size /= n;
     dim.valid = dim.size;
-    // The unrolled step of a pipeline reads the whole batch as one, a loop over micro-batches as a stack of them.
-    let over = match is_pipeline {
-        true => declare(stepped, &format!("{name}_all"), all),
-        false => declare(stepped, "micro", n),
+    // The unrolled step of a pipeline reads windows of the whole batch; a loop over micro-batches reads a stack.
+    let over = if is_pipeline {
+        declare(stepped, &format!("{name}_all"), all)
+    } else {
+        declare(stepped, "micro", n)
     };
-    Ok(Some(micro::Cut { over, batch }))
+    Ok(Some(micro::Split { over, batch }))
 }
 
-/// For each function the layers of the calls that it is given, as they stand there.
+/// For each function the layers of all calls of it.
 fn calls(module: &Module) -> Vec<Vec<Layers>> {
     let mut calls = vec![Vec::new(); module.functions.len()];
     for node in module.functions.values().flat_map(|f| &f.nodes) {
@@ -339,7 +344,7 @@ fn calls(module: &Module) -> Vec<Vec<Layers>> {
     calls
 }
 
-/// For each function the layers of its calls.
+/// For each function the layers of its calls in `main`, which itself counts as one layer.
 fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
     let mut layers = vec![Vec::new(); module.functions.len()];
     for node in &module.functions[main].nodes {
@@ -351,7 +356,8 @@ fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
     layers
 }
 
-/// Which function owns which weights: the first that reads one; and which weights a function of another stage reads.
+/// Assigns each weight to the first function that reads it; also returns the weights that functions of other stages
+/// read.
 ///
 /// # Errors
 /// `P54` for weights that stages cannot share.
@@ -360,9 +366,9 @@ fn owned(
     main: FuncId,
     layers: &[Vec<Layers>],
     (micro_batches, stages): (u64, Option<&Stages>),
-) -> Result<(Vec<Owned>, Vec<Tied>), OpError> {
-    let mut owned: Vec<Owned> = Vec::new();
-    let mut tied: Vec<Tied> = Vec::new();
+) -> Result<(Vec<OwnedWeights>, Vec<TiedWeight>), OpError> {
+    let mut owned: Vec<OwnedWeights> = Vec::new();
+    let mut tied: Vec<TiedWeight> = Vec::new();
     let mut owners: Vec<FuncId> = Vec::new();
     let mut seen: Vec<(&Binding, usize)> = Vec::new();
     let all_layers = |id: FuncId| &layers[id.index()][..];
@@ -372,8 +378,11 @@ fn owned(
             continue;
         }
         let everywhere = |layers: Vec<Layers>| layers.into_iter().map(|l| (l, None)).collect();
-        let mut own =
-            Owned { name: function.name.clone(), weights: Vec::new(), layers: everywhere(distinct(layers)) };
+        let mut own = OwnedWeights {
+            name: function.name.clone(),
+            weights: Vec::new(),
+            layers: everywhere(distinct(layers)),
+        };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
             let Op::Param(binding) = &node.op else { continue };
@@ -392,18 +401,20 @@ fn owned(
                 None => Ok(None),
             };
             let mine = places(id)?;
-            let often = match binding.is_per_layer() {
-                true => overlap(layers),
-                false => layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1,
+            let often = if binding.is_per_layer() {
+                overlap(layers)
+            } else {
+                layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1
             };
-            // Functions that run other layers have other weights of one name.
+            // A weight of the same name in other layers is another weight.
             let runs =
                 |owner: usize| !binding.is_per_layer() || overlap_with(all_layers(owners[owner]), layers);
             let known =
                 seen.iter().find(|&&(known, owner)| known == binding && runs(owner)).map(|&(_, owner)| owner);
             let Some(owner) = known else {
-                let kept = if often || micro_batches > 1 { Kept::Added } else { Kept::Once };
-                own.weights.push((binding.clone(), function.ty(node.result()).clone(), kept));
+                let accumulation =
+                    if often || micro_batches > 1 { Accumulation::Add } else { Accumulation::Assign };
+                own.weights.push((binding.clone(), function.ty(node.result()).clone(), accumulation));
                 seen.push((binding, owned.len()));
                 continue;
             };
@@ -421,7 +432,7 @@ fn owned(
                         format!("two stages of the pipeline run layers with one `{}`", binding.name);
                     return Err(OpError::new("P54", message));
                 };
-                tied.push(Tied {
+                tied.push(TiedWeight {
                     binding: binding.clone(),
                     ty: function.ty(node.result()).clone(),
                     owner: (module.functions[owners[owner]].name.clone(), at),
@@ -430,16 +441,16 @@ fn owned(
                 continue;
             }
             let weight = owned.get_mut(owner).and_then(|o| o.weights.iter_mut().find(|w| w.0 == *binding));
-            if let Some((_, _, kept)) = weight {
-                *kept = Kept::Added;
+            if let Some((_, _, accumulation)) = weight {
+                *accumulation = Accumulation::Add;
             }
         }
         owned.push(own);
         owners.push(id);
     }
     debug_assert!(owned.len() <= main.index() + 1, "every function owns once");
-    // A weight that every layer shares changes once.
-    let mut apart: Vec<Owned> = Vec::new();
+    // A weight that all layers share is updated once.
+    let mut apart: Vec<OwnedWeights> = Vec::new();
     for (own, id) in owned.into_iter().zip(owners) {
         for (mut own, kind) in by_layer(own).into_iter().zip([true, false]) {
             if own.weights.is_empty() {
@@ -454,7 +465,7 @@ fn owned(
     Ok((apart, tied))
 }
 
-/// Whether a gradient may reach a weight: one that takes part in a choice of experts alone stays as it is.
+/// Whether a weight receives a gradient; a weight that only affects the choice of experts receives none.
 fn is_trained(function: &Function, weight: ValueId) -> bool {
     let used = |node: &Node| {
         let passes = |i: usize| {
@@ -468,23 +479,26 @@ fn is_trained(function: &Function, weight: ValueId) -> bool {
     function.nodes.iter().any(used) || function.outputs.iter().any(|o| o.value == weight)
 }
 
-/// The weights that each layer has, then those that all layers share.
-fn by_layer(owned: Owned) -> Vec<Owned> {
-    let Owned { name, weights, layers } = owned;
+/// The weights per layer, then the weights that all layers share.
+fn by_layer(owned: OwnedWeights) -> Vec<OwnedWeights> {
+    let OwnedWeights { name, weights, layers } = owned;
     let (own, shared): (Vec<_>, Vec<_>) = weights.into_iter().partition(|(b, _, _)| b.is_per_layer());
     let once = vec![(0..1, None)];
     let shared_name = if own.is_empty() { name.clone() } else { format!("{name}.shared") };
-    vec![Owned { name, weights: own, layers }, Owned { name: shared_name, weights: shared, layers: once }]
+    vec![
+        OwnedWeights { name, weights: own, layers },
+        OwnedWeights { name: shared_name, weights: shared, layers: once },
+    ]
 }
 
-/// The same layers, each range once.
+/// The union of the ranges of layers.
 fn distinct(layers: &[Layers]) -> Vec<Layers> {
     let mut all: Vec<Layers> = Vec::new();
     let mut sorted = layers.to_vec();
     sorted.sort_by_key(|l| (l.start, l.end));
     for range in sorted {
         match all.last_mut() {
-            // Layers that run twice change once.
+            // A layer that runs twice is updated once.
             Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
             _ => all.push(range),
         }
@@ -492,7 +506,7 @@ fn distinct(layers: &[Layers]) -> Vec<Layers> {
     all
 }
 
-/// Whether some layer is in both.
+/// Whether `a` and `b` have a layer in common.
 fn overlap_with(a: &[Layers], b: &[Layers]) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
@@ -504,7 +518,7 @@ fn overlap(layers: &[Layers]) -> bool {
     sorted.windows(2).any(|pair| pair[1].start < pair[0].end)
 }
 
-/// A dimension for each number of layers that a call runs over.
+/// A stack dimension for each number of layers that a call runs over.
 fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> Vec<(u64, DimId)> {
     let mut stacks: Vec<(u64, DimId)> = Vec::new();
     for n in layers.iter().flatten().map(|l| l.end - l.start).filter(|&n| n > 1) {
@@ -516,7 +530,7 @@ fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> Vec<(u64, DimId)> {
     stacks
 }
 
-/// A new dimension called `base`, or that with a number behind it.
+/// A new dimension named `base`, with a number appended if the name is taken.
 fn declare(module: &mut Module, base: &str, size: u64) -> DimId {
     let mut name = base.to_owned();
     let mut i = 1;

@@ -1,10 +1,10 @@
-//! Gradient accumulation: `main` runs the forward and the backward pass once for each part of the batch.
+//! Gradient accumulation: `main` runs the forward and the backward pass once for each micro-batch.
 //!
-//! Inputs become stacks of micro-batches. What `main` computes of inputs alone, such as the number of labels that count, is
-//! computed of the whole batch; the rest becomes the function `@micro`, which adds its part of the loss.
+//! Inputs become stacks of micro-batches. Values of `main` that depend on inputs only, such as the count of labels, are
+//! computed for the whole batch; the rest becomes the function `@micro`, which adds its part of the loss.
 //!
-//! A micro-batch draws from a key of its own, which its number is folded into: cut otherwise, a batch is dropped from
-//! otherwise, as by frameworks that draw for one micro-batch after another.
+//! Each micro-batch has its own key, derived from its number: the masks of dropout depend on the number of
+//! micro-batches, as in frameworks that draw per micro-batch.
 
 use std::collections::BTreeSet;
 
@@ -20,31 +20,35 @@ use super::step::{Cx, Optimize, Sweep};
 /// The name of the function that runs one micro-batch.
 pub(super) const NAME: &str = "micro";
 
-/// How the batch is cut.
+/// The split of the batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    /// Micro-batches; in a pipeline, sequences of all of them.
+pub(super) struct Split {
+    /// The dimension of micro-batches; in a pipeline, all sequences of the batch.
     pub(super) over: DimId,
-    /// Sequences of one.
+    /// The dimension of a micro-batch's sequences.
     pub(super) batch: DimId,
 }
 
-/// `@micro` and `main`, in this order; `functions` are those that `main` calls.
+/// `@micro`, which is added to `functions`, and `main`, which is returned.
 ///
 /// # Errors
-/// `P52` when `main` computes of inputs what cannot be computed of stacks of them, or returns more than the loss.
+/// `P52` when `main` needs a value of one micro-batch outside `@micro`, or returns more than the loss.
 pub(super) fn functions(
     cx: &Cx<'_>,
     space: &Space,
     functions: &mut Arena<FuncId, Function>,
-    (loss, cut): (ValueId, Cut),
+    (loss, split): (ValueId, Split),
     (zero, optimize): (&Sweep, Option<&Optimize>),
 ) -> Result<Function, OpError> {
     let source = &cx.source.functions[cx.main];
     only_loss(source)?;
-    let outside: BTreeSet<ValueId> =
-        source.nodes.iter().filter(|n| is_outside(cx, n)).flat_map(|n| n.results.iter().copied()).collect();
-    let read = |v: &&ValueId| source.nodes.iter().any(|n| !is_outside(cx, n) && n.operands.contains(v));
+    let outside: BTreeSet<ValueId> = source
+        .nodes
+        .iter()
+        .filter(|n| is_whole_batch(cx, n))
+        .flat_map(|n| n.results.iter().copied())
+        .collect();
+    let read = |v: &&ValueId| source.nodes.iter().any(|n| !is_whole_batch(cx, n) && n.operands.contains(v));
     let shared: Vec<ValueId> = outside.iter().filter(read).copied().collect();
 
     let micro = {
@@ -55,11 +59,11 @@ pub(super) fn functions(
             map[v.index()] = Some(b.param(source.ty(v).clone(), source.values[v].name.as_deref()));
         }
         for &v in shared.iter().filter(|&&v| is_key(source, v)) {
-            // Micro-batches are the layers of this function.
+            // The layers of this function are micro-batches.
             let given = map[v.index()].expect("every shared value is a parameter");
             map[v.index()] = Some(b.push(Op::Random(Random::LayerKey), &[given])?);
         }
-        cx.forward_and_backward(&mut b, &mut map, loss, |n| !is_outside(cx, n))?;
+        cx.forward_and_backward(&mut b, &mut map, loss, |n| !is_whole_batch(cx, n))?;
         let part = map[loss.index()].expect("the loss was computed");
         let sum = b.push(Op::Binary(Binary::Add), &[before, part])?;
         b.finish([Output { name: None, value: sum }])
@@ -68,19 +72,19 @@ pub(super) fn functions(
 
     let mut b = FunctionBuilder::like(source, space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
-    for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
+    for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
         match node.op {
             Op::Random(Random::Key { .. }) => map[node.result().index()] = Some(cx.key(&mut b, node)?),
-            _ => whole(&mut b, source, node, cut, &mut map)?,
+            _ => copy_whole_batch(&mut b, source, node, split, &mut map)?,
         }
     }
     zero.run(&mut b, &[])?;
     let mut arguments = vec![zeros(&mut b, source.ty(loss))?];
     arguments.extend(
-        shared.iter().map(|v| map[v.index()].expect("what micro-batches read is computed before them")),
+        shared.iter().map(|v| map[v.index()].expect("inputs of micro-batches are computed before them")),
     );
-    let n = space.size(cut.over);
-    let scan = Scan { over: cut.over, carried: 1, order: ScanOrder::Ascending };
+    let n = space.size(split.over);
+    let scan = Scan { over: split.over, carried: 1, order: ScanOrder::Ascending };
     let results = b.node(
         Op::Call { callee: micro, layers: 0..n, stride: 0, scan: Some(scan), stage: None },
         &arguments,
@@ -94,7 +98,7 @@ pub(super) fn functions(
     Ok(b.finish([Output { name, value: results[0] }]))
 }
 
-/// Refuses a program that returns what is of one micro-batch.
+/// Refuses a program that returns values of one micro-batch.
 pub(super) fn only_loss(source: &Function) -> Result<(), OpError> {
     match source.outputs.len() {
         1 => Ok(()),
@@ -105,8 +109,8 @@ pub(super) fn only_loss(source: &Function) -> Result<(), OpError> {
     }
 }
 
-/// Whether a node is computed of the whole batch: what depends on inputs only.
-pub(super) fn is_outside(cx: &Cx<'_>, node: &Node) -> bool {
+/// Whether a node is computed for the whole batch: its operands depend on inputs only.
+pub(super) fn is_whole_batch(cx: &Cx<'_>, node: &Node) -> bool {
     let known = matches!(
         node.op,
         Op::Input(_)
@@ -121,18 +125,18 @@ pub(super) fn is_outside(cx: &Cx<'_>, node: &Node) -> bool {
     known && !node.results.iter().any(|&v| cx.activity.is_active(cx.main, v))
 }
 
-/// Whether keys begin with `value`.
+/// Whether `value` is an initial key.
 pub(super) fn is_key(source: &Function, value: ValueId) -> bool {
     let is_key = |n: &Node| matches!(n.op, Op::Random(Random::Key { .. }));
     source.nodes.iter().any(|n| is_key(n) && n.results.contains(&value))
 }
 
-/// A node of the whole batch: its values are stacks where they have a batch.
-fn whole(
+/// Copies a node for the whole batch: values with a batch dimension become stacks.
+fn copy_whole_batch(
     b: &mut FunctionBuilder<'_>,
     source: &Function,
     node: &Node,
-    cut: Cut,
+    split: Split,
     map: &mut [Option<ValueId>],
 ) -> Result<(), OpError> {
     let operands: Vec<ValueId> = node
@@ -140,8 +144,7 @@ fn whole(
         .iter()
         .map(|v| {
             map[v.index()].ok_or_else(|| {
-                let message =
-                    format!("`{}` of `@main` needs what is computed of one micro-batch", node.op.name());
+                let message = format!("`{}` of `@main` needs a value of one micro-batch", node.op.name());
                 OpError::new("P52", message)
             })
         })
@@ -150,13 +153,13 @@ fn whole(
         .results
         .iter()
         .map(|&v| match source.ty(v) {
-            ty if ty.has(cut.batch) => stacked(ty, cut.over),
+            ty if ty.has(split.batch) => stacked(ty, split.over),
             ty => ty.clone(),
         })
         .collect();
     let op = match &node.op {
-        Op::Input(binding) if source.ty(node.result()).has(cut.batch) => {
-            Op::Input(view(b.space(), binding, source.ty(node.result()), cut)?)
+        Op::Input(binding) if source.ty(node.result()).has(split.batch) => {
+            Op::Input(view(b.space(), binding, source.ty(node.result()), split)?)
         }
         op => op.clone(),
     };
@@ -168,13 +171,13 @@ fn whole(
     Ok(())
 }
 
-/// The binding that sees the batch of a file as micro-batches.
-fn view(space: &Space, binding: &Binding, ty: &TensorType, cut: Cut) -> Result<Binding, OpError> {
-    if !binding.stored.is_empty() || ty.dims.first() != Some(&cut.batch) {
+/// The binding that views the batch of a file as micro-batches.
+fn view(space: &Space, binding: &Binding, ty: &TensorType, split: Split) -> Result<Binding, OpError> {
+    if !binding.stored.is_empty() || ty.dims.first() != Some(&split.batch) {
         let message = format!("input `{}` is not stored with the batch first", binding.name);
         return Err(OpError::new("P52", message));
     }
-    let n = space.size(cut.over);
+    let n = space.size(split.over);
     let sizes: Vec<u64> = ty.dims.iter().map(|&d| source::stored_size(space, d)).collect();
     let mut stored = sizes.clone();
     stored[0] *= n;

@@ -15,24 +15,24 @@ pub enum Recompute {
     /// None: every value that a gradient needs is stored.
     #[default]
     None,
-    /// Attention: its results are computed again from q, k and v (Korthikanti et al., arXiv 2205.05198).
+    /// Attention: its results are recomputed from q, k and v (Korthikanti et al., arXiv 2205.05198).
     Selective,
-    /// Each function: only its arguments are kept; of layers those of every so many, which are computed again together
-    /// (Chen et al., arXiv 1604.06174; "uniform" in Megatron-LM).
+    /// Each function: only its arguments are saved; of layers, those of each group of `every` (Chen et al., arXiv
+    /// 1604.06174; "uniform" in Megatron-LM).
     Full {
-        /// Layers that are computed again together.
+        /// Layers that are recomputed together.
         every: u64,
     },
-    /// Each function but its attention, whose results are kept, so that no attention is computed twice (DistFlashAttn,
+    /// Each function except its attention, whose results are saved, so no attention is computed twice (DistFlashAttn,
     /// arXiv 2310.03294).
     KeepAttention,
 }
 
 impl Recompute {
-    /// Only the arguments of each function are kept.
+    /// Recomputes each function separately.
     pub const FULL: Recompute = Recompute::Full { every: 1 };
 
-    /// Every policy, layers computed again one by one.
+    /// Every policy, with one layer per group.
     pub const ALL: [Recompute; 4] =
         [Recompute::None, Recompute::Selective, Recompute::FULL, Recompute::KeepAttention];
 
@@ -89,7 +89,7 @@ pub enum PipelineOrder {
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// The same over several ranges of layers for each stage (section 2.2 there).
+    /// As `OneForwardOneBackward`, with several chunks of layers per stage (section 2.2 there).
     Interleaved,
 }
 
@@ -120,7 +120,7 @@ pub struct Training {
     /// Parts of each rank's tokens whose loss and gradients are computed one after another.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_LOSS_CHUNKS>")]
     pub loss_chunks: u64,
-    /// Parts of the batch whose gradients are summed before the weights change.
+    /// Micro-batches, whose gradients are summed before the update.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_MICRO_BATCHES>")]
     pub micro_batches: u64,
     /// Stages of a pipeline; 1 without a pipeline.
@@ -128,21 +128,21 @@ pub struct Training {
     pub stages: u64,
     /// The order in which stages run micro-batches.
     pub pipeline: PipelineOrder,
-    /// Ranges of layers that each stage has where they are interleaved.
+    /// Chunks of layers per stage in interleaved order.
     #[serde(deserialize_with = "options::whole::<_, 1, MAX_STAGES>")]
     pub chunks: u64,
     /// Whether dropout is applied.
     pub dropout: DropoutChoice,
-    /// The optimizer; gradients only when `None`.
+    /// The optimizer; `None` computes gradients only.
     #[serde(serialize_with = "write_optimizer", deserialize_with = "read_optimizer")]
     pub optimizer: Option<AdamW>,
-    /// The largest norm of all gradients together; they are scaled down to it.
+    /// The largest global norm of the gradients; larger ones are scaled down to it.
     #[serde(deserialize_with = "norm")]
     pub clip: Option<f64>,
 }
 
 impl Default for Training {
-    /// One batch, nothing recomputed, AdamW as PyTorch has it, no clipping.
+    /// One batch, no recomputation, PyTorch's AdamW, no clipping.
     fn default() -> Self {
         Self {
             recompute: Recompute::None,
@@ -158,11 +158,11 @@ impl Default for Training {
     }
 }
 
-/// AdamW with the constants that PyTorch has by default.
+/// AdamW with PyTorch's default constants.
 pub const ADAMW: AdamW = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
 
 impl Training {
-    /// Ranges of layers into which the stages of the pipeline cut the model; one without a pipeline.
+    /// Chunks of layers that the pipeline cuts the model into; 1 without a pipeline.
     pub fn n_chunks(&self) -> u64 {
         match self.pipeline {
             PipelineOrder::Gpipe | PipelineOrder::OneForwardOneBackward => self.stages,
@@ -170,7 +170,7 @@ impl Training {
         }
     }
 
-    /// The options as a pipeline has them; those that are as by default are left out.
+    /// The options as pipeline text; default values are omitted.
     pub fn to_pipeline(&self) -> Vec<(String, String)> {
         let mut written = options::write(self);
         let constants = self.optimizer.map(|adamw| options::write(&Constants::from(adamw)));
@@ -203,7 +203,7 @@ impl Training {
     /// Sets the option `key`.
     ///
     /// # Errors
-    /// `P02` when there is no such option, or its value is out of range.
+    /// `P02` when the option is unknown, or its value is out of range.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), Diagnostic> {
         let mut options = self.to_pipeline();
         options.retain(|(known, _)| known != key);
@@ -286,13 +286,13 @@ fn write_optimizer<S: Serializer>(optimizer: &Option<AdamW>, serializer: S) -> R
 pub const OPTIONS: &str = "recompute=none|selective|full|full(every=K)|keep-attention, loss_chunks=C, micro_batches=N, stages=N, pipeline=gpipe|1f1b|interleaved, chunks=N, dropout=config|off, optimizer=adamw|none, \
                            lr=X, beta1=X, beta2=X, eps=X, weight_decay=X, clip=NORM";
 
-/// The most parts of the tokens that a loss is computed in: as many as are joined at once.
+/// The maximum number of parts of a loss: the maximum number of operands of `join`.
 const MAX_LOSS_CHUNKS: u64 = MAX_PARTS as u64;
 
-/// The most micro-batches of a step.
+/// The maximum number of micro-batches.
 const MAX_MICRO_BATCHES: u64 = 4096;
 
-/// The most stages of a pipeline, and ranges of layers of one.
+/// The maximum number of stages, and of chunks per stage.
 const MAX_STAGES: u64 = 1024;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! In which order the stages of a pipeline run the micro-batches.
+//! The order in which the stages of a pipeline run the micro-batches.
 //!
-//! Layers are cut into *chunks*, in order; chunk `c` belongs to stage `c mod P`. A stage runs its own list of forward and
-//! backward passes, each of one chunk on one micro-batch: a warm-up of forward passes, then forward and backward in turn,
-//! then the backward passes that are left. The order of all stages is one list, as if every pass took one tick: what a
-//! stage runs next starts in the first tick in which everything that it needs was there before.
+//! Layers are cut into consecutive *chunks*; chunk `c` belongs to stage `c mod P`. A stage runs its own list of forward
+//! and backward passes, each for one chunk and one micro-batch: a warm-up of forward passes, then forward and backward
+//! passes in alternation, then the remaining backward passes. The lists of all stages merge into one order as if every
+//! pass took one tick: a pass starts in the first tick after the passes that it depends on.
 
 use super::options::PipelineOrder;
 
-/// Which half of a training step.
+/// The forward or backward half of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Half {
     /// The forward pass.
@@ -35,11 +35,11 @@ pub(super) struct Shape {
     pub(super) micros: usize,
 }
 
-/// What stage `stage` runs, in order.
+/// The passes of stage `stage`, in order.
 pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<Step> {
     let Shape { stages, chunks, micros } = shape;
     let n = micros * chunks;
-    // The i-th forward pass of a stage: groups of P micro-batches go through its chunks one after another.
+    // The i-th forward pass of a stage: groups of P micro-batches pass through its chunks one after another.
     let place = |i: usize| {
         let (group, within) = (i / (stages * chunks), i % (stages * chunks));
         (group * stages + within % stages, within / stages)
@@ -75,7 +75,7 @@ pub(super) fn of_stage(order: PipelineOrder, shape: Shape, stage: usize) -> Vec<
     steps
 }
 
-/// What all stages run, in one order that each of them follows.
+/// The passes of all stages, in one order that respects each stage's own.
 pub(super) fn all(order: PipelineOrder, shape: Shape) -> Vec<Step> {
     let lists: Vec<Vec<Step>> = (0..shape.stages).map(|stage| of_stage(order, shape, stage)).collect();
     let last = shape.stages * shape.chunks - 1;
@@ -96,10 +96,7 @@ pub(super) fn all(order: PipelineOrder, shape: Shape) -> Vec<Step> {
             .filter_map(|(stage, (list, &i))| Some((stage, *list.get(i)?)))
             .filter(|(_, step)| ready(step))
             .collect();
-        assert!(
-            !tick.is_empty(),
-            "some stage can always go on, or the lists of the stages contradict each other"
-        );
+        assert!(!tick.is_empty(), "at least one stage is ready, unless the lists contradict each other");
         for (stage, step) in tick {
             next[stage] += 1;
             done.insert(step);

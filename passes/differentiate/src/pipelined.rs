@@ -1,5 +1,5 @@
-//! A training step in stages: every stage runs the forward and the backward pass of its layers for one micro-batch after
-//! another, as the order of the pipeline says.
+//! A training step in pipeline stages: every stage runs the forward and backward passes of its layers for one
+//! micro-batch after another, in the order of the schedule.
 //!
 //! ```text
 //! %x  = call %t {callee=@embed, stage=0}
@@ -7,11 +7,11 @@
 //! %x2, … = call %x1 {callee=@block, layers=16..32, …, stage=1}
 //! ```
 //!
-//! `main` is unrolled: one list of calls that all stages follow, each leaving out those of others. What passes between
-//! stages is what calls take that other stages gave; `shard` sends it. Inputs are known everywhere.
+//! `main` is unrolled: all stages follow one list of calls, and each skips the calls of other stages. A value that a
+//! call takes from another stage crosses stages; `shard` inserts the transfer. Inputs are known on every stage.
 //!
-//! A weight that two stages use, as a tied embedding is, is updated by the first of them: the other keeps its gradient by
-//! itself, gives the sum away before the update, and is given the new weight.
+//! If two stages use a weight, as with a tied embedding, the first of them updates it. The other accumulates its own
+//! gradient, sends the sum before the update, and receives the new weight.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
@@ -19,21 +19,21 @@ use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, source, st
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 
-use super::joint::{Kept, assign, copy_node, renamed};
-use super::micro::{Cut, is_key, is_outside, only_loss};
+use super::joint::{Accumulation, assign, copy_node, prefixed};
+use super::micro::{Split, is_key, is_whole_batch, only_loss};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
 use super::step::{Cx, Optimize, Run, Sweep};
-use super::update::{Owned, Place, gradient_type};
+use super::update::{OwnedWeights, Place, gradient_type};
 
-/// Which stage runs which layers of each function.
+/// The stages that run the layers of each function.
 pub(super) struct Stages {
     /// By function.
     places: Vec<Vec<Place>>,
 }
 
 impl Stages {
-    /// Of a program cut into chunks for `n` stages.
+    /// The stages of a program cut into chunks for `n` stages.
     pub(super) fn of(staged: &Staged, main: FuncId, n: usize) -> Self {
         let Staged { module, chunks } = staged;
         let mut places: Vec<Vec<Place>> = vec![Vec::new(); module.functions.len()];
@@ -48,10 +48,10 @@ impl Stages {
         Self { places }
     }
 
-    /// The places of `function` for what each layer has, or for what all of its layers share.
+    /// The places of `function`: one per range of layers for weights per layer, one for weights that all layers share.
     ///
     /// # Errors
-    /// `P54` when two stages run one layer, or share what all layers have.
+    /// `P54` when two stages run the same layer, or share a weight of all layers.
     pub(super) fn of_weights(
         &self,
         function: FuncId,
@@ -68,10 +68,10 @@ impl Stages {
             let message = format!("`@{name}` runs on two stages of the pipeline with one weight");
             return Err(OpError::new("P54", message));
         }
-        match is_per_layer {
-            true => Ok(places),
-            false => Ok(places.first().map(|(_, stage)| (0..1, *stage)).into_iter().collect()),
+        if is_per_layer {
+            return Ok(places);
         }
+        Ok(places.first().map(|(_, stage)| (0..1, *stage)).into_iter().collect())
     }
 }
 
@@ -79,26 +79,26 @@ fn stage_of(chunk: usize, n: usize) -> Stage {
     Stage::new((chunk % n) as u64)
 }
 
-/// A weight that a function of one stage owns, and a function of another uses.
+/// A weight that one stage owns and another stage uses too.
 #[derive(Clone, Debug)]
-pub(super) struct Tied {
+pub(super) struct TiedWeight {
     pub(super) binding: Binding,
     pub(super) ty: TensorType,
-    /// The function that owns it.
+    /// The function that owns the weight.
     pub(super) owner: (String, Stage),
-    /// The function that uses it too.
+    /// The other function that uses it.
     pub(super) user: (String, Stage),
 }
 
-impl Tied {
-    fn kept(&self) -> Kept {
-        Kept::AddedOn(self.user.1.number)
+impl TiedWeight {
+    fn accumulation(&self) -> Accumulation {
+        Accumulation::AddOnStage(self.user.1.number)
     }
 }
 
-/// Each weight once for each stage that uses it, however many functions there do.
-fn distinct(tied: &[Tied]) -> Vec<&Tied> {
-    let mut distinct: Vec<&Tied> = Vec::new();
+/// Each weight once per stage that uses it.
+fn distinct(tied: &[TiedWeight]) -> Vec<&TiedWeight> {
+    let mut distinct: Vec<&TiedWeight> = Vec::new();
     for one in tied {
         if !distinct.iter().any(|t| t.binding == one.binding && t.user.1 == one.user.1) {
             distinct.push(one);
@@ -107,47 +107,51 @@ fn distinct(tied: &[Tied]) -> Vec<&Tied> {
     distinct
 }
 
-/// What clears gradients that are kept apart, as weights that are owned are cleared.
-pub(super) fn apart(tied: &[Tied]) -> Vec<Owned> {
-    let mut apart: Vec<Owned> = Vec::new();
+/// The users' gradients of tied weights, to be cleared like those of owned weights.
+pub(super) fn tied_gradients(tied: &[TiedWeight]) -> Vec<OwnedWeights> {
+    let mut tied_gradients: Vec<OwnedWeights> = Vec::new();
     for one in distinct(tied) {
         let name = format!("{}.tied", one.user.0);
-        let weight = (one.binding.clone(), one.ty.clone(), one.kept());
-        match apart.iter_mut().find(|owned| owned.name == name) {
+        let weight = (one.binding.clone(), one.ty.clone(), one.accumulation());
+        match tied_gradients.iter_mut().find(|owned| owned.name == name) {
             Some(owned) => owned.weights.push(weight),
-            None => apart.push(Owned { name, weights: vec![weight], layers: vec![(0..1, Some(one.user.1))] }),
+            None => tied_gradients.push(OwnedWeights {
+                name,
+                weights: vec![weight],
+                layers: vec![(0..1, Some(one.user.1))],
+            }),
         }
     }
-    apart
+    tied_gradients
 }
 
-/// What passes between two stages about one weight, before and after the update.
+/// The functions that two stages exchange a tied weight with, before and after the update.
 pub(super) struct Exchange {
     owner: Stage,
     user: Stage,
-    /// Gives the user's gradient.
+    /// Returns the user's gradient.
     give: FuncId,
-    /// Adds it to the owner's.
+    /// Adds it to the owner's gradient.
     take: FuncId,
-    /// Gives the new weight.
+    /// Returns the new weight.
     send: FuncId,
-    /// Writes it.
+    /// Stores it.
     receive: FuncId,
 }
 
-/// The functions of these exchanges.
+/// Declares the functions of the exchanges.
 ///
 /// # Errors
 /// None for weights of a program that verifies.
 pub(super) fn exchanges(
     space: &Space,
     functions: &mut Arena<FuncId, Function>,
-    tied: &[Tied],
+    tied: &[TiedWeight],
 ) -> Result<Vec<Exchange>, OpError> {
     let none = Arena::new();
     let mut exchanges = Vec::new();
     for (i, one) in distinct(tied).into_iter().enumerate() {
-        let Tied { binding, ty, owner, user } = one;
+        let TiedWeight { binding, ty, owner, user } = one;
         let wide = gradient_type(ty);
         let builder = |of: &str, part: &str| {
             let b = FunctionBuilder::new(format!("{of}.{part}{i}.update"), space, &none);
@@ -156,14 +160,14 @@ pub(super) fn exchanges(
         let returns = |value: ValueId| [Output { name: None, value }];
 
         let mut b = builder(&user.0, "give");
-        let own = b.push_as(Op::State(one.kept().home(binding)), &[], wide.clone())?;
+        let own = b.push_as(Op::State(one.accumulation().gradient_binding(binding)), &[], wide.clone())?;
         let give = functions.push(b.finish(returns(own)));
 
         let mut b = builder(&owner.0, "take");
-        let given = b.param(wide.clone(), None);
-        let home = renamed(binding, state::GRADIENT);
+        let received = b.param(wide.clone(), None);
+        let home = prefixed(binding, state::GRADIENT);
         let own = b.push_as(Op::State(home.clone()), &[], wide)?;
-        let sum = b.push(Op::Binary(Binary::Add), &[own, given])?;
+        let sum = b.push(Op::Binary(Binary::Add), &[own, received])?;
         assign(&mut b, Target::State, home, sum)?;
         let take = functions.push(b.finish([]));
 
@@ -180,8 +184,8 @@ pub(super) fn exchanges(
     Ok(exchanges)
 }
 
-/// Calls one function on one stage and another on another with what the first gives.
-fn pass_on(
+/// Calls one function on one stage, and another on another stage with the first one's result.
+fn call_across(
     b: &mut FunctionBuilder<'_>,
     (from, gives): (Stage, FuncId),
     (to, takes): (Stage, FuncId),
@@ -193,12 +197,12 @@ fn pass_on(
         scan: None,
         stage: Some(stage),
     };
-    let given = b.node(call(gives, from), &[], &[])?[0];
-    b.node(call(takes, to), &[given], &[]).map(|_| ())
+    let received = b.node(call(gives, from), &[], &[])?[0];
+    b.node(call(takes, to), &[received], &[]).map(|_| ())
 }
 
-/// Shared parts of a step.
-pub(super) struct Ends<'a> {
+/// The parts of a step around its passes.
+pub(super) struct StepParts<'a> {
     pub(super) zero: &'a Sweep,
     pub(super) optimize: Option<&'a Optimize>,
     pub(super) exchanges: &'a [Exchange],
@@ -207,42 +211,42 @@ pub(super) struct Ends<'a> {
 /// `main`, unrolled over micro-batches and stages.
 ///
 /// # Errors
-/// `P52` as for micro-batches, and for operations of `main` that have no adjoint.
+/// `P52` as for micro-batches, and for operations of `main` without an adjoint.
 pub(super) fn main(
     cx: &Cx<'_>,
     module: &Module,
-    (loss, cut): (ValueId, Cut),
+    (loss, split): (ValueId, Split),
     (chunks, order): (&[Option<usize>], &[Step]),
     shape: Shape,
-    ends: &Ends<'_>,
+    parts: &StepParts<'_>,
 ) -> Result<Function, OpError> {
     let source = cx.function();
     only_loss(source)?;
     let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
     let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
-    let whole = needed_whole(cx, cut);
-    for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
+    let whole = whole_batch_values(cx, split);
+    for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
         if let Op::Random(Random::Key { .. }) = node.op {
             known[node.result().index()] = Some(cx.key(&mut b, node)?);
         } else if node.results.is_empty() || node.results.iter().any(|v| whole[v.index()]) {
-            of_all(&mut b, source, node, cut, &mut known)?;
+            copy_whole_batch(&mut b, source, node, split, &mut known)?;
         }
     }
-    ends.zero.run(&mut b, &[])?;
+    parts.zero.run(&mut b, &[])?;
 
     let mut runs = Vec::with_capacity(shape.micros);
     for micro in 0..shape.micros {
-        let mut own = own_inputs(cx, &mut b, &known, cut, micro)?;
+        let mut own = micro_batch_inputs(cx, &mut b, &known, split, micro)?;
         if shape.micros > 1 {
-            own_keys(source, &mut b, &mut own, micro)?;
+            micro_batch_keys(source, &mut b, &mut own, micro)?;
         }
         runs.push(Run::new(cx, own));
     }
     let last = shape.stages * shape.chunks - 1;
-    // What depends on no call runs with the first chunk.
+    // Nodes that depend on no call run with the first chunk.
     let of_chunk: Vec<Vec<usize>> = (0..=last)
         .map(|chunk| {
-            let inside = |&i: &usize| !is_outside(cx, &source.nodes[i]);
+            let inside = |&i: &usize| !is_whole_batch(cx, &source.nodes[i]);
             (0..source.nodes.len()).filter(inside).filter(|&i| chunks[i].unwrap_or(0) == chunk).collect()
         })
         .collect();
@@ -273,25 +277,26 @@ pub(super) fn main(
             }
         }
     }
-    for exchange in ends.exchanges {
-        pass_on(&mut b, (exchange.user, exchange.give), (exchange.owner, exchange.take))?;
+    for exchange in parts.exchanges {
+        call_across(&mut b, (exchange.user, exchange.give), (exchange.owner, exchange.take))?;
     }
-    if let Some(optimize) = ends.optimize {
+    if let Some(optimize) = parts.optimize {
         optimize.run(&mut b)?;
-        for exchange in ends.exchanges {
-            pass_on(&mut b, (exchange.owner, exchange.send), (exchange.user, exchange.receive))?;
+        for exchange in parts.exchanges {
+            call_across(&mut b, (exchange.owner, exchange.send), (exchange.user, exchange.receive))?;
         }
     }
-    let value = sum.expect("there is a micro-batch");
+    let value = sum.expect("there is at least one micro-batch");
     b.name(value, source.values[loss].name.as_deref());
     Ok(b.finish([Output { name: source.outputs[0].name.clone(), value }]))
 }
 
-/// The values outside of calls that are needed of the whole batch: what has no batch, and what that is made of.
-fn needed_whole(cx: &Cx<'_>, cut: Cut) -> Vec<bool> {
+/// The values outside of calls that are needed for the whole batch: those without a batch dimension, and their
+/// operands.
+fn whole_batch_values(cx: &Cx<'_>, split: Split) -> Vec<bool> {
     let source = cx.function();
-    let mut needed: Vec<bool> = source.values.values().map(|value| !value.ty.has(cut.batch)).collect();
-    for node in source.nodes.iter().rev().filter(|n| is_outside(cx, n)) {
+    let mut needed: Vec<bool> = source.values.values().map(|value| !value.ty.has(split.batch)).collect();
+    for node in source.nodes.iter().rev().filter(|n| is_whole_batch(cx, n)) {
         if node.results.is_empty() || node.results.iter().any(|v| needed[v.index()]) {
             node.operands.iter().for_each(|v| needed[v.index()] = true);
         }
@@ -299,25 +304,24 @@ fn needed_whole(cx: &Cx<'_>, cut: Cut) -> Vec<bool> {
     needed
 }
 
-/// A node of the whole batch.
-fn of_all(
+/// Copies a node for the whole batch.
+fn copy_whole_batch(
     b: &mut FunctionBuilder<'_>,
     source: &Function,
     node: &Node,
-    cut: Cut,
+    split: Split,
     known: &mut [Option<ValueId>],
 ) -> Result<(), OpError> {
     let operand = |v: &ValueId| {
         known[v.index()].ok_or_else(|| {
-            let message =
-                format!("`{}` of `@main` needs what is computed of one micro-batch", node.op.name());
+            let message = format!("`{}` of `@main` needs a value of one micro-batch", node.op.name());
             OpError::new("P52", message)
         })
     };
     let operands = node.operands.iter().map(operand).collect::<Result<Vec<_>, _>>()?;
     let all = |&v: &ValueId| {
         let mut ty = source.ty(v).clone();
-        ty.dims.iter_mut().filter(|d| **d == cut.batch).for_each(|d| *d = cut.over);
+        ty.dims.iter_mut().filter(|d| **d == split.batch).for_each(|d| *d = split.over);
         ty
     };
     let declared: Vec<TensorType> = node.results.iter().map(all).collect();
@@ -329,8 +333,8 @@ fn of_all(
     Ok(())
 }
 
-/// The keys of one micro-batch: those of the step with its number folded in, as where micro-batches are a loop.
-fn own_keys(
+/// Derives the keys of one micro-batch: the step's keys with its number folded in, as in a loop over micro-batches.
+fn micro_batch_keys(
     source: &Function,
     b: &mut FunctionBuilder<'_>,
     own: &mut [Option<ValueId>],
@@ -346,38 +350,38 @@ fn own_keys(
     Ok(())
 }
 
-/// What one micro-batch finds: what is known of the whole batch, and its own part of what has a batch.
-fn own_inputs(
+/// The initial values of one micro-batch: values of the whole batch, and its own part of values with a batch dimension.
+fn micro_batch_inputs(
     cx: &Cx<'_>,
     b: &mut FunctionBuilder<'_>,
     known: &[Option<ValueId>],
-    cut: Cut,
+    split: Split,
     micro: usize,
 ) -> Result<Vec<Option<ValueId>>, OpError> {
     let source = cx.function();
-    let has_batch = |v: ValueId| source.ty(v).has(cut.batch);
+    let has_batch = |v: ValueId| source.ty(v).has(split.batch);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for (v, value) in source.values.ids().zip(known) {
         if !has_batch(v) {
             map[v.index()] = *value;
         }
     }
-    // Of what has a batch only what is read inside, and what that is made of.
+    // Values with a batch dimension are copied only if a call needs them.
     let mut needed = vec![false; source.values.len()];
     for node in source.nodes.iter().rev() {
-        let outside = is_outside(cx, node);
+        let outside = is_whole_batch(cx, node);
         if !outside || node.results.iter().any(|&v| needed[v.index()] && has_batch(v)) {
             node.operands.iter().for_each(|v| needed[v.index()] = true);
         }
     }
-    for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
+    for node in source.nodes.iter().filter(|n| is_whole_batch(cx, n)) {
         if !node.results.iter().any(|&v| needed[v.index()] && has_batch(v)) {
             continue;
         }
         match &node.op {
             Op::Input(binding) => {
                 let ty = source.ty(node.result());
-                let window = window(b.space(), binding, ty, cut, micro as u64)?;
+                let window = window(b.space(), binding, ty, split, micro as u64)?;
                 let input = b.push_as(Op::Input(window), &[], ty.clone())?;
                 map[node.result().index()] = Some(input);
             }
@@ -387,15 +391,15 @@ fn own_inputs(
     Ok(map)
 }
 
-/// The binding that sees one micro-batch of a file's batch.
+/// The binding that views one micro-batch of a file's batch.
 fn window(
     space: &Space,
     binding: &Binding,
     ty: &TensorType,
-    cut: Cut,
+    split: Split,
     micro: u64,
 ) -> Result<Binding, OpError> {
-    if !binding.stored.is_empty() || ty.dims.first() != Some(&cut.batch) {
+    if !binding.stored.is_empty() || ty.dims.first() != Some(&split.batch) {
         let message = format!("input `{}` is not stored with the batch first", binding.name);
         return Err(OpError::new("P52", message));
     }
@@ -403,20 +407,20 @@ fn window(
     let mut window: Vec<Layers> = stored.iter().map(|&n| 0..n).collect();
     let each = stored[0];
     window[0] = micro * each..(micro + 1) * each;
-    stored[0] = space.size(cut.over);
+    stored[0] = space.size(split.over);
     Ok(Binding { stored, window, ..binding.clone() })
 }
 
-/// How the pipeline is cut and in which order it runs.
+/// The shape of the pipeline, and the order of its passes.
 ///
 /// # Errors
-/// `P53` when interleaved micro-batches do not divide into groups of as many as there are stages.
-pub(super) fn order_of(training: &super::Training) -> Result<(Shape, Vec<Step>), OpError> {
+/// `P53` when the number of stages does not divide the number of interleaved micro-batches.
+pub(super) fn schedule(training: &super::Training) -> Result<(Shape, Vec<Step>), OpError> {
     let small = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let interleaved = training.pipeline == super::PipelineOrder::Interleaved;
     if interleaved && !training.micro_batches.is_multiple_of(training.stages) {
         let message = format!(
-            "{} micro-batches do not divide into groups of {}, as interleaved stages take them",
+            "{} micro-batches are not divisible by {} stages, as the interleaved order requires",
             training.micro_batches, training.stages
         );
         return Err(OpError::new("P53", message));

@@ -1,5 +1,5 @@
-//! The two halves of a group of layers: forward, keeping nothing inside; backward, running the layers again with all that
-//! their gradients need, and then backward.
+//! The two halves of a group of layers. The forward half saves no value inside the group. The backward half runs the
+//! layers again, saves the values that their gradients need, and then runs the backward pass.
 //!
 //! ```text
 //! @block.group (%x):
@@ -20,7 +20,7 @@ use super::joint::Joint;
 use super::split::Halves;
 use super::step::{Cx, Run};
 
-/// The joint function of the group that `cx` has in place of `main`.
+/// The joint function of the group, which is the `main` of `cx`.
 ///
 /// # Errors
 /// None on a program that verifies.
@@ -57,7 +57,7 @@ pub(super) fn joint(
     Ok(Joint { function: b.finish([]), map, n_forward, seeds, gradients })
 }
 
-/// The forward half of `source`, a group: as `halves` have it, but that layers keep nothing.
+/// The forward half of a group: as in `halves`, but its layers save nothing.
 ///
 /// # Errors
 /// None on a program that verifies.
@@ -77,9 +77,10 @@ pub(super) fn forward(
         let mut op = node.op.clone();
         if let Op::Call { callee, .. } = &mut op {
             let made = cx.functions[callee.index()].as_ref();
-            *callee = made.and_then(|f| f.plain).expect("what runs in groups is there without what it keeps");
+            *callee =
+                made.and_then(|f| f.plain).expect("members of a group have a version that saves nothing");
         }
-        let known = |v: &ValueId| map[v.index()].expect("what a node reads was put before it");
+        let known = |v: &ValueId| map[v.index()].expect("operands precede their uses");
         let operands: Vec<ValueId> = node.operands.iter().map(known).collect();
         let results = b.node(op, &operands, &[])?;
         for (&old, &new) in node.results.iter().zip(&results) {
@@ -87,12 +88,12 @@ pub(super) fn forward(
         }
     }
     let results = source.outputs.iter().map(|o| map[o.value.index()].expect("every node ran"));
-    // What is kept of a group are arguments, which have the same numbers in both.
-    let kept = halves.forward.outputs[halves.n_results..].iter().map(|o| o.value);
+    // The saved values of a group are its arguments, which have the same indices in both functions.
+    let saved = halves.forward.outputs[halves.n_results..].iter().map(|o| o.value);
     debug_assert!(
-        kept.clone().all(|v| v.index() < source.params.len()),
-        "a group that is computed again keeps its arguments alone"
+        saved.clone().all(|v| v.index() < source.params.len()),
+        "a recomputed group saves its arguments only"
     );
-    let outputs: Vec<Output> = results.chain(kept).map(|value| Output { name: None, value }).collect();
+    let outputs: Vec<Output> = results.chain(saved).map(|value| Output { name: None, value }).collect();
     Ok(b.finish(outputs))
 }

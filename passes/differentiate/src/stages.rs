@@ -1,7 +1,7 @@
-//! Cuts a program into the stages of a pipeline: contiguous chunks of layers of nearly equal cost.
+//! Cuts a program into the stages of a pipeline: consecutive chunks of layers of nearly equal cost.
 //!
-//! The cost of a layer is the FLOPs of its function; what is no layer, such as the embedding and the head, counts with
-//! its own FLOPs in the chunk that it falls into. Every chunk has a layer.
+//! The cost of a layer is the FLOPs of its function. Other functions, such as the embedding and the head, add their
+//! FLOPs to their chunk. Every chunk has at least one layer.
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
@@ -11,14 +11,14 @@ use ithaca_ir::{FunctionBuilder, Module, Op};
 
 use super::joint::copy_node;
 
-/// A program whose `main` has calls that each lie in one chunk.
+/// A program whose calls in `main` each belong to one chunk.
 pub(super) struct Staged {
     pub(super) module: Module,
-    /// For each node of `main` its chunk; none for what depends on no call.
+    /// For each node of `main` its chunk; `None` if it depends on no call.
     pub(super) chunks: Vec<Option<usize>>,
 }
 
-/// One run of a function.
+/// One layer of a call.
 struct Unit {
     node: usize,
     layer: u64,
@@ -26,7 +26,7 @@ struct Unit {
     is_layer: bool,
 }
 
-/// `module` with the calls of `main` cut where chunks of layers meet, of which there are `n`.
+/// Splits the calls of `main` at the boundaries of `n` chunks.
 ///
 /// # Errors
 /// `P53` when there are fewer layers than chunks.
@@ -38,8 +38,7 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
         return Err(OpError::new(
             "P53",
             format!(
-                "{n} chunks of a pipeline need a layer each, and there {} {}",
-                if n_layers == 1 { "is" } else { "are" },
+                "{n} chunks of a pipeline need a layer each, but the model has {}",
                 counted(n_layers as u64, "layer")
             ),
         ));
@@ -53,22 +52,19 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
     let mut b = FunctionBuilder::like(function, &cut.space, &cut.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     let mut chunks: Vec<Option<usize>> = Vec::new();
-    // By new value.
-    let mut made_in: Vec<Option<usize>> = Vec::new();
+    // The chunk that computes each new value.
+    let mut computed_in: Vec<Option<usize>> = Vec::new();
     for (i, node) in function.nodes.iter().enumerate() {
         let Op::Call { callee, scan, .. } = &node.op else {
             copy_node(&mut b, function, node, &mut map)?;
             let operands = node.operands.iter().filter_map(|v| map[v.index()]);
-            let chunk = operands.filter_map(|v| made_in[v.index()]).max();
+            let chunk = operands.filter_map(|v| computed_in[v.index()]).max();
             chunks.push(chunk);
-            made_in.resize(b.function().values.len(), chunk);
+            computed_in.resize(b.function().values.len(), chunk);
             continue;
         };
-        let mut operands: Vec<ValueId> = node
-            .operands
-            .iter()
-            .map(|v| map[v.index()].expect("what a call reads was put before it"))
-            .collect();
+        let mut operands: Vec<ValueId> =
+            node.operands.iter().map(|v| map[v.index()].expect("operands precede their uses")).collect();
         let own: Vec<(u64, usize)> = units
             .iter()
             .zip(&chunk_of)
@@ -85,7 +81,7 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
                 *operand = result;
             }
             chunks.push(Some(chunk));
-            made_in.resize(b.function().values.len(), Some(chunk));
+            computed_in.resize(b.function().values.len(), Some(chunk));
         }
         for (&old, &new) in node.results.iter().zip(&results) {
             b.name(new, function.values[old].name.as_deref());
@@ -118,7 +114,7 @@ fn units(module: &Module, main: &Function) -> Vec<Unit> {
     units
 }
 
-/// The chunk of each unit: the costliest of `n` contiguous chunks costs as little as it can, and each has a layer.
+/// The chunk of each unit: minimises the cost of the costliest of `n` consecutive chunks; each has a layer.
 fn balance(units: &[Unit], n: usize) -> Vec<usize> {
     let mut flops: Vec<u128> = vec![0];
     let mut layers: Vec<usize> = vec![0];
@@ -141,7 +137,7 @@ fn balance(units: &[Unit], n: usize) -> Vec<usize> {
                     },
                 };
                 let cost = before.max(flops[end] - flops[start]);
-                // Of equally good cuts the first: early stages hold what most micro-batches keep.
+                // Ties go to the first cut: early stages hold the saved values of the most micro-batches.
                 if slot.is_none_or(|(known, _)| cost < known) {
                     *slot = Some((cost, start));
                 }
@@ -173,9 +169,8 @@ mod tests {
     #[test]
     fn embedding_and_head_count() {
         assert_eq!(chunks(&[0, 4, 4, 4, 4, 0], 2), [0, 0, 0, 1, 1, 1]);
-        // A head as costly as two layers leaves the last stage fewer of them.
+        // A head as costly as two layers leaves the last stage fewer layers.
         assert_eq!(chunks(&[0, 4, 4, 4, 4, 4, 8], 2), [0, 0, 0, 0, 1, 1, 1]);
-        // Each stage has a layer, however costly the head.
         assert_eq!(chunks(&[0, 1, 1, 1, 100], 3), [0, 0, 1, 2, 2]);
     }
 }

@@ -6,46 +6,46 @@ use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrde
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::active::Activity;
-use super::joint::{Kept, Tape, assign, copy_node, keep, zeros};
+use super::joint::{Accumulation, Tape, assign, copy_node, store_gradient, zeros};
 use super::split::Halves;
 use super::update::Place;
 
-/// A function of the program and what it became.
-pub(super) struct Differentiated {
+/// A function of the source and its halves.
+pub(super) struct DifferentiatedFunction {
     pub(super) halves: Halves,
-    /// The function that keeps nothing, where it runs in groups.
+    /// The version that saves nothing, for members of a group.
     pub(super) plain: Option<FuncId>,
     pub(super) forward: FuncId,
-    /// None where the forward function gives gradients at once.
+    /// `None` if the forward function returns the gradients.
     pub(super) backward: Option<FuncId>,
 }
 
-/// What `main` is rewritten by.
+/// The context in which `main` is rewritten.
 pub(super) struct Cx<'a> {
     pub(super) source: &'a Module,
     pub(super) main: FuncId,
     pub(super) activity: &'a Activity,
-    /// By function of the source; none for `main`.
-    pub(super) functions: &'a [Option<Differentiated>],
-    /// The dimension of so many layers.
+    /// By function of the source; `None` for `main`.
+    pub(super) functions: &'a [Option<DifferentiatedFunction>],
+    /// The stack dimension for a number of layers.
     pub(super) stack: &'a dyn Fn(u64) -> DimId,
-    /// How the gradient of a weight is kept that a function reads.
-    pub(super) kept: &'a dyn Fn(FuncId, &Binding) -> Kept,
-    /// The type of the count of steps, where steps are counted.
+    /// How a function accumulates the gradient of a weight.
+    pub(super) accumulation: &'a dyn Fn(FuncId, &Binding) -> Accumulation,
+    /// The type of the step count, if steps are counted.
     pub(super) counts: Option<&'a TensorType>,
 }
 
-/// One batch on its way through `main` and back.
+/// The state of one batch during its forward and backward pass.
 pub(super) struct Run<'a> {
     /// The new value of each old one.
     pub(super) map: Vec<Option<ValueId>>,
     /// By node.
-    calls: Vec<Option<Called<'a>>>,
+    calls: Vec<Option<ForwardCall<'a>>>,
     pub(super) tape: Tape,
 }
 
 impl Run<'_> {
-    /// A run in which some values are known.
+    /// A run with some values known.
     pub(super) fn new(cx: &Cx<'_>, map: Vec<Option<ValueId>>) -> Self {
         let source = cx.function();
         let calls = source.nodes.iter().map(|_| None).collect();
@@ -53,12 +53,11 @@ impl Run<'_> {
     }
 }
 
-/// A call of the forward pass, as its backward pass needs it.
-struct Called<'a> {
-    function: &'a Differentiated,
+/// A call of the forward pass, with the values that its backward pass needs.
+struct ForwardCall<'a> {
+    function: &'a DifferentiatedFunction,
     layers: Layers,
     stride: u64,
-    /// Arguments in the new function.
     arguments: Vec<ValueId>,
     /// What was kept.
     saved: Vec<ValueId>,
@@ -69,10 +68,10 @@ impl<'a> Cx<'a> {
         &self.source.functions[self.main]
     }
 
-    /// The nodes for which `runs` holds, forward, then the gradients of all weights from the gradient of `loss`.
+    /// Runs the nodes selected by `runs` forward, then backward from the gradient of `loss` to all weights.
     ///
     /// # Errors
-    /// An operation of `main` that has no adjoint.
+    /// An operation of `main` without an adjoint.
     pub(super) fn forward_and_backward(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -119,7 +118,7 @@ impl<'a> Cx<'a> {
         Ok(())
     }
 
-    /// The key of this step: where keys begin, with the number of steps before folded in.
+    /// The key of this step: the initial key with the number of earlier steps folded in.
     ///
     /// # Errors
     /// None on a program that verifies.
@@ -133,7 +132,7 @@ impl<'a> Cx<'a> {
         Ok(key)
     }
 
-    /// The gradient of the loss, with which the backward pass begins.
+    /// Sets the gradient of the loss, where the backward pass starts.
     ///
     /// # Errors
     /// None on a program that verifies.
@@ -149,10 +148,10 @@ impl<'a> Cx<'a> {
         Ok(())
     }
 
-    /// Node `i`, backward, if a gradient flows to it.
+    /// Node `i`, backward, if its results have a gradient.
     ///
     /// # Errors
-    /// An operation of `main` that has no adjoint.
+    /// An operation of `main` without an adjoint.
     pub(super) fn backward(
         &self,
         b: &mut FunctionBuilder<'_>,
@@ -168,8 +167,8 @@ impl<'a> Cx<'a> {
         }
         match (&node.op, &calls[i]) {
             (Op::Param(binding), _) => {
-                let gradient = gradients[0].expect("one of one gradients is there");
-                keep(b, binding, gradient, (self.kept)(self.main, binding))
+                let gradient = gradients[0].expect("a parameter has one result");
+                store_gradient(b, binding, gradient, (self.accumulation)(self.main, binding))
             }
             (_, Some(called)) => self.call_backward(b, tape, node, (called, stage), &gradients),
             (op, None) => self.adjoint(b, tape, map, node, op, &gradients),
@@ -190,7 +189,7 @@ impl<'a> Cx<'a> {
         if !node.operands.iter().any(|&v| active(v)) {
             return Ok(());
         }
-        let new = |v: &ValueId| map[v.index()].expect("what ran has values");
+        let new = |v: &ValueId| map[v.index()].expect("every executed node has values");
         let operands: Vec<ValueId> = node.operands.iter().map(new).collect();
         let results: Vec<ValueId> = node.results.iter().map(new).collect();
         let contributions = op.adjoint(b, &operands, &results, gradients)?;
@@ -208,10 +207,10 @@ impl<'a> Cx<'a> {
         map: &mut [Option<ValueId>],
         node: &Node,
         (callee, (layers, stride), stage): (FuncId, (&Layers, u64), Option<Stage>),
-    ) -> Result<Called<'a>, OpError> {
+    ) -> Result<ForwardCall<'a>, OpError> {
         let function =
-            self.functions[callee.index()].as_ref().expect("only main is not differentiated by itself");
-        let new = |v: &ValueId| map[v.index()].expect("what a call reads was put before it");
+            self.functions[callee.index()].as_ref().expect("every function except main is differentiated");
+        let new = |v: &ValueId| map[v.index()].expect("operands precede their uses");
         let arguments: Vec<ValueId> = node.operands.iter().map(new).collect();
         let n_results = function.halves.n_results;
         let n_saved = function.halves.forward.outputs.len() - n_results;
@@ -227,7 +226,7 @@ impl<'a> Cx<'a> {
             map[old.index()] = Some(result);
         }
         let saved = results[n_results..].to_vec();
-        Ok(Called { function, layers: layers.clone(), stride, arguments, saved })
+        Ok(ForwardCall { function, layers: layers.clone(), stride, arguments, saved })
     }
 
     fn call_backward(
@@ -235,14 +234,14 @@ impl<'a> Cx<'a> {
         b: &mut FunctionBuilder<'_>,
         tape: &mut Tape,
         node: &Node,
-        (called, stage): (&Called<'_>, Option<Stage>),
+        (called, stage): (&ForwardCall<'_>, Option<Stage>),
         gradients: &[Option<ValueId>],
     ) -> Result<(), OpError> {
         let source = self.function();
-        let Called { function, layers, stride, arguments, saved } = called;
+        let ForwardCall { function, layers, stride, arguments, saved } = called;
         let halves = &function.halves;
         let Some(backward) = function.backward else {
-            for (&i, &gradient) in halves.gives.iter().zip(saved) {
+            for (&i, &gradient) in halves.returned.iter().zip(saved) {
                 tape.add(b, node.operands[i], gradient)?;
             }
             return Ok(());
@@ -261,7 +260,7 @@ impl<'a> Cx<'a> {
             });
         }
         let n_carried = operands.len();
-        operands.extend(halves.again.iter().map(|&i| arguments[i]));
+        operands.extend(halves.reused.iter().map(|&i| arguments[i]));
         operands.extend(saved);
         let n_layers = layers.end - layers.start;
         let scan = (n_layers > 1).then(|| Scan {
@@ -272,12 +271,12 @@ impl<'a> Cx<'a> {
         let op = Op::Call { callee: backward, layers: layers.clone(), stride: *stride, scan, stage };
         let results = b.node(op, &operands, &[])?;
         let active = |v: ValueId| self.activity.is_active(self.main, v);
-        for (&i, &gradient) in halves.gives.iter().zip(&results) {
+        for (&i, &gradient) in halves.returned.iter().zip(&results) {
             if active(node.operands[i]) {
                 tape.add(b, node.operands[i], gradient)?;
             }
         }
-        for (&i, &sum) in halves.sums.iter().zip(&results[halves.gives.len()..]) {
+        for (&i, &sum) in halves.sums.iter().zip(&results[halves.returned.len()..]) {
             if active(node.operands[i]) {
                 tape.set(node.operands[i], sum);
             }
@@ -286,10 +285,10 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// What runs over the layers of the functions that own weights.
+/// Calls over the layers of the functions that own weights.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sweep {
-    /// For each function its layers, and the stages that have them.
+    /// For each function its layers and their stages.
     pub(super) calls: Vec<(FuncId, Vec<Place>)>,
 }
 
@@ -298,7 +297,7 @@ impl Sweep {
     pub(super) fn run(&self, b: &mut FunctionBuilder<'_>, constant: &[ValueId]) -> Result<(), OpError> {
         for (function, layers) in &self.calls {
             for (layers, stage) in layers {
-                // Without results nothing is handed on, and arguments are the same for all layers.
+                // Without results nothing is carried, so arguments are the same for all layers.
                 let op = Op::Call {
                     callee: *function,
                     layers: layers.clone(),
@@ -312,11 +311,11 @@ impl Sweep {
         Ok(())
     }
 
-    /// Calls every function on a sum that each adds to.
+    /// Passes a sum through every function, which adds to it.
     pub(super) fn sum(&self, b: &mut FunctionBuilder<'_>, mut sum: ValueId) -> Result<ValueId, OpError> {
         let calls = self.calls.iter().flat_map(|(f, places)| places.iter().map(move |place| (f, place)));
         let mut calls: Vec<(&FuncId, &Place)> = calls.collect();
-        // The sum goes from stage to stage once.
+        // The sum passes each stage once.
         calls.sort_by_key(|(_, (_, stage))| stage.map(|stage| stage.number));
         for (function, (layers, stage)) in calls {
             let op =
@@ -327,7 +326,7 @@ impl Sweep {
     }
 }
 
-/// The optimizer's functions, and what they are called with.
+/// The optimizer's functions and their arguments.
 pub(super) struct Optimize {
     pub(super) squares: Sweep,
     pub(super) update: Sweep,
@@ -336,7 +335,7 @@ pub(super) struct Optimize {
 }
 
 impl Optimize {
-    /// Counts the step, finds the factor that clips, updates the weights.
+    /// Counts the step, computes the clip factor, updates the weights.
     pub(super) fn run(&self, b: &mut FunctionBuilder<'_>) -> Result<(), OpError> {
         let binding = Binding::named(state::STEP);
         let one = b.push_as(Op::Fill { value: 1.0 }, &[], self.scalar.clone())?;
@@ -359,7 +358,7 @@ impl Optimize {
 /// `main` for one batch.
 ///
 /// # Errors
-/// An operation of `main` that has no adjoint.
+/// An operation of `main` without an adjoint.
 pub(super) fn main(
     cx: &Cx<'_>,
     space: &Space,

@@ -1,30 +1,30 @@
-//! The end of a step: the norm of all gradients, the optimizer, and states that begin at zero.
+//! The end of a step: the gradient norm, the optimizer, and the clearing of gradients.
 //!
-//! For each function that owns weights there are up to three: `.zero` clears gradients that are summed, `.squares` adds up
-//! the squares of gradients, `.update` changes the weights. They run over the layers that the function runs over.
+//! Each function that owns weights has up to three functions: `.zero` clears summed gradients, `.squares` adds up the
+//! squares of gradients, `.update` updates the weights. They run over the same layers.
 
 use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
 use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Stage, Target, state};
 use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
-use super::joint::{Kept, assign, renamed, wide, zeros};
+use super::joint::{Accumulation, accumulation_dtype, assign, prefixed, zeros};
 
-/// Layers, and the stage that has them.
+/// A range of layers and its stage.
 pub(super) type Place = (Layers, Option<Stage>);
 
-/// Weights that one function owns: each weight of the program is owned once.
+/// The weights that one function owns; each weight of the program has one owner.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Owned {
+pub(super) struct OwnedWeights {
     /// The function's name.
     pub(super) name: String,
     /// The weights with their types.
-    pub(super) weights: Vec<(Binding, TensorType, Kept)>,
-    /// The layers that it runs over, and the stages that have them.
+    pub(super) weights: Vec<(Binding, TensorType, Accumulation)>,
+    /// The layers of the function, and their stages.
     pub(super) layers: Vec<Place>,
 }
 
-impl Owned {
+impl OwnedWeights {
     /// Starts `@name.part`, which runs in the step of the optimizer.
     fn builder<'a>(
         &self,
@@ -36,25 +36,27 @@ impl Owned {
         b.made_from(self.name.as_str()).in_phase(Phase::Update)
     }
 
-    /// Whether gradients must be cleared at the start of a step.
+    /// Whether a step must clear gradients first.
     pub(super) fn is_summed(&self) -> bool {
-        self.weights.iter().any(|(_, _, kept)| kept.is_summed())
+        self.weights.iter().any(|(_, _, accumulation)| accumulation.is_summed())
     }
 }
 
 /// `@name.zero()`.
-pub(super) fn zero(space: &Space, owned: &Owned) -> Result<Function, OpError> {
+pub(super) fn zero(space: &Space, owned: &OwnedWeights) -> Result<Function, OpError> {
     let none = Arena::new();
     let mut b = owned.builder("zero", space, &none);
-    for (binding, ty, kept) in owned.weights.iter().filter(|(_, _, kept)| kept.is_summed()) {
+    for (binding, ty, accumulation) in
+        owned.weights.iter().filter(|(_, _, accumulation)| accumulation.is_summed())
+    {
         let zero = zeros(&mut b, &gradient_type(ty))?;
-        assign(&mut b, Target::State, kept.home(binding), zero)?;
+        assign(&mut b, Target::State, accumulation.gradient_binding(binding), zero)?;
     }
     Ok(b.finish([]))
 }
 
-/// `@name.squares(sum) → sum`, in the type that gradients are kept in.
-pub(super) fn squares(space: &Space, owned: &Owned, scalar: &TensorType) -> Result<Function, OpError> {
+/// `@name.squares(sum) → sum`, in the accumulation type.
+pub(super) fn squares(space: &Space, owned: &OwnedWeights, scalar: &TensorType) -> Result<Function, OpError> {
     let none = Arena::new();
     let mut b = owned.builder("squares", space, &none);
     let mut sum = b.param(scalar.clone(), Some("squares"));
@@ -69,7 +71,7 @@ pub(super) fn squares(space: &Space, owned: &Owned, scalar: &TensorType) -> Resu
 /// `@name.update(step, clip)`.
 pub(super) fn update(
     space: &Space,
-    owned: &Owned,
+    owned: &OwnedWeights,
     adamw: AdamW,
     scalar: &TensorType,
 ) -> Result<Function, OpError> {
@@ -78,23 +80,25 @@ pub(super) fn update(
     let step = b.param(scalar.clone(), Some("step"));
     let clip = b.param(scalar.clone(), Some("clip"));
     for (binding, ty, _) in &owned.weights {
-        let kept = gradient_type(ty);
-        let narrow = ty.dtype != kept.dtype;
-        let weight = match narrow {
-            true => b.push_as(Op::State(renamed(binding, state::MASTER)), &[], kept.clone())?,
-            false => b.weight(binding.clone(), ty.clone())?,
+        let state_ty = gradient_type(ty);
+        let narrow = ty.dtype != state_ty.dtype;
+        let weight = if narrow {
+            b.push_as(Op::State(prefixed(binding, state::MASTER)), &[], state_ty.clone())?
+        } else {
+            b.weight(binding.clone(), ty.clone())?
         };
         let gradient = gradient(&mut b, binding, ty)?;
-        let (first, second) = (renamed(binding, state::FIRST_MOMENT), renamed(binding, state::SECOND_MOMENT));
-        let m = b.push_as(Op::State(first.clone()), &[], kept.clone())?;
-        let v = b.push_as(Op::State(second.clone()), &[], kept)?;
+        let (first, second) =
+            (prefixed(binding, state::FIRST_MOMENT), prefixed(binding, state::SECOND_MOMENT));
+        let m = b.push_as(Op::State(first.clone()), &[], state_ty.clone())?;
+        let v = b.push_as(Op::State(second.clone()), &[], state_ty)?;
         let op = Op::Optimizer(Optimizer::AdamW(adamw));
         let results = b.node(op, &[weight, gradient, m, v, step, clip], &[])?;
         let [mut weight, m, v] = [0, 1, 2].map(|i| results[i]);
         assign(&mut b, Target::State, first, m)?;
         assign(&mut b, Target::State, second, v)?;
         if narrow {
-            assign(&mut b, Target::State, renamed(binding, state::MASTER), weight)?;
+            assign(&mut b, Target::State, prefixed(binding, state::MASTER), weight)?;
             weight = b.push(Op::Cast { to: ty.dtype }, &[weight])?;
         }
         assign(&mut b, Target::Param, binding.clone(), weight)?;
@@ -107,19 +111,16 @@ pub(super) fn gradient(
     binding: &Binding,
     ty: &TensorType,
 ) -> Result<ValueId, OpError> {
-    b.push_as(Op::State(renamed(binding, state::GRADIENT)), &[], gradient_type(ty))
+    b.push_as(Op::State(prefixed(binding, state::GRADIENT)), &[], gradient_type(ty))
 }
 
-/// The type in which the gradient of a weight is kept.
+/// The type in which the gradient of a weight is accumulated.
 pub(super) fn gradient_type(ty: &TensorType) -> TensorType {
-    TensorType { dtype: wide(ty.dtype), ..ty.clone() }
+    TensorType { dtype: accumulation_dtype(ty.dtype), ..ty.clone() }
 }
 
-/// The type of scalars beside these weights: the widest.
-pub(super) fn scalar_type(owned: &[Owned]) -> DType {
-    let mut types = owned.iter().flat_map(|o| &o.weights).map(|(_, ty, _)| wide(ty.dtype));
-    match types.any(|dtype| dtype == DType::F64) {
-        true => DType::F64,
-        false => DType::F32,
-    }
+/// The type of scalars for these weights: the widest.
+pub(super) fn scalar_type(owned: &[OwnedWeights]) -> DType {
+    let mut types = owned.iter().flat_map(|o| &o.weights).map(|(_, ty, _)| accumulation_dtype(ty.dtype));
+    if types.any(|dtype| dtype == DType::F64) { DType::F64 } else { DType::F32 }
 }

@@ -1,4 +1,4 @@
-//! How many tokens an expert takes.
+//! The capacity of experts: the maximum number of tokens an expert processes.
 
 use std::fmt;
 
@@ -6,15 +6,16 @@ use ithaca_ir::Diagnostic;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A bound of the tokens that an expert takes from a group of tokens: `FACTOR` times its even share, rounded up.
+/// The maximum number of tokens that an expert takes from one group of tokens: `FACTOR` times its even share, rounded
+/// up.
 ///
-/// Slots are dealt in order of position; what finds none is dropped by that expert (GShard, arXiv 2006.16668, section
-/// 2.2). Groups are runs of tokens of a sequence, and part of what the model computes: which tokens are dropped does not
-/// depend on how the program is laid out.
+/// Slots are assigned in order of position; an expert drops the tokens that find no free slot (GShard, arXiv
+/// 2006.16668, section 2.2). A group is a run of consecutive tokens of one sequence. Groups are part of the model's
+/// computation: the layout does not change which tokens are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
-    /// A thousand times the factor of the even share.
+    /// The factor of the even share, times 1000.
     pub permille: u64,
     /// Groups of each sequence.
     pub groups: u64,
@@ -24,19 +25,19 @@ impl Capacity {
     /// The capacity spelled `FACTOR` or `FACTOR/GROUPS`, as in `1.25/8`.
     ///
     /// # Errors
-    /// `M10` for what is no such number.
+    /// `M10` when `text` is not a capacity.
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
         let (factor, groups) = text.split_once('/').unwrap_or((text, "1"));
         let permille = factor.trim().parse::<f64>().ok().map(|x| (x * 1000.0).round());
         let permille = permille.filter(|x| (1.0..=1e9).contains(x)).map(|x| x as u64);
         match (permille, groups.trim().parse::<u64>()) {
             (Some(permille), Ok(groups)) if groups > 0 => Ok(Self { permille, groups }),
-            (_, _) => Err(Diagnostic::new("M10", format!("`{text}` is no capacity of experts"))
-                .help("a factor of the even share, and the groups of a sequence: as in `1.25` or `1.25/8`")),
+            (_, _) => Err(Diagnostic::new("M10", format!("`{text}` is not a capacity of experts"))
+                .help("write FACTOR or FACTOR/GROUPS, as in `1.25` or `1.25/8`")),
         }
     }
 
-    /// Slots of an expert for a group of `tokens`, each of which has `top` of `experts`.
+    /// The slots of an expert for a group of `tokens`; each token chooses `top` of `experts`.
     pub(super) fn slots(self, tokens: u64, top: u64, experts: u64) -> u64 {
         let share = u128::from(self.permille) * u128::from(tokens) * u128::from(top);
         let slots = share.div_ceil(1000 * u128::from(experts.max(1)));

@@ -1,14 +1,14 @@
-//! Reading a JSON object field by field, and keeping account of what was read.
+//! Reads a JSON object field by field, and records which fields were read.
 //!
-//! A field may be absent, null or a value, and the library gives each its own meaning; so do the readers here. What
-//! nobody asked for is refused at the end, see [`Fields::finish`].
+//! A field may be absent, null or a value, and the library gives each case its own meaning; so do the readers here.
+//! [`Fields::finish`] refuses fields that no reader asked for.
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::{Diagnostic, Dim};
 use serde_json::{Map, Value};
 
-/// A JSON object under inspection.
+/// A JSON object and the names of the fields read so far.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     prefix: String,
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A size known by several names, which must agree.
+    /// A size that two names may give; they must agree.
     pub(super) fn aliased_size(&mut self, names: [&str; 2], default: u64) -> Result<u64, Diagnostic> {
         let [name, alias] = names;
         let mut size = self.size(name, default)?;
@@ -70,7 +70,7 @@ impl<'a> Fields<'a> {
                 return Err(Diagnostic::new(
                     "M07",
                     format!(
-                        "`{}` is {size}, but its other name `{}` is {other}",
+                        "`{}` is {size}, but its alias `{}` is {other}",
                         self.path(name),
                         self.path(alias)
                     ),
@@ -104,11 +104,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number above zero, `None` when absent or null.
+    /// A positive number, `None` when absent or null.
     pub(super) fn positive(&mut self, name: &str) -> Result<Option<f64>, Diagnostic> {
         match self.number(name)? {
             Some(x) if x <= 0.0 => {
-                Err(Diagnostic::new("M04", format!("`{}` is {x}; it must be above zero", self.path(name))))
+                Err(Diagnostic::new("M04", format!("`{}` is {x}; it must be positive", self.path(name))))
             }
             x => Ok(x),
         }
@@ -127,7 +127,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A share from zero to below one: `default` when absent, zero when null or ignored.
+    /// A rate from 0 to below 1: `default` when absent, zero when null or ignored.
     pub(super) fn share(&mut self, name: &str, default: f64) -> Result<f64, Diagnostic> {
         self.neutral.insert(name.to_owned());
         let value = match self.map.get(name) {
@@ -203,14 +203,14 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         Err(self.unsupported(name, value).help(format!(
-            "if it has no influence on the logits, nor in training on the loss, say so: --ignore-field {}",
+            "if it has no influence on the logits or on the loss in training, pass --ignore-field {}",
             self.path(name)
         )))
     }
 
-    /// Refuses what was neither asked for, nor `inert`, nor ignored; and what was understood and yet ignored.
+    /// Refuses fields that were not read, are not `inert` and are not ignored; refuses ignored fields that were read.
     ///
-    /// A null or empty value says nothing, so it is accepted under any name.
+    /// A null or empty value is accepted under any name.
     pub(super) fn finish(self, inert: &[&[&str]]) -> Result<(), Diagnostic> {
         for (name, value) in self.map {
             let understood = self.understood.contains(name);
@@ -238,7 +238,7 @@ impl<'a> Fields<'a> {
                     ),
                 )
                 .help(format!(
-                    "if it has no influence on the logits, nor in training on the loss, say so: --ignore-field {}",
+                    "if it has no influence on the logits or on the loss in training, pass --ignore-field {}",
                     self.path(name)
                 )));
             }
@@ -246,7 +246,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// The refusal of a value that asks for a computation that is not there.
+    /// The refusal of a value that asks for an unsupported computation.
     pub(super) fn unsupported(&self, name: &str, value: &Value) -> Diagnostic {
         Diagnostic::new(
             "M05",
@@ -290,7 +290,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A value for a message, cut where it is long.
+/// A value for a message, shortened when long.
 fn show(value: &Value) -> String {
     const MAX: usize = 60;
     let text = value.to_string();

@@ -1,26 +1,27 @@
 //! Import: a model description of the HuggingFace library (`config.json`) becomes a program, without weights.
 //!
-//! Guarantees: what comes out computes what the library computes for sequences without padding, or nothing comes out. Every field of the description is understood, known to have no influence on the logits, or
-//! refused by name; no field is passed over in silence. Parameters are bound by the library's names and stored shapes,
-//! so a checkpoint can be read as it is; no weight is ever transposed.
+//! Guarantees: an imported program computes the library's function for sequences without padding; any other description
+//! is refused. Each field of the description is understood, known to have no influence on the logits, or refused by
+//! name. Parameters are bound by the library's names and stored shapes, so a checkpoint is read unchanged and no weight
+//! is transposed.
 //!
-//! Left to others: reading files, loading weights, choosing layouts. Statistics of norms and of the softmax in a wider
-//! type than the program's are a matter of the runtime.
+//! Not here: reading files, loading weights, choosing layouts. The runtime decides whether norms and the softmax
+//! accumulate in a wider type than the program's.
 //!
 //! | code | meaning |
 //! |---|---|
 //! | `M01` | the description is not a JSON object |
 //! | `M02` | `model_type` is missing or unknown |
 //! | `M03` | a field has the wrong JSON type |
-//! | `M04` | a number is outside the range that makes sense |
+//! | `M04` | a number is out of range |
 //! | `M05` | a field asks for a computation that is not supported |
-//! | `M06` | a field is unknown, so nobody can say that it has no influence |
-//! | `M07` | sizes do not fit each other: heads, widths, layer lists |
+//! | `M06` | a field is unknown and may change the computation |
+//! | `M07` | sizes do not match: heads, widths, layer lists |
 //! | `M08` | the sequence is longer than the learned positions |
 //! | `M09` | the mode is not supported yet |
 //! | `M10` | the workload is out of range |
-//! | `M11` | the checkpoint has another head than those that are imported |
-//! | `M12` | a field that is understood was asked to be ignored |
+//! | `M11` | the checkpoint's head is not supported |
+//! | `M12` | `--ignore-field` names a field that the importer understands |
 
 mod build;
 mod capacity;
@@ -41,17 +42,17 @@ pub use family::FAMILIES;
 pub use shrink::{Shrink, shrink};
 pub use workload::{Labels, Mode, Workload};
 
-/// Inputs that are zero where they are not given, as the library has them.
+/// Inputs that default to zeros, as in the library.
 pub const OPTIONAL_INPUTS: &[&str] = &["token_type_ids"];
 
 /// The program of the model that `config` describes, called `name`.
 ///
-/// Of a decoder, input `input_ids` is `i32[b s]`, output `logits` is `[b s v]`, and functions are `@embed`, one per kind
-/// of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not shifted,
-/// and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`, of which
-/// the second is optional ([`OPTIONAL_INPUTS`]). It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output`
-/// `[b n]`. The inputs have no padding mask: every token counts. A sequence beyond `max_position_embeddings` is accepted
-/// for rotary positions, as the library computes it too; for learned positions it is refused.
+/// A decoder has the input `input_ids` `i32[b s]`, the output `logits` `[b s v]`, and the functions `@embed`, one per
+/// kind of block, `@head` and `@main`. A T5 reads `input_ids` `[b s]` and `decoder_input_ids` `[b t]`, which are not
+/// shifted, and returns `logits` `[b t v]`. A BERT reads `input_ids` and `token_type_ids` `[b s]`; the second is optional
+/// ([`OPTIONAL_INPUTS`]). It returns `logits`, or `last_hidden_state` `[b s m]` and `pooler_output` `[b n]`. No input
+/// masks padding: every token counts. With rotary positions a sequence may exceed `max_position_embeddings`, as in the
+/// library; with learned positions it is refused.
 ///
 /// # Errors
 /// An `M` diagnostic, see the module's table.
@@ -62,10 +63,11 @@ pub fn import(config: &Value, name: &str, workload: &Workload) -> Result<Module,
     build::module(&model, name, workload)
 }
 
-/// The whole program of a workload: what [`import`] gives, and in training the step that `differentiate` makes of it.
+/// The whole program of a workload: the module from [`import`], and in training the step that `differentiate` makes of
+/// it.
 ///
 /// # Errors
-/// As [`import`], and `P50`–`P52` for what cannot be differentiated.
+/// As [`import`], and `P50`–`P52` for programs that cannot be differentiated.
 pub fn program(config: &Value, name: &str, workload: &Workload) -> Result<Module, Diagnostics> {
     let module = import(config, name, workload).map_err(|refusal| vec![refusal])?;
     match workload.mode {
@@ -81,9 +83,12 @@ fn check_workload(workload: &Workload) -> Result<(), Diagnostic> {
     match workload.mode {
         Mode::Prefill | Mode::Train => {}
         Mode::Decode => {
-            return Err(Diagnostic::new("M09", format!("mode {} is not there yet", workload.mode.name()))
-                .help("import the model for prefill")
-                .repairs(["--mode prefill".to_owned()]));
+            return Err(Diagnostic::new(
+                "M09",
+                format!("mode {} is not supported yet", workload.mode.name()),
+            )
+            .help("import the model for prefill")
+            .repairs(["--mode prefill".to_owned()]));
         }
     }
     // Positions are 32-bit integers.

@@ -1,8 +1,8 @@
 //! Rotary parameters, in both spellings of the library: `rope_parameters` (which holds the base), and the older
 //! `rope_theta` with `rope_scaling`.
 //!
-//! Where both are given they must agree. Each kind of scaling takes its own keys; a key that the kind does not take is
-//! refused, since the author of the description meant something by it.
+//! If both are given they must agree. Each kind of scaling has its own keys; any other key is refused, because ignoring
+//! it could change the computation.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::{Pairs, Scaling};
@@ -11,23 +11,23 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use super::spec::RotarySpec;
 
-/// What the rest of the description says that rotary positions depend on.
+/// The sizes and defaults that rotary positions depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RopeContext<'a> {
     /// Width of a head.
     pub(super) head_dim: u64,
-    /// `max_position_embeddings`, the trained length where none is given.
+    /// `max_position_embeddings`; the default of the trained length.
     pub(super) max_positions: u64,
-    /// Kinds of rope that the family has, in the library's spelling.
+    /// The kinds of rope that the family supports, in the library's spelling.
     pub(super) types: &'a [&'static str],
     /// Whether the family may rotate a part of each head.
     pub(super) partial: Partial,
-    /// The base where none is given.
+    /// The default base.
     pub(super) theta: f64,
 }
 
 impl RopeContext<'_> {
-    /// What most families have.
+    /// The context of most families.
     pub(super) const USUAL: RopeContext<'static> = RopeContext {
         head_dim: 0,
         max_positions: 0,
@@ -44,13 +44,13 @@ pub(super) enum Partial {
     Whole,
     /// `partial_rotary_factor` of a head is rotated.
     Factor,
-    /// As [`Factor`](Self::Factor), called `rotary_pct` outside of the rotary parameters, a quarter when absent; the
-    /// base is called `rotary_emb_base` there.
+    /// As [`Factor`](Self::Factor), but the top level names it `rotary_pct` (default 0.25) and the base
+    /// `rotary_emb_base`.
     Percent,
 }
 
 impl Partial {
-    /// The names of base and part at the top level, and the part when nothing is said.
+    /// The names of the base and the rotated part at the top level, and the default part.
     fn names(self) -> (&'static str, &'static str, f64) {
         match self {
             Partial::Whole | Partial::Factor => ("rope_theta", "partial_rotary_factor", 1.0),
@@ -59,10 +59,10 @@ impl Partial {
     }
 }
 
-/// The kinds of rope that most families have.
+/// The kinds of rope that most families support.
 pub(super) const COMMON: &[&str] = &["default", "linear", "llama3", "yarn"];
 
-/// What the top level of a description says of rotary positions.
+/// The rotary parameters at the top level of a description.
 pub(super) struct Rope<'a> {
     cx: RopeContext<'a>,
     theta: Option<f64>,
@@ -77,7 +77,7 @@ impl<'a> Rope<'a> {
     /// Reads the top level of a description.
     ///
     /// # Errors
-    /// `M03`, `M04` for values of the wrong kind, `M07` when both spellings are given and differ.
+    /// `M03`, `M04` for invalid values, `M07` when both spellings are given and differ.
     pub(super) fn read(
         fields: &mut Fields<'a>,
         cx: RopeContext<'a>,
@@ -109,10 +109,10 @@ impl<'a> Rope<'a> {
         self.parse(format!("{}.", self.key), self.parameters)
     }
 
-    /// The rotary positions of layers of a type: those nested under its name, where there are any.
+    /// The rotary positions of layers of one type: the parameters nested under its name if there are any.
     ///
     /// # Errors
-    /// As [`of_model`](Self::of_model); `M07` when some types are nested and this one is not.
+    /// As [`of_model`](Self::of_model); `M07` when parameters are nested by type and this type has none.
     pub(super) fn of_layers(&self, layer_type: &str, all: &[&str]) -> Result<RotarySpec, Diagnostic> {
         let Some(parameters) = self.parameters else { return self.of_model() };
         if !all.iter().any(|ty| parameters.contains_key(*ty)) {
@@ -122,7 +122,7 @@ impl<'a> Rope<'a> {
             return Err(Diagnostic::new(
                 "M07",
                 format!(
-                    "`{}` holds parameters for each type of layer, and `{name}`, which is none of them",
+                    "`{}` holds parameters for each type of layer, and `{name}`, which is not a type of layer",
                     self.key
                 ),
             ));
@@ -142,11 +142,11 @@ impl<'a> Rope<'a> {
         }
     }
 
-    /// By how much YaRN sharpens scores beside cosine and sine, where `mscale_all_dim` asks for it: the square of
-    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    /// The factor by which YaRN scales the scores in addition to cosine and sine, if `mscale_all_dim` is given: the
+    /// square of `0.1 mscale_all_dim ln(factor) + 1`.
     ///
     /// # Errors
-    /// `M03` for a value that is no number.
+    /// `M03` when the value is not a number.
     pub(super) fn sharpening(&self, scaling: &Scaling) -> Result<f64, Diagnostic> {
         let (Scaling::Yarn { factor, .. }, Some(parameters)) = (scaling, self.parameters) else {
             return Ok(1.0);
@@ -206,14 +206,14 @@ impl<'a> Rope<'a> {
                 ));
             }
             Partial::Whole => head_dim,
-            // Truncated towards zero, as the library does.
+            // Truncated towards zero, as in the library.
             Partial::Factor | Partial::Percent => (head_dim as f64 * partial) as u64,
         };
         if width == 0 || !width.is_multiple_of(2) || width > head_dim {
             return Err(Diagnostic::new(
                 "M07",
                 format!(
-                    "rotary positions turn pairs, but {width} of the {head_dim} elements of a head are rotated"
+                    "rotary positions rotate pairs, but {width} of the {head_dim} elements of a head are rotated"
                 ),
             )
             .help("`head_dim` (or its part, `partial_rotary_factor`) must be even"));
@@ -241,7 +241,7 @@ impl<'a> Rope<'a> {
                 Scaling::Llama3 { factor, low, high, original: self.original(fields)? }
             }
             "yarn" => self.yarn(theta, fields)?,
-            _ => unreachable!("the family's kinds of rope are among these"),
+            _ => unreachable!("the caller checked the kind"),
         })
     }
 
@@ -250,7 +250,7 @@ impl<'a> Rope<'a> {
     fn yarn(&self, theta: f64, fields: &mut Fields<'_>) -> Result<Scaling, Diagnostic> {
         let original = self.original(fields)?;
         let factor = match fields.raw("factor") {
-            // A null factor is the ratio of the lengths.
+            // A null factor means the ratio of the lengths.
             Some(Value::Null) => self.cx.max_positions as f64 / original,
             _ => required(fields, "factor")?,
         };
@@ -261,7 +261,7 @@ impl<'a> Rope<'a> {
             (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => sharpened(m) / sharpened(all),
             (None, ..) => sharpened(1.0),
         };
-        // Zero means the default, as the library has it.
+        // Zero means the default, as in the library.
         let beta = |x: Option<f64>, default: f64| x.filter(|&x| x != 0.0).unwrap_or(default);
         let beta_fast = beta(fields.number("beta_fast")?, 32.0);
         let beta_slow = beta(fields.number("beta_slow")?, 1.0);

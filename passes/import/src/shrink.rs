@@ -1,7 +1,7 @@
-//! Small models of the same structure, to run on one machine what was planned for many.
+//! Small models of the same structure, to run a plan for many machines on one.
 //!
-//! Kept: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, what divides what. Made
-//! small: widths, vocabulary, layers, and windows in proportion to the sequence.
+//! Unchanged: family, flags, activation, rotary parameters, numbers of heads, kinds of layers, divisibility. Reduced:
+//! widths, vocabulary, layers, and windows in proportion to the sequence.
 
 use ithaca_ir::{Diagnostic, Mask};
 use num_integer::gcd;
@@ -11,26 +11,26 @@ use super::family;
 use super::spec::Family;
 use super::spec::{Bert, Mlp, Spec, Structure, T5};
 
-/// How small.
+/// The target sizes of a small model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shrink {
-    /// Tokens that the model was asked for.
+    /// Tokens of a sequence of the large model.
     pub sequence: u64,
-    /// Tokens of the small run.
+    /// Tokens of a sequence of the small model.
     pub small_sequence: u64,
-    /// A number whose divisors divide the small MLP and vocabulary exactly where they divide the large ones; the number
-    /// of ranks, for example.
+    /// A divisor of `multiple` divides the small MLP and vocabulary if and only if it divides the large ones; pass the
+    /// number of ranks, for example.
     pub multiple: u64,
-    /// Layers that remain at least, where the model has as many; the chunks of a pipeline, for example.
+    /// The minimum number of layers, up to that of the model; the chunks of a pipeline, for example.
     pub layers: u64,
 }
 
-/// A description of a small model of the structure that `config` describes.
+/// A description of a small model with the structure that `config` describes.
 ///
-/// Head counts stay. A head becomes 8 wide (16 where it is partly rotated), the MLP and the vocabulary become the
-/// smallest sizes from 48 and 96 on with the same common divisor with `multiple`. Two layers remain, of each of two
-/// stacks, or one of each kind, or as many as are asked for; windows shrink with the sequence, and learned positions cover the small one. Buckets of
-/// relative positions and types of token stay. `ignore` is as in [`Workload`](super::Workload).
+/// Head counts stay. A head becomes 8 wide (16 if it is partly rotated). The MLP and the vocabulary become the smallest
+/// sizes from 48 and 96 with the same common divisor with `multiple`. Two layers of each stack remain, or one of each
+/// kind, or `layers` if that is more. Windows shrink with the sequence, and learned positions cover the small sequence.
+/// Buckets of relative positions and token types stay. `ignore` is as in [`Workload`](super::Workload).
 ///
 /// # Errors
 /// Those of [`import`](super::import) on the description; `M10` for a sequence or `multiple` of zero.
@@ -70,7 +70,7 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Family::Gpt2 => sizes.write_gpt2(small),
         Family::GptNeox => {
             sizes.write_common(small);
-            // The width of a head is a quotient, and there is no other way to state it.
+            // The width of a head is a quotient; no field states it.
             small.remove("head_dim");
         }
         Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Starcoder2 => {
@@ -80,7 +80,6 @@ fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) 
         Family::Qwen3Moe => {
             sizes.write_common(small);
             sizes.write_experts(spec, multiple, small);
-            // Of the layers that remain, those are dense that are of a dense kind.
             let dense = (0..).zip(&sizes.kinds).filter(|(_, kind)| spec.kinds[**kind].mlp == Mlp::Dense);
             let dense: Vec<u64> = dense.map(|(layer, _)| layer).collect();
             small.insert("mlp_only_layers".to_owned(), json!(dense));
@@ -107,7 +106,7 @@ fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
     }
     let head_dim = t5.head_dim.min(8);
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
-    // Heads together may be wider than the stream, and stay so.
+    // Heads together may be wider than the stream; the ratio stays.
     set("d_model", scaled(t5.hidden, head_dim, t5.head_dim));
     set("d_kv", head_dim);
     set("num_heads", t5.heads);
@@ -140,7 +139,7 @@ struct Small {
 
 impl Small {
     fn write_common(&self, config: &mut Map<String, Value>) {
-        // An older name of the window, which would keep the large one.
+        // An alias of the window, which would keep the large value.
         config.remove("sliding_window_size");
         let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
         set("hidden_size", self.hidden);
@@ -153,14 +152,14 @@ impl Small {
         }
     }
 
-    /// The number of experts stays, and how they are chosen; their width becomes as small as that of the MLP.
+    /// The number of experts and their routing stay; their width shrinks like the MLP's.
     fn write_experts(&self, spec: &Spec, multiple: u64, config: &mut Map<String, Value>) {
         if let Some(experts) = &spec.experts {
             config.insert("moe_intermediate_size".to_owned(), json!(alike(experts.ffn, multiple, 16)));
         }
     }
 
-    /// The parts of a head and the latents become small.
+    /// Shrinks the parts of a head and the latents.
     fn write_latent(&self, spec: &Spec, config: &mut Map<String, Value>) {
         let Some(latent) = spec.latent else { return };
         config.remove("head_dim");
@@ -203,7 +202,7 @@ impl Small {
 fn small_head_dim(spec: &Spec) -> u64 {
     let partly = spec.kinds.iter().flat_map(|k| &k.rotary).find(|r| r.width != spec.head_dim);
     let Some(rotary) = partly else { return spec.head_dim.min(8) };
-    // The factor is in the description; the first width at which it leaves whole pairs serves.
+    // The description fixes the factor; use the first width of which it selects whole pairs.
     let factor = rotary.width as f64 / spec.head_dim as f64;
     (4..=32)
         .map(|n| 2 * n)
@@ -211,7 +210,7 @@ fn small_head_dim(spec: &Spec) -> u64 {
         .unwrap_or(spec.head_dim)
 }
 
-/// Two layers, or the first of each kind, in order; more of the last kind where `least` are wanted.
+/// Two layers, or the first of each kind, in order; the last kind repeats until there are `least`.
 fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
     let mut kinds: Vec<usize> = Vec::new();
     for (kind, _) in &spec.runs {
@@ -219,7 +218,7 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
             kinds.push(*kind);
         }
     }
-    // Kinds that differ by layer only (scores scaled by depth) need no more than two.
+    // Kinds that differ by layer only (scores scaled by depth) need two at most.
     if spec.family == Family::Gpt2 {
         kinds.truncate(2);
     }
@@ -237,7 +236,7 @@ fn window_of(spec: &Spec) -> Option<u64> {
     spec.kinds.iter().find_map(|kind| window_width(&kind.mask))
 }
 
-/// Tokens that a query of a sliding window sees; a config has no way to state other masks.
+/// Tokens that a query of a sliding window sees; a config cannot state other masks.
 fn window_width(mask: &Mask) -> Option<u64> {
     match mask {
         Mask::Window { left, .. } => left.map(|l| l + 1),
@@ -262,7 +261,7 @@ fn scaled(n: u64, small: u64, large: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(u64::MAX).max(1)
 }
 
-/// The smallest size from `least` on whose common divisor with `multiple` is that of `n`; at most `n`.
+/// The smallest size of at least `least` with the same common divisor with `multiple` as `n`; at most `n`.
 fn alike(n: u64, multiple: u64, least: u64) -> u64 {
     let common = gcd(n, multiple);
     let mut size = least.next_multiple_of(common);

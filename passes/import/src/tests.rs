@@ -1,4 +1,4 @@
-//! Refusals, defaults and spellings. That imports compute the right thing is tested against the library's logits.
+//! Refusals, defaults and spellings. Other tests compare imported programs with the library's logits.
 
 use ithaca_ir::module::Node;
 use ithaca_ir::ops::{Rotary, Scaling};
@@ -380,7 +380,7 @@ fn absent_fields_mean_what_the_library_says() {
         let sizes = ["m", "h", "k", "d", "f", "v"].map(|name| size(&bare(family), name));
         assert_eq!(sizes, [Some(m), Some(h), k, Some(d), Some(f), Some(v)], "{family}");
     }
-    // Null is not absence: as many key/value heads as heads.
+    // Null differs from absent: it means as many key/value heads as query heads.
     assert_eq!(size(&with(&small("mistral"), json!({"num_key_value_heads": null})), "k"), None);
     let fewer = json!({"model_type": "mistral", "num_attention_heads": 16, "hidden_size": 64});
     assert_eq!(size(&fewer, "k"), Some(8));
@@ -420,7 +420,7 @@ fn fields_that_change_the_computation_are_refused_by_name() {
         &["use_parallel_residual"],
     );
     refused(&with(&small("qwen2"), json!({"qkv_bias": false})), "M06", &["qkv_bias"]);
-    // The library gives these families' fields no meaning, or another one.
+    // The library does not read these fields in these families, or gives them another meaning.
     refused(&with(&small("gpt_neox"), json!({"num_key_value_heads": 2})), "M06", &["num_key_value_heads"]);
     refused(&with(&small("gpt_neox"), json!({"rope_theta": 1e5})), "M06", &["rope_theta"]);
     refused(&with(&small("starcoder2"), json!({"norm_type": "rms_norm"})), "M05", &["norm_type"]);
@@ -578,7 +578,7 @@ fn small_models_keep_the_structure() {
             assert_eq!(divides(&large), divides(&small), "{dim} of {name}");
         }
         assert!(size(&small, "d").unwrap() <= 16 && size(&small, "v").unwrap() < 200, "{name}");
-        // The small one has fewer layers, so fewer runs of one kind where kinds alternate.
+        // The small model has fewer layers, so fewer runs of one kind if kinds alternate.
         let blocks = |m: &Module| -> Vec<(String, &str)> {
             let nodes = nodes(m).filter(|(f, _)| *f != "main");
             nodes.map(|(f, n)| (f.to_owned(), n.op.name())).collect()

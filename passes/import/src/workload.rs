@@ -1,4 +1,4 @@
-//! What a model is asked to do: how much, in which type, and for what.
+//! The workload of a model: sizes, element type and use.
 
 use ithaca_differentiate::Training;
 use ithaca_ir::DType;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capacity::Capacity;
 
-/// What the program is run for.
+/// The use of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -43,40 +43,40 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Labels {
-    /// The label of token `i` is that at `i + ahead` of the input; 1 where the labels are the tokens themselves. Beyond the
-    /// end no label counts.
+    /// The label of token `i` is the input's label at `i + ahead`; 1 if the labels are the tokens themselves. Positions
+    /// past the end have no label.
     pub ahead: u64,
-    /// The label that counts for nothing.
+    /// The label value that is excluded from the loss.
     pub ignore: i64,
 }
 
 impl Default for Labels {
-    /// Labels as they stand beside the tokens; −100 counts for nothing, as in the library.
+    /// Labels aligned with tokens; −100 is excluded, as in the library.
     fn default() -> Self {
         Self { ahead: 0, ignore: -100 }
     }
 }
 
-/// What a model is asked to do.
+/// The workload of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Sequences.
     pub batch: u64,
-    /// Tokens of each sequence; of the encoder's, where there is one beside the decoder.
+    /// Tokens of each sequence; for models with an encoder and a decoder, tokens of the encoder's sequences.
     pub sequence: u64,
-    /// Tokens of each sequence of the decoder, for models with an encoder and a decoder; `sequence` when `None`.
+    /// Tokens of each decoder sequence, for models with an encoder and a decoder; `sequence` when `None`.
     pub target_sequence: Option<u64>,
-    /// Element type of weights and activations; that of the description (`dtype`, else f32) when `None`.
+    /// Element type of weights and activations; `None` takes the description's (`dtype`, else f32).
     pub dtype: Option<DType>,
-    /// What the program is run for.
+    /// The use of a program.
     pub mode: Mode,
-    /// Of models with experts: how many tokens an expert takes; all that choose it when `None`.
+    /// The capacity of experts; unlimited when `None`.
     pub capacity: Option<Capacity>,
-    /// In training: which label belongs to which token.
+    /// In training: the alignment of labels with tokens.
     pub labels: Labels,
-    /// In training: what a step does beside the forward pass.
+    /// In training: the options of a step.
     pub training: Training,
-    /// Fields of the description that the caller knows to have no influence, though the importer does not know them;
+    /// Fields of the description that the importer does not know and the caller declares to have no influence;
     /// `rope_scaling.name` for a field of the rotary parameters.
     pub ignore: Vec<String>,
 }

@@ -279,11 +279,11 @@ fn what_is_no_pipeline_is_refused() {
     let (code, message) = refused(3, staged(4, PipelineOrder::Gpipe, 4));
     assert_eq!(
         (code, message.as_str()),
-        ("P53", "4 chunks of a pipeline need a layer each, and there are 3 layers")
+        ("P53", "4 chunks of a pipeline need a layer each, but the model has 3 layers")
     );
     let (code, message) = refused(8, staged(4, PipelineOrder::Interleaved, 2));
     assert_eq!(code, "P53");
-    assert!(message.contains("2 micro-batches") && message.contains("groups of 4"), "{message}");
+    assert!(message.contains("2 micro-batches") && message.contains("4 stages"), "{message}");
     let (code, _) = refused(8, staged(4, PipelineOrder::Gpipe, 3));
     assert_eq!(code, "P52");
 

@@ -1,12 +1,12 @@
-//! BERT: norms behind what they norm, biases everywhere, every token sees every other.
+//! BERT: norms after attention and MLP, biases everywhere, full attention.
 //!
 //! ```text
 //! x = layer_norm(x + dense · attention(q, k, v))          of x
 //! x = layer_norm(x + output · activation(intermediate · x))
 //! ```
 //!
-//! Dimensions beside those of all models: `p` positions, `y` types of token, `n` the width behind the head's own product,
-//! as wide as `m`.
+//! Dimensions beside the common ones: `p` positions, `y` token types, `n` the output width of the head's product, equal
+//! to `m`.
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
@@ -74,7 +74,7 @@ pub(super) fn module(bert: &Bert, name: &str, workload: &Workload, drops: Drops)
 }
 
 impl Cx<'_> {
-    /// What the library puts in front of the names of the encoder's tensors.
+    /// The prefix of the encoder's tensor names.
     fn prefix(&self) -> &'static str {
         match self.bert.head {
             BertHead::Pooler => "",
@@ -91,7 +91,7 @@ impl Cx<'_> {
         self.tensors.ty(&[b, s, m])
     }
 
-    /// `@embed`: tokens, their types and positions to the residual stream.
+    /// `@embed`: token ids, token types and positions to the residual stream.
     fn embed(&self, space: &Space) -> Built<Function> {
         let Dims { b, s, m, v, p, y, .. } = self.dims;
         let none = Arena::new();
@@ -157,7 +157,7 @@ impl Cx<'_> {
         Ok(f.finish([Output { name: None, value: x }]))
     }
 
-    /// `@head`: the first token through a product and tanh; the stream comes out too.
+    /// `@head`: the first token through a product and tanh; the stream is returned too.
     fn pooler(&self, space: &Space) -> Built<Function> {
         let Dims { b, m, n, .. } = self.dims;
         let none = Arena::new();
@@ -174,11 +174,11 @@ impl Cx<'_> {
 
     /// `[s]`: one for the token at position zero, and zero for the others.
     ///
-    /// It is made of positions, so it is right whatever the order of tokens, and a product with it leaves the sequence
-    /// split. No operation makes constants, but log(exp(x) + exp(x)) is x + log 2: above zero for the first position
-    /// only, and tanh of enough times that is exactly one.
+    /// The result is computed from positions, so it holds for any order of tokens, and a product with it keeps the
+    /// sequence sharded. No operation makes constants, but log(exp(x) + exp(x)) is x + log 2, which for x = −position
+    /// is positive at position zero only; tanh of a large multiple of it is exactly one.
     fn is_first(&self, f: &mut FunctionBuilder<'_>) -> Built<ValueId> {
-        // log 2 · 64 is beyond where tanh is one in every element type.
+        // tanh(64 log 2) rounds to one in every element type.
         const ENOUGH: f64 = 64.0;
         let positions = self.positions(f)?;
         let x = f.push(Op::Cast { to: DType::F32 }, &[positions])?;
@@ -204,16 +204,14 @@ impl Cx<'_> {
         let x = self.dense(&mut f, x, &format!("{name}.dense"), &[n], &[m])?;
         let x = f.push(Op::Unary(self.bert.activation), &[x])?;
         let x = self.norm(&mut f, x, &format!("{name}.LayerNorm"), n)?;
-        let (x, table, bias) = match tied {
-            // The embedding's table knows the width of the stream, and one tensor has one type.
-            true => {
-                let x = f.push(Op::Window(Window::Cut { to: m, start: 0 }), &[x])?;
-                (x, self.embedding(), "cls.predictions.bias")
-            }
+        let (x, width, table, bias) = if tied {
+            // The embedding's table has dimension `m`, and one tensor has one type.
+            let x = f.push(Op::Window(Window::Cut { to: m, start: 0 }), &[x])?;
+            (x, m, self.embedding(), "cls.predictions.bias")
+        } else {
             // The library ties the bias with the table, or neither.
-            false => (x, "cls.predictions.decoder.weight".to_owned(), "cls.predictions.decoder.bias"),
+            (x, n, "cls.predictions.decoder.weight".to_owned(), "cls.predictions.decoder.bias")
         };
-        let width = if tied { m } else { n };
         let table = self.tensors.weight(&mut f, &table, &[v, width])?;
         let logits = f.einsum(x, table, &[b, s, v])?;
         let bias = self.tensors.weight(&mut f, bias, &[v])?;
@@ -222,7 +220,7 @@ impl Cx<'_> {
         Ok(f.finish([Output { name: None, value: logits }]))
     }
 
-    /// A product that takes dimensions `from` of `x` to dimensions `to`, and its bias.
+    /// A product that maps dimensions `from` of `x` to dimensions `to`, plus its bias.
     fn dense(
         &self,
         f: &mut FunctionBuilder<'_>,

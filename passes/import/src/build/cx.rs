@@ -1,4 +1,4 @@
-//! What the functions of a decoder share, and the parts that they are made of.
+//! The context and the operations that all functions of a decoder share.
 
 use ithaca_ir::ops::{Attention, AttentionDims, Direction, Rotary, Unary};
 use ithaca_ir::{DType, DimId, FunctionBuilder, Op, TensorType, ValueId};
@@ -8,10 +8,10 @@ use super::drops::{Drops, Key};
 use super::tensors::{Built, Tensors};
 use crate::spec::{Family, Kind, Spec};
 
-/// The names of a layer's tensors begin so, in most families.
+/// The prefix of a layer's tensor names in most families.
 pub(super) const LAYER: &str = "model.layers.{layer}";
 
-/// What the functions of a model share.
+/// The context that all functions of a model share.
 pub(super) struct Cx<'a> {
     pub(super) spec: &'a Spec,
     pub(super) dims: Dims,
@@ -53,7 +53,7 @@ impl Cx<'_> {
         f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
     }
 
-    /// Attention of a token to those that the kind's mask leaves, in a block with this key.
+    /// Attention under the kind's mask, with dropout by `key`.
     pub(super) fn attention(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -67,7 +67,7 @@ impl Cx<'_> {
         self.drops.attend(f, key, attention, &qkv)
     }
 
-    /// Turns queries and keys by their positions, where the kind does, and names the three.
+    /// Rotates queries and keys by their positions if the kind has rotary positions, and names all three.
     pub(super) fn rotate(
         &self,
         f: &mut FunctionBuilder<'_>,

@@ -12,7 +12,7 @@ pub(super) struct Dims {
     pub(super) s: DimId,
     pub(super) m: DimId,
     pub(super) h: DimId,
-    /// `h` itself where there are as many key/value heads.
+    /// `h` itself if there are as many key/value heads.
     pub(super) k: DimId,
     pub(super) d: DimId,
     pub(super) f: DimId,
@@ -27,10 +27,7 @@ impl Dims {
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
         let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", spec.hidden));
         let h = dim("h", spec.heads);
-        let k = match spec.kv_heads == spec.heads {
-            true => h,
-            false => dim("k", spec.kv_heads),
-        };
+        let k = if spec.kv_heads == spec.heads { h } else { dim("k", spec.kv_heads) };
         let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
         let p = spec.learned.map(|n| dim("p", n));
         space.dims[h].granule = spec.heads / spec.kv_heads;
@@ -45,15 +42,15 @@ impl Dims {
 pub(super) struct ExpertDims {
     /// Experts.
     pub(super) e: DimId,
-    /// Experts, as the router scores them: all of them are compared, wherever they are.
+    /// Experts as the router scores them; never sharded, because all scores are compared.
     pub(super) r: DimId,
     /// Experts of a token.
     pub(super) n: DimId,
     /// Width of an expert.
     pub(super) x: DimId,
-    /// Width of what all tokens share.
+    /// Width of the shared network.
     pub(super) y: Option<DimId>,
-    /// Groups of tokens, and their slots at an expert, where these are bounded.
+    /// Groups of tokens and slots of each group at an expert, if the capacity is bounded.
     pub(super) bound: Option<[DimId; 2]>,
 }
 

@@ -1,7 +1,7 @@
-//! What a model drops in training, as the library's `model.train()` does.
+//! Dropout in training, as the library's `model.train()` applies it.
 //!
-//! `main` makes a key, and every function that drops takes it as its last argument; a block makes of it that of its layer.
-//! Places of the program are told apart by seeds, one for each.
+//! `main` makes a key, and every function with dropout takes it as its last argument; a block derives the key of its
+//! layer. Each place of dropout in the program has its own seed.
 
 use std::cell::Cell;
 
@@ -12,27 +12,27 @@ use super::tensors::Built;
 use crate::spec::Dropouts;
 use crate::workload::Mode;
 
-/// Where something is dropped.
+/// A place of dropout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// What the embedding gives.
+    /// The output of the embedding.
     Embedding,
-    /// What a block adds to the stream, and weights of its attention.
+    /// The output of a block's branches, and the weights of its attention.
     Block,
 }
 
-/// What is dropped, and how many places there were so far.
+/// The rates of dropout, and the number of places so far.
 #[derive(Debug)]
 pub(super) struct Drops {
     rates: Dropouts,
     places: Cell<u64>,
 }
 
-/// The key of a function, if it drops anything.
+/// The key of a function, if it has dropout.
 pub(super) type Key = Option<ValueId>;
 
 impl Drops {
-    /// What a model drops in this mode: nothing but in training.
+    /// The dropout of a mode: none except in training.
     pub(super) fn of(dropouts: &Dropouts, mode: Mode) -> Self {
         let rates = match mode {
             Mode::Train => dropouts.clone(),
@@ -48,7 +48,7 @@ impl Drops {
         }
     }
 
-    /// Whether a function drops something.
+    /// Whether a function has dropout.
     fn takes_key(&self, place: Place) -> bool {
         match place {
             Place::Embedding => self.rates.embedding > 0.0,
@@ -56,7 +56,7 @@ impl Drops {
         }
     }
 
-    /// In `main`, where keys begin.
+    /// The initial key, in `main`.
     pub(super) fn first_key(&self, f: &mut FunctionBuilder<'_>) -> Built<Key> {
         if !self.takes_key(Place::Embedding) && !self.takes_key(Place::Block) {
             return Ok(None);
@@ -66,17 +66,17 @@ impl Drops {
         Ok(Some(key))
     }
 
-    /// The arguments of a function, the key behind the others if it takes one.
+    /// The arguments of a function; the key, if it takes one, comes last.
     pub(super) fn with_key(&self, arguments: &[ValueId], key: Key, place: Place) -> Vec<ValueId> {
         arguments.iter().copied().chain(key.filter(|_| self.takes_key(place))).collect()
     }
 
-    /// The key that a function takes; to be asked for behind its other parameters.
+    /// The key that a function takes; call it after declaring the other parameters.
     pub(super) fn key(&self, f: &mut FunctionBuilder<'_>, place: Place) -> Key {
         self.takes_key(place).then(|| f.param(TensorType::new(DType::I32, []), Some("key")))
     }
 
-    /// The key that a block takes, as that of its layer; to be asked for behind its other parameters.
+    /// The key that a block takes, derived for its layer; call it after declaring the other parameters.
     pub(super) fn layer_key(&self, f: &mut FunctionBuilder<'_>) -> Built<Key> {
         match self.key(f, Place::Block) {
             None => Ok(None),
@@ -84,7 +84,7 @@ impl Drops {
         }
     }
 
-    /// `x` with what is dropped at this place.
+    /// `x` after dropout at this place.
     pub(super) fn drop(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -99,7 +99,7 @@ impl Drops {
         f.push(Op::Random(Random::Dropout { rate }), &[x, mask])
     }
 
-    /// Attention with what is dropped of its weights.
+    /// Attention with dropout of its weights.
     pub(super) fn attend(
         &self,
         f: &mut FunctionBuilder<'_>,

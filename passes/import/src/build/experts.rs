@@ -89,15 +89,14 @@ fn route(
         DType::F64 => DType::F64,
         DType::F32 | DType::BF16 | DType::F16 | DType::I32 | DType::Bool => DType::F32,
     };
-    let cast = |f: &mut FunctionBuilder<'_>, x: ValueId| match f.ty(x).dtype == wide {
-        true => Ok(x),
-        false => f.push(Op::Cast { to: wide }, &[x]),
+    let cast = |f: &mut FunctionBuilder<'_>, x: ValueId| {
+        if f.ty(x).dtype == wide { Ok(x) } else { f.push(Op::Cast { to: wide }, &[x]) }
     };
     let mut weight = cx.tensors.weight(f, &format!("{module}.gate.weight"), &[dims.r, m])?;
     let mut x = x;
     let biased = cx.spec.family == Family::DeepseekV3;
     if biased {
-        // Its router computes in single precision, the others' in the type of the tokens.
+        // DeepSeek's router computes in f32; the others use the tokens' type.
         (x, weight) = (cast(f, x)?, cast(f, weight)?);
     }
     let logits = f.einsum(x, weight, &[b, s, dims.r])?;

@@ -5,7 +5,7 @@
 //! x += down · (activation(gate) · up)                             of rms_norm(x)
 //! ```
 //!
-//! Some families have norms behind attention and MLP too, or there only.
+//! Some families also have norms after attention and MLP, or only there.
 
 use ithaca_ir::module::Output;
 use ithaca_ir::ops::Binary;
@@ -18,7 +18,7 @@ use super::tensors::Built;
 use super::{experts, latent};
 use crate::spec::{Family, Kind, Mlp, QkNorm};
 
-/// The names of a block's norms, where it has them.
+/// The names of a block's norms, if it has them.
 struct Norms {
     before_attention: Option<&'static str>,
     after_attention: Option<&'static str>,
@@ -109,13 +109,10 @@ pub(super) fn attend(
     let name = format!("{LAYER}.self_attn.o_proj");
     let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, h, d])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
-    match cx.spec.bias.out {
-        true => cx.tensors.biased(f, out, &name, &[m]),
-        false => Ok(out),
-    }
+    if cx.spec.bias.out { cx.tensors.biased(f, out, &name, &[m]) } else { Ok(out) }
 }
 
-/// Queries, keys and values, `[b s heads d]`; positions are turned into queries and keys.
+/// Queries, keys and values, `[b s heads d]`; queries and keys are rotated.
 fn projections(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<[ValueId; 3]> {
     let Dims { b, s, h, k: kv, d, .. } = cx.dims;
     let mut out = [x; 3];
@@ -123,10 +120,7 @@ fn projections(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId
         let weight = projection_weight(cx, f, part, heads)?;
         let y = f.einsum(x, weight, &[b, s, heads, d])?;
         let name = format!("{LAYER}.self_attn.{part}_proj");
-        out[i] = match cx.spec.bias.qkv {
-            true => cx.tensors.biased(f, y, &name, &[heads, d])?,
-            false => y,
-        };
+        out[i] = if cx.spec.bias.qkv { cx.tensors.biased(f, y, &name, &[heads, d])? } else { y };
     }
     let [mut q, mut k, v] = out;
     let names = ["q", "k"].map(|part| format!("{LAYER}.self_attn.{part}_norm.weight"));
@@ -144,8 +138,8 @@ fn projections(cx: &Cx<'_>, kind: &Kind, f: &mut FunctionBuilder<'_>, x: ValueId
     cx.rotate(f, kind, [q, k, v])
 }
 
-/// A norm over all heads of a token. The squares are summed by themselves, so ranks that hold some of the heads exchange
-/// one number for each token, and not the heads.
+/// A norm over all heads of a token. The sum of squares is a separate operation, so ranks that hold some of the heads
+/// exchange one number per token instead of the heads.
 fn projection_norm(
     cx: &Cx<'_>,
     f: &mut FunctionBuilder<'_>,
@@ -222,10 +216,7 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
             | Family::DeepseekV3 => cx.tensors.weight(f, &format!("{name}.weight"), &[ffn, m])?,
         };
         let y = f.einsum(x, weight, &[b, s, ffn])?;
-        parts[i] = match cx.spec.bias.mlp {
-            true => cx.tensors.biased(f, y, &name, &[ffn])?,
-            false => y,
-        };
+        parts[i] = if cx.spec.bias.mlp { cx.tensors.biased(f, y, &name, &[ffn])? } else { y };
     }
     let [gate, up] = parts;
     let gate = f.push(Op::Unary(cx.activation()), &[gate])?;
@@ -233,8 +224,5 @@ fn mlp(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId) -> Built<ValueId> {
     let name = format!("{LAYER}.mlp.down_proj");
     let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, ffn])?;
     let out = f.einsum(inner, weight, &[b, s, m])?;
-    match cx.spec.bias.mlp {
-        true => cx.tensors.biased(f, out, &name, &[m]),
-        false => Ok(out),
-    }
+    if cx.spec.bias.mlp { cx.tensors.biased(f, out, &name, &[m]) } else { Ok(out) }
 }

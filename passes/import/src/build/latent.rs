@@ -1,11 +1,11 @@
-//! Latent attention: queries, keys and values come from narrow latents, and a part of each head is rotated apart
-//! (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+//! Latent attention: queries, keys and values are projections of narrow latents; a separate part of each head is
+//! rotated (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 //!
 //! ```text
 //! q = [plain | rotary(rotated)]                of q_b · norm(q_a · x)
 //! k = [plain | rotary(rotated of all heads)]   of kv_b · norm(c), and of x        c = kv_a · x
 //! ```
-//! Every head has keys and values of its own, so attention is that of a model with as many key/value heads.
+//! Every head has its own keys and values, so attention has as many key/value heads as query heads.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::drops::Key;
 use super::tensors::Built;
 use crate::spec::Kind;
 
-/// The library's norms of latents have an epsilon of their own.
+/// The library's norms of latents have their own epsilon.
 const EPS: f64 = 1e-6;
 
 /// Attention with its projections, `[b s m]` to `[b s m]`.
@@ -77,13 +77,10 @@ pub(super) fn attend(
     let stored = vec![size(f, m), size(f, h) * size(f, dims.value)];
     let weight = cx.tensors.window(f, &name("o_proj.weight"), stored, Vec::new(), &[m, h, dims.value])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
-    match cx.spec.bias.out {
-        true => cx.tensors.biased(f, out, &name("o_proj"), &[m]),
-        false => Ok(out),
-    }
+    if cx.spec.bias.out { cx.tensors.biased(f, out, &name("o_proj"), &[m]) } else { Ok(out) }
 }
 
-/// Rows of the matrix that makes both latents from x, and what they make.
+/// The product with `rows` of the matrix that computes both latents from x.
 fn project(
     cx: &Cx<'_>,
     f: &mut FunctionBuilder<'_>,
@@ -97,18 +94,16 @@ fn project(
     let window = vec![rows.clone(), 0..columns];
     let weight = cx.tensors.window(f, &format!("{name}.weight"), vec![all, columns], window, &[part, m])?;
     let y = f.einsum(x, weight, &[b, s, part])?;
-    match cx.spec.bias.qkv {
-        false => Ok(y),
-        true => {
-            let window = std::iter::once(rows).collect();
-            let binding = Binding { stored: vec![all], window, ..Binding::named(format!("{name}.bias")) };
-            let bias = f.weight(binding, cx.tensors.ty(&[part]))?;
-            f.add(y, bias)
-        }
+    if !cx.spec.bias.qkv {
+        return Ok(y);
     }
+    let window = std::iter::once(rows).collect();
+    let binding = Binding { stored: vec![all], window, ..Binding::named(format!("{name}.bias")) };
+    let bias = f.weight(binding, cx.tensors.ty(&[part]))?;
+    f.add(y, bias)
 }
 
-/// Rows of a matrix from a latent to both parts of all heads: those of part `i`.
+/// The rows, for part `i` of all heads, of a matrix from a latent to both parts.
 fn of_heads(
     cx: &Cx<'_>,
     f: &mut FunctionBuilder<'_>,
@@ -129,7 +124,7 @@ fn norm(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str, over: 
     f.push(Op::RmsNorm { over, eps: EPS, offset: 0.0 }, &[x, weight])
 }
 
-/// Queries and keys turned by their positions.
+/// Rotates queries and keys by their positions.
 fn rotate(
     cx: &Cx<'_>,
     f: &mut FunctionBuilder<'_>,

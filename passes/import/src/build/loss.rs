@@ -1,6 +1,6 @@
 //! The loss: where a model returns logits, the head returns the mean cross-entropy of labels instead.
 //!
-//! The mean is over all labels of the batch that count, whatever the sharding and however the batch is cut: `main` counts
+//! The mean is over all labels of the batch that count, for any sharding and any split of the batch: `main` counts
 //! them, and the head divides its sum by that count.
 
 use ithaca_ir::entity::Entity;
@@ -11,10 +11,10 @@ use ithaca_pass::rebuild::copy_node;
 
 use crate::workload::Labels;
 
-/// The program that returns `loss` where `module` returns `logits`.
+/// Replaces the output `logits` of `module` by `loss`.
 ///
 /// # Errors
-/// `M11` when the model has no head that scores tokens.
+/// `M11` when the model returns no logits.
 pub(super) fn of_logits(module: &Module, labels: Labels) -> Result<Module, Diagnostic> {
     let refuse = || {
         Diagnostic::new(
@@ -51,7 +51,7 @@ fn build(
     Ok(built)
 }
 
-/// The head, with labels and their count as further arguments, and the loss in place of the logits.
+/// The head with labels and their count as further arguments, and the loss in place of the logits.
 fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::like(head, &module.space, &module.functions);
     let mut map: Vec<ValueId> = Vec::new();
@@ -77,7 +77,7 @@ fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Functio
     Ok(b.finish([Output { name: None, value: loss }]))
 }
 
-/// `main`, which reads labels and counts those that count.
+/// `main` with the labels as an input and the count of those that count.
 fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::like(main, &module.space, &module.functions);
     let mut map: Vec<ValueId> = Vec::new();
@@ -108,7 +108,7 @@ fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) ->
     Ok(b.finish([Output { name: Some("loss".to_owned()), value }]))
 }
 
-/// The dimensions of tokens, and the vocabulary, of logits.
+/// The token dimensions and the vocabulary dimension of logits.
 fn rows(logits: &TensorType) -> Result<(Vec<DimId>, DimId), OpError> {
     match logits.dims.split_last() {
         Some((&over, rows)) => Ok((rows.to_vec(), over)),

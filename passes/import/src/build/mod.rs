@@ -1,8 +1,8 @@
-//! From what was understood of a model to its program.
+//! Builds the program of a model.
 //!
-//! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads where they are fewer,
-//! `d` head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5, BERT, experts and latents have more. Query heads that share a key/value head are a
-//! granule of `h`, so no pass can tear a group.
+//! Dimensions: `b` sequences, `s` tokens, `m` hidden width, `h` query heads, `k` key/value heads if they are fewer, `d`
+//! head width, `f` MLP width, `v` vocabulary, `p` learned positions; T5, BERT, experts and latents have more. Query
+//! heads that share a key/value head are a granule of `h`, so no pass can split a group.
 
 mod bert;
 mod cx;
@@ -32,7 +32,7 @@ use tensors::{Built, Tensors};
 /// The program of a model.
 ///
 /// # Errors
-/// The invariant of the language that it would break; a description that was checked breaks none.
+/// The violated invariant of the language; a checked description violates none.
 pub(super) fn module(model: &Model, name: &str, workload: &Workload) -> Result<Module, Diagnostic> {
     let drops = Drops::of(&model.dropout, workload.mode);
     let built = match &model.structure {
@@ -88,7 +88,7 @@ fn decoder(spec: &Spec, name: &str, workload: &Workload, drops: Drops) -> Result
 }
 
 impl Cx<'_> {
-    /// `@embed`: tokens to the residual stream, learned positions added.
+    /// `@embed`: token ids to the residual stream, with learned positions added.
     fn embed(&self, space: &Space) -> Built<Function> {
         let Dims { b, s, m, v, p, .. } = self.dims;
         let none = Arena::new();
@@ -104,7 +104,7 @@ impl Cx<'_> {
             x = f.push(Op::Binary(Binary::Add), &[x, embedded])?;
         }
         if self.spec.family == Family::Gemma2 {
-            // The library keeps the factor in the table's element type, made from single precision.
+            // The library computes the factor in f32 and rounds it to the table's element type.
             let factor = rounded((self.spec.hidden as f64).sqrt(), DType::F32);
             let factor = rounded(factor, self.tensors.dtype);
             x = f.push(Op::Scale { factor }, &[x])?;
@@ -114,7 +114,7 @@ impl Cx<'_> {
         Ok(f.finish([Output { name: None, value: x }]))
     }
 
-    /// `@head`: the last norm, and a score for each token of the vocabulary.
+    /// `@head`: the last norm and the logits.
     fn head(&self, space: &Space) -> Built<Function> {
         let Dims { b, s, m, v, .. } = self.dims;
         let none = Arena::new();
@@ -186,7 +186,7 @@ impl Cx<'_> {
     }
 }
 
-/// The nearest number of an element type, single precision at most; ties go to the even one.
+/// `x` rounded to an element type, f32 at most; ties to even.
 fn rounded(x: f64, dtype: DType) -> f64 {
     let digits = match dtype {
         DType::F64 | DType::F32 | DType::I32 | DType::Bool => 24,
@@ -203,7 +203,6 @@ mod tests {
 
     #[test]
     fn factors_are_rounded_as_the_element_type_holds_them() {
-        // sqrt(3072) and sqrt(3584), the widths of published models.
         assert_eq!(rounded(3072f64.sqrt(), DType::BF16), 55.5);
         assert_eq!(rounded(3584f64.sqrt(), DType::BF16), 59.75);
         assert_eq!(rounded(3072f64.sqrt(), DType::F32), f64::from(3072f32.sqrt()));

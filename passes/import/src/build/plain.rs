@@ -1,4 +1,4 @@
-//! Blocks of the families with layer norms, rotary positions and an MLP without gate.
+//! Blocks of the families with layer norms, rotary positions and an ungated MLP.
 //!
 //! ```text
 //! y  = x + dense · attention(rotary(q), rotary(k), v)    of layer_norm(x)
@@ -15,7 +15,7 @@ use super::gated;
 use super::tensors::Built;
 use crate::spec::{Kind, Residual};
 
-/// The names of a family's tensors, and how it stores projections.
+/// The tensor names of a family and its layout of projections.
 pub(super) struct Layout {
     layer: &'static str,
     projections: Projections,
@@ -24,9 +24,9 @@ pub(super) struct Layout {
 }
 
 enum Projections {
-    /// A matrix each.
+    /// One matrix each.
     Apart,
-    /// Queries, keys and values of a head next to each other, head after head.
+    /// Queries, keys and values of a head are adjacent, head after head.
     Interleaved,
 }
 
@@ -103,10 +103,7 @@ fn attend_interleaved(
     let name = format!("{layer}.attention.dense");
     let weight = cx.tensors.weight(f, &format!("{name}.weight"), &[m, h, d])?;
     let out = f.einsum(mixed, weight, &[b, s, m])?;
-    match cx.spec.bias.out {
-        true => cx.tensors.biased(f, out, &name, &[m]),
-        false => Ok(out),
-    }
+    if cx.spec.bias.out { cx.tensors.biased(f, out, &name, &[m]) } else { Ok(out) }
 }
 
 /// `down · activation(up · x)`.

@@ -1,4 +1,4 @@
-//! T5: two stacks over sequences of their own length.
+//! T5: an encoder and a decoder with sequences of different lengths.
 //!
 //! ```text
 //! x += o · attention(q, k, v)              of rms_norm(x), scores biased by relative position
@@ -6,8 +6,8 @@
 //! x += wo · activation(wi · x)             of rms_norm(x), or wo · (activation(wi_0 · x) · (wi_1 · x))
 //! ```
 //!
-//! Dimensions beside those of all models: `t` tokens of the decoder, `r` buckets of relative positions. The tables of
-//! biases belong to the first layer of each stack, and every layer of it reads them. Scores are not scaled.
+//! Dimensions beside the common ones: `t` tokens of the decoder, `r` buckets of relative positions. The bias tables
+//! belong to the first layer of each stack, and every layer of the stack reads them. Scores are not scaled.
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
@@ -120,7 +120,7 @@ impl Cx<'_> {
         self.tensors.ty(&[self.dims.b, self.tokens(stack), self.dims.m])
     }
 
-    /// `@embed_encoder`, `@embed_decoder`: tokens to the residual stream, by one table.
+    /// `@embed_encoder`, `@embed_decoder`: token ids to the residual stream, by one shared table.
     fn embed(&self, space: &Space, stack: Stack) -> Built<Function> {
         let Dims { b, m, v, .. } = self.dims;
         let none = Arena::new();
@@ -146,7 +146,7 @@ impl Cx<'_> {
         Ok(f.finish([Output { name: None, value: x }]))
     }
 
-    /// `@encoder_norm`: what the decoder attends to.
+    /// `@encoder_norm`: the norm of the encoder's output, which the decoder attends to.
     fn encoder_norm(&self, space: &Space) -> Built<Function> {
         let none = Arena::new();
         let mut f = FunctionBuilder::new("encoder_norm", space, &none);
@@ -172,7 +172,7 @@ impl Cx<'_> {
         Ok(f.finish([Output { name: None, value: x }]))
     }
 
-    /// The stream plus attention of its tokens to each other: to all in the encoder, to those before in the decoder.
+    /// The stream plus its self-attention: full in the encoder, causal in the decoder.
     fn attend_itself(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -204,7 +204,7 @@ impl Cx<'_> {
         Ok(x)
     }
 
-    /// The decoder's stream plus attention of its tokens to all of the encoder's.
+    /// The decoder's stream plus its attention to the encoder's output.
     fn attend_encoder(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -232,7 +232,7 @@ impl Cx<'_> {
         Attention::new(dims, mask, 1.0)
     }
 
-    /// Three projections to heads, each of its own tokens.
+    /// The projections to queries, keys and values, each with its own input.
     fn projections(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -261,7 +261,7 @@ impl Cx<'_> {
         f.einsum(mixed, weight, &[b, tokens, m])
     }
 
-    /// The stream plus the MLP of it.
+    /// The stream plus its MLP.
     fn mlp(
         &self,
         f: &mut FunctionBuilder<'_>,
@@ -278,16 +278,13 @@ impl Cx<'_> {
             f.einsum(normed, weight, &[b, tokens, ffn])
         };
         let function = Op::Unary(self.t5.activation);
-        let inner = match self.t5.gated {
-            false => {
-                let inner = up(f, "wi")?;
-                f.push(function, &[inner])?
-            }
-            true => {
-                let (gate, inner) = (up(f, "wi_0")?, up(f, "wi_1")?);
-                let gate = f.push(function, &[gate])?;
-                f.push(Op::Binary(Binary::Mul), &[gate, inner])?
-            }
+        let inner = if self.t5.gated {
+            let (gate, inner) = (up(f, "wi_0")?, up(f, "wi_1")?);
+            let gate = f.push(function, &[gate])?;
+            f.push(Op::Binary(Binary::Mul), &[gate, inner])?
+        } else {
+            let inner = up(f, "wi")?;
+            f.push(function, &[inner])?
         };
         let inner = self.drops.drop(f, key, Place::Block, inner)?;
         let weight = self.tensors.weight(f, &format!("{layer}.DenseReluDense.wo.weight"), &[m, ffn])?;
@@ -302,7 +299,7 @@ impl Cx<'_> {
         f.push(Op::RmsNorm { over, eps: self.t5.eps, offset: 0.0 }, &[x, weight])
     }
 
-    /// `@head`: the decoder's last norm, and a score for each token of the vocabulary.
+    /// `@head`: the decoder's last norm and the logits.
     fn head(&self, space: &Space) -> Built<Function> {
         let Dims { b, t, m, v, .. } = self.dims;
         let none = Arena::new();

@@ -1,4 +1,4 @@
-//! Weights as the library stores them: heads and their width are one stored dimension.
+//! Weights as the library stores them: heads and head width form one stored dimension.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use ithaca_ir::{DType, DimId, FunctionBuilder, Space, TensorType, ValueId};
 /// What building a part of a program gives.
 pub(super) type Built<T> = Result<T, OpError>;
 
-/// How a model's tensors are typed and bound.
+/// The types and bindings of a model's tensors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tensors {
     /// The element type of weights and activations.
@@ -25,7 +25,7 @@ impl Tensors {
         TensorType::new(self.dtype, dims.iter().copied())
     }
 
-    /// A weight that is stored as its dimensions say, heads and their width being one stored dimension.
+    /// A weight whose stored shape follows from its dimensions; heads and head width are one stored dimension.
     pub(super) fn weight(&self, f: &mut FunctionBuilder<'_>, name: &str, dims: &[DimId]) -> Built<ValueId> {
         let stored = self.stored(f.space(), dims);
         self.window(f, name, stored, Vec::new(), dims)
@@ -54,11 +54,8 @@ impl Tensors {
         dims: &[DimId],
     ) -> Built<ValueId> {
         let ty = self.ty(dims);
-        // A binding without shape is that of the type.
-        let stored = match stored == f.space().shape(&ty) {
-            true => Vec::new(),
-            false => stored,
-        };
+        // An empty shape means the shape of the type.
+        let stored = if stored == f.space().shape(&ty) { Vec::new() } else { stored };
         f.weight(Binding { stored, view, window, ..Binding::named(name) }, ty)
     }
 

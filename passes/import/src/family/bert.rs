@@ -1,7 +1,7 @@
-//! BERT (Devlin et al., arXiv 1810.04805): tokens, positions and types of token are embedded, every token sees every
-//! other, norms stand behind attention and MLP.
+//! BERT (Devlin et al., arXiv 1810.04805): embeddings of tokens, positions and token types, full attention, norms after
+//! attention and MLP.
 //!
-//! `architectures` decides on the head: `BertModel`, the default, or `BertForMaskedLM`.
+//! `architectures` selects the head: `BertModel`, the default, or `BertForMaskedLM`.
 
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
@@ -14,16 +14,13 @@ use crate::spec::{Bert, BertHead, check_layers};
 pub(super) const MASKED_LM: &str = "BertForMaskedLM";
 
 pub(super) fn read(fields: &mut Fields<'_>, dtype: DType, architecture: &str) -> Result<Bert, Diagnostic> {
-    // A decoder would see the tokens before only.
+    // A decoder would have causal attention.
     fields.neutral("is_decoder", &[json!(false)])?;
-    // The library computes no other, and older versions did.
+    // The library supports this value only; older versions had others.
     fields.neutral("position_embedding_type", &[json!("absolute")])?;
     let tied = fields.flag("tie_word_embeddings", true)?;
-    let head = match architecture == MASKED_LM {
-        true => BertHead::MaskedLm { tied },
-        false => BertHead::Pooler,
-    };
-    // Left by the first implementation, which the library never read.
+    let head = if architecture == MASKED_LM { BertHead::MaskedLm { tied } } else { BertHead::Pooler };
+    // Fields of the first implementation, which the library never read.
     for name in [
         "directionality",
         "output_past",

@@ -1,6 +1,6 @@
-//! DeepSeek-V3: latent attention, the first layers dense, the others with experts in groups beside shared ones.
+//! DeepSeek-V3: latent attention; the first layers are dense, the others have experts in groups and shared experts.
 //!
-//! Modules that predict further tokens are no part of the library's model, and none of the program.
+//! The library's model has no modules that predict further tokens; nor has the program.
 
 use ithaca_ir::ops::Pairs;
 use ithaca_ir::ops::experts::{Gates, Scoring};
@@ -36,11 +36,12 @@ pub(super) fn read<'a>(
     let bias = fields.flag("attention_bias", false)?;
     let experts = read_experts(fields)?;
     let first = fields.count("first_k_dense_replace", 3)?;
-    let pairs = match fields.flag_or_null("rope_interleave")?.unwrap_or(!is_null(fields, "rope_interleave")) {
-        true => Pairs::Neighbours,
-        false => Pairs::Halves,
+    let pairs = if fields.flag_or_null("rope_interleave")?.unwrap_or(!is_null(fields, "rope_interleave")) {
+        Pairs::Neighbours
+    } else {
+        Pairs::Halves
     };
-    // The rotated part of a head is a tensor of its own.
+    // The rotated part of a head is a separate tensor.
     let rotated = Sizes { head_dim: latent.rotated, ..sizes };
     let rope = Rope::read(fields, rotated.rope_context(COMMON, Partial::Whole), ignore)?;
     let (mut kinds, layers) = kinds(&sizes, None, &rope, |layer| layer >= first)?;
@@ -62,7 +63,7 @@ fn is_null(fields: &mut Fields<'_>, name: &str) -> bool {
     fields.raw(name).is_some_and(serde_json::Value::is_null)
 }
 
-/// Sizes as the other families have them; a head is as wide as its two parts together.
+/// The sizes that all families have; the width of a head is the sum of its two parts.
 fn read_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, Diagnostic> {
     let heads = fields.size("num_attention_heads", 128)?;
     let kv_heads = fields.nullable_size("num_key_value_heads", Some(128))?.unwrap_or(heads);
@@ -76,13 +77,13 @@ fn read_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, Diagnos
         .help("leave it out"));
     }
     let head_dim = latent.plain + latent.rotated;
-    // The library derives both, whatever the description says.
+    // The library derives both and ignores the description.
     for (name, derived) in [("head_dim", latent.rotated), ("qk_head_dim", head_dim)] {
         let stated = fields.nullable_size(name, None)?.unwrap_or(derived);
         if stated != derived {
             return Err(Diagnostic::new(
                 "M07",
-                format!("`{name}` is {stated}, but follows from the parts of a head as {derived}"),
+                format!("`{name}` is {stated}, but the parts of a head make it {derived}"),
             )
             .help("leave it out"));
         }
@@ -112,10 +113,7 @@ fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
     let n_groups = fields.size("n_group", 8)?;
     let kept = fields.size("topk_group", 4)?;
     let shared = fields.size("n_shared_experts", 1)?;
-    let gates = match fields.flag("norm_topk_prob", true)? {
-        true => Gates::Shares,
-        false => Gates::Scores,
-    };
+    let gates = if fields.flag("norm_topk_prob", true)? { Gates::Shares } else { Gates::Scores };
     Ok(ExpertSpec {
         count,
         top,
@@ -135,7 +133,7 @@ fn read_unused(fields: &mut Fields<'_>) -> Result<(), Diagnostic> {
     fields.neutral("topk_method", &[json!("noaux_tc")])?;
     fields.neutral("moe_layer_freq", &[json!(1)])?;
     fields.neutral("ep_size", &[json!(1)])?;
-    // Of training: the loss that keeps experts busy, and prediction of further tokens.
+    // Training only: the load-balancing loss, and prediction of further tokens.
     fields.number("aux_loss_alpha")?;
     fields.flag_or_null("seq_aux")?;
     fields.count("num_nextn_predict_layers", 1)?;

@@ -1,4 +1,4 @@
-//! What families with experts share: kinds of block by whether a layer has experts.
+//! Fields and kinds of block that families with experts share.
 
 use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
 use ithaca_ir::{Diagnostic, Mask};
@@ -9,8 +9,8 @@ use crate::fields::Fields;
 use crate::rope::Rope;
 use crate::spec::{ExpertSpec, Kind, Mlp, window};
 
-/// The kinds of block of layers with experts where `has_experts` says so, and the kind of each layer. All have the same
-/// window, if there is one.
+/// The kinds of block, and the kind of each layer; layer `i` has experts if `has_experts(i)`. All layers have the same
+/// window, if any.
 pub(super) fn kinds(
     sizes: &Sizes,
     width: Option<u64>,
@@ -46,15 +46,16 @@ pub(super) fn kinds(
     Ok((kinds, layers))
 }
 
-/// Experts whose gates are softmax scores, or shares of these.
+/// Experts whose gates are softmax scores, or shares of them.
 pub(super) fn by_softmax(count: u64, top: u64, ffn: u64, gates: Gates) -> ExpertSpec {
     ExpertSpec { count, top, ffn, shared: None, scoring: Scoring::Softmax, gates, scale: 1.0, groups: None }
 }
 
-/// Groups of experts, where the choice among them leaves any out.
+/// Groups of experts, or `None` if the choice of groups excludes none.
 ///
 /// # Errors
-/// `M07` when groups do not divide the experts, are too small to be judged by two, or hold too few experts.
+/// `M07` when the number of groups does not divide the number of experts, a group has fewer than two experts, or the
+/// chosen groups have too few.
 pub(super) fn groups(
     (count, top): (u64, u64),
     groups: (&str, u64),
@@ -68,7 +69,7 @@ pub(super) fn groups(
         format!("`{}` is {n_kept}, but `{}` is {n}", kept.0, groups.0)
     } else if size < 2 {
         format!(
-            "`{}` of {n} leaves {size} of {count} experts in a group; a group is judged by its two best",
+            "`{}` of {n} leaves {size} of {count} experts in a group; a group is scored by its two best",
             groups.0
         )
     } else if top > size * n_kept {
@@ -79,7 +80,7 @@ pub(super) fn groups(
     Err(Diagnostic::new("M07", problem))
 }
 
-/// Fields of the loss that keeps experts busy, which reach no logits.
+/// Fields of the load-balancing loss, which has no influence on the logits.
 pub(super) fn read_loss(fields: &mut Fields<'_>) -> Result<(), Diagnostic> {
     fields.neutral("output_router_logits", &[json!(false)])?;
     fields.number("router_aux_loss_coef").map(|_| ())

@@ -1,9 +1,9 @@
-//! Gemma 2: windows and full attention by type of layer, capped scores and logits, norms on both sides of attention and
-//! MLP whose weight has one added, scaled embeddings.
+//! Gemma 2: sliding and full attention by type of layer, capped scores and logits, norms before and after attention and
+//! MLP with weight + 1, scaled embeddings.
 //!
-//! Layers alternate, the first sliding, unless `layer_types` says otherwise. The library computes the MLP by
-//! `hidden_activation` and reads neither `hidden_act` nor `sliding_window_size`, which older descriptions hold beside the
-//! fields in use; they must agree with those.
+//! Layers alternate, starting with a sliding one, unless `layer_types` states otherwise. The library computes the MLP
+//! by `hidden_activation` and does not read `hidden_act` and `sliding_window_size`. Older descriptions have these
+//! beside the fields in use; they must agree.
 
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
@@ -51,7 +51,7 @@ pub(super) fn read<'a>(
     let bias = fields.flag("attention_bias", false)?;
     let width = fields.nullable_size("sliding_window", Some(4096))?;
     fields.neutral("sliding_window_size", &[json!(width)])?;
-    // A way to keep keys and values while generating.
+    // Selects the cache of keys and values for generation.
     let _ = fields.raw("cache_implementation");
     let types = match fields.words("layer_types")? {
         Some(types) => types,
@@ -70,7 +70,7 @@ pub(super) fn read<'a>(
     Ok(Spec { bias: Biases { qkv: bias, out: bias, mlp: false }, logit_cap, ..spec })
 }
 
-/// A number above zero: `default` when absent, `None` when null.
+/// A positive number: `default` when absent, `None` when null.
 fn cap(fields: &mut Fields<'_>, name: &str, default: f64) -> Result<Option<f64>, Diagnostic> {
     match fields.raw(name) {
         None => Ok(Some(default)),

@@ -1,8 +1,8 @@
 //! GPT-2: learned positions, layer norms with bias, matrices stored input-major, tied embeddings by default.
 //!
-//! `reorder_and_upcast_attn` is accepted and has no effect: it orders the same arithmetic differently to spare half
-//! precision, and the softmax here is never narrower than f32. `scale_attn_by_inverse_layer_idx` gives every layer its
-//! own scale, and so its own function.
+//! `reorder_and_upcast_attn` is accepted and has no effect: it reorders the arithmetic to protect half precision, and
+//! the softmax here is computed in f32 or wider. `scale_attn_by_inverse_layer_idx` gives every layer its own scale, and
+//! so its own function.
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 
@@ -20,11 +20,8 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
     let head_dim = derived_head_dim(("n_embd", hidden), ("n_head", heads))?;
     let ffn = fields.nullable_size("n_inner", None)?.unwrap_or(hidden.saturating_mul(4));
     let _ = fields.flag("reorder_and_upcast_attn", false)?;
-    let scale = match fields.flag("scale_attn_weights", true)? {
-        true => usual_scale(head_dim),
-        false => 1.0,
-    };
-    // Read by older versions for the mask's size, and by the heads of other tasks.
+    let scale = if fields.flag("scale_attn_weights", true)? { usual_scale(head_dim) } else { 1.0 };
+    // The mask's size in older versions, and a field of other heads.
     let _ = fields.raw("n_ctx");
     for name in [
         "summary_activation",
@@ -44,12 +41,13 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
         mlp: Mlp::Dense,
     };
     let by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false)?;
-    let (kinds, runs) = match by_layer {
-        false => (vec![kind("full".to_owned(), scale)], runs((0..layers).map(|_| 0))),
-        true => (
+    let (kinds, runs) = if by_layer {
+        (
             (0..layers).map(|i| kind(i.to_string(), scale / (i + 1) as f64)).collect(),
             (0..).zip(0..layers).map(|(k, i)| (k, i..i + 1)).collect(),
-        ),
+        )
+    } else {
+        (vec![kind("full".to_owned(), scale)], runs((0..layers).map(|_| 0)))
     };
     Ok(Spec {
         family: Family::Gpt2,

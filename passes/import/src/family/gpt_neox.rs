@@ -1,5 +1,5 @@
-//! GPT-NeoX and Pythia: queries, keys and values of a head next to each other in one matrix, partly rotated heads, layer
-//! norms, attention and MLP that read the same stream unless `use_parallel_residual` is off.
+//! GPT-NeoX and Pythia: queries, keys and values of a head are adjacent in one matrix, heads are partly rotated, norms
+//! are layer norms; attention and MLP read the same stream unless `use_parallel_residual` is off.
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 
@@ -34,10 +34,8 @@ pub(super) fn read<'a>(
         padding: None,
     };
     let bias = fields.flag("attention_bias", true)?;
-    let residual = match fields.flag("use_parallel_residual", true)? {
-        true => Residual::Parallel,
-        false => Residual::Serial,
-    };
+    let residual =
+        if fields.flag("use_parallel_residual", true)? { Residual::Parallel } else { Residual::Serial };
     let rope = Rope::read(fields, sizes.rope_context(&["default", "linear"], Partial::Percent), ignore)?;
     let kind = Kind {
         label: "full".to_owned(),

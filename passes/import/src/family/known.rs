@@ -1,8 +1,8 @@
-//! Fields that all families know: those that do not reach the outputs of a prefill, and those that must be neutral.
+//! Fields that all families know: those without influence on the outputs of a prefill, and those that must be neutral.
 
 use serde_json::{Value, json};
 
-/// Fields that do not reach the logits of a prefill.
+/// Fields without influence on the logits of a prefill.
 pub(super) const INERT: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -57,7 +57,7 @@ pub(super) const INERT: &[&str] = &[
     "use_return_dict",
 ];
 
-/// Parameters of generation, which older descriptions hold.
+/// Parameters of generation, which older descriptions contain.
 pub(super) const GENERATION: &[&str] = &[
     "assistant_confidence_threshold",
     "assistant_lookbehind",
@@ -95,7 +95,7 @@ pub(super) const GENERATION: &[&str] = &[
     "typical_p",
 ];
 
-/// Fields that change the computation of some model, with the values that do not.
+/// Fields that may change the computation, with their neutral values.
 pub(super) fn must_be_neutral() -> Vec<(&'static str, Vec<Value>)> {
     let (no, one) = (|| vec![json!(false)], || vec![json!(1)]);
     let never = Vec::new;

@@ -1,24 +1,24 @@
-//! Kinds of block by the type of each layer, as `layer_types` lists them: full attention and sliding windows.
+//! Kinds of block by the type of each layer, as `layer_types` states: full attention and sliding windows.
 
 use ithaca_ir::{Diagnostic, Mask};
 
 use crate::spec::{Kind, window};
 
-/// Attention to all tokens before.
+/// Causal attention.
 pub(super) const FULL: &str = "full_attention";
-/// Attention to a window of tokens.
+/// Causal attention within a window of tokens.
 pub(super) const SLIDING: &str = "sliding_attention";
-/// The types that there are; parameters may be given for types that no layer has.
+/// The supported types; parameters may be given for types that no layer has.
 pub(super) const TYPES: &[&str] = &[FULL, SLIDING];
 
 /// The kinds of block, in order of first appearance, and the kind of each layer.
 ///
-/// `width` is that of the window, or what is missing for there to be one; `kind` makes a kind from its label, its type
-/// and its mask.
+/// `width` is the width of the window, or a message that says which field lacks; `kind` makes a kind from its label,
+/// type and mask.
 ///
 /// # Errors
-/// `M07` when the list has another length than the model or slides without a window, `M05` for another type, and
-/// those of `kind`.
+/// `M07` when the list's length differs from the number of layers or a layer slides without a window, `M05` for an
+/// unknown type, and the errors of `kind`.
 pub(super) fn by_type(
     types: &[&str],
     layers: u64,
@@ -44,7 +44,7 @@ pub(super) fn by_type(
             (SLIDING, Ok(n)) => ("window", window(n)),
             (SLIDING, Err(missing)) => {
                 let message =
-                    format!("`layer_types` has sliding_attention, but there is no window: {missing}");
+                    format!("`layer_types` has sliding_attention, but the model has no window: {missing}");
                 return Err(Diagnostic::new("M07", message));
             }
             (other, _) => {

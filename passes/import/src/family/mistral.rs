@@ -17,7 +17,7 @@ pub(super) fn read<'a>(
 ) -> Result<Spec, Diagnostic> {
     let sizes =
         read_sizes(fields, &Defaults { ffn: 14_336, kv_heads: Some(8), max_positions: 4096 * 32, ..USUAL })?;
-    // The library's class has no biases; descriptions made for others say so.
+    // The library's class has no biases; descriptions made for other classes state it.
     fields.neutral("attention_bias", &[json!(false)])?;
     fields.neutral("mlp_bias", &[json!(false)])?;
     let (label, mask) = match fields.nullable_size("sliding_window", Some(4096))? {

@@ -1,4 +1,4 @@
-//! Mixtral: as Mistral with experts in every layer, gates being shares of softmax scores.
+//! Mixtral: as Mistral, with experts in every layer; gates are shares of softmax scores.
 
 use ithaca_ir::ops::experts::Gates;
 use ithaca_ir::{DType, Diagnostic};
@@ -28,10 +28,10 @@ pub(super) fn read<'a>(
         ..USUAL
     };
     let sizes = read_sizes(fields, &defaults)?;
-    // The library's class has no biases; descriptions made for others say so.
+    // The library's class has no biases; descriptions made for other classes state it.
     fields.neutral("attention_bias", &[json!(false)])?;
     fields.neutral("mlp_bias", &[json!(false)])?;
-    // Noise of the router, in training only.
+    // Noise of the router, for training only.
     fields.neutral("router_jitter_noise", &[json!(0.0)])?;
     read_loss(fields)?;
     let count = fields.aliased_size(["num_local_experts", "num_experts"], 8)?;

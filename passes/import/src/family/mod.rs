@@ -1,4 +1,4 @@
-//! The families of models, and what they share.
+//! The families of models, and the fields that they share.
 //!
 //! Defaults of absent fields are those of the library's configuration classes (`LlamaConfig`, …), version 5.
 
@@ -28,7 +28,7 @@ use self::known::{GENERATION, INERT, must_be_neutral};
 use super::fields::Fields;
 use super::spec::{Dropouts, Family, Model, Spec, Structure};
 
-/// The families that can be imported: `model_type` and what it covers.
+/// The families that can be imported: `model_type` and its features.
 pub const FAMILIES: [(&str, &str); 15] = [
     ("llama", "grouped heads, biases by flags; rotary default, linear, llama3, yarn"),
     ("mistral", "grouped heads, one sliding window for all layers; rotary as llama"),
@@ -44,10 +44,10 @@ pub const FAMILIES: [(&str, &str); 15] = [
     ("qwen3_moe", "experts by layer, one sliding window for all layers; else as qwen3"),
     (
         "deepseek_v3",
-        "latent attention, experts in groups beside shared ones, dense first layers; rotary as llama",
+        "latent attention, experts in groups, shared experts, dense first layers; rotary as llama",
     ),
     ("t5", "encoder and decoder, biases by relative position, plain or gated MLP, head tied or not"),
-    ("bert", "encoder: learned positions, types of token, norms after; pooler or masked language model"),
+    ("bert", "encoder: learned positions, token types, norms after; pooler or masked language model"),
 ];
 
 /// A `model_type` that can be imported.
@@ -80,7 +80,7 @@ impl Family {
 }
 
 impl ModelType {
-    /// The spelling of the description.
+    /// The `model_type` of the description.
     fn name(self) -> &'static str {
         match self {
             ModelType::Decoder(family) => family.name(),
@@ -94,11 +94,11 @@ impl ModelType {
         decoders.chain([ModelType::T5, ModelType::Bert]).find(|t| t.name() == name)
     }
 
-    /// The library's classes that are imported, the first where the description names none.
+    /// The library's classes that can be imported; the first is the default.
     fn architectures(self) -> &'static [&'static str] {
         match self {
             ModelType::Decoder(family) => family.architectures(),
-            // The second is the name that the first had.
+            // The second is an old name of the first.
             ModelType::T5 => &["T5ForConditionalGeneration", "T5WithLMHeadModel"],
             ModelType::Bert => &["BertModel", bert::MASKED_LM],
         }
@@ -130,7 +130,7 @@ impl ModelType {
                 | Family::Mixtral
                 | Family::Qwen3Moe
                 | Family::DeepseekV3 => none,
-                // The library reads `embd_pdrop` and drops nothing by it.
+                // The library reads `embd_pdrop` but does not apply it.
                 Family::Phi3 => DropoutFields { residual: Some(("resid_pdrop", 0.0)), ..none },
                 Family::Starcoder2 => DropoutFields {
                     residual: Some(("residual_dropout", 0.0)),
@@ -147,7 +147,7 @@ impl ModelType {
                     embedding: Some(("embd_pdrop", 0.1)),
                 },
             },
-            // One field for all.
+            // One field for all places.
             ModelType::T5 => {
                 let all = ("dropout_rate", 0.1);
                 DropoutFields { attention: all, residual: Some(all), embedding: Some(all) }
@@ -164,14 +164,14 @@ impl ModelType {
     }
 }
 
-/// The fields that say what is dropped in training, each with its value where it is absent.
+/// The fields of the rates of dropout in training, each with its default.
 #[derive(Clone, Copy)]
 struct DropoutFields {
-    /// Of attention's weights.
+    /// Of attention weights.
     attention: (&'static str, f64),
-    /// Of what blocks add to the stream.
+    /// Of the outputs of attention and MLP.
     residual: Option<(&'static str, f64)>,
-    /// Of what the embedding gives.
+    /// Of the embedding's output.
     embedding: Option<(&'static str, f64)>,
 }
 
@@ -226,7 +226,7 @@ fn read_decoder<'a>(
     }
 }
 
-/// What is dropped in training.
+/// The rates of dropout in training.
 fn read_dropout(fields: &mut Fields<'_>, model_type: ModelType) -> Result<Dropouts, Diagnostic> {
     let DropoutFields { attention, residual, embedding } = model_type.dropouts();
     let mut share = |field: Option<(&'static str, f64)>| match field {
@@ -255,7 +255,7 @@ fn read_model_type(fields: &mut Fields<'_>) -> Result<ModelType, Diagnostic> {
     })
 }
 
-/// The library's class that is imported.
+/// The class of `architectures` that can be imported, or the default.
 fn read_architecture(fields: &mut Fields<'_>, model_type: ModelType) -> Result<&'static str, Diagnostic> {
     let known = model_type.architectures();
     match fields.words("architectures")? {

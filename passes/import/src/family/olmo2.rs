@@ -1,5 +1,5 @@
-//! OLMo 2: as Llama, with queries and keys normalised over all heads of a token together, and norms behind attention and
-//! MLP in place of those in front.
+//! OLMo 2: as Llama, with queries and keys normalised over all heads of a token, and norms after attention and MLP
+//! instead of before.
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 

@@ -1,6 +1,6 @@
 //! Phi-3: as Llama, with queries, keys and values in one matrix, gate and up in another, and partly rotated heads.
 //!
-//! A `sliding_window` applies to all layers. The library reads `yarn` as `longrope` here, so neither is accepted.
+//! A `sliding_window` applies to all layers. The library reads `yarn` as `longrope` here, so both are refused.
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Qwen2 (biased queries, keys and values) and Qwen3 (normalised queries and keys), with windows by type of layer.
 //!
-//! The types are `layer_types` where given; otherwise, where `use_sliding_window` is set and there is a window, layers
-//! from `max_window_layers` on slide.
+//! `layer_types` states the types. Without it, layers from `max_window_layers` on slide if `use_sliding_window` is set
+//! and there is a window.
 
 use ithaca_ir::{DType, Diagnostic};
 

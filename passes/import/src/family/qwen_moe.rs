@@ -1,4 +1,4 @@
-//! Qwen3 with experts: in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`.
+//! Qwen3 with experts: in every `decoder_sparse_step`-th layer except those of `mlp_only_layers`.
 
 use ithaca_ir::ops::experts::Gates;
 use ithaca_ir::{DType, Diagnostic};
@@ -39,7 +39,7 @@ pub(super) fn read<'a>(
     let bias = fields.flag("attention_bias", false)?;
     let uses_window = fields.flag("use_sliding_window", false)?;
     let width = fields.nullable_size("sliding_window", Some(4096))?.filter(|_| uses_window);
-    // The library's class slides in all layers or in none; descriptions hold the field of Qwen3's.
+    // The library's class slides in all layers or in none; this field is Qwen3's.
     fields.count("max_window_layers", 0)?;
     read_loss(fields)?;
     let count = fields.aliased_size(["num_experts", "num_local_experts"], 128)?;

@@ -1,4 +1,4 @@
-//! Sizes of families, and the fields that they read alike.
+//! The sizes of a family, and readers of common fields.
 
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
@@ -8,7 +8,7 @@ use crate::fields::Fields;
 use crate::rope::{Partial, RopeContext};
 use crate::spec::{Biases, Family, Kind, QkNorm, Residual, Spec, check_layers, runs};
 
-/// The function of the MLP, by the library's name.
+/// The activation of the MLP, by the library's name.
 pub(super) fn read_activation(
     fields: &mut Fields<'_>,
     name: &str,
@@ -22,12 +22,12 @@ pub(super) fn read_activation(
     })
 }
 
-/// The function that the library calls `name`.
+/// The activation that the library calls `name`.
 pub(super) fn activation(name: &str) -> Option<Unary> {
     Some(match name {
         "silu" | "swish" => Unary::Silu,
         "gelu" | "gelu_python" => Unary::Gelu,
-        // All of these are the tanh approximation, written in different ways.
+        // All of them are the tanh approximation, in different formulations.
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => {
             Unary::GeluTanh
         }
@@ -54,27 +54,27 @@ pub(super) struct Sizes {
     pub(super) padding: Option<u64>,
 }
 
-/// What absent fields mean, family by family.
+/// The values of absent fields, family by family.
 pub(super) struct Defaults {
     pub(super) vocab: u64,
     pub(super) hidden: u64,
     pub(super) ffn: u64,
     pub(super) layers: u64,
     pub(super) heads: u64,
-    /// `None` is as many as query heads.
+    /// `None` means as many as query heads.
     pub(super) kv_heads: Option<u64>,
     pub(super) head_dim: HeadDim,
     pub(super) max_positions: u64,
     /// The field of the norms' epsilon, and its value.
     pub(super) eps: (&'static str, f64),
-    /// The field of the MLP's function, and its value.
+    /// The field of the MLP's activation, and its value.
     pub(super) activation: (&'static str, &'static str),
     pub(super) tied: bool,
-    /// The token of padding.
+    /// The padding token.
     pub(super) padding: Option<i64>,
 }
 
-/// What most families have in common.
+/// The defaults of most families.
 pub(super) const USUAL: Defaults = Defaults {
     vocab: 32_000,
     hidden: 4096,
@@ -90,11 +90,11 @@ pub(super) const USUAL: Defaults = Defaults {
     padding: None,
 };
 
-/// What an absent `head_dim` means.
+/// The meaning of an absent `head_dim`.
 pub(super) enum HeadDim {
-    /// `hidden_size / num_attention_heads`; so does null.
+    /// `hidden_size / num_attention_heads`; null means the same.
     Derived,
-    /// This many; null is refused.
+    /// A constant; null is refused.
     Fixed(u64),
 }
 
@@ -136,8 +136,8 @@ pub(super) fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result
     })
 }
 
-/// The row of the embedding through which no gradient flows: that of the token of padding, counted from the end where it is
-/// negative. A token beyond the vocabulary has none.
+/// The row of the embedding that receives no gradient: the padding token's, counted from the end if negative. A token
+/// beyond the vocabulary has no row.
 pub(super) fn padding_row(
     fields: &mut Fields<'_>,
     absent: Option<i64>,
@@ -160,18 +160,18 @@ pub(super) fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Resul
             "M07",
             format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1),
         )
-        .help("the width of a head is their quotient, unless `head_dim` is given"));
+        .help("set `head_dim`, or choose sizes of which the quotient is the width of a head"));
     }
     Ok(hidden.1 / heads.1)
 }
 
-/// The scale of scores that all families but one have.
+/// The scale of scores in most families: 1/√head_dim.
 pub(super) fn usual_scale(head_dim: u64) -> f64 {
     1.0 / (head_dim as f64).sqrt()
 }
 
 impl Sizes {
-    /// The model with kinds of block and the kind of each layer.
+    /// The model with these kinds of block and the kind of each layer.
     pub(super) fn spec(
         self,
         family: Family,

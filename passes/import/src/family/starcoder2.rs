@@ -1,7 +1,7 @@
 //! StarCoder2: layer norms, a plain MLP, biases everywhere or nowhere, tied embeddings by default.
 //!
-//! A `sliding_window` applies to all layers. Published descriptions still hold fields of the class that the library's
-//! was made from; it reads none of them, and those that would change the computation must say what it does.
+//! A `sliding_window` applies to all layers. Published descriptions contain fields of the class that the library's was
+//! derived from. The library reads none of them; those that would change the computation must be neutral.
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::json;
@@ -39,7 +39,7 @@ pub(super) fn read<'a>(
     fields.neutral("norm_type", &[json!("layer_norm")])?;
     fields.neutral("scale_attn_weights", &[json!(true)])?;
     fields.neutral("layer_norm_epsilon", &[json!(sizes.eps)])?;
-    // The MLP's function is `hidden_act`; the softmax is never narrower than f32.
+    // The MLP's activation is `hidden_act`; the softmax is computed in f32 or wider.
     for name in ["activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"] {
         let _ = fields.raw(name);
     }

@@ -1,9 +1,9 @@
-//! T5 (Raffel et al., arXiv 1910.10683), and 1.1 with its gated MLP and a head of its own.
+//! T5 (Raffel et al., arXiv 1910.10683), and version 1.1 with a gated MLP and an untied head.
 //!
-//! The library writes out what it derives: `dense_act_fn` and `is_gated_act` from `feed_forward_proj`, and
-//! `scale_decoder_outputs` from `tie_word_embeddings`. What is written wins, as it does there. Version 5 states
-//! `tie_word_embeddings` true for every model it saves; those that do not scale were made with a head of their own, which
-//! is read, and a checkpoint without `lm_head.weight` is then refused when weights are loaded.
+//! The library saves the fields that it derives: `dense_act_fn` and `is_gated_act` from `feed_forward_proj`, and
+//! `scale_decoder_outputs` from `tie_word_embeddings`. A stated field takes precedence, as in the library. Version 5
+//! saves `tie_word_embeddings` as true for every model; a model without scaling has an untied head. A checkpoint
+//! without `lm_head.weight` is then refused when weights are loaded.
 
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
@@ -31,7 +31,7 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnost
     let Some(function) = function.filter(|f| activation(f).is_some()) else {
         return Err(fields
             .unsupported("feed_forward_proj", &json!(proj))
-            .help("as in relu, gated-gelu or gated-silu"));
+            .help("write it write it as in relu, gated-gelu or gated-silu"));
     };
     let gated = fields.flag("is_gated_act", gated)?;
     let activation = read_activation(fields, "dense_act_fn", function)?;
@@ -39,7 +39,7 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnost
     let scaled = fields.flag("scale_decoder_outputs", !own_head)?;
     let buckets = fields.size("relative_attention_num_buckets", 32)?;
     let max_distance = fields.size("relative_attention_max_distance", 128)?;
-    // The encoder spends half of the buckets on each side and half of these on single distances.
+    // The encoder uses half of the buckets on each side, and half of those for single distances.
     if buckets < 4 || max_distance <= buckets / 2 {
         return Err(Diagnostic::new(
             "M07",
@@ -48,9 +48,9 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnost
                  not fit"
             ),
         )
-        .help("there are at least 4 buckets, and the distance is more than half of them"));
+        .help("choose at least 4 buckets, and a distance above half of them"));
     }
-    // Lengths of the first published models' training, and ways of older versions to say what they return.
+    // Sequence lengths of training, and options of older versions.
     for name in ["n_positions", "output_past", "initializer_factor"] {
         let _ = fields.raw(name);
     }

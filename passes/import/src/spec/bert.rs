@@ -1,4 +1,4 @@
-//! What the importer understands of a BERT: an encoder, and one of two heads.
+//! The structure of a BERT: an encoder and one of two heads.
 
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
@@ -11,7 +11,7 @@ use crate::workload::Workload;
 pub(crate) struct Bert {
     /// The element type that the description states.
     pub(crate) dtype: DType,
-    /// Width of the residual stream; heads together are as wide.
+    /// Width of the residual stream, and of all heads together.
     pub(crate) hidden: u64,
     /// Heads.
     pub(crate) heads: u64,
@@ -19,28 +19,28 @@ pub(crate) struct Bert {
     pub(crate) ffn: u64,
     /// Tokens of the vocabulary.
     pub(crate) vocab: u64,
-    /// The row of the embedding through which no gradient flows.
+    /// The row of the embedding that receives no gradient.
     pub(crate) padding: Option<u64>,
-    /// Types of token.
+    /// Token types.
     pub(crate) types: u64,
     /// Rows of the table of learned positions.
     pub(crate) positions: u64,
-    /// Added to the variance in every norm.
+    /// The epsilon of every norm.
     pub(crate) eps: f64,
-    /// The function of the MLP, and of the head of the masked language model.
+    /// The activation of the MLP and of the masked language model's head.
     pub(crate) activation: Unary,
     /// Layers.
     pub(crate) layers: u64,
-    /// What reads the encoder's output.
+    /// The head.
     pub(crate) head: BertHead,
 }
 
-/// What reads the encoder's output.
+/// The head of a BERT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BertHead {
-    /// The pooler, which reads the first token; the output itself is returned too.
+    /// The pooler, which reads the first token; the encoder's output is returned too.
     Pooler,
-    /// A score for each token of the vocabulary.
+    /// The logits of a masked language model.
     MaskedLm {
         /// Whether it reads the embedding's table.
         tied: bool,
@@ -61,7 +61,7 @@ impl Bert {
             ("the attention's projections", wide.into(), self.hidden),
             ("the MLP's projections", self.ffn.into(), self.hidden),
             ("the embedding", self.vocab.into(), self.hidden),
-            ("the types of token", self.types.into(), self.hidden),
+            ("the token types", self.types.into(), self.hidden),
             ("the positions", self.positions.into(), self.hidden),
             ("the activations", tokens(workload.batch, workload.sequence), widest),
         ])?;

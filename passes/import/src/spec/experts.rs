@@ -1,4 +1,4 @@
-//! Experts, and attention through latents.
+//! Experts, and latent attention.
 
 use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
 use ithaca_ir::{Diagnostic, Dim};
@@ -6,12 +6,12 @@ use ithaca_ir::{Diagnostic, Dim};
 use super::limits::{check_elements, check_heads, tokens};
 use crate::workload::Workload;
 
-/// What stands behind attention in a block.
+/// The feed-forward part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mlp {
     /// One network for all tokens.
     Dense,
-    /// Experts, of which each token has a few.
+    /// A mixture of experts; each token uses a few of them.
     Experts,
 }
 
@@ -24,11 +24,11 @@ pub(crate) struct ExpertSpec {
     pub(crate) top: u64,
     /// Width of an expert.
     pub(crate) ffn: u64,
-    /// Width of what all tokens share beside their experts; none where there is none.
+    /// Width of the shared experts, `None` without shared experts.
     pub(crate) shared: Option<u64>,
-    /// What makes scores of logits.
+    /// The function from logits to scores.
     pub(crate) scoring: Scoring,
-    /// What gates are.
+    /// The function from scores to gates.
     pub(crate) gates: Gates,
     /// Factor of the gates.
     pub(crate) scale: f64,
@@ -48,10 +48,11 @@ impl ExpertSpec {
             && !workload.sequence.is_multiple_of(capacity.groups)
         {
             let message = format!(
-                "a sequence of {} tokens does not divide into {} groups that share slots",
+                "a sequence of {} tokens is not divisible by {} groups",
                 workload.sequence, capacity.groups
             );
-            return Err(Diagnostic::new("M10", message).help("as in `--capacity FACTOR/GROUPS`"));
+            return Err(Diagnostic::new("M10", message)
+                .help("choose GROUPS to divide the sequence in `--capacity FACTOR/GROUPS`"));
         }
         let wide = check_heads(self.count, self.ffn)?;
         check_elements(&[
@@ -68,13 +69,13 @@ impl ExpertSpec {
 /// Widths of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Latent {
-    /// Width of the latent of queries; they come from the stream itself where there is none.
+    /// Width of the latent of queries; `None` projects queries from the stream itself.
     pub(crate) queries: Option<u64>,
     /// Width of the latent of keys and values.
     pub(crate) keys: u64,
     /// Elements of a head that are not rotated.
     pub(crate) plain: u64,
-    /// Elements of a head that are rotated; of keys, all heads share them.
+    /// Elements of a head that are rotated; all heads share the rotated part of keys.
     pub(crate) rotated: u64,
     /// Width of a value.
     pub(crate) value: u64,

@@ -1,4 +1,4 @@
-//! Limits of sizes, and what a workload must not ask for.
+//! Limits of sizes and workloads.
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::ops::structure::MAX_LAYERS;
@@ -9,20 +9,21 @@ use crate::workload::Workload;
 /// Elements of all heads together.
 pub(super) fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
     let wide = heads.saturating_mul(head_dim);
-    match wide > Dim::MAX_SIZE {
-        true => Err(Diagnostic::new(
+    if wide > Dim::MAX_SIZE {
+        return Err(Diagnostic::new(
             "M04",
             format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE),
-        )),
-        false => Ok(wide),
+        ));
     }
+    Ok(wide)
 }
 
 pub(super) fn tokens(batch: u64, sequence: u64) -> u128 {
     u128::from(batch) * u128::from(sequence)
 }
 
-/// Bounds tensors (what they are, rows, columns), so that counts of elements, bytes and FLOPs stay far from overflow.
+/// Checks tensors (name, rows, columns) against a bound that keeps counts of elements, bytes and FLOPs far from
+/// overflow.
 pub(super) fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagnostic> {
     const MAX_ELEMENTS: u128 = 1 << 48;
     for &(what, rows, columns) in tensors {
@@ -36,7 +37,7 @@ pub(super) fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagno
     Ok(())
 }
 
-/// Refuses a sequence beyond the learned positions, of which `field` says that there are `n`.
+/// Refuses a sequence longer than the `n` learned positions that `field` states.
 pub(super) fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagnostic> {
     if workload.sequence <= n {
         return Ok(());
@@ -44,7 +45,7 @@ pub(super) fn check_positions(field: &str, n: u64, workload: &Workload) -> Resul
     Err(Diagnostic::new(
         "M08",
         format!(
-            "a sequence of {}, but `{field}` is {n}: positions beyond have no embedding",
+            "a sequence of {}, but `{field}` is {n}: later positions have no embedding",
             counted(workload.sequence, "token")
         ),
     )
@@ -52,7 +53,7 @@ pub(super) fn check_positions(field: &str, n: u64, workload: &Workload) -> Resul
     .repairs([format!("--seq {n}")]))
 }
 
-/// Refuses a length of targets for a model that has one sequence only.
+/// Refuses a target length for a model with one sequence.
 pub(super) fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnostic> {
     match workload.target_sequence {
         None => Ok(()),
@@ -60,7 +61,7 @@ pub(super) fn check_no_target(model_type: &str, workload: &Workload) -> Result<(
             "M10",
             format!("a target sequence of {}, but a {model_type} has one sequence", counted(n, "token")),
         )
-        .help("only models with an encoder and a decoder have a target sequence, as t5 has")),
+        .help("only models with an encoder and a decoder, as t5, have a target sequence")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the importer understands of a model: one form for all families of decoders, and one each for T5 and BERT.
+//! The structure of an imported model: one form for all decoders, and one each for T5 and BERT.
 
 mod bert;
 mod experts;
@@ -23,31 +23,31 @@ pub(super) use t5::T5;
 /// A model, without its weights.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
-    /// What it computes.
+    /// The computation.
     pub(super) structure: Structure,
-    /// What it drops in training.
+    /// The dropout in training.
     pub(super) dropout: Dropouts,
 }
 
-/// What a model computes.
+/// The structure of a model.
 #[derive(Clone, Debug)]
 pub(super) enum Structure {
-    /// A decoder alone.
+    /// A decoder only.
     Decoder(Box<Spec>),
-    /// An encoder and a decoder that attends to it, as T5 has them.
+    /// An encoder and a decoder with cross attention.
     T5(T5),
-    /// An encoder alone, as BERT is one.
+    /// An encoder only.
     Bert(Bert),
 }
 
-/// What a model drops in training; nothing is dropped in a prefill.
+/// The rates of dropout in training; a prefill drops nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Dropouts {
-    /// The share of attention weights.
+    /// Of attention weights.
     pub(super) attention: f64,
-    /// The share of what blocks add to the stream; T5 drops inside its MLP as well, and behind its last norms.
+    /// Of the outputs of attention and MLP; for T5 also inside the MLP and after the last norms.
     pub(super) residual: f64,
-    /// The share of what the embedding gives.
+    /// Of the embedding's output.
     pub(super) embedding: f64,
 }
 
@@ -70,7 +70,7 @@ impl Model {
 /// A decoder, without its weights.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
-    /// Whose names and structure it has.
+    /// The family, which decides on names and structure.
     pub(super) family: Family,
     /// The element type that the description states.
     pub(super) dtype: DType,
@@ -86,9 +86,9 @@ pub(super) struct Spec {
     pub(super) ffn: u64,
     /// Tokens of the vocabulary.
     pub(super) vocab: u64,
-    /// Added under the root of every norm.
+    /// The epsilon of every norm.
     pub(super) eps: f64,
-    /// The function of the MLP.
+    /// The activation of the MLP.
     pub(super) activation: Unary,
     /// Kinds of block, in order of first appearance.
     pub(super) kinds: Vec<Kind>,
@@ -98,26 +98,26 @@ pub(super) struct Spec {
     pub(super) bias: Biases,
     /// How queries and keys are normalised before rotary.
     pub(super) qk_norm: QkNorm,
-    /// Whether attention and MLP both read what comes into the block.
+    /// Whether attention and MLP read the same input.
     pub(super) residual: Residual,
     /// Bound of the logits, by `cap · tanh(logit / cap)`.
     pub(super) logit_cap: Option<f64>,
     /// Whether the head reads the embedding's table.
     pub(super) tied: bool,
-    /// The row of the embedding through which no gradient flows.
+    /// The row of the embedding that receives no gradient.
     pub(super) padding: Option<u64>,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
     /// The experts of the kinds that have them.
     pub(super) experts: Option<ExpertSpec>,
-    /// Widths of latent attention, where queries, keys and values come from latents.
+    /// Widths of latent attention, if the model has it.
     pub(super) latent: Option<Latent>,
 }
 
-/// What tells blocks of one model apart.
+/// A kind of block within a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Kind {
-    /// The end of the function's name, where the model has several kinds.
+    /// The suffix of the function's name if the model has several kinds.
     pub(super) label: String,
     /// Which keys a query sees.
     pub(super) mask: Mask,
@@ -127,7 +127,7 @@ pub(super) struct Kind {
     pub(super) softcap: Option<f64>,
     /// Rotary positions.
     pub(super) rotary: Option<RotarySpec>,
-    /// What stands behind attention.
+    /// The feed-forward part.
     pub(super) mlp: Mlp,
 }
 
@@ -138,9 +138,9 @@ pub(super) struct RotarySpec {
     pub(super) width: u64,
     /// Base of the frequencies.
     pub(super) theta: f64,
-    /// Stretching of the frequencies.
+    /// Scaling of the frequencies.
     pub(super) scaling: Scaling,
-    /// Which elements turn together.
+    /// Which elements form a pair.
     pub(super) pairs: Pairs,
 }
 
@@ -155,12 +155,12 @@ pub(super) enum QkNorm {
     Projection,
 }
 
-/// What the MLP of a block reads.
+/// The input of a block's MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Residual {
-    /// The stream after attention was added.
+    /// The stream after attention.
     Serial,
-    /// The stream as it came into the block, as attention does.
+    /// The block's input, as for attention.
     Parallel,
 }
 

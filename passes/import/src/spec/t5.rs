@@ -1,4 +1,4 @@
-//! What the importer understands of a T5: an encoder, and a decoder that attends to it.
+//! The structure of a T5: an encoder, and a decoder that attends to it.
 
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
@@ -21,9 +21,9 @@ pub(crate) struct T5 {
     pub(crate) ffn: u64,
     /// Tokens of the vocabulary, which both stacks share.
     pub(crate) vocab: u64,
-    /// Added under the root of every norm.
+    /// The epsilon of every norm.
     pub(crate) eps: f64,
-    /// The function of the MLP.
+    /// The activation of the MLP.
     pub(crate) activation: Unary,
     /// Whether a second product gates the MLP.
     pub(crate) gated: bool,
@@ -33,7 +33,7 @@ pub(crate) struct T5 {
     pub(crate) decoder_layers: u64,
     /// Buckets of relative positions.
     pub(crate) buckets: u64,
-    /// The distance from which on all keys share the last bucket.
+    /// The distance from which all keys share the last bucket.
     pub(crate) max_distance: u64,
     /// Whether the head reads the embedding's table.
     pub(crate) tied: bool,
@@ -42,7 +42,7 @@ pub(crate) struct T5 {
 }
 
 impl T5 {
-    /// Tokens of the decoder; as many as the encoder's where nothing is said.
+    /// Tokens of the decoder; by default as many as the encoder's.
     pub(crate) fn target(workload: &Workload) -> u64 {
         workload.target_sequence.unwrap_or(workload.sequence)
     }

@@ -1,4 +1,4 @@
-//! T5 and BERT: structure, spellings, refusals; and what training drops.
+//! T5 and BERT: structure, spellings, refusals, and dropout in training.
 
 use ithaca_ir::ops::{Attention, Dropout, Keyed, RelativeBias, Sides};
 use ithaca_ir::verify::verify;
@@ -93,7 +93,7 @@ fn absent_fields_of_encoders_mean_what_the_library_says() {
     };
     assert_eq!(sizes("t5", ["m", "h", "d", "f", "v", "r", "b"]), [512, 8, 64, 2048, 32_128, 32, 1]);
     assert_eq!(sizes("bert", ["m", "h", "d", "f", "v", "p", "y"]), [768, 12, 64, 3072, 30_522, 512, 2]);
-    // Other names of the same fields.
+    // Aliases of the same fields.
     let aliases = json!({"model_type": "t5", "hidden_size": 24, "head_dim": 4, "num_attention_heads": 2});
     assert_eq!(["m", "d", "h"].map(|n| size(&aliases, n).unwrap()), [24, 4, 2]);
     refused(&with(&t5(), json!({"hidden_size": 25})), "M07", &["d_model", "hidden_size"]);
@@ -114,7 +114,7 @@ fn the_head_of_a_t5_is_scaled_and_tied_as_its_fields_say() {
         assert_eq!(head(plain), scaled_and_tied);
     }
     assert_eq!(head(json!({"tie_word_embeddings": false})), (false, true));
-    // Saved by version 5 from a model with a head of its own.
+    // Version 5 saves an untied model like this.
     let saved = json!({"tie_word_embeddings": true, "scale_decoder_outputs": false});
     assert_eq!(head(saved), (false, true));
     assert_eq!(head(json!({"tie_word_embeddings": false, "scale_decoder_outputs": true})), (true, true));
@@ -135,7 +135,7 @@ fn the_mlp_of_a_t5_follows_its_fields() {
     assert_eq!(functions(json!({"feed_forward_proj": "gated-gelu"})), (vec!["gelu_tanh"], true));
     assert_eq!(functions(json!({"feed_forward_proj": "gelu"})), (vec!["gelu"], false));
     assert_eq!(functions(json!({"feed_forward_proj": "gated-silu"})), (vec!["silu"], true));
-    // What is written out wins, as it does in the library.
+    // A stated field takes precedence, as in the library.
     let written = json!({"feed_forward_proj": "gated-gelu", "dense_act_fn": "silu", "is_gated_act": false});
     assert_eq!(functions(written), (vec!["silu"], false));
     for bad in ["gated", "gated-", "plain-gelu", "gated-relu-2", "mish"] {
@@ -229,9 +229,8 @@ fn dropout_is_for_training() {
     }
     assert_eq!(dropouts(&small("llama"), Mode::Train), [None]);
     assert_eq!(dropouts(&t5(), Mode::Train), [None; 3]);
-    // What the library drops: of GPT-2 behind the embedding and twice in a block, of BERT alike, of T5 behind both
-    // embeddings and both norms, three times in a block of the encoder and four times in one of the decoder, whose MLP
-    // drops inside.
+    // Dropout in the library: GPT-2 and BERT after the embedding and twice in a block; T5 after both embeddings and
+    // both last norms, three times in an encoder block and four times in a decoder block, including inside the MLP.
     let places = |config: &Value| -> Vec<(String, usize)> {
         let module =
             import(config, "m", &Workload { mode: Mode::Train, ..Workload::prefill(1, 16) }).unwrap();

@@ -1,4 +1,4 @@
-//! What is fused when a plan is made.
+//! The choice of fusion passes in a plan.
 
 use std::fmt;
 
@@ -11,70 +11,71 @@ use super::pack::Pack;
 use super::prefetch::{MAX_LAYERS, Prefetch};
 use crate::lower::Packing;
 
-/// The passes of fusion that a program goes through, around the choice of collectives.
+/// The fusion passes of a program, before and after `lower-reshards`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fusion {
-    /// Whether axes that span nodes become two before collectives are chosen.
+    /// Whether axes that span nodes become two axes before collectives are chosen.
     pub levels: Option<Choose>,
-    /// What travels together.
+    /// How collectives are coalesced and chunked.
     pub messages: Messages,
-    /// Whether weights travel before they are needed and gradients after they are there, and how far.
+    /// Whether, and how many layers ahead, weights are gathered before use and gradients reduced later.
     pub prefetch: Option<Prefetch>,
     /// Which kernels pack and unpack; an option of lowering, not a pass.
     pub packing: Packing,
 }
 
-/// What is done with collectives once they are chosen.
+/// The treatment of collectives after they are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Messages {
-    /// Every tensor travels by itself, whole.
+    /// Every tensor is a message.
     #[default]
     Alone,
-    /// Independent collectives become one message.
+    /// Independent collectives are coalesced into one message.
     Packed,
-    /// Collectives and the kernels beside them are cut into at most so many chunks, and what is independent of a chunk
-    /// becomes one message.
+    /// Collectives and adjacent kernels are cut into up to this many chunks, and collectives outside the chunks are
+    /// coalesced.
     Chunked(u64),
 }
 
-/// How a word of `--fuse` says in which cases axes become two.
+/// The words of `--fuse` for two-level collectives.
 const LEVELS: [(&str, Choose); 2] =
     [("two-level", Choose::Always), ("two-level(choose=cheaper)", Choose::Cheaper)];
 
 impl Fusion {
-    /// Nothing.
+    /// No fusion.
     pub const NONE: Fusion =
         Fusion { levels: None, messages: Messages::Alone, prefetch: None, packing: Packing::Apart };
 
-    /// Independent collectives become one message.
+    /// Independent collectives are coalesced into one message.
     pub const PACK: Fusion = Fusion { messages: Messages::Packed, ..Fusion::NONE };
 
-    /// Chunks, at most so many, and one message for what is independent of a chunk.
+    /// Up to this many chunks; collectives outside the chunks are coalesced.
     pub const fn overlap(chunks: u64) -> Fusion {
         Fusion { messages: Messages::Chunked(chunks), ..Fusion::NONE }
     }
 
-    /// The same, and kernels write and read what is on the wire where they can.
+    /// The same, with kernels that write and read wire buffers if they can.
     pub const fn folded(self) -> Fusion {
         Fusion { packing: Packing::Folded, ..self }
     }
 
-    /// The same, in two levels.
+    /// The same, with two-level collectives.
     pub const fn in_levels(self, choose: Choose) -> Fusion {
         Fusion { levels: Some(choose), ..self }
     }
 
-    /// The same, with weights ahead of their use.
+    /// The same, with prefetched weights.
     pub const fn ahead(self, prefetch: Prefetch) -> Fusion {
         Fusion { prefetch: Some(prefetch), ..self }
     }
 
-    /// The choice spelled `text`, words joined by `+`: one of `none`, `pack`, `overlap` and `overlap(chunks=N)`, which is
-    /// `pack` where there is none; and `two-level` or `two-level(choose=cheaper)`, `prefetch` or `prefetch(layers=N)`, `fold`.
+    /// The choice spelled `text`, words joined by `+`: one of `none`, `pack`, `overlap` and `overlap(chunks=N)`
+    /// (default `pack`), and any of `two-level` or `two-level(choose=cheaper)`, `prefetch` or `prefetch(layers=N)`,
+    /// `fold`.
     ///
     /// # Errors
-    /// `P02` for another word or one that is there twice, a number of chunks that is none from 2 to [`MAX_CHUNKS`], or of
-    /// layers above [`MAX_LAYERS`].
+    /// `P02` for an unknown or repeated word, a number of chunks outside 2 to [`MAX_CHUNKS`], or a number of layers
+    /// above [`MAX_LAYERS`].
     pub fn parse(text: &str) -> Result<Self, Diagnostic> {
         let mut fusion = Fusion::PACK;
         let mut seen = [false; 4];
@@ -92,29 +93,29 @@ impl Fusion {
                 fusion.messages = messages;
                 3
             } else {
-                return Err(unknown(&format!("`{word}` is no choice of fusion")));
+                return Err(unknown(&format!("`{word}` is not a choice of fusion")));
             };
             if std::mem::replace(&mut seen[place], true) {
-                return Err(unknown(&format!("`{text}` says twice what is done")));
+                return Err(unknown(&format!("`{text}` states a choice twice")));
             }
         }
         Ok(fusion)
     }
 
-    /// Its passes before collectives are chosen.
+    /// The passes that run before collectives are chosen.
     pub fn before(self) -> Vec<Box<dyn Pass>> {
         let levels = self.levels.map(|choose| Box::new(TwoLevel { choose, ..TwoLevel::default() }) as _);
         levels.into_iter().collect()
     }
 
-    /// Its passes behind the choice of collectives.
+    /// The passes that run after collectives are chosen.
     pub fn passes(self) -> Vec<Box<dyn Pass>> {
         let mut passes: Vec<Box<dyn Pass>> = match self.messages {
             Messages::Alone => Vec::new(),
             Messages::Packed => vec![Box::new(Pack::default())],
             Messages::Chunked(chunks) => vec![Box::new(Overlap { chunks }), Box::new(Pack::default())],
         };
-        // Whole messages travel ahead.
+        // `prefetch` works on complete messages.
         passes.extend(self.prefetch.map(|prefetch| Box::new(prefetch) as _));
         passes
     }
@@ -131,7 +132,7 @@ fn prefetch_of(word: &str) -> Option<Prefetch> {
 fn unknown(message: &str) -> Diagnostic {
     Diagnostic::new("P02", message).help(format!(
         "choices: none, pack, overlap, overlap(chunks=N) with N from 2 to {MAX_CHUNKS}; with `fold+` before them kernels \
-         write and read what is on the wire, with `prefetch+` weights are gathered ahead, with `two-level+` axes that \
+         write and read wire buffers, with `prefetch+` weights are gathered ahead, with `two-level+` axes that \
          span nodes are in two levels"
     ))
 }

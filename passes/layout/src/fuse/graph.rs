@@ -1,4 +1,4 @@
-//! What must come before what in a function, with some nodes joined into one.
+//! The dependency graph of a function, in which groups of nodes may become one.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use ithaca_ir::Op;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node};
 
-/// The nodes that each node needs: those of its operands, and those whose effects it must see or keep from seeing.
+/// The dependencies of each node: the nodes of its operands, and the nodes whose effects must keep their order with it.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
     needs: Vec<Vec<usize>>,
 }
 
 impl Graph {
-    /// Assignments and calls stay in order, and reads of what lasts stay between the same two of them.
+    /// Assignments and calls stay in order; a read of a weight or state stays between the same two of them.
     pub(super) fn of(function: &Function) -> Graph {
         let mut maker = vec![None; function.values.len()];
         let mut needs: Vec<Vec<usize>> = Vec::with_capacity(function.nodes.len());
@@ -36,7 +36,7 @@ impl Graph {
         Graph { needs }
     }
 
-    /// The nodes that `node` needs, itself left out, and those that they need.
+    /// The transitive dependencies of `node`, without `node`.
     pub(super) fn ancestors(&self, node: usize) -> BTreeSet<usize> {
         let (mut found, mut open) = (BTreeSet::new(), vec![node]);
         while let Some(i) = open.pop() {
@@ -45,7 +45,7 @@ impl Graph {
         found
     }
 
-    /// The nodes before `end` that need any of `nodes`.
+    /// The nodes before `end` that depend on any of `nodes`.
     pub(super) fn descendants(&self, nodes: &[usize], end: usize) -> BTreeSet<usize> {
         let mut found = BTreeSet::new();
         for i in nodes.iter().copied().min().unwrap_or(end)..end {
@@ -56,10 +56,10 @@ impl Graph {
         found
     }
 
-    /// An order in which every node comes after what it needs and groups are together; of nodes that may come next the
-    /// one of least priority does. None where groups wait for each other.
+    /// A topological order in which each group is one unit; among ready nodes the lowest priority comes first. `None`
+    /// if groups depend on each other.
     ///
-    /// Gives lists of nodes that become one.
+    /// Returns the units as lists of nodes.
     pub(super) fn order(&self, groups: &[Vec<usize>], priority: &[usize]) -> Option<Vec<Vec<usize>>> {
         let n = self.needs.len();
         let mut unit: Vec<usize> = (0..n).collect();
@@ -70,7 +70,7 @@ impl Graph {
         let mut frees: Vec<Vec<usize>> = vec![Vec::new(); n];
         for (i, needs) in self.needs.iter().enumerate() {
             for &needed in needs {
-                // Members of one group that need each other never become ready.
+                // Members of a group that depend on each other never become ready.
                 frees[unit[needed]].push(unit[i]);
                 waits[unit[i]] += 1;
             }

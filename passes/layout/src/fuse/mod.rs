@@ -1,8 +1,8 @@
-//! Fusion and overlap: cheaper forms of a program, fewer and larger collectives, and collectives that travel while kernels
-//! compute.
+//! Fusion and overlap: cheaper forms of a program, fewer and larger collectives, and collectives that overlap with
+//! kernels.
 //!
-//! These passes work on sharded or per-rank programs. What functions take and return stays as it is. Their rules stand in
-//! `RULES.md`.
+//! These passes work on sharded or per-rank programs and keep the parameters and results of functions. `RULES.md`
+//! states their rules.
 
 mod choice;
 mod graph;

@@ -1,12 +1,13 @@
-//! `pack`: independent collectives of one kind, between the same ranks and of one element type, become one message.
+//! `pack`: coalesces independent collectives of one kind, between the same ranks and of one element type, into one
+//! message.
 //!
 //! ```text
 //! %q2 = all_to_all %q {axis=u, split=h, concat=s}
 //! %k2 = all_to_all %k {axis=u, split=k, concat=s}
 //! %v2 = all_to_all %v {axis=u, split=k, concat=s}
 //! ```
-//! becomes `%q2, %k2, %v2 = coalesced %q, %k, %v {ops=[all_to_all(axis=u, split=h, concat=s), …]}`. The rules stand in
-//! `RULES.md`.
+//! The result is `%q2, %k2, %v2 = coalesced %q, %k, %v {ops=[all_to_all(axis=u, split=h, concat=s), …]}`. `RULES.md`
+//! states the rules.
 
 use std::collections::BTreeSet;
 
@@ -24,11 +25,11 @@ use super::graph::Graph;
 pub const OPTIONS: &str =
     "kinds=KIND[+KIND] of all_to_all, all_gather, reduce_scatter, all_reduce, permute; bytes=N, of a bucket";
 
-/// A kind of collective that may be packed.
+/// A kind of collective that can be coalesced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// All-to-alls, however large: their blocks are copied anyway.
+    /// All-to-alls of any size: their blocks are copied anyway.
     AllToAll,
     /// All-gathers, in buckets.
     AllGather,
@@ -45,7 +46,7 @@ impl Kind {
     pub const ALL: [Kind; 5] =
         [Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::Permute];
 
-    /// The spelling in options, which is that of the operation.
+    /// The name of the operation, also used in options.
     pub fn name(self) -> &'static str {
         match self {
             Kind::AllToAll => "all_to_all",
@@ -65,16 +66,16 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pack {
-    /// What is packed.
+    /// The kinds to coalesce.
     #[serde(deserialize_with = "ascending")]
     pub kinds: Vec<Kind>,
-    /// The most bytes of a bucket on a rank, on the larger side of the collectives.
+    /// The maximum bytes of a bucket on a rank, on the larger side of the collectives.
     pub bytes: u64,
 }
 
 impl Default for Pack {
-    /// All kinds but permutes, whose blocks need no copy alone; buckets of 25 MiB, as PyTorch's
-    /// `DistributedDataParallel` has them.
+    /// All kinds but permutes, whose blocks need no copy when sent separately; buckets of 25 MiB, as in PyTorch's
+    /// `DistributedDataParallel`.
     fn default() -> Self {
         Self {
             kinds: vec![Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce],
@@ -131,13 +132,13 @@ impl Pass for Pack {
                 1 => "one message".to_owned(),
                 n => format!("{n} messages"),
             };
-            cx.note(format!("{members} collectives of the program travel as {messages}"));
+            cx.note(format!("{members} collectives are coalesced into {messages}"));
         }
         Ok(packed)
     }
 }
 
-/// Which nodes of a function travel together.
+/// The assignment of a function's collectives to messages.
 struct Grouping<'a> {
     pack: &'a Pack,
     space: &'a Space,
@@ -150,7 +151,7 @@ impl<'a> Grouping<'a> {
         Self { pack, space, function, graph: Graph::of(function) }
     }
 
-    /// Groups of two nodes and more: each collective, in order, joins the last group that it fits, or begins one.
+    /// Groups of two or more nodes: each collective, in order, joins the last group that it fits, or starts one.
     fn groups(&self, cx: &mut Context<'_>) -> Vec<Vec<usize>> {
         let plain: Vec<usize> = (0..self.function.nodes.len()).collect();
         let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -179,8 +180,8 @@ impl<'a> Grouping<'a> {
         groups
     }
 
-    /// Where nodes would stand: where they stood, but for gathers of what is there from the start, and what they read.
-    /// Those stand where the bucket before stood, so that it is used while they travel.
+    /// The priority of nodes: their index, except for gathers of weights, states or inputs and their operands. These
+    /// have the index of the previous bucket, so they are sent while it is used.
     fn priority(&self, groups: &[Vec<usize>]) -> Vec<usize> {
         let mut priority: Vec<usize> = (0..self.function.nodes.len()).collect();
         let mut before: Vec<usize> = Vec::new();
@@ -208,7 +209,7 @@ impl<'a> Grouping<'a> {
         coalesced::differ(self.space, self.ends(a), self.ends(b)).is_none()
     }
 
-    /// Whether a node carries another part of a dimension than the group: chunks are cut to travel one after another.
+    /// Whether a node has another part of a dimension than the group: chunks are sent one after another.
     fn other_chunk(&self, group: &[usize], i: usize) -> bool {
         let part = |&i: &usize| {
             let (_, from, _) = self.ends(i);
@@ -218,7 +219,7 @@ impl<'a> Grouping<'a> {
         own.is_some() && group.iter().filter_map(part).any(|index| Some(index) != own)
     }
 
-    /// Whether a bucket has room. All-to-alls are packed alone as well, so they need none.
+    /// Whether a bucket has room. All-to-alls need a copy even when sent separately, so they have no limit.
     fn fits(&self, group: &[usize], i: usize) -> bool {
         let bytes = |&i: &usize| {
             let (_, from, to) = self.ends(i);
@@ -228,19 +229,19 @@ impl<'a> Grouping<'a> {
         matches!(self.function.nodes[i].op, Op::AllToAll { .. }) || total <= self.pack.bytes
     }
 
-    /// Whether the group would hold up work: what needs its results before node `i`, beyond what only adds them up,
-    /// converts them or sends them on, waits unless the operand of `i` is there from the start.
+    /// Whether the group would delay work: a node before `i` needs its results, other than to add, convert or send them
+    /// on, while the operand of `i` is not ready at the start.
     fn delays(&self, group: &[usize], i: usize) -> bool {
         if self.is_sourced(i) && group.iter().all(|&member| self.is_sourced(member)) {
             return false;
         }
-        // What only travels on, as over a second axis, waits for its like anyway.
+        // A result that is only sent on, as over a second axis, waits for its bucket anyway.
         let waits = |op: &Op| !is_light(op) && !op.is_communication();
         let waiting = self.graph.descendants(group, i);
         waiting.iter().any(|&n| waits(&self.function.nodes[n].op))
     }
 
-    /// Whether the operand of a node comes from sources by changes that need no other rank, or by a gather before.
+    /// Whether a node's operand comes from sources by local operations, or by an earlier gather.
     fn is_sourced(&self, i: usize) -> bool {
         let local = |&n: &usize| {
             matches!(
@@ -258,7 +259,7 @@ impl<'a> Grouping<'a> {
     }
 }
 
-/// Work that is nothing beside a product.
+/// Work that is negligible beside a matrix product.
 fn is_light(op: &Op) -> bool {
     matches!(
         op,
@@ -276,9 +277,7 @@ fn is_light(op: &Op) -> bool {
     )
 }
 
-/// The function with its groups as one node each.
-///
-/// A group stands where the last of its operands is ready.
+/// The function with each group as one node, at the position where its last operand is ready.
 fn rewritten(
     module: &Module,
     function: &Function,
@@ -286,14 +285,14 @@ fn rewritten(
     groups: &[Vec<usize>],
     priority: &[usize],
 ) -> Result<Function, OpError> {
-    let order = graph.order(groups, priority).expect("groups were joined only where an order remained");
+    let order = graph.order(groups, priority).expect("every group keeps an order");
     let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     for &param in &function.params {
         let new = b.param(function.ty(param).clone(), function.values[param].name.as_deref());
         map[param.index()] = Some(new);
     }
-    let there = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("what is needed comes first");
+    let there = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("operands precede their uses");
     for unit in order {
         let nodes: Vec<_> = unit.iter().map(|&i| &function.nodes[i]).collect();
         let operands: Vec<ValueId> =

@@ -14,7 +14,7 @@ fn packed(pass: Pack, lines: &str) -> Module {
     run_passes(module, &passes, &mut Context::new(&Volume), &mut Unwatched).unwrap()
 }
 
-/// The operations of `main`, sources left out; of messages the number of tensors.
+/// The operations of `main` without sources; for messages the number of tensors.
 fn operations(module: &Module) -> Vec<String> {
     let main = &module.functions[module.main().unwrap()];
     let shown = |op: &Op| match op {
@@ -30,13 +30,13 @@ const QK: &str = "%x = input {name=\"x\"} : f32[a@u b]\n%q = scale %x {factor=2.
                   %k2 = all_to_all %k {axis=u, split=b, concat=a} : f32[a b@u]\n";
 
 #[test]
-fn independent_ones_travel_together_where_the_last_is_ready() {
+fn independent_collectives_are_coalesced_when_the_last_operand_is_ready() {
     let module = packed(Pack::default(), &format!("{QK}%o = add %q2, %k2 : f32[a b@u]\nreturn o = %o\n"));
     assert_eq!(operations(&module), ["scale", "scale", "all_to_all×2", "add"]);
 }
 
 #[test]
-fn what_depends_on_another_travels_alone() {
+fn dependent_collectives_stay_separate() {
     let lines = "%x = input {name=\"x\"} : f32[a@u b]\n\
                  %y = all_to_all %x {axis=u, split=b, concat=a} : f32[a b@u]\n\
                  %z = all_to_all %y {axis=u, split=a, concat=b} : f32[a@u b]\nreturn z = %z\n";
@@ -45,7 +45,7 @@ fn what_depends_on_another_travels_alone() {
 
 #[test]
 fn work_is_not_held_up() {
-    // The product waits for the first; were the second, which is computed, to join, the product would wait for it as well.
+    // The product needs the first collective. If the second joined, the product would also wait for its operand.
     let lines = format!(
         "%w = input {{name=\"w\"}} : f32[a b@u]\n{}",
         QK.replace("%k = scale %x {factor=3.0}", "%p = einsum %q2, %w : f32[] partial(u)\n%k = add %x, %x")

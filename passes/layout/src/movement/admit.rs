@@ -1,14 +1,14 @@
-//! What every movement is asked before it is used: its options, the axes of queries and keys, and its own rules.
+//! Checks that apply to every movement: its options, the axes of queries and keys, and its own rules.
 
 use ithaca_ir::Diagnostic;
 
 use super::{Movement, Reach, Site};
 
-/// Whether `movement` serves the attention at `site`.
+/// Checks that `movement` supports the attention at `site`.
 ///
 /// # Errors
-/// `P47` for an option that it has not or that is given twice, `P41` for queries on axes that it does not reach, and what
-/// the movement itself refuses.
+/// `P47` for an unknown or repeated option, `P41` for queries on axes outside the movement's reach, and the errors of
+/// the movement itself.
 pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diagnostic> {
     let name = movement.name();
     for (i, (option, n)) in site.options.iter().enumerate() {
@@ -31,9 +31,8 @@ pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diag
     if movement.reach() == Reach::SameAxes && site.query_axes != site.axes {
         let dims = &site.space.dims;
         let (queries, keys) = (&dims[site.attention.queries].name, &dims[site.attention.keys].name);
-        let split = |dim: &str, axes: String| match axes.is_empty() {
-            true => format!("`{dim}` is whole"),
-            false => format!("`{dim}` is split by {axes}"),
+        let split = |dim: &str, axes: String| {
+            if axes.is_empty() { format!("`{dim}` is whole") } else { format!("`{dim}` is split by {axes}") }
         };
         let message = format!(
             "movement `{name}` brings blocks of keys to blocks of queries on the same axes, but queries {} and keys {}",

@@ -1,4 +1,4 @@
-//! `balance`: ranks whose own causal work is done compute blocks for ranks that are late.
+//! `balance`: ranks with less causal work compute blocks for ranks with more.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::layout::Move;
@@ -50,10 +50,10 @@ impl Movement for Balance {
             |by: u64, only: (u64, u64)| Seat::from_slice(&[Move { axis, by: by % n, only: Some(only) }]);
         let mut steps = vec![Step::default()];
         for t in 1..=n / 2 {
-            // Ranks from t on meet the keys of the rank t before them.
+            // Ranks from t on compute with the keys of the t-th rank before them.
             steps.push(Step::keys(seat(n - t, (t, n))));
-            // The first t ranks have no such keys; they meet the queries of the rank n − t after them, except where
-            // that pair has met in this very step already.
+            // The first t ranks have no such keys; they compute with the queries of rank + n − t, unless another rank
+            // computes this pair in the same step.
             if 2 * t < n {
                 steps.push(Step::queries(seat(n - t, (0, t))));
             }

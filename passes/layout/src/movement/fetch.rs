@@ -1,10 +1,10 @@
-//! `fetch`: only keys travel that some query of the rank sees.
+//! `fetch`: each rank receives only the keys that its queries see.
 
 use ithaca_ir::{Diagnostic, Mask};
 
 use super::{Movement, Orders, Site, Visits};
 
-/// Any mask.
+/// The movement for any mask.
 pub(super) struct Fetch;
 
 impl Movement for Fetch {
@@ -28,7 +28,7 @@ impl Movement for Fetch {
     }
 }
 
-/// Windows: what is fetched lies on the neighbours.
+/// The movement for sliding windows: a rank fetches from its neighbours only.
 pub(super) struct Halo;
 
 impl Movement for Halo {
@@ -63,7 +63,7 @@ impl Movement for Halo {
     }
 }
 
-/// Attention sinks and a window.
+/// The movement for attention sinks with a sliding window.
 pub(super) struct Streaming;
 
 impl Movement for Streaming {
@@ -84,14 +84,11 @@ impl Movement for Streaming {
     }
     fn check(&self, site: &Site<'_>) -> Result<(), Diagnostic> {
         site.need_contiguous("streaming", "strategy `sparse-fetch` takes any order")?;
-        match has_sinks(&site.attention.mask) && has_window(&site.attention.mask) {
-            true => Ok(()),
-            false => Err(Diagnostic::new(
-                "P44",
-                "movement `streaming` needs a mask of sinks and a sliding window",
-            )
-            .help("as `causal & (window(left=1023) | sinks(4))`; strategy `sparse-fetch` takes any mask")),
+        if has_sinks(&site.attention.mask) && has_window(&site.attention.mask) {
+            return Ok(());
         }
+        Err(Diagnostic::new("P44", "movement `streaming` needs a mask of sinks and a sliding window")
+            .help("as `causal & (window(left=1023) | sinks(4))`; strategy `sparse-fetch` takes any mask"))
     }
     fn visits(&self, _site: &Site<'_>) -> Visits {
         Visits::Fetch

@@ -1,14 +1,14 @@
-//! `gather`: every rank gets all keys and values, at once or in groups of heads.
+//! `gather`: every rank receives all keys and values, at once or in groups of heads.
 
 use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::MAX_PARTS;
 
 use super::{Movement, Reach, Site, Visits};
 
-/// The movement of Megatron's context parallelism by all-gather, and of Llama 3.
+/// The all-gather of Megatron's context parallelism and of Llama 3.
 pub(super) struct Gather;
 
-/// The option that says in how many groups heads are gathered.
+/// The option for the number of groups of heads.
 const GROUPS: &str = "groups";
 
 impl Movement for Gather {
@@ -41,7 +41,7 @@ impl Movement for Gather {
     }
 }
 
-/// Every rank cuts its key/value heads, with the query heads that they serve, into `groups` equal parts.
+/// Checks that `groups` divides the key/value heads of every rank.
 fn check_groups(site: &Site<'_>, groups: u64) -> Result<(), Diagnostic> {
     if groups == 1 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The movements that come with Ithaca.
+//! The built-in movements.
 
 use super::{Movement, balance, fetch, gather, reduce, rotate, two_pass};
 

@@ -1,9 +1,9 @@
-//! Movements: how blocks of keys and queries visit each other when ranks split the sequence inside attention.
+//! Movements: how blocks of keys and queries meet when ranks split the sequence inside attention.
 //!
-//! A movement says who meets whom, and nothing else; [`LowerMovements`](crate::lower_movements::LowerMovements) derives the transfers, the merge of
-//! partial results and the whole backward pass from it. To add one, implement [`Movement`] and name it in a
-//! [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
-//! `docs/guide/your-first-sharding-pass.md` does so from nothing, `examples/template.rs` is there to be copied.
+//! A movement only states which blocks meet where. [`LowerMovements`](crate::lower_movements::LowerMovements) derives
+//! the transfers, the merge of partial results and the whole backward pass. To add one, implement [`Movement`] and name
+//! it in a [`Strategy`](crate::shard::Strategy); put both into a [`Registry`](crate::registry::Registry).
+//! `docs/guide/your-first-sharding-pass.md` shows each step; `examples/template.rs` is a template to copy.
 
 mod admit;
 mod balance;
@@ -25,133 +25,133 @@ use ithaca_ir::order::{Order, Run};
 use ithaca_ir::{Diagnostic, DimId, Space};
 use smallvec::SmallVec;
 
-/// How keys and queries that lie on different ranks meet.
+/// How keys and queries on different ranks meet.
 ///
-/// Inside attention, `P` ranks along some axes of the mesh each hold one block of the queries and one of the keys and
-/// values; what block `i` has of tokens is the order's business. [`visits`](Self::visits) says where blocks go so that
-/// they meet. From that follow, for the forward and the backward pass: the transfers, each issued a step ahead; which
-/// steps the mask makes needless; the merge of partial results by online softmax, in f32; the sums of gradients, in f32,
-/// on the way of the blocks that they belong to, and their way home.
+/// Inside attention, `P` ranks along some mesh axes each hold one block of the queries and one of the keys and values;
+/// the token order decides which tokens a block has. [`visits`](Self::visits) states where blocks are in each step. The
+/// compiler derives from it, for the forward and the backward pass: the transfers, each issued one step ahead; the
+/// steps that the mask makes empty; the merge of partial results by online softmax in f32; the gradients, which
+/// accumulate in f32 along the blocks' route and return to their home ranks.
 ///
-/// A movement is `Sync` and has no state: what it knows is in the [`Site`].
+/// A movement is `Sync` and has no state: everything it depends on is in the [`Site`].
 pub trait Movement: Sync {
-    /// The name, as the attribute `movement` has it.
+    /// The name, as in the attribute `movement`.
     fn name(&self) -> &'static str;
-    /// One sentence, with its source.
+    /// One sentence with its source.
     fn summary(&self) -> &'static str;
-    /// What must hold, for the table of strategies.
+    /// The requirements, for the table of strategies.
     fn legality(&self) -> &'static str;
-    /// Which token orders it takes, and which it likes best. One that is asked for and is not taken is refused.
+    /// The supported token orders and the preferred one. An unsupported order is refused.
     fn orders(&self) -> Orders {
         Orders::Balanced
     }
-    /// Whether it leaves out what the mask leaves empty; [`Visits::Steps`] does, step by step. One that does not is refused
-    /// where `--prune` asks for it.
+    /// Whether it skips blocks that the mask leaves empty; [`Visits::Steps`] does so step by step. With `--prune`, a
+    /// movement that does not is refused.
     fn prunes(&self) -> bool {
         false
     }
-    /// The options that it takes, as `gather(groups=2)` has one, each with its meaning; any other is refused.
+    /// The options, as in `gather(groups=2)`, each with its meaning; other options are refused.
     fn options(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
-    /// Which queries it brings keys to.
+    /// The axes on which queries may be.
     fn reach(&self) -> Reach {
         Reach::SameAxes
     }
-    /// Refuses an attention that it cannot compute; called before [`visits`](Self::visits). That every pair of blocks
-    /// meets once is checked in any case.
+    /// Refuses an attention that it cannot compute; called before [`visits`](Self::visits). The compiler always checks
+    /// that every pair of blocks meets exactly once.
     ///
     /// # Errors
-    /// `P40`–`P49`: the rule, with its numbers, and repairs.
+    /// `P40`–`P49`: the rule with its numbers, and repairs.
     fn check(&self, _site: &Site<'_>) -> Result<(), Diagnostic> {
         Ok(())
     }
-    /// Who meets whom.
+    /// Which blocks meet where.
     fn visits(&self, site: &Site<'_>) -> Visits;
 }
 
-/// The token orders that a movement takes.
+/// The token orders that a movement supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Orders {
-    /// Any; unless told otherwise the one in which the busiest rank has the fewest pairs.
+    /// Any; by default the order that minimises the pairs of the busiest rank.
     Balanced,
-    /// Any; unless told otherwise contiguous, because neighbours need neighbours' tokens.
+    /// Any; contiguous by default, because ranks need their neighbours' tokens.
     Local,
     /// Contiguous only.
     Contiguous,
 }
 
-/// By which axes the queries may be split that a movement brings keys to.
+/// The axes that may split the queries of a movement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Those that split the keys: a rank has one block of each.
+    /// The axes that split the keys: each rank has one block of each.
     SameAxes,
-    /// Any: encoder and decoder may lie on different axes.
+    /// Any axes: queries and keys may be split along different axes.
     AnyAxes,
 }
 
-/// Where an attention takes place: what a movement may look at.
+/// The attention that a movement is applied to.
 #[derive(Clone, Copy)]
 pub struct Site<'a> {
-    /// Dimensions, with their orders, and the mesh.
+    /// Dimensions with their orders, and the mesh.
     pub space: &'a Space,
     /// The attention, its roles and its mask.
     pub attention: &'a Attention,
     /// The axes that split the keys, major to minor.
     pub axes: &'a [AxisId],
-    /// The axes that split the queries, major to minor: those of the keys, unless the movement has another
-    /// [`reach`](Movement::reach).
+    /// The axes that split the queries, major to minor: the axes of the keys, unless the movement's
+    /// [`reach`](Movement::reach) differs.
     pub query_axes: &'a [AxisId],
     /// The axes that split query heads and key/value heads, major to minor.
     pub head_axes: &'a [AxisId],
-    /// The options that the movement was given.
+    /// The options given to the movement.
     pub options: &'a [(String, u64)],
 }
 
-/// Who meets whom.
+/// Which blocks meet where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visits {
-    /// Every rank gets all keys, then attends at once.
+    /// Every rank receives all keys, then computes attention once.
     Gather,
-    /// As [`Gather`](Visits::Gather), in so many groups of the key/value heads that a rank has, one after another: only the
-    /// gathered keys of one group are held at a time.
+    /// As [`Gather`](Visits::Gather), in this number of groups of a rank's key/value heads, one after another: only one
+    /// group's gathered keys are held at a time.
     GatherGroups(u64),
-    /// Every rank gets the keys that its queries see, then attends at once.
+    /// Every rank receives the keys that its queries see, then computes attention once.
     Fetch,
-    /// Step by step, the first at home ([`Step::default`]). Every pair of a block of queries and a block of keys whose tile
-    /// the mask does not leave empty must meet in exactly one step, on one rank; `P48` otherwise, with the pair. Steps in
-    /// which no pair sees anything are left out.
+    /// Step by step, starting at home ([`Step::default`]). Every pair of a query block and a key block that the mask
+    /// does not leave empty must meet in exactly one step, on one rank; otherwise `P48` names the pair. Steps without a
+    /// visible pair are skipped.
     Steps(Vec<Step>),
-    /// Keys take the steps to complete the rows of scores, then values take them; queries stay at home.
+    /// Keys follow the steps until the rows of scores are complete, then values do; queries stay at home.
     TwoPass(Vec<Step>),
-    /// Every rank attends to the keys it holds; the partial results for the same queries merge.
+    /// Every rank computes attention over its own keys; the partial results for the same queries are merged.
     Reduce,
 }
 
-/// Where blocks are during a step; the rank at coordinate `c` along an axis holds the block of `c + by`.
+/// The positions of blocks during a step; the rank at coordinate `c` along an axis holds the block of `c + by`.
 ///
-/// Blocks move from the nearest place where they have been, straight on where they can; a step says where they are, not
-/// how they come there. When queries are away, the output, its lse and the gradient of the queries come home from there.
+/// A step states positions; the compiler derives the route, from the nearest earlier position of the block. If queries
+/// are away from home, the output, its lse and the gradient of the queries are sent back.
 ///
 /// ```
 /// use ithaca_layout::movement::{Site, Step};
-/// /// Keys of the rank `hops` before, queries at home.
+/// Keys from the rank `hops` before, queries at home.
 /// fn from_the_left(site: &Site<'_>, hops: u64) -> Step {
 ///     Step::keys(site.seat(&[site.blocks() - hops]))
 /// }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// The block of queries that a rank has, its own when empty.
+    /// The block of queries on a rank; its own when empty.
     pub queries: Seat,
-    /// The block of keys and values that a rank has, its own when empty.
+    /// The block of keys and values on a rank; its own when empty.
     pub keys: Seat,
 }
 
-/// How far blocks have travelled, along each axis that they have left home on; empty at home. [`Site::seat`] makes one.
+/// The displacement of blocks along each axis; empty at home. [`Site::seat`] makes one.
 ///
-/// A [`Move`] with `only` holds for some coordinates and leaves the other ranks without a block during the step, as
-/// `balance` does; ranks in a row whose blocks are in a row.
+/// A [`Move`] with `only` applies to some coordinates; the other ranks hold no block during the step, as in `balance`.
+/// The coordinates must be consecutive, and so must their blocks.
 pub type Seat = SmallVec<[Move; 1]>;
 
 impl Step {
@@ -167,23 +167,23 @@ impl Step {
 }
 
 impl Site<'_> {
-    /// Number of blocks that the keys are split into, `P`.
+    /// The number of blocks that the keys are split into, `P`.
     pub fn blocks(&self) -> u64 {
         self.space.mesh.degree(self.axes)
     }
 
-    /// Number of blocks that the queries are split into.
+    /// The number of blocks that the queries are split into.
     pub fn query_blocks(&self) -> u64 {
         self.space.mesh.degree(self.query_axes)
     }
 
-    /// The value of an option of the movement, if it was given.
+    /// The value of an option of the movement, if given.
     pub fn option(&self, name: &str) -> Option<u64> {
         self.options.iter().find(|(key, _)| key == name).map(|&(_, n)| n)
     }
 
-    /// The seat of blocks that have travelled by `by[i]` along the `i`-th axis, around the ring: coordinate `c` holds the
-    /// block of `c + by[i]`. So `1` is the block of the next rank and `P − 1` that of the one before; axes that `by` lacks
+    /// The seat of blocks displaced by `by[i]` along the `i`-th axis, around the ring: coordinate `c` holds the block
+    /// of `c + by[i]`. So `1` is the next rank's block and `P − 1` the previous one's; axes beyond the length of `by`
     /// stay at home.
     pub fn seat(&self, by: &[u64]) -> Seat {
         let moves = self.axes.iter().zip(by);
@@ -214,12 +214,12 @@ impl Site<'_> {
         self.space.position_runs(dim, self.space.range(dim, axes, rank))
     }
 
-    /// Pairs that the mask keeps of block `q` of the queries and block `k` of the keys.
+    /// The pairs of query block `q` and key block `k` that the mask keeps.
     pub fn pairs(&self, q: u64, k: u64) -> u128 {
         pairs(self.attention, &self.queries(q), &self.keys(k))
     }
 
-    /// The order of the queries, where it is not contiguous.
+    /// The order of the queries, if it is not contiguous.
     pub fn reordered(&self) -> Option<&Order> {
         let order = |dim| &self.space.dims[dim].order;
         [order(self.attention.queries), order(self.attention.keys)]
@@ -227,7 +227,7 @@ impl Site<'_> {
             .find(|&o| *o != Order::Contiguous)
     }
 
-    /// Refuses another order than contiguous, for the movement called `name`; `repair` says what takes any.
+    /// Refuses a non-contiguous order for the movement `name`; `repair` names an alternative that supports any order.
     ///
     /// # Errors
     /// `P42`.
@@ -241,12 +241,12 @@ impl Site<'_> {
         }
     }
 
-    /// The axes as they are written: `outer=2 × ring=4`.
+    /// The axes as text: `outer=2 × ring=4`.
     pub fn axes_text(&self) -> String {
         self.axes_named(self.axes)
     }
 
-    /// Any axes as they are written.
+    /// Any axes as text.
     fn axes_named(&self, axes: &[AxisId]) -> String {
         let mesh = &self.space.mesh;
         let axes: Vec<String> =
@@ -260,5 +260,5 @@ fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
     attention.mask.pairs_between(&queries, &keys)
 }
 
-/// The name of the movement of attention that needs none: its keys are whole.
+/// The name for attention without a movement: its keys are whole.
 pub const LOCAL: &str = "local";

@@ -1,10 +1,10 @@
-//! `reduce`: the same queries are on many ranks, keys and values stay split among them, partial results merge.
+//! `reduce`: several ranks have the same queries and different keys; their partial results are merged.
 
 use ithaca_ir::Diagnostic;
 
 use super::{Movement, Orders, Reach, Site, Visits};
 
-/// Decoding with a split key/value cache, and cross-attention whose keys have an axis of their own.
+/// Decoding with a sharded key/value cache, and cross-attention whose keys have their own axis.
 pub(super) struct Reduce;
 
 impl Movement for Reduce {
@@ -33,18 +33,16 @@ impl Movement for Reduce {
                 .help("strategies `ring` and `megatron-cp-allgather` split both"));
         }
         let shared = site.axes.iter().all(|axis| site.query_axes.contains(axis));
-        match shared && !site.axes.is_empty() {
-            false => Ok(()),
-            true => {
-                let message = format!(
-                    "movement `reduce` needs ranks with the same queries and other keys, but all axes of `{name}`, {}, split the queries too",
-                    site.axes_text()
-                );
-                Err(Diagnostic::new("P45", message)
-                    .help("movement `gather` serves queries on any axes")
-                    .help("or give one of the sequences an axis of its own: `--sequence-axes`"))
-            }
+        if !shared || site.axes.is_empty() {
+            return Ok(());
         }
+        let message = format!(
+            "movement `reduce` needs ranks with the same queries and other keys, but all axes of `{name}`, {}, split the queries too",
+            site.axes_text()
+        );
+        Err(Diagnostic::new("P45", message)
+            .help("movement `gather` serves queries on any axes")
+            .help("or give one of the sequences an axis of its own: `--sequence-axes`"))
     }
     fn visits(&self, _site: &Site<'_>) -> Visits {
         Visits::Reduce

@@ -1,8 +1,8 @@
-//! `rotate` and `rotate-q`: blocks of keys, or of queries, pass from rank to rank until all have met.
+//! `rotate` and `rotate-q`: blocks of keys, or of queries, pass from rank to rank until all pairs have met.
 
 use super::{Movement, Seat, Site, Step, Visits};
 
-/// Keys and values rotate; over several axes the innermost ring turns fastest.
+/// Keys and values rotate; with several axes the innermost ring rotates fastest.
 pub(super) struct Rotate;
 
 impl Movement for Rotate {
@@ -23,7 +23,7 @@ impl Movement for Rotate {
     }
 }
 
-/// Queries rotate with what is needed of them, and their partial results come back; keys stay.
+/// Queries rotate and their partial results return; keys stay.
 pub(super) struct RotateQueries;
 
 impl Movement for RotateQueries {
@@ -44,7 +44,7 @@ impl Movement for RotateQueries {
     }
 }
 
-/// Every seat once: home first, then backwards, so that a rank meets the block before its own next.
+/// Every seat once: home first, then backwards, so a rank receives the previous rank's block first.
 pub(super) fn rounds(site: &Site<'_>) -> Vec<Seat> {
     let sizes: Vec<u64> = site.axes.iter().map(|&a| site.space.mesh.size(a)).collect();
     let mut seats = Vec::new();

@@ -1,4 +1,4 @@
-//! `two-pass`: keys rotate until rows of scores are complete, then values rotate.
+//! `two-pass`: keys rotate until the rows of scores are complete, then values rotate.
 
 use super::rotate::rounds;
 use super::{Movement, Site, Step, Visits};

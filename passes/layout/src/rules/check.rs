@@ -1,4 +1,5 @@
-//! Whether a rule is sound: it is tried on random programs, in exact types and layouts and in double precision.
+//! Checks that rules are sound: runs each on random programs, with exact comparison of types and layouts and in double
+//! precision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -9,33 +10,33 @@ use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::draw::LAYOUT_OPS;
 use super::evaluate::{Evaluate, Evaluated};
-use super::instance::{Miss, instance};
-use super::rewrite::{Allow, Budget, World, rewrite};
+use super::instance::{DrawFailure, instance};
+use super::rewrite::{Allow, Budget, ModuleParts, rewrite};
 use super::sizes::{SCORED, Sizes, sizes};
 use super::syntax::Rule;
 
-/// Programs on which a rule must agree.
+/// The number of programs on which a rule must agree.
 pub const PROGRAMS: usize = 48;
 
-/// Random draws after which a rule is given up.
+/// The maximum number of random draws per rule.
 pub const DRAWS: u64 = 20_000;
 
-/// Programs with each size that the constants of a rule ask for, and draws for each size.
+/// The number of programs for each size from a rule's constants, and the maximum number of draws for each.
 const SIZED: (usize, u64) = (3, 1500);
 
-/// The most elements, of scores too, over all ranks, that a program around a size may compute at once.
+/// The maximum number of elements, including scores, that a program for a given size computes over all ranks.
 const WORK: u64 = 5_000_000;
 
-/// Counterexamples of which the smallest is shown.
+/// The number of counterexamples to collect; the smallest is shown.
 const COUNTEREXAMPLES: usize = 8;
 
-/// The largest difference that is taken for rounding, relative to the largest element.
+/// The rounding tolerance, relative to the largest element.
 const RELATIVE: f64 = 1e-9;
 
-/// The largest difference that is taken for rounding where everything cancels.
+/// The absolute rounding tolerance, for results near zero.
 const ABSOLUTE: f64 = 1e-13;
 
-/// Rules that were tried and never gave another result.
+/// Rules that passed the check.
 #[derive(Clone, Debug)]
 pub struct CheckedRules {
     pub(super) rules: Vec<Rule>,
@@ -48,11 +49,11 @@ impl CheckedRules {
     }
 }
 
-/// Tries every rule.
+/// Checks every rule.
 ///
 /// # Errors
-/// `P66` for a rule of which too few programs could be made, with what was missing; `P67` for one that computes
-/// something else, with a counterexample.
+/// `P66` for a rule with too few programs, and why they could not be made; `P67` for an unsound rule, with a
+/// counterexample.
 pub fn check(rules: Vec<Rule>, evaluator: &dyn Evaluate) -> Result<CheckedRules, Diagnostics> {
     let refused: Diagnostics = rules.iter().filter_map(|rule| refusal(rule, evaluator)).collect();
     if refused.is_empty() { Ok(CheckedRules { rules }) } else { Err(refused) }
@@ -66,9 +67,9 @@ impl Allow for Always {
     }
 }
 
-/// What one draw showed.
+/// The outcome of one draw.
 enum Trial {
-    /// Both programs gave the same, on so many ranks.
+    /// Both programs agreed, on this number of ranks.
     Agreed(u64),
     Differed {
         difference: String,
@@ -78,7 +79,7 @@ enum Trial {
     Missed(Reason, String),
 }
 
-/// Why a draw showed nothing.
+/// Why a draw gave no comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
     Types,
@@ -98,10 +99,10 @@ impl Reason {
     }
 }
 
-/// The seed, what differs, and the program before and after the rule.
+/// The seed, the difference, and the program before and after the rule.
 type Counterexample = (u64, String, Box<Module>, Option<Box<Module>>);
 
-/// What the draws for a rule showed.
+/// The outcomes of the draws for a rule.
 #[derive(Default)]
 struct Tally {
     agreed: usize,
@@ -110,10 +111,10 @@ struct Tally {
 }
 
 impl Tally {
-    /// Counts a draw; whether it came to a comparison that counts.
+    /// Counts a draw; returns whether it gave a comparison that counts.
     fn count(&mut self, seed: u64, trial: Trial, about_layouts: bool) -> bool {
         match trial {
-            // On one rank every layout is the same, so it shows nothing of a rule about layouts.
+            // On one rank all layouts are equal, so a rule about layouts is not tested.
             Trial::Agreed(ranks) if ranks > 1 || !about_layouts => self.agreed += 1,
             Trial::Agreed(_) => return false,
             Trial::Differed { difference, before, after } => {
@@ -183,8 +184,8 @@ fn refusal(rule: &Rule, evaluator: &dyn Evaluate) -> Option<Diagnostic> {
 }
 
 impl Tally {
-    /// Tries a rule on programs around each size that its constants ask for, up to a difference; the largest size that
-    /// came to a comparison.
+    /// Checks a rule on programs for each size from its constants, until a difference is found; returns the largest
+    /// size that was compared.
     fn around(&mut self, rule: &Rule, sizes: &Sizes, evaluator: &dyn Evaluate) -> u64 {
         let about_layouts = rule.mentions(LAYOUT_OPS);
         let scored = rule.mentions(SCORED);
@@ -192,7 +193,7 @@ impl Tally {
         let draws = SIZED.1.min(2 * DRAWS / n_targets);
         let mut reached = 0;
         for (i, &size) in sizes.targets.iter().enumerate() {
-            // A rule that holds for few sizes only gets all of its programs from those.
+            // A rule that holds for few sizes only takes all its programs from those.
             let enough = PROGRAMS.saturating_sub(self.agreed).max(SIZED.0);
             let (mut queries, mut keys) = (0, 0);
             for j in 0..draws {
@@ -220,7 +221,7 @@ impl Tally {
     }
 }
 
-/// Whether the queries, and the keys, of some operation have this size; without scores, whether anything has.
+/// Whether the queries and the keys of some operation have this size; without scores, whether any dimension has.
 fn has_size(module: &Module, size: u64, scored: bool) -> (bool, bool) {
     let functions = module.functions.values();
     let names = Names { space: &module.space, functions: &module.functions };
@@ -241,7 +242,7 @@ fn has_size(module: &Module, size: u64, scored: bool) -> (bool, bool) {
     (queries, keys)
 }
 
-/// About how many numbers the operations of a program compute, sums and scores one by one, on all ranks.
+/// The approximate number of sums and scores that the operations of a program compute, over all ranks.
 fn work(module: &Module) -> u64 {
     let mut work = 0u64;
     for function in module.functions.values() {
@@ -260,18 +261,18 @@ fn elements(module: &Module) -> u64 {
     values.map(|v| module.space.shape(&v.ty).iter().product::<u64>()).sum()
 }
 
-fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Miss>, evaluator: &dyn Evaluate) -> Trial {
+fn trial(rule: &Rule, seed: u64, drawn: Result<Module, DrawFailure>, evaluator: &dyn Evaluate) -> Trial {
     let before = match drawn {
         Ok(module) => Box::new(module),
-        Err(Miss::Types) => return Trial::Missed(Reason::Types, String::new()),
-        Err(Miss::Conditions) => return Trial::Missed(Reason::Conditions, String::new()),
+        Err(DrawFailure::Types) => return Trial::Missed(Reason::Types, String::new()),
+        Err(DrawFailure::Conditions) => return Trial::Missed(Reason::Conditions, String::new()),
     };
     let mut always = Always;
     let mut budget = Budget::new(1, 1, &mut always);
     let (after, rewritten) = applied(&before, rule, &mut budget);
-    let other_types = budget.other_types.remove(0);
+    let type_mismatches = budget.type_mismatches.remove(0);
     if budget.applied[0] == 0 {
-        return match other_types {
+        return match type_mismatches {
             Some(difference) => Trial::Differed { difference, before, after: None },
             None => Trial::Missed(Reason::Replacement, budget.illegal.remove(0).unwrap_or_default()),
         };
@@ -297,7 +298,7 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Miss>, evaluator: &dyn Ev
 fn applied(before: &Module, rule: &Rule, budget: &mut Budget<'_>) -> (Module, Result<(), String>) {
     let mut after = before.emptied(before.level);
     for function in before.functions.values() {
-        let world = World { space: &before.space, functions: &after.functions, level: before.level };
+        let world = ModuleParts { space: &before.space, functions: &after.functions, level: before.level };
         match rewrite(world, function, std::slice::from_ref(rule), budget) {
             Ok(function) => {
                 after.functions.push(function);
@@ -354,7 +355,7 @@ fn unsound(rule: &Rule, seed: u64, difference: &str, before: &Module, after: Opt
         .help("state behind `where` what the rule relies on, or leave it out")
 }
 
-/// The text of a module without dimensions that nothing names.
+/// The text of a module without unused dimensions.
 fn concise(module: &Module) -> String {
     let printed = text::print(module);
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');

@@ -1,4 +1,4 @@
-//! Random spaces, types and attributes to try a rule on. Everything follows from a seed.
+//! Random spaces, types and attributes for checking a rule. A seed determines everything.
 
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::{Axis, AxisId};
@@ -8,7 +8,7 @@ use ithaca_ir::{DType, Dim, DimId, Fetched, Layout, Mesh, Order, Part, Space, Te
 use super::sizes::Focus;
 use super::syntax::{Rule, Term};
 
-/// Operations that are about layouts.
+/// Operations that change layouts.
 pub(super) const LAYOUT_OPS: &[&str] = &[
     "reshard",
     "all_to_all",
@@ -29,9 +29,9 @@ pub(super) const DIM_KEYS: &[&str] = &[
 
 /// Random numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -44,7 +44,7 @@ impl Dice {
         number % n.max(1)
     }
 
-    /// True once in `n`.
+    /// True with probability 1/`n`.
     pub(super) fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -60,35 +60,35 @@ impl Dice {
     }
 }
 
-/// A space, and what is drawn in it.
+/// A space, and the random choices made in it.
 #[derive(Debug)]
 pub(super) struct Draw {
-    pub(super) dice: Dice,
+    pub(super) rng: Rng,
     pub(super) space: Space,
-    /// Whether values may be sums still to be taken, and parts may have moved.
+    /// The kinds of layouts to draw.
     layouts: Layouts,
-    /// The size that is to be tried, if there is one.
+    /// The size to test, if any.
     focus: Option<Focus>,
     made: usize,
 }
 
-/// What layouts a rule is tried in.
+/// The layouts in which a rule is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layouts {
     /// Dimensions split over axes.
     Split,
-    /// Sums still to be taken as well.
+    /// Pending sums as well.
     Pending,
-    /// And parts that have moved.
+    /// Moved parts as well.
     Moved,
 }
 
 impl Draw {
-    /// A random space for a rule: some dimensions, and a mesh of up to 8 ranks, where the rule says so. With `focus`
-    /// some dimension has the size that it states, and the others are small.
+    /// A random space for a rule: some dimensions, and a mesh of up to 8 ranks if the rule needs one. With `focus` one
+    /// dimension has the stated size, and the others are small.
     pub(super) fn new(rule: &Rule, seed: u64, focus: Option<Focus>) -> Self {
         let mut draw = Self {
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             space: Space::default(),
             layouts: match rule {
                 _ if rule.mentions(&["permute", "merge", "accumulate"]) => Layouts::Moved,
@@ -100,7 +100,7 @@ impl Draw {
         };
         let (dims, axes) = literals(rule);
         let needed = rule.mentions(LAYOUT_OPS) || !axes.is_empty();
-        // Many ranks compute a large program many times, and most layouts would not fit its size.
+        // A large program on many ranks takes too long, and few layouts fit its size.
         if needed || draw.focus.as_ref().is_none_or(|focus| focus.size <= 32) {
             draw.mesh(&axes, rule.mentions(LAYOUT_OPS));
         } else {
@@ -112,7 +112,7 @@ impl Draw {
 
     fn mesh(&mut self, named: &[String], needed: bool) {
         let mut names: Vec<String> = named.to_vec();
-        let more = match (needed || !named.is_empty(), self.dice.below(4)) {
+        let more = match (needed || !named.is_empty(), self.rng.below(4)) {
             (false, 0 | 1) => 0,
             (true, 0..3) | (false, 2) => 1,
             (true | false, _) => 2,
@@ -122,7 +122,7 @@ impl Draw {
         let mut ranks = 1;
         for name in names {
             let sizes: Vec<u64> = [2, 2, 3, 4, 8, 1].into_iter().filter(|n| ranks * n <= 8).collect();
-            let size = self.dice.one_of(&sizes).unwrap_or(1);
+            let size = self.rng.one_of(&sizes).unwrap_or(1);
             ranks *= size;
             self.space.mesh.axes.push(Axis { name, size });
         }
@@ -135,25 +135,25 @@ impl Draw {
         let names = ["b", "s", "h", "d", "m", "f"].map(str::to_owned);
         let names = names.iter().filter(|n| !named.contains(n)).chain(named);
         let names: Vec<String> = names.cloned().collect();
-        let focus = self.focus.clone().map(|focus| (self.dice.below(names.len()), focus.size));
+        let focus = self.focus.clone().map(|focus| (self.rng.below(names.len()), focus.size));
         for (i, name) in names.into_iter().enumerate() {
             let size = match focus {
-                None => self.dice.one_of(&[2, 3, 4, 4, 6, 8, 8, 12]).unwrap_or(4),
+                None => self.rng.one_of(&[2, 3, 4, 4, 6, 8, 8, 12]).unwrap_or(4),
                 Some((at, size)) if at == i => size,
-                Some((_, size)) => self.dice.one_of(&[1, 2, 2, 3, size.min(16)]).unwrap_or(2),
+                Some((_, size)) => self.rng.one_of(&[1, 2, 2, 3, size.min(16)]).unwrap_or(2),
             };
-            let uneven = self.dice.once_in(5);
+            let uneven = self.rng.once_in(5);
             let orders = [Order::Zigzag { parts: 2 }, Order::Striped { parts: 2, block: 1 }];
-            let order = match self.dice.once_in(6).then(|| self.dice.one_of(&orders)).flatten() {
+            let order = match self.rng.once_in(6).then(|| self.rng.one_of(&orders)).flatten() {
                 Some(order) if order.check(size).is_ok() => order,
                 _ => Order::Contiguous,
             };
             self.space.dims.push(Dim { uneven, order, ..Dim::new(name, size) });
         }
         if rule.mentions(&["repeat", "sum_copies"]) {
-            let of = self.dice.one_of(&self.space.dims.ids().collect::<Vec<_>>());
+            let of = self.rng.one_of(&self.space.dims.ids().collect::<Vec<_>>());
             let of = of.filter(|&d| self.space.dims[d].order == Order::Contiguous);
-            let times = self.dice.one_of(&[2, 3]).unwrap_or(2);
+            let times = self.rng.one_of(&[2, 3]).unwrap_or(2);
             if let Some(of) = of {
                 let Dim { size, uneven, .. } = self.space.dims[of];
                 let granule = if uneven { times } else { 1 };
@@ -169,9 +169,9 @@ impl Draw {
         }
     }
 
-    /// Both halves of a dimension, of what each rank of the first axis holds or of the whole.
+    /// Declares both halves of a dimension, of a rank's shard along the first axis or of the whole.
     fn parts(&mut self) {
-        let axis = self.space.mesh.axes.ids().next().filter(|_| self.dice.once_in(2));
+        let axis = self.space.mesh.axes.ids().next().filter(|_| self.rng.once_in(2));
         let runs = axis.map_or(1, |axis| self.space.mesh.size(axis));
         let ids: Vec<DimId> = self.space.dims.ids().collect();
         let fits = |&d: &DimId| {
@@ -180,7 +180,7 @@ impl Draw {
             plain && dim.size.is_multiple_of(2 * runs * dim.granule)
         };
         let candidates: Vec<DimId> = ids.into_iter().filter(fits).collect();
-        let Some(of) = self.dice.one_of(&candidates) else { return };
+        let Some(of) = self.rng.one_of(&candidates) else { return };
         for index in 0..2 {
             let Dim { size, granule, .. } = self.space.dims[of];
             let plain = Dim::new(self.free_name(), size / 2);
@@ -189,7 +189,7 @@ impl Draw {
         }
     }
 
-    /// A dimension that fetches from another along the first axis: each rank its own tokens, and some more.
+    /// Declares a dimension fetched from another along the first axis: each rank's own tokens and some others.
     fn fetched(&mut self) {
         let Some(axis) = self.space.mesh.axes.ids().next() else { return };
         let n = self.space.mesh.size(axis);
@@ -199,11 +199,11 @@ impl Draw {
             n > 1 && dim.divides_evenly(n) && dim.copies.is_none()
         };
         let candidates: Vec<DimId> = ids.into_iter().filter(fits).collect();
-        let Some(of) = self.dice.one_of(&candidates) else { return };
+        let Some(of) = self.rng.one_of(&candidates) else { return };
         let (size, each) = (self.space.size(of), self.space.size(of) / n);
         let mut parts = Vec::new();
         for i in 0..n {
-            let before = self.dice.below(3) as u64;
+            let before = self.rng.below(3) as u64;
             let needed = (i * each).saturating_sub(before)..((i + 1) * each).min(size);
             parts.push(Vec::from([needed]));
         }
@@ -212,29 +212,29 @@ impl Draw {
         self.space.dims.push(Dim { fetched: Some(Fetched { of, parts }), ..plain });
     }
 
-    /// A dimension of an operation's own, of one of `sizes`, or of one that is to be tried.
+    /// A new dimension with one of `sizes`, or with a size to test.
     pub(super) fn sized_dim(&mut self, sizes: &[u64]) -> DimId {
-        let focus = self.focus.clone().filter(|_| self.dice.once_in(2));
+        let focus = self.focus.clone().filter(|_| self.rng.once_in(2));
         match focus {
             None => self.fresh_dim(sizes),
-            Some(focus) if self.dice.once_in(2) => self.fresh_dim(&[focus.size]),
+            Some(focus) if self.rng.once_in(2) => self.fresh_dim(&[focus.size]),
             Some(focus) => self.fresh_dim(&focus.others),
         }
     }
 
-    /// The most elements along a dimension that is to be tried.
+    /// The largest size of a dimension to test.
     pub(super) fn largest(&self) -> u64 {
         self.focus.as_ref().map_or(0, |focus| focus.others.iter().fold(focus.size, |n, &m| n.max(m)))
     }
 
-    /// A dimension that nothing has yet.
+    /// A new dimension.
     pub(super) fn fresh_dim(&mut self, sizes: &[u64]) -> DimId {
-        let size = self.dice.one_of(sizes).unwrap_or(4);
+        let size = self.rng.one_of(sizes).unwrap_or(4);
         let name = self.free_name();
         self.space.dims.push(Dim::new(name, size))
     }
 
-    /// `x0`, `x1`, …, as far as the rule does not name them.
+    /// `x0`, `x1`, …, skipping names that the rule uses.
     fn free_name(&mut self) -> String {
         loop {
             let name = format!("x{}", self.made);
@@ -245,22 +245,20 @@ impl Draw {
         }
     }
 
-    /// The type of what a rule replaces.
+    /// The type of the replaced value.
     pub(super) fn ty(&mut self) -> TensorType {
         let mut dims: Vec<DimId> = self.space.dims.ids().collect();
-        self.dice.shuffle(&mut dims);
-        dims.truncate(1 + self.dice.below(4));
+        self.rng.shuffle(&mut dims);
+        dims.truncate(1 + self.rng.below(4));
         let types = [DType::F32, DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16];
-        let dtype = match self.dice.once_in(12) {
-            true => DType::I32,
-            false => self.dice.one_of(&types).unwrap_or(DType::F32),
-        };
+        let dtype =
+            if self.rng.once_in(12) { DType::I32 } else { self.rng.one_of(&types).unwrap_or(DType::F32) };
         let ty = TensorType::new(dtype, dims);
         let pending = self.layouts != Layouts::Split && dtype.is_float();
         let layout = self.layout(&ty, pending);
         let mut ty = ty.with_layout(layout);
         let splits: Vec<AxisId> = ty.layout.split.iter().flatten().copied().collect();
-        if self.layouts == Layouts::Moved && ty.layout.partial.is_empty() && self.dice.once_in(3) {
+        if self.layouts == Layouts::Moved && ty.layout.partial.is_empty() && self.rng.once_in(3) {
             ty.layout = self.moved(&ty.layout, &splits);
         }
         ty
@@ -268,24 +266,24 @@ impl Draw {
 
     /// The layout with the parts along one of `axes` moved by some ranks.
     pub(super) fn moved(&mut self, layout: &Layout, axes: &[AxisId]) -> Layout {
-        let Some(axis) = self.dice.one_of(axes) else { return layout.clone() };
+        let Some(axis) = self.rng.one_of(axes) else { return layout.clone() };
         let n = self.space.mesh.size(axis);
-        let by = self.dice.below(usize::try_from(n).unwrap_or(1)) as u64;
+        let by = self.rng.below(usize::try_from(n).unwrap_or(1)) as u64;
         layout.clone().moved(axis, by, n, None)
     }
 
-    /// A random layout, with sums still to be taken where that is allowed.
+    /// A random layout; with `pending` it may have pending sums.
     pub(super) fn layout(&mut self, ty: &TensorType, pending: bool) -> Layout {
         let mut layout = Layout::whole(ty.dims.len());
         let mut axes: Vec<AxisId> = self.space.mesh.axes.ids().collect();
-        self.dice.shuffle(&mut axes);
+        self.rng.shuffle(&mut axes);
         for axis in axes {
-            match self.dice.below(6) {
+            match self.rng.below(6) {
                 0 => {}
                 1 if pending => layout = layout.with_partial(axis),
                 _ if ty.dims.is_empty() => {}
                 _ => {
-                    let i = self.dice.below(ty.dims.len());
+                    let i = self.rng.below(ty.dims.len());
                     let mut split: AxisList = layout.split[i].clone();
                     split.push(axis);
                     if self.space.can_split(ty.dims[i], &split) {
@@ -303,7 +301,7 @@ impl Draw {
     }
 }
 
-/// Words of a rule that must be names of dimensions, and those that must be names of axes.
+/// The names of dimensions and the names of axes that occur in a rule.
 fn literals(rule: &Rule) -> (Vec<String>, Vec<String>) {
     let (mut dims, mut axes) = (Vec::new(), Vec::new());
     let add = |names: &mut Vec<String>, term: &Term| {

@@ -1,4 +1,4 @@
-//! What runs the programs on which rules are tried.
+//! The interface to the execution of programs, for the check of rules.
 
 use ithaca_ir::Module;
 
@@ -13,12 +13,12 @@ pub struct Evaluated {
     pub elements: Vec<f64>,
 }
 
-/// What runs programs, for rules to be tried: this crate computes nothing itself.
+/// Runs programs for the check of rules; this crate does not execute programs.
 pub trait Evaluate {
-    /// The outputs of `module`, a verified one of any level, in order. Its inputs are random numbers that `seed` and
-    /// the sources of `sources` determine, so that two programs with the same sources get the same inputs.
+    /// The outputs of `module`, verified at any level, in order. `seed` and the sources of `sources` determine its
+    /// random inputs, so two programs with the same sources receive the same inputs.
     ///
     /// # Errors
-    /// Why it cannot be run.
+    /// Why the module cannot be run.
     fn outputs(&self, module: &Module, sources: &Module, seed: u64) -> Result<Vec<Evaluated>, String>;
 }

@@ -1,7 +1,7 @@
 //! Random programs in which the left side of a rule occurs.
 //!
-//! The result's type is drawn first, then attributes and operand types of each operation that give it, down to the
-//! values, which become inputs in the layouts that were drawn for them.
+//! The result's type is drawn first, then the attributes and operand types of each operation from the result down to
+//! the values, which become inputs in the drawn layouts.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +14,26 @@ use ithaca_ir::{
 
 use super::draw::Draw;
 use super::matching::{Bindings, bind_attrs, holds, same, value};
-use super::operands::{Asked, Drawn, Fixed, operands};
+use super::operands::{DrawnOperands, Fixed, OperationRequest, operands};
 use super::sizes::{Focus, numbers_within, whole_numbers};
 use super::syntax::{App, Comparison, Condition, Pattern, Rest, Rule, Term};
 
-/// The most elements of an input.
+/// The maximum number of elements of an input.
 const MAX_ELEMENTS: u64 = 2048;
 
 /// Why no program was drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Miss {
-    /// No operands were found for the types that were drawn.
+pub(super) enum DrawFailure {
+    /// No operands give the drawn types.
     Types,
     /// The conditions do not hold.
     Conditions,
 }
 
-/// A program whose outputs are the results of the rule's left side; with `focus`, one around a size.
-pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, Miss> {
+/// A program that returns the results of the rule's left side; with `focus`, one that tests a size.
+pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, DrawFailure> {
     let draw = Draw::new(rule, seed, focus);
-    let mut grower = Grower {
+    let mut builder = ProgramBuilder {
         rule,
         draw,
         bindings: Bindings::default(),
@@ -41,42 +41,42 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
         nodes: Vec::new(),
         made: BTreeMap::new(),
     };
-    grower.settle();
-    let want = grower.draw.ty();
-    let root = grower.app(&rule.left, &want).ok_or(Miss::Types)?;
-    let Grower { draw, bindings, leaves, nodes, .. } = grower;
+    builder.settle();
+    let want = builder.draw.ty();
+    let root = builder.app(&rule.left, &want).ok_or(DrawFailure::Types)?;
+    let ProgramBuilder { draw, bindings, leaves, nodes, .. } = builder;
     let ty = |name: &str| leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
     if !rule.conditions.iter().all(|c| holds(c, &bindings, &draw.space, &ty)) {
-        return Err(Miss::Conditions);
+        return Err(DrawFailure::Conditions);
     }
     let most = MAX_ELEMENTS.max(2 * draw.largest());
     let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= most;
     if !leaves.iter().all(|(_, ty)| small(ty)) {
-        return Err(Miss::Types);
+        return Err(DrawFailure::Types);
     }
-    assemble(rule, draw, &leaves, &nodes, root).ok_or(Miss::Types)
+    assemble(rule, draw, &leaves, &nodes, root).ok_or(DrawFailure::Types)
 }
 
-/// An operand of a node that was drawn.
+/// An operand of a drawn node.
 #[derive(Clone, Copy)]
 enum Source {
     Leaf(usize),
     Node(usize, usize),
 }
 
-struct Grown {
+struct DrawnNode {
     op: Op,
     operands: Vec<Source>,
     types: Vec<TensorType>,
 }
 
-struct Grower<'r> {
+struct ProgramBuilder<'r> {
     rule: &'r Rule,
     draw: Draw,
     bindings: Bindings,
     /// Values of the pattern by name, in order of their first use.
     leaves: Vec<(String, TensorType)>,
-    nodes: Vec<Grown>,
+    nodes: Vec<DrawnNode>,
     made: BTreeMap<String, usize>,
 }
 
@@ -84,8 +84,8 @@ fn names<'a>(space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Names<
     Names { space, functions }
 }
 
-impl Grower<'_> {
-    /// Binds variables that a condition equates with what is known.
+impl ProgramBuilder<'_> {
+    /// Binds variables that a condition equates with known values.
     fn settle(&mut self) {
         for condition in &self.rule.conditions {
             let Condition::Compare(a, Comparison::Equal, b) = condition else { continue };
@@ -97,14 +97,14 @@ impl Grower<'_> {
         }
     }
 
-    /// Binds numbers of a mask that is taken apart: small ones, and those around constants of the rule.
+    /// Binds the numbers in a mask's arguments: small ones, and ones near the rule's constants.
     fn numbers(&mut self, term: &Term) {
         for name in numbers_within(term).unwrap_or_default() {
             if !self.bindings.attrs.contains_key(name) {
                 let around = |n: u64| [n.saturating_sub(1), n, n.saturating_add(1)];
                 let mut numbers = vec![0, 1, 1, 2, 3];
                 numbers.extend(whole_numbers(self.rule).into_iter().flat_map(around));
-                let n = self.draw.dice.one_of(&numbers).unwrap_or(1);
+                let n = self.draw.rng.one_of(&numbers).unwrap_or(1);
                 self.bindings.attrs.insert(name.to_owned(), Attr::Int(n));
             }
         }
@@ -129,14 +129,14 @@ impl Grower<'_> {
         if let Rest::Bound(name) = &app.rest
             && let Some(bound) = self.bindings.rests.get(&name.text)
         {
-            // What the others are was settled by an operation before.
+            // The operation that bound them fixed the other attributes.
             rest = Rest::Absent;
             for (key, attr) in bound {
                 named.push(key.clone());
                 fixed.insert(key.clone(), attr.clone());
             }
         }
-        let asked = Asked {
+        let request = OperationRequest {
             op: &app.op,
             n_operands: app.operands.len(),
             fixed: &fixed,
@@ -144,7 +144,7 @@ impl Grower<'_> {
             rest: &rest,
             result: app.result,
         };
-        let Drawn { attrs, operands } = operands(&mut self.draw, &asked, want)?;
+        let DrawnOperands { attrs, operands } = operands(&mut self.draw, &request, want)?;
         let agrees = attrs.iter().all(|(key, attr)| fixed.get(key).is_none_or(|fixed| same(fixed, attr)));
         if !agrees || operands.len() != app.operands.len() {
             return None;
@@ -170,7 +170,7 @@ impl Grower<'_> {
                 Pattern::App(inner) => Source::Node(self.app(inner, ty)?, inner.result),
             });
         }
-        self.nodes.push(Grown { op, operands: sources, types });
+        self.nodes.push(DrawnNode { op, operands: sources, types });
         self.made.insert(key, self.nodes.len() - 1);
         Some(self.nodes.len() - 1)
     }
@@ -190,20 +190,22 @@ fn assemble(
     rule: &Rule,
     mut draw: Draw,
     leaves: &[(String, TensorType)],
-    nodes: &[Grown],
+    nodes: &[DrawnNode],
     root: usize,
 ) -> Option<Module> {
-    // A sum still to be taken is made by a product over a dimension that is split.
+    // A product over a split dimension makes a pending sum.
     let mut sums = Vec::new();
     for (_, ty) in leaves {
         let axes = ty.layout.partial.clone();
         let degree = draw.space.mesh.degree(&axes);
         sums.push((!axes.is_empty()).then(|| (draw.fresh_dim(&[degree, 2 * degree]), axes)));
     }
-    let level = match rule.mentions(&["reshard"]) {
-        true => Level::Sharded,
-        false if draw.space.mesh.axes.is_empty() && !rule.mentions(super::draw::LAYOUT_OPS) => Level::Program,
-        false => Level::PerRank,
+    let level = if rule.mentions(&["reshard"]) {
+        Level::Sharded
+    } else if draw.space.mesh.axes.is_empty() && !rule.mentions(super::draw::LAYOUT_OPS) {
+        Level::Program
+    } else {
+        Level::PerRank
     };
     let mut functions = Arena::new();
     let main = main_function(&draw.space, &functions, (leaves, &sums), nodes, root).ok()?;
@@ -219,7 +221,7 @@ fn main_function(
     space: &Space,
     functions: &Arena<FuncId, Function>,
     (leaves, sums): (&[(String, TensorType)], &[Sum]),
-    nodes: &[Grown],
+    nodes: &[DrawnNode],
     root: usize,
 ) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::new("main", space, functions);
@@ -255,7 +257,7 @@ fn main_function(
     Ok(b.finish(outputs))
 }
 
-/// A sum over `axes` that is still to be taken, other summands on each rank.
+/// A pending sum over `axes`, with different summands on each rank.
 fn summands(
     b: &mut FunctionBuilder<'_>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Tokens of a file of rules: those of the text form, and `?name`, `=>`, `#`, comparisons and signs of arithmetic.
+//! The lexer of rule files: the tokens of the text form, and `?name`, `=>`, `#`, comparisons and arithmetic.
 
 use ithaca_ir::Span;
 
@@ -9,17 +9,17 @@ pub(super) enum Token<'a> {
     Word(&'a str),
     /// `%name`.
     Value(&'a str),
-    /// `?name`.
+    /// A whole number, as text.
     Variable(&'a str),
-    /// A whole number, unread.
+    /// A real number, as text.
     Int(&'a str),
-    /// A real number, unread.
+    /// The contents of a string, without escapes.
     Float(&'a str),
     /// A string between its quotes, without escapes.
     Text(&'a str),
-    /// One of `( ) { } [ ] , = # & | + - * / < .. => != <=`.
+    /// A symbol: one of `( ) { } [ ] , = # & | + - * / < .. => != <=`.
     Sign(&'static str),
-    /// What is no token.
+    /// An invalid character.
     Bad,
     /// The end.
     End,
@@ -38,11 +38,11 @@ impl std::fmt::Display for Token<'_> {
     }
 }
 
-/// Longer signs before their beginnings.
+/// The symbols; a longer one precedes its prefixes.
 const SIGNS: &[&str] =
     &["..", "=>", "!=", "<=", "(", ")", "{", "}", "[", "]", ",", "=", "#", "&", "|", "+", "-", "*", "/", "<"];
 
-/// Every token of the text with its place, an [`Token::End`] last.
+/// Every token of the text with its span; the last is [`Token::End`].
 pub(super) fn tokens(text: &str) -> Vec<(Token<'_>, Span)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -67,7 +67,7 @@ pub(super) fn tokens(text: &str) -> Vec<(Token<'_>, Span)> {
     }
 }
 
-/// The token that a text without leading blanks starts with, and its length.
+/// The first token of a text without leading blanks, and its length.
 fn token(text: &str) -> (Token<'_>, usize) {
     let bytes = text.as_bytes();
     let named = |n: usize| if n == 0 { None } else { Some(&text[1..=n]) };
@@ -93,12 +93,12 @@ fn token(text: &str) -> (Token<'_>, usize) {
     }
 }
 
-/// Letters, digits and `_`: a dash behind a variable is a minus.
+/// Letters, digits and `_`; a dash after a variable is a minus.
 fn name_len(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count()
 }
 
-/// As in the text form: inside a word also `.` and `-`.
+/// As in the text form: a word may contain `.` and `-`.
 fn word_len(bytes: &[u8]) -> usize {
     let letter = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
     let mut n = 1;

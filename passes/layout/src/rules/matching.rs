@@ -1,6 +1,6 @@
-//! Where a pattern occurs: operations against patterns, attributes against terms, and whether conditions hold.
+//! Matches operations against patterns, attributes against terms, and evaluates conditions.
 //!
-//! Operands are matched in their order, so a match is found in one walk and there is one at most.
+//! Operands are matched in order, so one walk finds the match, and there is at most one.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use ithaca_ir::{DType, Function, Space, TensorType, ValueId};
 
 use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
 
-/// What variables stand for.
+/// The values of a rule's variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings {
     pub(crate) values: BTreeMap<String, ValueId>,
@@ -18,17 +18,17 @@ pub(crate) struct Bindings {
     pub(crate) rests: BTreeMap<String, Vec<(String, Attr)>>,
 }
 
-/// A function under construction, and which of its nodes defines each value.
+/// A function under construction, with the node that defines each value.
 #[derive(Clone, Copy)]
 pub(super) struct Graph<'a> {
     pub(super) names: Names<'a>,
     pub(super) function: &'a Function,
-    /// For each value its node and which result of it; nothing for parameters.
+    /// For each value its node and the index of the result; `None` for parameters.
     pub(super) defined: &'a [Option<(usize, usize)>],
 }
 
 impl Graph<'_> {
-    /// What the rule's variables stand for where `op` on `operands` is its left side and its conditions hold.
+    /// The bindings of the rule's variables if `op` on `operands` matches its left side and its conditions hold.
     pub(super) fn find(&self, rule: &Rule, op: &Op, operands: &[ValueId]) -> Option<Bindings> {
         let mut bindings = Bindings::default();
         let found = self.matches(&rule.left, op, operands, &mut bindings);
@@ -60,7 +60,7 @@ impl Graph<'_> {
     }
 }
 
-/// Whether attributes are those that the pattern names, and what its variables stand for then.
+/// Whether attributes match the pattern; binds its variables.
 pub(crate) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
     let mut left: Vec<&(&'static str, Attr)> = attrs.iter().collect();
     for (key, term) in &app.attrs {
@@ -101,12 +101,12 @@ fn bind_term(term: &Term, attr: &Attr, bindings: &mut Bindings) -> bool {
                 && terms.len() == args.len()
                 && terms.iter().zip(args).all(|((k, t), (l, a))| k == l && bind_term(t, a, bindings))
         }
-        // Arithmetic is refused on the left when rules are read.
+        // The parser refuses arithmetic on the left side.
         (Term::List(_) | Term::All(_) | Term::Any(_) | Term::Call(..) | Term::Arithmetic(..), _) => false,
     }
 }
 
-/// Whether two attributes mean the same: `2` is `2.0`.
+/// Whether two attributes have equal values: `2` equals `2.0`.
 pub(super) fn same(a: &Attr, b: &Attr) -> bool {
     match (number(a), number(b)) {
         (Some(a), Some(b)) => a == b,
@@ -131,7 +131,7 @@ fn number(attr: &Attr) -> Option<f64> {
     }
 }
 
-/// What a term comes to; nothing where it computes with what is no number, or leaves the real numbers.
+/// The value of a term; `None` for arithmetic on non-numbers or a result that is not finite.
 pub(super) fn value(term: &Term, bindings: &Bindings) -> Option<Attr> {
     let each = |terms: &[Term]| terms.iter().map(|t| value(t, bindings)).collect::<Option<Vec<_>>>();
     match term {
@@ -148,7 +148,7 @@ pub(super) fn value(term: &Term, bindings: &Bindings) -> Option<Attr> {
     }
 }
 
-/// Whole numbers stay whole as long as the result is one.
+/// Integers stay integers if the result is one.
 fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
     if let (Attr::Int(a), Attr::Int(b)) = (a, b) {
         let whole = match sign {
@@ -171,7 +171,7 @@ fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
     x.is_finite().then_some(Attr::Float(x))
 }
 
-/// Whether a condition holds; one that makes no sense for what is bound does not.
+/// Whether a condition holds; one that does not apply to the bound values does not hold.
 pub(crate) fn holds<'t>(
     condition: &Condition,
     bindings: &Bindings,

@@ -1,4 +1,4 @@
-//! Rewrite rules that a user writes: read from a file, tried before they are used, applied, counted.
+//! Rewrite rules written by users: read from a file, checked before use, applied and counted.
 //!
 //! ```text
 //! // The factor of an operand is a factor of the product.
@@ -6,13 +6,13 @@
 //!   mul (scale %x {factor=?a}) %y => scale (mul %x %y) {factor=?a}
 //! ```
 //!
-//! [`parse`] reads rules, [`check`] tries each on random programs and hands out [`CheckedRules`], the only thing that
-//! [`ApplyRules`] takes: no rule is used that was not tried. Rules see one function at a time; they neither make sources
-//! nor call functions. The language is described in `docs/rules.md`.
+//! [`parse`] reads rules, [`check`] runs each on random programs and returns [`CheckedRules`], the only input of
+//! [`ApplyRules`]: an unchecked rule is never applied. Rules apply within one function; they neither make sources nor
+//! call functions. `docs/rules.md` describes the language.
 //!
-//! Rules are directed and run in the order in which they are written, so they are matched on the function itself
-//! (`rewrite`); an e-graph would keep every form and leave the choice to a cost, which is not what a user who writes
-//! `=>` asks for, and types, layouts and with them the legality of an operation differ between values that are equal.
+//! Rules are directed and apply in the order of the file, so they are matched on the function itself (`rewrite`). An
+//! e-graph would keep every form and leave the choice to a cost, but `=>` states the choice; moreover types, layouts
+//! and the legality of operations differ between equal values.
 
 mod check;
 mod draw;
@@ -46,22 +46,22 @@ pub use parse::parse;
 pub use sizes::MAX_CONSTANT;
 pub use syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
 
-use rewrite::{Allow, Budget, World};
+use rewrite::{Allow, Budget, ModuleParts};
 
-/// The most applications of one rule in one run of the pass.
+/// The maximum number of applications of one rule in one run of the pass.
 pub const MAX_APPLICATIONS: u64 = 1000;
 
-/// A program in which the left side of a rule occurs; none where the draw had no luck.
+/// A program in which the left side of a rule occurs, or `None` if the draw failed.
 #[cfg(test)]
 pub(crate) fn drawn(rule: &Rule, seed: u64) -> Option<Module> {
     instance::instance(rule, seed, None).ok()
 }
 
-/// The pass that applies rules: each at most [`MAX_APPLICATIONS`] times, in the order of the file, operands first.
+/// The pass that applies rules, in the order of the file, operands first, each at most [`MAX_APPLICATIONS`] times.
 #[derive(Debug)]
 pub struct ApplyRules {
     rules: CheckedRules,
-    /// Applications of each rule in the last run, for the pipeline's text.
+    /// The applications of each rule in the last run, for the pipeline's text.
     applied: RefCell<Vec<u64>>,
 }
 
@@ -72,9 +72,9 @@ impl ApplyRules {
     }
 }
 
-struct Left<'c, 'p>(&'c mut Context<'p>);
+struct RewriteBudget<'c, 'p>(&'c mut Context<'p>);
 
-impl Allow for Left<'_, '_> {
+impl Allow for RewriteBudget<'_, '_> {
     fn allow(&mut self) -> bool {
         self.0.rewrite()
     }
@@ -85,7 +85,7 @@ impl Pass for ApplyRules {
         "rules"
     }
 
-    /// How often each rule was applied in the last run.
+    /// The number of applications of each rule in the last run.
     fn options(&self) -> Vec<(String, String)> {
         let applied = self.applied.borrow();
         let rules = self.rules.rules.iter().zip(applied.iter());
@@ -95,12 +95,12 @@ impl Pass for ApplyRules {
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
         let rules = &self.rules.rules;
-        let mut allow = Left(cx);
+        let mut allow = RewriteBudget(cx);
         let mut budget = Budget::new(rules.len(), MAX_APPLICATIONS, &mut allow);
         let mut rewritten = module.emptied(module.level);
         for function in module.functions.values() {
             let world =
-                World { space: &rewritten.space, functions: &rewritten.functions, level: module.level };
+                ModuleParts { space: &rewritten.space, functions: &rewritten.functions, level: module.level };
             let function = rewrite::rewrite(world, function, rules, &mut budget)
                 .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?;
             rewritten.functions.push(function);

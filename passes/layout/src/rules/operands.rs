@@ -1,8 +1,7 @@
-//! For each operation, random attributes and operand types that give a result of a stated type.
+//! Random attributes and operand types for an operation with a given result type.
 //!
-//! A rule is tried from its result back to its values: an operand of the pattern is asked for in the type that was drawn
-//! for it here. What is drawn is allowed to be wrong, for every operation infers its results afterwards, and a draw that
-//! gives others is thrown away.
+//! Programs for a rule are drawn from the result down to the values: each operand of the pattern is drawn for the type
+//! chosen here. A draw may be wrong: inference runs afterwards, and a draw with another result type is discarded.
 
 use std::collections::BTreeMap;
 
@@ -14,35 +13,35 @@ use ithaca_ir::{DType, DimId, Layout, Order, TensorType};
 use super::draw::Draw;
 use super::syntax::Rest;
 
-/// Attributes that are settled, by literals or by variables that are bound.
+/// Attributes fixed by literals or bound variables.
 pub(super) type Fixed = BTreeMap<String, Attr>;
 
-/// An operation to draw for.
-pub(super) struct Asked<'a> {
+/// The request for one operation.
+pub(super) struct OperationRequest<'a> {
     /// Its name.
     pub(super) op: &'a str,
     /// How many operands it has.
     pub(super) n_operands: usize,
-    /// Attributes that are settled.
+    /// Fixed attributes.
     pub(super) fixed: &'a Fixed,
     /// Every attribute that the pattern names.
     pub(super) named: Vec<&'a str>,
-    /// What may be there beside them.
+    /// The attributes that may occur besides.
     pub(super) rest: &'a Rest,
-    /// The result that is meant.
+    /// The index of the requested result.
     pub(super) result: usize,
 }
 
 /// Attributes and operand types.
-pub(super) struct Drawn {
+pub(super) struct DrawnOperands {
     pub(super) attrs: Vec<(String, Attr)>,
     pub(super) operands: Vec<TensorType>,
 }
 
-impl Asked<'_> {
-    /// Whether an attribute that may be absent is to be there.
+impl OperationRequest<'_> {
+    /// Whether to include an optional attribute.
     fn wants(&self, draw: &mut Draw, key: &str) -> bool {
-        self.named.contains(&key) || (*self.rest != Rest::Absent && draw.dice.once_in(3))
+        self.named.contains(&key) || (*self.rest != Rest::Absent && draw.rng.once_in(3))
     }
 }
 
@@ -57,9 +56,9 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
         }
         "cast" => {
             d.attr("to", Attr::Word(want.dtype.name().to_owned()));
-            // A mask is no number.
+            // A mask is not a number.
             let numbers: Vec<DType> = DType::ALL.into_iter().filter(|&t| t != DType::Bool).collect();
-            vec![TensorType { dtype: d.draw.dice.one_of(&numbers)?, ..want.clone() }]
+            vec![TensorType { dtype: d.draw.rng.one_of(&numbers)?, ..want.clone() }]
         }
         "add" | "sub" | "mul" | "div" | "log_add_exp" => vec![want.clone(), d.part_of(want)],
         "accumulate" => vec![want.clone(), want.clone()],
@@ -85,7 +84,7 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
         }
         "sink" => {
             let (o, lse) = d.rows(want);
-            let heads = d.draw.dice.one_of(&lse.dims)?;
+            let heads = d.draw.rng.one_of(&lse.dims)?;
             let logits = TensorType::new(DType::F32, [heads]).split(heads, lse.axes_of(heads).to_vec());
             vec![o, lse, logits]
         }
@@ -149,24 +148,24 @@ pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) ->
         "all_to_all" | "all_gather" | "slice" | "reduce_scatter" | "all_reduce" => d.collective(want)?,
         _ => return None,
     };
-    Some(Drawn { attrs: d.attrs, operands })
+    Some(DrawnOperands { attrs: d.attrs, operands })
 }
 
 struct Drawer<'a> {
     draw: &'a mut Draw,
-    asked: &'a Asked<'a>,
+    request: &'a OperationRequest<'a>,
     attrs: Vec<(String, Attr)>,
 }
 
 impl Drawer<'_> {
-    /// States an attribute, as it is settled or as it was drawn.
+    /// Sets an attribute: the fixed value, or else the drawn one.
     fn attr(&mut self, key: &str, drawn: Attr) {
-        let attr = self.asked.fixed.get(key).cloned().unwrap_or(drawn);
+        let attr = self.request.fixed.get(key).cloned().unwrap_or(drawn);
         self.attrs.push((key.to_owned(), attr));
     }
 
     fn number(&mut self, key: &str, from: &[f64]) {
-        let x = self.draw.dice.one_of(from).unwrap_or(1.0);
+        let x = self.draw.rng.one_of(from).unwrap_or(1.0);
         self.attr(key, Attr::Float(x));
     }
 
@@ -175,39 +174,41 @@ impl Drawer<'_> {
         self.attrs.push((key.to_owned(), Attr::Word(name)));
     }
 
-    /// The dimension that is settled, if one is.
+    /// The fixed dimension, if there is one.
     fn fixed_dim(&self, key: &str) -> Option<DimId> {
-        match self.asked.fixed.get(key) {
+        match self.request.fixed.get(key) {
             Some(Attr::Word(word)) => self.draw.space.dim(word),
             _ => None,
         }
     }
 
-    /// One of `candidates`, or the settled one if it is among them.
+    /// One of `candidates`, or the fixed one if it is among them.
     fn one_dim(&mut self, key: &str, candidates: &[DimId]) -> Option<DimId> {
-        let dim = match self.asked.fixed.contains_key(key) {
-            true => self.fixed_dim(key).filter(|d| candidates.contains(d))?,
-            false => self.draw.dice.one_of(candidates)?,
+        let dim = if self.request.fixed.contains_key(key) {
+            self.fixed_dim(key).filter(|d| candidates.contains(d))?
+        } else {
+            self.draw.rng.one_of(candidates)?
         };
         self.dim(key, dim);
         Some(dim)
     }
 
-    /// A dimension of the operation's own, new unless it is settled.
+    /// A dimension declared by the operation, new unless it is fixed.
     fn own_dim(&mut self, key: &str, sizes: &[u64]) -> Option<DimId> {
-        let dim = match self.asked.fixed.contains_key(key) {
-            true => self.fixed_dim(key)?,
-            false => self.draw.sized_dim(sizes),
+        let dim = if self.request.fixed.contains_key(key) {
+            self.fixed_dim(key)?
+        } else {
+            self.draw.sized_dim(sizes)
         };
         self.dim(key, dim);
         Some(dim)
     }
 
     fn one_axis(&mut self, candidates: &[AxisId]) -> Option<AxisId> {
-        let axis = match self.asked.fixed.get("axis") {
+        let axis = match self.request.fixed.get("axis") {
             Some(Attr::Word(word)) => self.draw.space.mesh.axis(word).filter(|a| candidates.contains(a))?,
             Some(_) => return None,
-            None => self.draw.dice.one_of(candidates)?,
+            None => self.draw.rng.one_of(candidates)?,
         };
         let name = self.draw.space.mesh.axes[axis].name.clone();
         self.attrs.push(("axis".to_owned(), Attr::Word(name)));
@@ -216,13 +217,13 @@ impl Drawer<'_> {
 
     /// A second operand: the whole type, or some of its dimensions.
     fn part_of(&mut self, want: &TensorType) -> TensorType {
-        let all = self.draw.dice.once_in(2);
+        let all = self.draw.rng.once_in(2);
         let mut dims: Vec<DimId> =
-            want.dims.iter().copied().filter(|_| all || self.draw.dice.once_in(2)).collect();
-        if self.draw.dice.once_in(5) {
-            self.draw.dice.shuffle(&mut dims);
+            want.dims.iter().copied().filter(|_| all || self.draw.rng.once_in(2)).collect();
+        if self.draw.rng.once_in(5) {
+            self.draw.rng.shuffle(&mut dims);
         }
-        lying_as(want, want.dtype, dims)
+        laid_out_as(want, want.dtype, dims)
     }
 
     fn einsum(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
@@ -231,7 +232,7 @@ impl Drawer<'_> {
             TensorType { layout: Layout { partial: AxisList::new(), ..want.layout.clone() }, ..want.clone() };
         for &d in &want.dims {
             let axes: AxisList = home.axes_of(d).into();
-            let side = self.draw.dice.below(4);
+            let side = self.draw.rng.below(4);
             if side != 1 {
                 parts[0].push((d, axes.clone()));
             }
@@ -240,7 +241,7 @@ impl Drawer<'_> {
             }
         }
         let pending = want.layout.partial.clone();
-        let n_sums = self.draw.dice.below(2) + usize::from(!pending.is_empty());
+        let n_sums = self.draw.rng.below(2) + usize::from(!pending.is_empty());
         for i in 0..n_sums {
             let axes = if i == 0 { pending.clone() } else { AxisList::new() };
             let degree = self.draw.space.mesh.degree(&axes);
@@ -249,14 +250,14 @@ impl Drawer<'_> {
                 self.draw.space.can_split(d, &axes) && parts.iter().flatten().all(|(e, _)| *e != d)
             });
             let known: Vec<DimId> = known.collect();
-            let sum = match self.draw.dice.once_in(2).then(|| self.draw.dice.one_of(&known)).flatten() {
+            let sum = match self.draw.rng.once_in(2).then(|| self.draw.rng.one_of(&known)).flatten() {
                 Some(dim) => dim,
                 None => self.draw.fresh_dim(&[degree, 2 * degree, 3 * degree]),
             };
-            let side = self.draw.dice.below(5);
+            let side = self.draw.rng.below(5);
             for (s, part) in parts.iter_mut().enumerate() {
                 if side > 1 || side == s {
-                    let at = self.draw.dice.below(part.len() + 1);
+                    let at = self.draw.rng.below(part.len() + 1);
                     part.insert(at, (sum, axes.clone()));
                 }
             }
@@ -265,11 +266,11 @@ impl Drawer<'_> {
     }
 
     fn embed(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let n_ids = self.draw.dice.below(want.dims.len() + 1);
+        let n_ids = self.draw.rng.below(want.dims.len() + 1);
         let degree = self.draw.space.mesh.degree(&want.layout.partial);
         let over = self.own_dim("over", &[2 * degree, 3 * degree])?;
-        let ids = lying_as(want, DType::I32, want.dims[..n_ids].to_vec());
-        let mut table = with_first(over, &lying_as(want, want.dtype, want.dims[n_ids..].to_vec()));
+        let ids = laid_out_as(want, DType::I32, want.dims[..n_ids].to_vec());
+        let mut table = with_first(over, &laid_out_as(want, want.dtype, want.dims[n_ids..].to_vec()));
         table.layout.split[0] = want.layout.partial.clone();
         Some(vec![table, ids])
     }
@@ -277,20 +278,19 @@ impl Drawer<'_> {
     fn norm(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let over = self.one_dim("over", &whole_dims(want))?;
         self.number("eps", &[1e-6, 1e-2]);
-        if self.asked.op == "rms_norm" && self.asked.wants(self.draw, "offset") {
+        if self.request.op == "rms_norm" && self.request.wants(self.draw, "offset") {
             self.number("offset", &[1.0, 0.5]);
         }
         let mut operands = vec![want.clone()];
-        for _ in 1..self.asked.n_operands {
-            let dims =
-                want.dims.iter().copied().filter(|&d| d == over || self.draw.dice.once_in(4)).collect();
-            operands.push(lying_as(want, want.dtype, dims));
+        for _ in 1..self.request.n_operands {
+            let dims = want.dims.iter().copied().filter(|&d| d == over || self.draw.rng.once_in(4)).collect();
+            operands.push(laid_out_as(want, want.dtype, dims));
         }
         Some(operands)
     }
 
     fn rms_scale(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let over: Vec<DimId> = match self.asked.fixed.get("over") {
+        let over: Vec<DimId> = match self.request.fixed.get("over") {
             Some(Attr::List(items)) => {
                 let name = |attr: &Attr| match attr {
                     Attr::Word(word) => self.draw.space.dim(word),
@@ -300,8 +300,8 @@ impl Drawer<'_> {
             }
             _ => {
                 let mut dims = want.dims.to_vec();
-                self.draw.dice.shuffle(&mut dims);
-                dims.truncate(1 + self.draw.dice.below(2));
+                self.draw.rng.shuffle(&mut dims);
+                dims.truncate(1 + self.draw.rng.below(2));
                 dims
             }
         };
@@ -310,40 +310,40 @@ impl Drawer<'_> {
         self.number("eps", &[1e-6, 1e-2]);
         let sum = if want.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let rest = want.dims.iter().copied().filter(|d| !over.contains(d)).collect();
-        Some(vec![want.clone(), lying_as(want, sum, rest), self.part_of(want)])
+        Some(vec![want.clone(), laid_out_as(want, sum, rest), self.part_of(want)])
     }
 
     fn rotary(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let over = self.one_dim("over", &whole_dims(want))?;
         let width = self.draw.space.size(over) / 2 * 2;
-        let width = self.draw.dice.one_of(&[width, 2])?;
+        let width = self.draw.rng.one_of(&[width, 2])?;
         self.attr("width", Attr::Int(width));
         self.number("theta", &[100.0, 10_000.0]);
         let linear = Attr::Call("linear".to_owned(), vec![("factor".to_owned(), Attr::Float(2.0))]);
-        let scaling = self.draw.dice.one_of(&[Attr::Word("none".to_owned()), linear])?;
+        let scaling = self.draw.rng.one_of(&[Attr::Word("none".to_owned()), linear])?;
         self.attr("scaling", scaling);
         let others: Vec<DimId> = want.dims.iter().copied().filter(|&d| d != over).collect();
-        let tokens = self.draw.dice.one_of(&others)?;
-        Some(vec![want.clone(), lying_as(want, DType::I32, vec![tokens])])
+        let tokens = self.draw.rng.one_of(&others)?;
+        Some(vec![want.clone(), laid_out_as(want, DType::I32, vec![tokens])])
     }
 
-    /// The output and lse of an attention of which one is `want`.
+    /// The types of the output and the lse of an attention that returns `want`.
     fn rows(&mut self, want: &TensorType) -> (TensorType, TensorType) {
-        if self.asked.result == 1 {
+        if self.request.result == 1 {
             let width = self.draw.fresh_dim(&[2, 3]);
             let o = with_last(want, width);
-            let dtype = self.draw.dice.one_of(&[DType::F32, DType::BF16]).unwrap_or(DType::F32);
+            let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16]).unwrap_or(DType::F32);
             return (TensorType { dtype, ..o }, want.clone());
         }
         let dims = want.dims[..want.dims.len() - 1].to_vec();
-        let mut lse = lying_as(want, DType::F32, dims);
+        let mut lse = laid_out_as(want, DType::F32, dims);
         lse.layout.moved.clone_from(&want.layout.moved);
         (want.clone(), lse)
     }
 
-    /// `q`, `k` and `v` of an attention whose queries and heads lie as in `rows`, `[… queries heads]`.
+    /// `q`, `k` and `v` of an attention whose queries and heads have the layout of `rows`, `[… queries heads]`.
     ///
-    /// `width` is that of queries and keys, `e` that of values; either is drawn where it is not stated.
+    /// `width` is the width of queries and keys, `e` of values; an absent one is drawn.
     fn sides(
         &mut self,
         rows: &TensorType,
@@ -363,18 +363,18 @@ impl Drawer<'_> {
         let kv_heads = self.kv_heads(rows, heads)?;
         let keys = match self.fixed_dim("keys") {
             Some(keys) => keys,
-            None if rows.axes_of(queries).is_empty() && self.draw.dice.once_in(2) => queries,
+            None if rows.axes_of(queries).is_empty() && self.draw.rng.once_in(2) => queries,
             None => self.draw.sized_dim(&[2, 3, 4, 8]),
         };
         let width = match (self.fixed_dim("width"), width, e) {
             (Some(fixed), Some(width), _) if fixed != width => return None,
             (Some(width), _, _) | (None, Some(width), _) => width,
-            (None, None, Some(e)) if self.draw.dice.once_in(2) => e,
+            (None, None, Some(e)) if self.draw.rng.once_in(2) => e,
             (None, None, _) => self.draw.fresh_dim(&[2, 3]),
         };
         let e = match e {
             Some(e) => e,
-            None if self.draw.dice.once_in(2) => width,
+            None if self.draw.rng.once_in(2) => width,
             None => self.draw.fresh_dim(&[2, 3]),
         };
         self.dim("queries", queries);
@@ -396,7 +396,7 @@ impl Drawer<'_> {
         Some([q, side(width), side(e)])
     }
 
-    /// Key/value heads for these heads: themselves, or fewer, each serving a group.
+    /// Key/value heads for these heads: the same, or fewer that each serve a group.
     fn kv_heads(&mut self, rows: &TensorType, heads: DimId) -> Option<DimId> {
         if let Some(fixed) = self.fixed_dim("kv_heads") {
             return Some(fixed);
@@ -405,7 +405,7 @@ impl Drawer<'_> {
         if dim.granule != 1
             || dim.copies.is_some()
             || dim.order != Order::Contiguous
-            || self.draw.dice.once_in(3)
+            || self.draw.rng.once_in(3)
         {
             return (dim.granule == 1).then_some(heads);
         }
@@ -414,7 +414,7 @@ impl Drawer<'_> {
             .into_iter()
             .filter(|g| dim.size.is_multiple_of(*g) && (dim.size / g).is_multiple_of(degree))
             .collect();
-        let group = self.draw.dice.one_of(&groups)?;
+        let group = self.draw.rng.one_of(&groups)?;
         let kv_heads = self.draw.fresh_dim(&[dim.size / group]);
         self.draw.space.dims[heads].granule = group;
         self.draw.space.dims[kv_heads].uneven = dim.uneven;
@@ -430,49 +430,49 @@ impl Drawer<'_> {
             let window = Attr::Call("window".to_owned(), sides.to_vec());
             masks.extend([word("causal"), window.clone(), Attr::All(vec![word("causal"), window])]);
         }
-        let mask = self.draw.dice.one_of(&masks).unwrap_or(word("full"));
+        let mask = self.draw.rng.one_of(&masks).unwrap_or(word("full"));
         self.attr("mask", mask);
         self.number("scale", &[0.5, 1.0, 2.0, 4.0]);
-        if self.asked.wants(self.draw, "softcap") {
+        if self.request.wants(self.draw, "softcap") {
             self.number("softcap", &[0.5, 2.0]);
         }
     }
 
     fn attention(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        let choices = match self.asked.result {
+        let choices = match self.request.result {
             0 => ["output", "with_lse", "part"].as_slice(),
             _ => ["with_lse", "part"].as_slice(),
         };
         let mut returns = "output".to_owned();
-        if self.asked.wants(self.draw, "returns") || self.asked.result > 0 {
-            returns = self.draw.dice.one_of(choices)?.to_owned();
-            if let Some(Attr::Word(fixed)) = self.asked.fixed.get("returns") {
+        if self.request.wants(self.draw, "returns") || self.request.result > 0 {
+            returns = self.draw.rng.one_of(choices)?.to_owned();
+            if let Some(Attr::Word(fixed)) = self.request.fixed.get("returns") {
                 returns.clone_from(fixed);
             }
         }
-        if returns != "output" || self.asked.named.contains(&"returns") {
+        if returns != "output" || self.request.named.contains(&"returns") {
             self.attr("returns", Attr::Word(returns.clone()));
         }
         let last = want.dims.len() - 1;
-        let (rows, e) = match self.asked.result {
-            0 => (lying_as(want, want.dtype, want.dims[..last].to_vec()), Some(want.dims[last])),
+        let (rows, e) = match self.request.result {
+            0 => (laid_out_as(want, want.dtype, want.dims[..last].to_vec()), Some(want.dims[last])),
             _ => (want.clone(), None),
         };
-        let dtype = match (self.asked.result, returns.as_str()) {
+        let dtype = match (self.request.result, returns.as_str()) {
             (0, "output" | "with_lse") => want.dtype,
-            _ => self.draw.dice.one_of(&[DType::F32, DType::BF16])?,
+            _ => self.draw.rng.one_of(&[DType::F32, DType::BF16])?,
         };
         let mut operands: Vec<TensorType> = self.sides(&rows, dtype, None, e)?.into();
         self.bias(3, &rows, &mut operands)?;
         Some(operands)
     }
 
-    /// The learned bias, where the pattern has an operand for it.
+    /// The learned bias, if the pattern has an operand for it.
     fn bias(&mut self, n_others: usize, rows: &TensorType, operands: &mut Vec<TensorType>) -> Option<()> {
-        if self.asked.n_operands > n_others {
+        if self.request.n_operands > n_others {
             let buckets = self.draw.fresh_dim(&[4, 8]);
             let name = self.draw.space.dims[buckets].name.clone();
-            let sides = self.draw.dice.one_of(&["both", "before"])?;
+            let sides = self.draw.rng.one_of(&["both", "before"])?;
             let args = [
                 ("buckets", Attr::Word(name)),
                 ("max_distance", Attr::Int(16)),
@@ -488,11 +488,11 @@ impl Drawer<'_> {
     }
 
     fn attention_backward(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
-        if self.asked.result > 0 {
+        if self.request.result > 0 {
             return None;
         }
         let last = want.dims.len() - 1;
-        let (rows, width) = (lying_as(want, want.dtype, want.dims[..last].to_vec()), want.dims[last]);
+        let (rows, width) = (laid_out_as(want, want.dtype, want.dims[..last].to_vec()), want.dims[last]);
         let [q, k, v] = self.sides(&rows, want.dtype, Some(width), None)?;
         let d_o = TensorType { dtype: want.dtype, ..with_last(&rows, *v.dims.last()?) };
         let lse = TensorType { dtype: DType::F32, ..rows.clone() };
@@ -504,8 +504,8 @@ impl Drawer<'_> {
     fn scores(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let last = want.dims.len() - 1;
         let columns = self.one_dim("columns", &[want.dims[last]])?;
-        let rows = lying_as(want, want.dtype, want.dims[..last].to_vec());
-        let dtype = self.draw.dice.one_of(&[DType::F32, DType::BF16])?;
+        let rows = laid_out_as(want, want.dtype, want.dims[..last].to_vec());
+        let dtype = self.draw.rng.one_of(&[DType::F32, DType::BF16])?;
         let [q, k, _] = self.sides(&rows, dtype, None, None)?;
         let k = self.with_columns(k, columns)?;
         Some(vec![q, k])
@@ -513,14 +513,14 @@ impl Drawer<'_> {
 
     fn weigh(&mut self, want: &TensorType) -> Option<Vec<TensorType>> {
         let last = want.dims.len() - 1;
-        let rows = lying_as(want, DType::F32, want.dims[..last].to_vec());
+        let rows = laid_out_as(want, DType::F32, want.dims[..last].to_vec());
         let [_, _, v] = self.sides(&rows, DType::F32, None, Some(want.dims[last]))?;
         let columns = self.own_dim("columns", &[2, 3, 4])?;
         let v = self.with_columns(v, columns)?;
         Some(vec![with_last(&rows, columns), rows, v])
     }
 
-    /// The side of keys, with as many keys as there are columns.
+    /// The keys' type with the dimension `columns` for the keys.
     fn with_columns(&mut self, side: TensorType, columns: DimId) -> Option<TensorType> {
         let keys = side.dims[side.dims.len() - 3];
         let n = self.draw.space.size(columns);
@@ -535,15 +535,15 @@ impl Drawer<'_> {
 
     fn permute(&mut self, want: &TensorType) -> Vec<TensorType> {
         let splits: Vec<AxisId> = want.layout.split.iter().flatten().copied().collect();
-        if self.draw.dice.once_in(2) {
+        if self.draw.rng.once_in(2) {
             let layout = self.draw.moved(&want.layout, &splits);
             return vec![want.with_layout(layout)];
         }
         let mut layout = Layout::whole(want.dims.len());
         let mut axes = splits;
-        self.draw.dice.shuffle(&mut axes);
+        self.draw.rng.shuffle(&mut axes);
         for axis in axes {
-            layout.split[self.draw.dice.below(want.dims.len())].push(axis);
+            layout.split[self.draw.rng.below(want.dims.len())].push(axis);
         }
         vec![want.with_layout(layout)]
     }
@@ -557,7 +557,7 @@ impl Drawer<'_> {
         let split: Vec<AxisId> =
             self.draw.space.mesh.axes.ids().filter(|&axis| innermost(axis).is_some()).collect();
         let at = |d: DimId| want.position(d);
-        match self.asked.op {
+        match self.request.op {
             "all_gather" => {
                 let axis = self.one_axis(&free)?;
                 let dim = self.one_dim("dim", &want.dims)?;
@@ -571,7 +571,7 @@ impl Drawer<'_> {
                 let axis = self.one_axis(&split)?;
                 let dim = self.one_dim("dim", &[innermost(axis)?])?;
                 ty.layout.split[at(dim)?].pop();
-                if self.asked.op == "reduce_scatter" {
+                if self.request.op == "reduce_scatter" {
                     ty.layout = ty.layout.with_partial(axis);
                 }
             }
@@ -592,8 +592,8 @@ fn whole_dims(ty: &TensorType) -> Vec<DimId> {
     ty.dims.iter().copied().filter(|&d| ty.axes_of(d).is_empty()).collect()
 }
 
-/// A tensor of some dimensions of `ty`, lying as they do there.
-fn lying_as(ty: &TensorType, dtype: DType, dims: Vec<DimId>) -> TensorType {
+/// A tensor with some dimensions of `ty`, in its layout.
+fn laid_out_as(ty: &TensorType, dtype: DType, dims: Vec<DimId>) -> TensorType {
     from_parts(dtype, dims.into_iter().map(|d| (d, ty.axes_of(d).into())).collect())
 }
 
@@ -605,7 +605,7 @@ fn from_parts(dtype: DType, parts: Vec<(DimId, AxisList)>) -> TensorType {
     ty
 }
 
-/// The type with `dim`, whole, as its last dimension.
+/// The type with `dim`, unsplit, as its last dimension.
 fn with_last(ty: &TensorType, dim: DimId) -> TensorType {
     let mut ty = ty.clone();
     ty.dims.push(dim);
@@ -613,7 +613,7 @@ fn with_last(ty: &TensorType, dim: DimId) -> TensorType {
     ty
 }
 
-/// The type with `dim`, whole, as its first dimension.
+/// The type with `dim`, unsplit, as its first dimension.
 fn with_first(dim: DimId, ty: &TensorType) -> TensorType {
     let mut ty = ty.clone();
     ty.dims.insert(0, dim);
@@ -621,7 +621,7 @@ fn with_first(dim: DimId, ty: &TensorType) -> TensorType {
     ty
 }
 
-/// The type with dimension `to` in place of `from`, split alike.
+/// The type with dimension `to` in place of `from`, split in the same way.
 fn renamed(ty: &TensorType, from: DimId, to: DimId) -> Option<TensorType> {
     let i = ty.position(from)?;
     let mut ty = ty.clone();

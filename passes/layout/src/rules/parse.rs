@@ -1,10 +1,10 @@
-//! Reads a file of rules.
+//! The parser of rule files.
 //!
 //! ```text
 //! file      = { rule }
 //! rule      = "rule" name app "=>" ( value | app ) [ "where" condition { "," condition } ]
 //! app       = operation { operand } [ "as" value ] [ "{" [ item { "," item } ] "}" ]
-//! operand   = value | "(" app ")" [ "#" number ]                               the result that is meant, counted from 0
+//! operand   = value | "(" app ")" [ "#" number ]                               the index of the result, from 0
 //! item      = name "=" term | ".." | ".." variable
 //! term      = an attribute of the text form, with variables in any place; + - * / on the right
 //! condition = term ( "=" | "!=" | "<" | "<=" ) term | predicate "(" … ")"
@@ -17,13 +17,13 @@ use super::lexer::{Token, tokens};
 use super::resolve::resolve;
 use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
 
-/// How deep patterns and terms may nest.
+/// The maximum depth of patterns and terms.
 const MAX_DEPTH: usize = 32;
 
-/// The most rules of a file.
+/// The maximum number of rules in a file.
 const MAX_RULES: usize = 1024;
 
-/// What may stand behind `where`.
+/// The conditions, for messages.
 const CONDITIONS: &str = "conditions: comparisons, float(?t), divides(?a, ?d), has(%x, ?d), lacks(%x, ?d), \
                           whole(%x, ?d), alike(%x, %y)";
 
@@ -32,7 +32,7 @@ type Parsed<T> = Result<T, Box<Diagnostic>>;
 /// Reads rules.
 ///
 /// # Errors
-/// `P60` for text that is no rule, `P61`–`P65` for rules that cannot mean anything; each points at its place.
+/// `P60` for a syntax error, `P61`–`P65` for an invalid rule; each points at its span.
 pub fn parse(text: &str) -> Result<Vec<Rule>, Diagnostics> {
     if u32::try_from(text.len()).is_err() {
         return Err(vec![Diagnostic::new("P60", format!("a file of {} bytes is too long", text.len()))]);
@@ -46,7 +46,7 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, Diagnostics> {
 struct Reader<'a> {
     tokens: Vec<(Token<'a>, Span)>,
     at: usize,
-    /// The rule that is being read, for messages.
+    /// The current rule, for messages.
     rule: Option<&'a str>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Reader<'a> {
 
     fn span(&self) -> Span {
         match self.peek() {
-            // The end has no byte of its own; the last token stands for it.
+            // The end has no span; use the last token's.
             Token::End => self.tokens[self.at.saturating_sub(1)].1,
             _ => self.tokens[self.at].1,
         }
@@ -215,7 +215,7 @@ impl<'a> Reader<'a> {
         Ok(Pattern::App(app))
     }
 
-    /// `a | b`, `a & b`, `a + b`, `a * b`, each binding more tightly than those before.
+    /// `a | b`, `a & b`, `a + b`, `a * b`, in order of increasing precedence.
     fn term(&mut self, depth: usize) -> Parsed<Term> {
         if depth >= MAX_DEPTH {
             return Err(self.too_deep());
@@ -259,7 +259,7 @@ impl<'a> Reader<'a> {
         Ok(product)
     }
 
-    /// One of the signs, if it is next; `n` of them came before, which are as many levels.
+    /// One of the signs, if it is next; `n` signs precede it in the chain, and each adds a level.
     fn sign(&mut self, allowed: &[Sign], n: usize) -> Parsed<Option<Sign>> {
         let Token::Sign(text) = self.peek() else { return Ok(None) };
         let known = Sign::ALL.into_iter().find(|(_, c)| text.len() == 1 && text.starts_with(*c));
@@ -276,9 +276,10 @@ impl<'a> Reader<'a> {
             Token::Variable(text) => Term::Variable(Name { text: text.to_owned(), span: self.next().1 }),
             Token::Int(_) => {
                 let first = self.int()?;
-                match self.eat("..") {
-                    true => Term::Literal(Attr::Range(first, self.int()?)),
-                    false => Term::Literal(Attr::Int(first)),
+                if self.eat("..") {
+                    Term::Literal(Attr::Range(first, self.int()?))
+                } else {
+                    Term::Literal(Attr::Int(first))
                 }
             }
             Token::Float(digits) => self.float(digits, 1.0)?,

@@ -1,4 +1,4 @@
-//! What takes the place of a match: new operations with their types, or why there can be none.
+//! Builds the replacement of a match: new operations with their types, or the reason why there is none.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use ithaca_ir::{DType, Function, Layout, Level, Op, Space, TensorType, ValueId};
 use super::matching::{Bindings, value};
 use super::syntax::{App, Pattern, Rest, Rule};
 
-/// New operations in order, and what the replaced results become.
+/// New operations in order, and the values of the replaced results.
 #[derive(Debug, Default)]
 pub(crate) struct Replacement {
     pub(crate) nodes: Vec<NewNode>,
     pub(crate) results: Vec<Place>,
 }
 
-/// An operation to be added.
+/// An operation to add.
 #[derive(Debug)]
 pub(crate) struct NewNode {
     pub(crate) op: Op,
@@ -25,20 +25,20 @@ pub(crate) struct NewNode {
     pub(crate) types: Vec<TensorType>,
 }
 
-/// A value that is there, or a result of a new operation.
+/// An existing value, or a result of a new operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Value(ValueId),
     New(usize, usize),
 }
 
-/// Why a match is left as it is.
+/// Why a match is not replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Declined {
     /// The replacement breaks an invariant here.
     Illegal(String),
-    /// It gives results of other types.
-    OtherTypes(String),
+    /// The replacement has results of other types.
+    TypeMismatch(String),
 }
 
 /// Values and their types.
@@ -53,7 +53,7 @@ impl Values for Function {
     }
 }
 
-/// What a replacement is made from.
+/// The context of a replacement.
 #[derive(Clone, Copy)]
 pub(crate) struct Site<'a> {
     pub(crate) cx: Context<'a>,
@@ -63,9 +63,9 @@ pub(crate) struct Site<'a> {
 
 /// The replacement of a match whose results have the types `wanted`.
 ///
-/// Types of new operations follow from their operands. Where they do not (`einsum`, `reshard`, `permute`), the last
-/// operation has the types of what it replaces, and an operation under it lies as that result does, dimension by
-/// dimension; dimensions that the result lacks stay as they are. What would lie as before is not moved at all.
+/// Inference gives the types of new operations. For `einsum`, `reshard` and `permute` the last operation has the types
+/// of the replaced results; an operation below it has the layout of that result for common dimensions, and the other
+/// dimensions keep their layout. A reshard that changes nothing is not made.
 pub(crate) fn replacement(
     rule: &Rule,
     bindings: &Bindings,
@@ -75,10 +75,11 @@ pub(crate) fn replacement(
     let Some(first) = wanted.first() else {
         return Err(Declined::Illegal("there is no result".to_owned()));
     };
-    let mut maker = Maker { bindings, site, made: BTreeMap::new(), replacement: Replacement::default() };
+    let mut maker =
+        ReplacementBuilder { bindings, site, made: BTreeMap::new(), replacement: Replacement::default() };
     let results = match &rule.right {
         Pattern::Value(name) => vec![Place::Value(bindings.values[&name.text])],
-        Pattern::App(app) => match maker.app(app, &Wish { like: first, is_result: true })? {
+        Pattern::App(app) => match maker.app(app, &ExpectedType { like: first, is_result: true })? {
             Place::New(node, 0) if app.result == 0 => {
                 (0..maker.replacement.nodes[node].types.len()).map(|i| Place::New(node, i)).collect()
             }
@@ -94,29 +95,29 @@ pub(crate) fn replacement(
         results.iter().map(|&place| maker.ty(place)).collect::<Result<_, Declined>>()?;
     if types != wanted {
         let message = format!("the replacement gives {} in place of {}", spelled(&types), spelled(wanted));
-        return Err(Declined::OtherTypes(message));
+        return Err(Declined::TypeMismatch(message));
     }
     maker.replacement.results = results;
     Ok(maker.replacement)
 }
 
-/// The type that a new value is hoped to have.
+/// The expected type of a new value.
 #[derive(Clone, Copy)]
-struct Wish<'a> {
+struct ExpectedType<'a> {
     like: &'a TensorType,
-    /// Whether it must be this one, and not only lie as it does.
+    /// Whether the type must match, or only the layout.
     is_result: bool,
 }
 
-struct Maker<'a> {
+struct ReplacementBuilder<'a> {
     bindings: &'a Bindings,
     site: Site<'a>,
-    /// Operations made already: equal patterns are one operation.
+    /// The operations made so far; equal patterns become one operation.
     made: BTreeMap<String, Place>,
     replacement: Replacement,
 }
 
-impl Maker<'_> {
+impl ReplacementBuilder<'_> {
     fn ty(&self, place: Place) -> Result<TensorType, Declined> {
         match place {
             Place::Value(v) => Ok(self.site.values.type_of(v).clone()),
@@ -128,8 +129,8 @@ impl Maker<'_> {
         }
     }
 
-    /// The result of an operation that is meant.
-    fn app(&mut self, app: &App, wish: &Wish<'_>) -> Result<Place, Declined> {
+    /// The requested result of an operation.
+    fn app(&mut self, app: &App, expected: &ExpectedType<'_>) -> Result<Place, Declined> {
         let meant = |place: Place| match place {
             Place::New(node, _) => Place::New(node, app.result),
             Place::Value(v) => Place::Value(v),
@@ -142,16 +143,18 @@ impl Maker<'_> {
         for pattern in &app.operands {
             operands.push(match pattern {
                 Pattern::Value(name) => Place::Value(self.bindings.values[&name.text]),
-                Pattern::App(app) => self.app(app, &Wish { like: wish.like, is_result: false })?,
+                Pattern::App(app) => {
+                    self.app(app, &ExpectedType { like: expected.like, is_result: false })?
+                }
             });
         }
         let types: Vec<TensorType> =
             operands.iter().map(|&place| self.ty(place)).collect::<Result<_, Declined>>()?;
         let op = self.op(app)?;
         let like = app.like.as_ref().map(|name| self.site.values.type_of(self.bindings.values[&name.text]));
-        let wish = like.map_or(*wish, |like| Wish { like, is_result: false });
-        let results = self.types_of(&op, &types, &wish)?;
-        let moves = matches!(op, Op::Reshard | Op::Permute) && !wish.is_result;
+        let expected = like.map_or(*expected, |like| ExpectedType { like, is_result: false });
+        let results = self.types_of(&op, &types, &expected)?;
+        let moves = matches!(op, Op::Reshard | Op::Permute) && !expected.is_result;
         let place = if moves && results == types {
             operands[0]
         } else {
@@ -187,7 +190,7 @@ impl Maker<'_> {
         &self,
         op: &Op,
         operands: &[TensorType],
-        wish: &Wish<'_>,
+        expected: &ExpectedType<'_>,
     ) -> Result<Vec<TensorType>, Declined> {
         let illegal = |message: String| Err(Declined::Illegal(message));
         let reshards = matches!(op, Op::Reshard);
@@ -198,12 +201,12 @@ impl Maker<'_> {
         };
         if !admitted {
             let level = self.site.level.name();
-            return illegal(format!("`{}` does not stand in a {level} program", op.name()));
+            return illegal(format!("`{}` is not legal in a {level} program", op.name()));
         }
         let declared: Vec<TensorType> = match (op, operands) {
-            _ if wish.is_result => vec![wish.like.clone()],
-            (Op::Reshard | Op::Permute, [x]) => vec![laid_out_like(x, wish.like)],
-            (Op::Einsum, [x, y]) => vec![self.product(x, y, wish.like)],
+            _ if expected.is_result => vec![expected.like.clone()],
+            (Op::Reshard | Op::Permute, [x]) => vec![laid_out_like(x, expected.like)],
+            (Op::Einsum, [x, y]) => vec![self.product(x, y, expected.like)],
             _ => Vec::new(),
         };
         let cx = self.site.cx;
@@ -217,7 +220,7 @@ impl Maker<'_> {
         }
     }
 
-    /// The product of `x` and `y` over the dimensions that nothing else of the match has.
+    /// The product of `x` and `y` over the dimensions that no other value of the match has.
     fn product(&self, x: &TensorType, y: &TensorType, like: &TensorType) -> TensorType {
         let operands = [x, y];
         let elsewhere = |d| {
@@ -240,7 +243,7 @@ impl Maker<'_> {
     }
 }
 
-/// `x`, with every dimension that `like` has lying as there, and its sums still to be taken where they are there.
+/// `x` with the layout and the pending sums of `like` for common dimensions.
 fn laid_out_like(x: &TensorType, like: &TensorType) -> TensorType {
     let mut layout = Layout::whole(x.dims.len());
     for (i, &d) in x.dims.iter().enumerate() {
@@ -250,7 +253,7 @@ fn laid_out_like(x: &TensorType, like: &TensorType) -> TensorType {
     x.with_layout(layout)
 }
 
-/// Whether dimensions and axes occur once, and every dimension may be split as it is.
+/// Whether dimensions and axes are distinct, and every split is legal.
 pub(super) fn is_sound(space: &Space, ty: &TensorType) -> bool {
     let axes: Vec<_> = ty.layout.axes().collect();
     let once = |i: usize| !axes[..i].contains(&axes[i]);

@@ -1,4 +1,4 @@
-//! Whether rules can mean anything: operations and attributes are known, variables are bound where they are used.
+//! Checks names in rules: operations and attributes are known, variables are bound before use.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use ithaca_ir::{Diagnostic, Diagnostics};
 
 use super::syntax::{App, Condition, Name, Pattern, Rest, Rule, Side, Term};
 
-/// What is wrong with rules, in their order.
+/// The errors in rules, in order.
 pub(super) fn resolve(rules: &[Rule]) -> Diagnostics {
     let mut found = Diagnostics::new();
     for (i, rule) in rules.iter().enumerate() {
@@ -26,7 +26,7 @@ struct Resolver<'r> {
     found: &'r mut Diagnostics,
 }
 
-/// What a left side binds.
+/// The names that a left side binds.
 #[derive(Default)]
 struct Bound<'r> {
     values: BTreeSet<&'r str>,
@@ -85,7 +85,7 @@ impl<'r> Resolver<'r> {
             return;
         };
         if matches!(info.family, Family::Source | Family::Structure) {
-            let message = format!("`{}` may not stand in a rule", app.op);
+            let message = format!("`{}` is not legal in a rule", app.op);
             let label = "a rule takes values from `%name` and calls no function";
             self.refuse("P63", &place, message, label);
             return;
@@ -95,32 +95,43 @@ impl<'r> Resolver<'r> {
             if !info.attr_names().any(|known| known == key.text) {
                 let known: Vec<&str> = info.attr_names().collect();
                 let message = format!("`{}` has no attribute `{}`", app.op, key.text);
-                let help = match known.is_empty() {
-                    true => format!("`{}` has no attributes", app.op),
-                    false => format!("attributes of `{}`: {}", app.op, known.join(", ")),
+                let help = if known.is_empty() {
+                    format!("`{}` has no attributes", app.op)
+                } else {
+                    format!("attributes of `{}`: {}", app.op, known.join(", "))
                 };
                 self.refuse("P62", key, message, "unknown").helps.push(help);
             }
             if app.attrs[..i].iter().any(|(before, _)| before.text == key.text) {
-                let message = format!("attribute `{}` stands there twice", key.text);
+                let message = format!("attribute `{}` occurs twice", key.text);
                 self.refuse("P62", key, message, "the second");
             }
             if side == Side::Left && term.has_arithmetic() {
                 let message =
-                    format!("`{}={term}` would have to be solved, and patterns are linear", key.text);
-                self.refuse("P65", key, message, "arithmetic stands on the right and in conditions only")
-                    .helps
-                    .push("bind a variable, and state the equation behind `where`".to_owned());
+                    format!("`{}={term}` would need an equation solved, and patterns are linear", key.text);
+                self.refuse(
+                    "P65",
+                    key,
+                    message,
+                    "arithmetic is legal on the right side and in conditions only",
+                )
+                .helps
+                .push("bind a variable, and state the equation after `where`".to_owned());
             }
         }
         if let Some(like) = &app.like
             && (side == Side::Left || !matches!(app.op.as_str(), "reshard" | "permute"))
         {
-            let message = format!("`{}` may not say as what its result lies", app.op);
-            self.refuse("P65", like, message, "a `reshard` or `permute` on the right may");
+            let message = format!("`as` is not legal on `{}`", app.op);
+            self.refuse(
+                "P65",
+                like,
+                message,
+                "only a `reshard` or `permute` on the right side has a target layout",
+            );
         }
         if side == Side::Right && app.rest == Rest::Ignored {
-            let message = format!("`..` leaves open which attributes the new `{}` has", app.op);
+            let message = format!("`..` does not determine the attributes of the new `{}`", app.op);
             let diagnostic = self.refuse("P65", &place, message, "made by the rule");
             diagnostic
                 .helps
@@ -155,7 +166,7 @@ impl<'r> Resolver<'r> {
         }
         let both: Vec<&str> = bound.rests.intersection(&bound.attrs).copied().collect();
         for name in both {
-            let message = format!("`?{name}` stands for one attribute and for all others");
+            let message = format!("`?{name}` is bound to one attribute and to all others");
             let place = Name { text: name.to_owned(), span: self.rule.span };
             self.refuse("P65", &place, message, "in this rule");
         }

@@ -1,9 +1,8 @@
 //! Applies rules to a function in one sweep.
 //!
-//! Operations are copied in order. Before one is added, the rules are tried on it, in the order of the file; where one
-//! matches, the operations of its replacement take the place of the one at hand and are tried in their turn. Operands
-//! are final when they are looked at, so one sweep leaves no match behind. What only the replaced operations needed is
-//! left out at the end.
+//! Operations are copied in order. The rules are tried on each operation in the order of the file; if one matches, the
+//! operations of its replacement take the place of the operation and the rules are tried on them too. Operands are
+//! final when an operation is visited, so one sweep leaves no match. Unused operations are removed at the end.
 
 use ithaca_ir::entity::{Arena, Entity};
 use ithaca_ir::module::{FuncId, Node};
@@ -14,23 +13,23 @@ use super::matching::Graph;
 use super::replace::{Declined, Place, Replacement, Site, replacement};
 use super::syntax::Rule;
 
-/// How often each rule was applied, and how often it may be.
+/// The applications of each rule, and their limit.
 pub(super) struct Budget<'a> {
     /// Applications of each rule.
     pub(super) applied: Vec<u64>,
-    /// The most applications of one rule.
+    /// The maximum number of applications of one rule.
     pub(super) limit: u64,
-    /// Rules that matched when they might be applied no more.
+    /// Rules that matched after they had reached the limit.
     pub(super) stopped: Vec<bool>,
-    /// For each rule, the first replacement that was declined for its types.
-    pub(super) other_types: Vec<Option<String>>,
-    /// For each rule, why the first replacement that was not legal was not.
+    /// For each rule, the first replacement declined because of its types.
+    pub(super) type_mismatches: Vec<Option<String>>,
+    /// For each rule, why its first illegal replacement is illegal.
     pub(super) illegal: Vec<Option<String>>,
-    /// Asked before each application, the limit aside.
+    /// Asked before each application, in addition to the limit.
     pub(super) allow: &'a mut dyn Allow,
 }
 
-/// Whether one more rewrite may be made.
+/// Permits each rewrite, for `--stop-after`.
 pub(super) trait Allow {
     fn allow(&mut self) -> bool;
 }
@@ -41,27 +40,27 @@ impl<'a> Budget<'a> {
             applied: vec![0; n_rules],
             limit,
             stopped: vec![false; n_rules],
-            other_types: vec![None; n_rules],
+            type_mismatches: vec![None; n_rules],
             illegal: vec![None; n_rules],
             allow,
         }
     }
 }
 
-/// Where functions live.
+/// The level, the space and the functions of a module.
 #[derive(Clone, Copy)]
-pub(super) struct World<'a> {
+pub(super) struct ModuleParts<'a> {
     pub(super) space: &'a Space,
     pub(super) functions: &'a Arena<FuncId, Function>,
     pub(super) level: Level,
 }
 
-/// The function with rules applied; parameters, outputs and their types are kept.
+/// The function with the rules applied; parameters, outputs and their types stay.
 ///
 /// # Errors
-/// The invariant that an operation breaks: a bug, as replacements are checked before they are made.
+/// A broken invariant: a bug, because replacements are checked first.
 pub(super) fn rewrite(
-    world: World<'_>,
+    world: ModuleParts<'_>,
     function: &Function,
     rules: &[Rule],
     budget: &mut Budget<'_>,
@@ -69,40 +68,40 @@ pub(super) fn rewrite(
     let before: u64 = budget.applied.iter().sum();
     let sweep = Sweep::new(world, function);
     let (rewritten, kept) = sweep.run(function, rules, budget)?;
-    match budget.applied.iter().sum::<u64>() == before {
-        true => Ok(function.clone()),
-        false => without_unused(world, &rewritten, &kept),
+    if budget.applied.iter().sum::<u64>() == before {
+        return Ok(function.clone());
     }
+    without_unused(world, &rewritten, &kept)
 }
 
-/// A value to come.
+/// The index of a value that may not exist yet.
 type Slot = usize;
 
-/// An operation to be tried and added.
+/// An operation to visit and add.
 struct Task {
     op: Op,
     operands: Vec<Slot>,
     types: Vec<TensorType>,
     results: Vec<Slot>,
-    /// Nothing used it before, and it stays.
+    /// It was unused in the original and stays.
     stays: bool,
 }
 
 struct Sweep<'a> {
-    world: World<'a>,
+    world: ModuleParts<'a>,
     b: FunctionBuilder<'a>,
-    /// The value of each slot, once there is one.
+    /// The value of each slot, once it exists.
     values: Vec<Option<ValueId>>,
     names: Vec<Option<Box<str>>>,
     defined: Vec<Option<(usize, usize)>>,
-    /// Nodes that stay though nothing uses them.
+    /// Unused nodes that stay.
     kept: Vec<usize>,
 }
 
 impl<'a> Sweep<'a> {
-    fn new(world: World<'a>, function: &Function) -> Self {
+    fn new(world: ModuleParts<'a>, function: &Function) -> Self {
         let mut b = FunctionBuilder::like(function, world.space, world.functions);
-        // Slots of the old function's values are their numbers.
+        // The first slots are the old function's values.
         let mut values = vec![None; function.values.len()];
         for &param in &function.params {
             let value = &function.values[param];
@@ -146,7 +145,7 @@ impl<'a> Sweep<'a> {
         self.values[slot].expect("operations are added after those that they need")
     }
 
-    /// What takes the task's place by the first rule that may be applied to it.
+    /// The replacement by the first rule that applies to the task.
     fn apply(
         &self,
         task: &Task,
@@ -164,8 +163,8 @@ impl<'a> Sweep<'a> {
                 Err(Declined::Illegal(message)) => {
                     budget.illegal[i].get_or_insert(message);
                 }
-                Err(Declined::OtherTypes(message)) => {
-                    budget.other_types[i].get_or_insert(message);
+                Err(Declined::TypeMismatch(message)) => {
+                    budget.type_mismatches[i].get_or_insert(message);
                 }
                 Ok(_) if budget.applied[i] >= budget.limit => budget.stopped[i] = true,
                 Ok(replacement) => {
@@ -179,14 +178,14 @@ impl<'a> Sweep<'a> {
         None
     }
 
-    /// Puts the new operations where the task was: the first of them is tried first.
+    /// Puts the new operations in the task's place, first one first.
     fn queue(&mut self, task: Task, replacement: Replacement, tasks: &mut Vec<Task>) {
         let Replacement { nodes, results } = replacement;
         let mut slots: Vec<Vec<Slot>> = Vec::new();
         for (n, node) in nodes.iter().enumerate() {
             let mut own = Vec::new();
             for i in 0..node.types.len() {
-                // A result that takes the place of an old one takes its slot, and with it its name.
+                // A result that replaces an old one takes its slot and its name.
                 let taken = results.iter().position(|&place| place == Place::New(n, i));
                 own.push(match taken {
                     Some(old) => task.results[old],
@@ -253,8 +252,8 @@ fn task(function: &Function, node: &Node, used: &[bool]) -> Task {
     }
 }
 
-/// The function without operations whose results nothing needs, `kept` ones excepted.
-fn without_unused(world: World<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
+/// The function without unused operations, except `kept` ones.
+fn without_unused(world: ModuleParts<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
     let mut needed = vec![false; function.values.len()];
     for output in &function.outputs {
         needed[output.value.index()] = true;
@@ -268,7 +267,7 @@ fn without_unused(world: World<'_>, function: &Function, kept: &[usize]) -> Resu
     }
     let mut b = FunctionBuilder::like(function, world.space, world.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
-    let here = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("what is needed stays");
+    let here = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("used values stay");
     for &param in &function.params {
         let value = &function.values[param];
         map[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));

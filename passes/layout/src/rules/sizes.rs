@@ -1,7 +1,7 @@
-//! The sizes that the constants of a rule ask for: a rule about 100 tokens shows itself on sequences longer than that.
+//! The sizes to test for the constants of a rule: a rule about 100 tokens needs longer sequences.
 //!
-//! Whole numbers of a rule, in masks and conditions too, are taken for numbers of tokens, heads or elements, but for
-//! attributes that are real ([`REAL`]). Each asks for programs with dimensions below it, of it, and above it.
+//! Integers of a rule, including those in masks and conditions, count as numbers of tokens, heads or elements, except
+//! in real attributes ([`REAL`]). For each, programs have dimensions below, equal to and above it.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use ithaca_ir::ops::Attr;
 use super::matching::{Bindings, value};
 use super::syntax::{App, Condition, Rule, Term};
 
-/// The largest constant that can be tried: scores of twice as many tokens are still computed in a moment.
+/// The largest constant that can be tested; scores of twice as many tokens are still fast to compute.
 pub const MAX_CONSTANT: u64 = 1024;
 
-/// Attributes that are no sizes, and the magnitudes, other than zero, of which double precision shows the effect on
-/// numbers around 1 beyond the tolerance of the comparison.
+/// Real attributes, and the range of magnitudes, except zero, whose effect on numbers near 1 exceeds the tolerance of
+/// the comparison in double precision.
 const REAL: &[(&str, f64, f64)] = &[
     ("factor", 1e-6, 1e6),
     ("scale", 1e-6, 1e6),
@@ -27,7 +27,7 @@ const REAL: &[(&str, f64, f64)] = &[
     ("seed", 0.0, f64::MAX),
 ];
 
-/// What the constants of a rule ask for.
+/// The sizes that the constants of a rule require.
 #[derive(Debug, Default)]
 pub(super) struct Sizes {
     /// The constants, ascending.
@@ -36,17 +36,17 @@ pub(super) struct Sizes {
     pub(super) targets: Vec<u64>,
 }
 
-/// A size that a program is drawn around.
+/// A size to draw a program for.
 #[derive(Clone, Debug)]
 pub(super) struct Focus {
-    /// The size of one dimension at least.
+    /// The size of at least one dimension.
     pub(super) size: u64,
-    /// Sizes that others may have beside small ones.
+    /// Further sizes that other dimensions may have.
     pub(super) others: Vec<u64>,
 }
 
 impl Sizes {
-    /// What to draw around `size`.
+    /// The focus on `size`.
     pub(super) fn focus(&self, size: u64) -> Focus {
         Focus { size, others: self.constants.iter().copied().filter(|&n| n > 0).collect() }
     }
@@ -55,10 +55,10 @@ impl Sizes {
 /// The sizes for a rule.
 ///
 /// # Errors
-/// `P66` for a constant that is too large, or whose effect is too small to be seen.
+/// `P66` for a constant that is too large, or whose effect is below the tolerance.
 pub(super) fn sizes(rule: &Rule) -> Result<Sizes, Diagnostic> {
     let found = constants(rule);
-    if let Some((key, x, least, most)) = found.unseen {
+    if let Some((key, x, least, most)) = found.negligible {
         let message = format!(
             "rule `{}` could not be tried: its constant {key}={x:?} is outside {least:?} to {most:?}, where its effect can be told from rounding",
             rule.name
@@ -79,7 +79,7 @@ pub(super) fn sizes(rule: &Rule) -> Result<Sizes, Diagnostic> {
     Ok(Sizes { constants: found.whole.into_iter().collect(), targets })
 }
 
-/// Whole numbers that a rule has, in no order that means anything but theirs.
+/// The integers in a rule, ascending.
 pub(super) fn whole_numbers(rule: &Rule) -> Vec<u64> {
     constants(rule).whole.into_iter().collect()
 }
@@ -87,8 +87,8 @@ pub(super) fn whole_numbers(rule: &Rule) -> Vec<u64> {
 #[derive(Default)]
 struct Constants {
     whole: BTreeSet<u64>,
-    /// The first real constant whose effect is not seen, with its attribute and the bounds of that.
-    unseen: Option<(&'static str, f64, f64, f64)>,
+    /// The first real constant whose effect is below the tolerance, with its attribute and the bounds.
+    negligible: Option<(&'static str, f64, f64, f64)>,
 }
 
 fn constants(rule: &Rule) -> Constants {
@@ -142,7 +142,7 @@ impl Constants {
             Term::Arithmetic(_, a, b) => {
                 self.term(key, a);
                 self.term(key, b);
-                // What is computed counts too, with small numbers for what is bound.
+                // Computed terms count too; use small numbers for bound variables.
                 let mut bindings = Bindings::default();
                 term.each_variable(&mut |name| {
                     bindings.attrs.insert(name.text.clone(), Attr::Int(2));
@@ -187,12 +187,12 @@ impl Constants {
     }
 
     fn real(&mut self, (key, least, most): (&'static str, f64, f64), x: f64) {
-        if x != 0.0 && !(least..=most).contains(&x.abs()) && self.unseen.is_none() {
-            self.unseen = Some((key, x, least, most));
+        if x != 0.0 && !(least..=most).contains(&x.abs()) && self.negligible.is_none() {
+            self.negligible = Some((key, x, least, most));
         }
     }
 
-    /// The table of blocks fits sequences of as many blocks as it has rows.
+    /// A table of blocks fits sequences with as many blocks as rows.
     fn blocks(&mut self, args: &[(String, Term)]) {
         let arg = |key: &str| args.iter().find(|(k, _)| k == key).map(|(_, term)| term);
         let (Some(size), Some(rows)) = (arg("size"), arg("rows")) else { return };
@@ -207,9 +207,9 @@ impl Constants {
     }
 }
 
-/// Variables that stand for numbers within masks that are taken apart: `?n` in `window(left=?n, right=0)`.
+/// Variables for numbers within a mask's arguments: `?n` in `window(left=?n, right=0)`.
 ///
-/// `None` when a variable may stand for something else.
+/// `None` when a variable may have another kind of value.
 pub(super) fn numbers_within(term: &Term) -> Option<Vec<&str>> {
     match term {
         Term::Variable(_) | Term::Arithmetic(..) => None,

@@ -1,40 +1,40 @@
-//! What a file of rules says: rules, patterns, terms, conditions. Each prints as it is written.
+//! The syntax tree of rule files: rules, patterns, terms, conditions. Each prints as it parses.
 
 use std::fmt;
 
 use ithaca_ir::Span;
 use ithaca_ir::ops::Attr;
 
-/// A rewrite rule: where `left` stands and `conditions` hold, `right` computes the same.
+/// A rewrite rule: if `left` matches and `conditions` hold, `right` is an equal value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The name, unique in its file.
     pub name: String,
-    /// Where the name stands.
+    /// The span of the name.
     pub span: Span,
-    /// What is replaced.
+    /// The pattern to replace.
     pub left: App,
-    /// What takes its place.
+    /// The replacement.
     pub right: Pattern,
-    /// What must hold, all of it.
+    /// The conditions; all must hold.
     pub conditions: Vec<Condition>,
 }
 
 /// A value or the result of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pattern {
-    /// `%x`: any value, the same wherever the name stands.
+    /// `%x`: any value, the same at every occurrence.
     Value(Name),
     /// An operation.
     App(App),
 }
 
-/// A name of the rule's own, without its sigil.
+/// A name in the rule, without its sigil.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Name {
     /// The name.
     pub text: String,
-    /// Where it stands.
+    /// Its span.
     pub span: Span,
 }
 
@@ -43,7 +43,7 @@ pub struct Name {
 pub struct App {
     /// The operation's name in the text form.
     pub op: String,
-    /// Where it stands.
+    /// The span of the operation's name.
     pub span: Span,
     /// The operands.
     pub operands: Vec<Pattern>,
@@ -51,24 +51,24 @@ pub struct App {
     pub attrs: Vec<(Name, Term)>,
     /// The attributes that are not named.
     pub rest: Rest,
-    /// The value as which the result of a `reshard` or `permute` of a replacement lies, where that is said.
+    /// The value that gives the target layout, for a `reshard` or `permute` of a replacement.
     pub like: Option<Name>,
-    /// Which of its results is meant, where it is an operand.
+    /// The index of the requested result, if it is an operand.
     pub result: usize,
 }
 
-/// What becomes of attributes that a pattern does not name.
+/// The attributes that a pattern does not name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rest {
-    /// There are none.
+    /// No others.
     Absent,
-    /// `..`: there may be any.
+    /// `..`: any.
     Ignored,
-    /// `..?r`: there may be any, and `?r` stands for them.
+    /// `..?r`: any, bound to `?r`.
     Bound(Name),
 }
 
-/// The value of an attribute, or a computation of one.
+/// A term: the value of an attribute, or a computation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Term {
     /// `?a`.
@@ -83,11 +83,11 @@ pub enum Term {
     All(Vec<Term>),
     /// `a | b`.
     Any(Vec<Term>),
-    /// Arithmetic; on the right only.
+    /// Arithmetic; on the right side and in conditions only.
     Arithmetic(Sign, Box<Term>, Box<Term>),
 }
 
-/// A sign of arithmetic.
+/// An arithmetic operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
     /// `+`
@@ -113,18 +113,18 @@ pub enum Comparison {
     AtMost,
 }
 
-/// What must hold for a rule to be applied.
+/// A condition of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Condition {
     /// Two terms compared.
     Compare(Term, Comparison, Term),
     /// `float(?t)`: an element type of real numbers.
     Float(Term),
-    /// `divides(?a, ?d)`: the number, or the ranks along the axis, deal a dimension in equal parts, or divide a number.
+    /// `divides(?a, ?d)`: the number, or the number of ranks along the axis, divides the dimension or number.
     Divides(Term, Term),
     /// `has(%x, ?d)`: the value has the dimension.
     Has(Name, Term),
-    /// `lacks(%x, ?d)`: it has not.
+    /// `lacks(%x, ?d)`: the value does not have the dimension.
     Lacks(Name, Term),
     /// `whole(%x, ?d)`: it has the dimension, and no axis splits it.
     Whole(Name, Term),
@@ -133,7 +133,7 @@ pub enum Condition {
 }
 
 impl Sign {
-    /// Every sign, with its character.
+    /// Every operator with its character.
     pub(super) const ALL: [(Sign, char); 4] =
         [(Sign::Plus, '+'), (Sign::Minus, '-'), (Sign::Times, '*'), (Sign::Over, '/')];
 
@@ -162,7 +162,7 @@ impl Rule {
         }
     }
 
-    /// Whether some operation of the rule is one of these.
+    /// Whether the rule contains one of these operations.
     pub(super) fn mentions(&self, ops: &[&str]) -> bool {
         let mut found = false;
         self.each_app(&mut |app, _| found |= ops.contains(&app.op.as_str()));
@@ -187,7 +187,7 @@ impl App {
         }
     }
 
-    /// What the operation is, whichever of its results is meant: equal texts are one node.
+    /// The key of the operation, regardless of the requested result; equal keys are one node.
     pub(super) fn key(&self) -> String {
         App { result: 0, ..self.clone() }.to_string()
     }
@@ -207,7 +207,7 @@ impl Term {
         }
     }
 
-    /// Whether something is to be computed.
+    /// Whether the term has arithmetic.
     pub(super) fn has_arithmetic(&self) -> bool {
         match self {
             Term::Variable(_) | Term::Literal(_) => false,
@@ -235,7 +235,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A pattern that stands alone, without parentheses.
+/// A pattern without parentheses.
 struct Top<'a>(&'a Pattern);
 
 impl fmt::Display for Top<'_> {
@@ -273,10 +273,10 @@ impl fmt::Display for App {
             Rest::Ignored => items.push("..".to_owned()),
             Rest::Bound(name) => items.push(format!("..?{}", name.text)),
         }
-        match items.is_empty() {
-            true => Ok(()),
-            false => write!(f, " {{{}}}", items.join(", ")),
+        if items.is_empty() {
+            return Ok(());
         }
+        write!(f, " {{{}}}", items.join(", "))
     }
 }
 

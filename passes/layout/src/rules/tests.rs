@@ -1,5 +1,4 @@
-//! Reading rules, and applying them to programs in text form. Whether rules are sound is tested where programs can be
-//! run.
+//! Parsing rules, and applying them to programs in text form. Soundness is tested in the crate that runs programs.
 
 use super::*;
 
@@ -68,7 +67,7 @@ fn malformed_rules_are_refused_at_their_place() {
     insta::assert_snapshot!("malformed", all);
 }
 
-/// The program after rules that are not tried.
+/// The program after unchecked rules.
 fn applied(rules: &str, program: &str) -> (String, Vec<String>) {
     let rules = CheckedRules { rules: parse(rules).unwrap_or_else(|d| panic!("{d:#?}")) };
     let module = ithaca_ir::text::parse(program).unwrap_or_else(|d| panic!("{d:#?}"));

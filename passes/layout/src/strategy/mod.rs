@@ -158,7 +158,7 @@ pub enum Search {
 pub trait Strategy: Sync {
     /// The name, as `--strategy` takes it.
     fn name(&self) -> &'static str;
-    /// One sentence, with its source.
+    /// One sentence with its source.
     fn summary(&self) -> &'static str;
     /// What must divide what, for the table of strategies; the rules themselves follow from the placement.
     fn legality(&self) -> &'static str;

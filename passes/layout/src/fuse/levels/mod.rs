@@ -1,24 +1,24 @@
-//! `two-level`: an axis that spans nodes becomes two axes, one across nodes and one inside, so that each collective along it
-//! becomes one collective for each level.
+//! `two-level`: an axis that spans nodes becomes two axes, one across nodes and one inside, so each collective along it
+//! becomes one collective per level.
 //!
 //! ```text
 //! mesh u=16
 //! %1 = reshard %0 : bf16[b s h@u d]                            // from bf16[b s@u h d]
 //! ```
-//! becomes, where eight neighbours are in a node,
+//! becomes, with eight consecutive ranks in a node,
 //! ```text
 //! mesh u_across=2,u_inside=8
 //! %1 = reshard %0 : bf16[b s h@u_across@u_inside d]            // from bf16[b s@u_inside@u_across h d]
 //! ```
-//! which `lower-reshards` turns into an all-to-all across nodes and one inside. Nothing but layouts changes: ranks keep
-//! their numbers, and which part of a tensor a rank holds follows from the order of the two axes.
+//! `lower-reshards` turns this into an all-to-all across nodes and one inside. Only layouts change: ranks keep their
+//! numbers, and the order of the two axes decides which part of a tensor a rank holds.
 //!
-//! That order is what makes each collective two. A collective takes axes from the end of a dimension's list and puts them at
-//! the end of another's. So dimensions between which parts travel have the two in opposite orders. A dimension that is
-//! gathered or that sums are scattered over ends in the axis across nodes: parts are smallest when they cross nodes, and
-//! the network carries what one collective by all ranks would send over it.
+//! The order of the two axes makes two-level collectives possible. A collective takes axes from the end of one
+//! dimension's list and appends them to another's, so dimensions that exchange parts have opposite orders. A dimension
+//! that is gathered, or over which sums are scattered, ends in the axis across nodes: parts are smallest when they
+//! cross nodes, and the network carries as much as for one collective of all ranks.
 //!
-//! An axis is left as it is along which parts move step by step, tokens are fetched or stages lie.
+//! An axis stays one if parts move along it step by step, tokens are fetched along it, or it has pipeline stages.
 
 mod order;
 mod split;
@@ -32,14 +32,14 @@ use serde::{Deserialize, Serialize};
 use super::saturate::PriceList;
 use crate::strategy::MAX_RANKS;
 
-/// Which axes become two.
+/// The axes to split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choose {
-    /// All that span nodes.
+    /// All axes that span nodes.
     #[default]
     Always,
-    /// Those for which the collectives cost less by the prices at hand.
+    /// The axes whose collectives cost less when split, by the cluster's prices.
     Cheaper,
 }
 
@@ -47,11 +47,11 @@ pub enum Choose {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TwoLevel {
-    /// Which axes become two.
+    /// The axes to split.
     pub choose: Choose,
-    /// The only axis that is looked at, by name; all of them when absent.
+    /// The only axis to consider, by name; all axes if `None`.
     pub axis: Option<String>,
-    /// Ranks of an axis that share a node; what the cluster says when absent.
+    /// The ranks of an axis that share a node; the cluster's value if `None`.
     #[serde(deserialize_with = "options::optional_whole::<_, 2, MAX_RANKS>")]
     pub inside: Option<u64>,
 }
@@ -63,12 +63,13 @@ impl TwoLevel {
     /// Reads the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an option or a value that is not known.
+    /// `P02` for an unknown option or value.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
         options::read("two-level", OPTIONS, options)
     }
 
-    /// How many ranks of an axis share a node, some but not all of them and as many in each; or why that is not so.
+    /// The number of ranks of an axis that share a node, if it is more than one, fewer than all and equal in all nodes;
+    /// otherwise the reason why the axis stays one.
     fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Result<u64, String> {
         let (size, stride) = (module.space.mesh.size(axis), module.space.mesh.stride(axis));
         let name = &module.space.mesh.axes[axis].name;
@@ -105,7 +106,7 @@ impl Pass for TwoLevel {
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
         if module.level != Level::Sharded {
-            let message = "`two-level` changes layouts, and this program has no reshards that would follow";
+            let message = "`two-level` needs a sharded program with reshards, but this one is per-rank";
             return Err(vec![Diagnostic::new("P03", message).help("run it before `lower-reshards`")]);
         }
         let mut module = module.clone();
@@ -130,8 +131,8 @@ impl Pass for TwoLevel {
                 cx.note(format!("collectives along `{name}` stay whole: {why}"));
                 continue;
             }
-            let ends = order::ends(&module, axis);
-            let two = split::split(&module, axis, inside, &ends);
+            let last_axes = order::last_axes(&module, axis);
+            let two = split::split(&module, axis, inside, &last_axes);
             if let Err(found) = verify(&two) {
                 let why = found.first().map_or("", |d| d.message.as_str());
                 cx.note(format!("collectives along `{name}` stay whole: in two levels {why}"));
@@ -158,7 +159,7 @@ impl Pass for TwoLevel {
     }
 }
 
-/// What all changes of layout of a step cost.
+/// The cost of all reshards of a step.
 fn seconds(module: &Module, prices: &dyn Prices) -> f64 {
     let mut list = PriceList::new(&module.space, prices);
     let counts = module.run_counts();

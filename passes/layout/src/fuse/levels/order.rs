@@ -1,76 +1,81 @@
-//! In which order a dimension has the two axes.
+//! The order of the two axes in each dimension.
 
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::{AxisId, DimId, Module, Op, TensorType};
 
-/// The axis that a dimension's pair ends in, by which collectives begin.
+/// The last axis of a dimension's pair, which collectives take first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ends {
-    /// In the axis across nodes.
+pub(super) enum LastAxis {
+    /// The axis across nodes.
     Across,
-    /// In the axis inside a node.
+    /// The axis inside a node.
     Inside,
 }
 
-impl Ends {
-    fn other(self) -> Ends {
+impl LastAxis {
+    fn other(self) -> LastAxis {
         match self {
-            Ends::Across => Ends::Inside,
-            Ends::Inside => Ends::Across,
+            LastAxis::Across => LastAxis::Inside,
+            LastAxis::Inside => LastAxis::Across,
         }
     }
 }
 
-/// For each dimension the order of its pair. Dimensions that an operation takes to be one have one order; those between
-/// which parts travel along `axis` have opposite ones, where that is possible.
-pub(super) fn ends(module: &Module, axis: AxisId) -> Vec<Ends> {
+/// The last axis of each dimension. Dimensions that an operation identifies share one order; dimensions that exchange
+/// parts along `axis` have opposite orders if possible.
+pub(super) fn last_axes(module: &Module, axis: AxisId) -> Vec<LastAxis> {
     let n = module.space.dims.len();
-    let mut same = Same((0..n).collect());
-    let mut travels: BTreeSet<(DimId, DimId)> = BTreeSet::new();
+    let mut sets = DisjointSets((0..n).collect());
+    let mut exchanges: BTreeSet<(DimId, DimId)> = BTreeSet::new();
     for function in module.functions.values() {
         for node in &function.nodes {
             let (operands, results) = (function.operand_types(node), function.result_types(node));
             if node.op == Op::Reshard {
                 let of = |ty: &TensorType| ty.dims.iter().copied().find(|&d| ty.axes_of(d).contains(&axis));
                 if let (Some(from), Some(to)) = (of(operands[0]), of(results[0])) {
-                    travels.insert((from, to));
+                    exchanges.insert((from, to));
                 }
             } else if let Some(rule) = node.op.rule(&operands, &results) {
                 let mut first: Vec<Option<DimId>> = vec![None; rule.factors.len()];
                 for (ty, of) in operands.iter().zip(&rule.operands).chain(results.iter().zip(&rule.results)) {
                     for (&dim, &factor) in ty.dims.iter().zip(of) {
                         let known = *first[factor].get_or_insert(dim);
-                        same.join(known.index(), dim.index());
+                        sets.join(known.index(), dim.index());
                     }
                 }
             }
         }
     }
-    let mut ends: Vec<Option<Ends>> = vec![None; n];
-    // Each pass settles what a settled dimension meets; the first of those that meet nobody settled ends across nodes.
-    for (from, _) in &travels {
-        settle(&mut same, &travels, &mut ends, from.index());
+    let mut last_axes: Vec<Option<LastAxis>> = vec![None; n];
+    // Assign orders component by component; the first dimension of a component ends across nodes.
+    for (from, _) in &exchanges {
+        assign(&mut sets, &exchanges, &mut last_axes, from.index());
     }
-    (0..n).map(|dim| ends[same.root(dim)].unwrap_or(Ends::Across)).collect()
+    (0..n).map(|dim| last_axes[sets.root(dim)].unwrap_or(LastAxis::Across)).collect()
 }
 
-/// Gives a dimension an order, and what it is connected with.
-fn settle(same: &mut Same, travels: &BTreeSet<(DimId, DimId)>, ends: &mut [Option<Ends>], dim: usize) {
-    let root = same.root(dim);
-    if ends[root].is_some() {
+/// Assigns an order to a dimension and to all dimensions connected with it.
+fn assign(
+    sets: &mut DisjointSets,
+    exchanges: &BTreeSet<(DimId, DimId)>,
+    last_axes: &mut [Option<LastAxis>],
+    dim: usize,
+) {
+    let root = sets.root(dim);
+    if last_axes[root].is_some() {
         return;
     }
-    ends[root] = Some(Ends::Across);
+    last_axes[root] = Some(LastAxis::Across);
     let mut open = vec![root];
     while let Some(root) = open.pop() {
-        let other = ends[root].unwrap_or(Ends::Across).other();
-        for (a, b) in travels {
-            let (a, b) = (same.root(a.index()), same.root(b.index()));
+        let other = last_axes[root].unwrap_or(LastAxis::Across).other();
+        for (a, b) in exchanges {
+            let (a, b) = (sets.root(a.index()), sets.root(b.index()));
             for (here, there) in [(a, b), (b, a)] {
-                if here == root && ends[there].is_none() {
-                    ends[there] = Some(other);
+                if here == root && last_axes[there].is_none() {
+                    last_axes[there] = Some(other);
                     open.push(there);
                 }
             }
@@ -78,10 +83,10 @@ fn settle(same: &mut Same, travels: &BTreeSet<(DimId, DimId)>, ends: &mut [Optio
     }
 }
 
-/// Which dimensions are one.
-struct Same(Vec<usize>);
+/// Disjoint sets of dimensions.
+struct DisjointSets(Vec<usize>);
 
-impl Same {
+impl DisjointSets {
     fn root(&mut self, mut dim: usize) -> usize {
         while self.0[dim] != dim {
             self.0[dim] = self.0[self.0[dim]];

@@ -1,13 +1,13 @@
-//! Puts two axes where one was.
+//! Replaces one axis by two.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::Axis;
 use ithaca_ir::{AxisId, Mesh, Module, Op, TensorType};
 
-use super::order::Ends;
+use super::order::LastAxis;
 
-/// Why an axis cannot become two, if it cannot.
+/// Why an axis cannot be split, if it cannot.
 pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
     let space = &module.space;
     for function in module.functions.values() {
@@ -17,7 +17,7 @@ pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
                 return Some("parts move along it step by step");
             }
             if layout.at.is_some_and(|at| at.axis == axis) {
-                return Some("stages lie along it");
+                return Some("it has pipeline stages");
             }
             let fetches = value.ty.dims.iter().zip(&layout.split);
             let mut fetches = fetches.filter(|(_, axes)| axes.contains(&axis));
@@ -34,10 +34,10 @@ pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
                 | Op::Slice { axis: a, .. }
                     if *a == axis =>
                 {
-                    return Some("collectives along it are chosen");
+                    return Some("collectives along it are already chosen");
                 }
                 Op::Call { stage, .. } if stage.is_some_and(|stage| stage.along == Some(axis)) => {
-                    return Some("stages lie along it");
+                    return Some("it has pipeline stages");
                 }
                 _ => {}
             }
@@ -46,12 +46,12 @@ pub(super) fn obstacle(module: &Module, axis: AxisId) -> Option<&'static str> {
     None
 }
 
-/// The module with `inside` neighbours along `axis` on an axis of their own.
-pub(super) fn split(module: &Module, axis: AxisId, inside: u64, ends: &[Ends]) -> Module {
+/// The module with each group of `inside` consecutive ranks along `axis` on a separate axis.
+pub(super) fn split(module: &Module, axis: AxisId, inside: u64, last_axes: &[LastAxis]) -> Module {
     let mut module = module.clone();
     module.space.mesh = mesh(&module.space.mesh, axis, inside);
     for function in module.functions.values_mut() {
-        function.values.values_mut().for_each(|value| retype(&mut value.ty, axis, ends));
+        function.values.values_mut().for_each(|value| retype(&mut value.ty, axis, last_axes));
         for node in &mut function.nodes {
             match &mut node.op {
                 Op::AllToAll { axis: a, .. }
@@ -84,18 +84,18 @@ fn mesh(mesh: &Mesh, axis: AxisId, inside: u64) -> Mesh {
     Mesh::new(axes)
 }
 
-/// The number of another axis where `axis` has become two.
+/// The new index of another axis after `axis` is split.
 fn moved(other: AxisId, axis: AxisId) -> AxisId {
     AxisId::new(other.index() + usize::from(other > axis))
 }
 
-fn retype(ty: &mut TensorType, axis: AxisId, ends: &[Ends]) {
+fn retype(ty: &mut TensorType, axis: AxisId, last_axes: &[LastAxis]) {
     let (across, inside) = (AxisId::new(axis.index()), AxisId::new(axis.index() + 1));
     let layout = &mut ty.layout;
     for (dim, axes) in ty.dims.iter().zip(&mut layout.split) {
-        let pair = match ends[dim.index()] {
-            Ends::Across => [inside, across],
-            Ends::Inside => [across, inside],
+        let pair = match last_axes[dim.index()] {
+            LastAxis::Across => [inside, across],
+            LastAxis::Inside => [across, inside],
         };
         *axes = replaced(axes, axis, pair);
     }
@@ -108,9 +108,10 @@ fn retype(ty: &mut TensorType, axis: AxisId, ends: &[Ends]) {
 fn replaced(axes: &AxisList, axis: AxisId, pair: [AxisId; 2]) -> AxisList {
     let mut new = AxisList::new();
     for &a in axes {
-        match a == axis {
-            true => new.extend(pair),
-            false => new.push(moved(a, axis)),
+        if a == axis {
+            new.extend(pair);
+        } else {
+            new.push(moved(a, axis));
         }
     }
     new

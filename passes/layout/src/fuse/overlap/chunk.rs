@@ -1,4 +1,4 @@
-//! Cuts a region: each operation once for each chunk, in the order of a pipeline.
+//! Chunks a region: repeats each operation for each chunk, in software-pipelined order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Part, Space, TensorType, Valu
 use super::region::Region;
 use crate::parts::part;
 
-/// For each chunk the part of each dimension that it has.
+/// For each chunk, the part of each cut dimension.
 pub(super) type Cuts = Vec<BTreeMap<DimId, DimId>>;
 
 /// Declares the parts of a region's dimensions.
@@ -22,10 +22,10 @@ pub(super) fn declare(space: &mut Space, region: &Region, chunks: u64) -> Cuts {
     (0..chunks).map(|index| cut(space, index)).collect()
 }
 
-/// `function` with the region cut. What does not depend on the region stands before it, the rest behind.
+/// Chunks the region of `function`. Operations that do not depend on the region come before it, the others after it.
 ///
 /// # Errors
-/// An invariant that a chunk breaks: the region was not parallel in its dimension.
+/// An invariant that a chunk violates: the region was not parallel in its dimension.
 pub(super) fn cut(
     space: &Space,
     functions: &Arena<FuncId, Function>,
@@ -48,7 +48,7 @@ pub(super) fn cut(
     }
     chunks(&mut b, function, (region, cuts), &mut map)?;
     for (i, node) in function.nodes.iter().enumerate().filter(|(i, _)| later.contains(i)) {
-        debug_assert!(!inside.contains(&i), "what is cut stands in no other place");
+        debug_assert!(!inside.contains(&i), "operations of the region are not copied twice");
         copy(&mut b, function, node, &mut map)?;
     }
     let output = |o: &Output| Output { name: o.name.clone(), value: map.get(o.value) };
@@ -56,7 +56,7 @@ pub(super) fn cut(
     Ok(b.finish(outputs))
 }
 
-/// Values of the new function by those of the old one.
+/// New values by old value.
 struct Values(Vec<Option<ValueId>>);
 
 impl Values {
@@ -65,7 +65,7 @@ impl Values {
     }
 
     fn get(&self, old: ValueId) -> ValueId {
-        self.0[old.index()].expect("values are made before they are used")
+        self.0[old.index()].expect("operands precede their uses")
     }
 
     fn set(&mut self, old: ValueId, new: ValueId) {
@@ -89,7 +89,7 @@ fn copy(
     Ok(())
 }
 
-/// The operations outside that need something of the region, or come after one of these where something is written.
+/// The operations outside that depend on the region, or follow such an operation with effects.
 fn later(function: &Function, inside: &BTreeSet<usize>) -> BTreeSet<usize> {
     let mut late_values: BTreeSet<ValueId> = BTreeSet::new();
     let mut late: BTreeSet<usize> = BTreeSet::new();
@@ -106,10 +106,10 @@ fn later(function: &Function, inside: &BTreeSet<usize>) -> BTreeSet<usize> {
         let writes = matches!(node.op, Op::Assign { .. });
         let is_call = matches!(node.op, Op::Call { .. });
         let ordered = home.is_some_and(|home| written.contains(&home) || (writes && read.contains(&home)));
-        // A call may write anything.
-        let behind_a_call = !late.is_empty() && is_call;
+        // A call may have any effect.
+        let after_a_call = !late.is_empty() && is_call;
         let needs = node.operands.iter().any(|v| late_values.contains(v));
-        if is_inside || needs || ordered || behind_a_call {
+        if is_inside || needs || ordered || after_a_call {
             late_values.extend(&node.results);
             if !is_inside {
                 late.insert(i);
@@ -124,7 +124,7 @@ fn later(function: &Function, inside: &BTreeSet<usize>) -> BTreeSet<usize> {
     late
 }
 
-/// The chunks of a region, one operation after another as streams shall run them, and what they give joined.
+/// The chunks of a region in the order of execution, and their joined results.
 fn chunks(
     b: &mut FunctionBuilder<'_>,
     function: &Function,
@@ -135,8 +135,8 @@ fn chunks(
     let mut own: Vec<Values> = cuts.iter().map(|_| Values::of(function)).collect();
     let last = phases.len() + cuts.len() - 1;
     for step in 0..last {
-        // What travels is sent off before anything is computed in this step.
-        for kind in [Kind::Travels, Kind::Computes] {
+        // In each step, communication is issued before computation.
+        for kind in [Kind::Communication, Kind::Computation] {
             for (c, cut) in cuts.iter().enumerate() {
                 let phase = step.checked_sub(c).and_then(|p| phases.get(p)).filter(|p| p.kind == kind);
                 for &i in phase.map_or(&[][..], |p| &p.nodes) {
@@ -205,28 +205,26 @@ fn node(
     Ok(())
 }
 
-/// What a phase does.
+/// The kind of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Travels,
-    Computes,
+    Communication,
+    Computation,
 }
 
-/// Operations that follow each other on one stream.
+/// Consecutive operations on one stream.
 struct Phase {
     kind: Kind,
     nodes: Vec<usize>,
 }
 
-/// The operations of a region, cut where communication turns to computation and back. A collective goes with the earliest
-/// phase that it can.
+/// The operations of a region, split into phases of communication and computation. A collective joins the earliest
+/// phase possible.
 fn phases(function: &Function, nodes: &[usize]) -> Vec<Phase> {
     let mut phases: Vec<Phase> = Vec::new();
     for &i in nodes {
-        let kind = match function.nodes[i].op.is_communication() {
-            true => Kind::Travels,
-            false => Kind::Computes,
-        };
+        let kind =
+            if function.nodes[i].op.is_communication() { Kind::Communication } else { Kind::Computation };
         match phases.last_mut() {
             Some(phase) if phase.kind == kind => phase.nodes.push(i),
             _ => phases.push(Phase { kind, nodes: vec![i] }),

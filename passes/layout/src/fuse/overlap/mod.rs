@@ -1,4 +1,5 @@
-//! `overlap`: a collective and the kernels beside it are cut into chunks, so that one chunk travels while another computes.
+//! `overlap`: a collective and its adjacent kernels are cut into chunks, so one chunk is sent while another is
+//! computed.
 //!
 //! ```text
 //! %q1 = all_to_all %q {axis=u, split=h, concat=s}
@@ -10,16 +11,16 @@
 //! %q0 = take %q {to=h_0}
 //! %q10 = all_to_all %q0 {axis=u, split=h_0, concat=s}
 //! %q1 = take %q {to=h_1}
-//! %q11 = all_to_all %q1 {axis=u, split=h_1, concat=s}     travels while
-//! %o10 = attention %q10, …  {heads=h_0, …}                 computes
+//! %q11 = all_to_all %q1 {axis=u, split=h_1, concat=s}     is sent while
+//! %o10 = attention %q10, …  {heads=h_0, …}                 is computed
 //! …
 //! %o = join %o0, %o1 {to=h}
 //! ```
-//! A *region* is what is cut along a dimension in which every operation of it is parallel: heads around attention, tokens
-//! around the matrix products of tensor parallelism (all-gather ∘ matmul, matmul ∘ reduce-scatter: Wang et al., ASPLOS
-//! 2023). Factor rules say which operations are; nothing here knows a strategy. Streams run tasks in the order of the
-//! program, so the pass writes chunks in the order of a pipeline: in each step the next chunk is sent off first, then the
-//! chunk that has arrived is computed.
+//! A *region* is a set of operations that are cut along a dimension in which all of them are parallel: heads around
+//! attention, tokens around the matrix products of tensor parallelism (all-gather ∘ matmul, matmul ∘ reduce-scatter:
+//! Wang et al., ASPLOS 2023). Factor rules decide which operations are parallel; the pass does not depend on
+//! strategies. Streams run tasks in program order, so the pass orders chunks as a software pipeline: each step first
+//! sends the next chunk, then computes the chunk that has arrived.
 
 mod chunk;
 mod region;
@@ -36,13 +37,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overlap {
-    /// Into how many chunks a region is cut at most; the largest number up to it by which the region divides is taken.
+    /// The maximum number of chunks; a region uses the largest number up to it that divides its dimension.
     #[serde(deserialize_with = "options::whole::<_, 2, MAX_CHUNKS>")]
     pub chunks: u64,
 }
 
 impl Default for Overlap {
-    /// Four chunks: three quarters of a collective are hidden, and kernels stay large.
+    /// Four chunks: they hide three quarters of a collective, and kernels stay large.
     fn default() -> Self {
         Self { chunks: 4 }
     }
@@ -51,14 +52,14 @@ impl Default for Overlap {
 /// Options, as `list passes` shows them.
 pub const OPTIONS: &str = "chunks=N";
 
-/// The most chunks.
+/// The maximum number of chunks.
 pub const MAX_CHUNKS: u64 = 64;
 
 impl Overlap {
     /// Reads the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an option that is not known, or no number of chunks from 2 to [`MAX_CHUNKS`].
+    /// `P02` for an unknown option, or a number of chunks outside 2 to [`MAX_CHUNKS`].
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
         options::read("overlap", OPTIONS, options)
     }
@@ -76,7 +77,7 @@ impl Pass for Overlap {
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
         if module.level == Level::Sharded {
-            let message = "`overlap` works on collectives, and this program has reshards";
+            let message = "`overlap` needs a per-rank program, but this one has reshards";
             return Err(vec![Diagnostic::new("P03", message).help("run `lower-reshards` first")]);
         }
         let mut chunked = module.emptied(module.level);
@@ -93,11 +94,11 @@ impl Pass for Overlap {
     }
 }
 
-/// How many regions are cut into so many chunks.
+/// The number of regions by number of chunks.
 type Cuts = BTreeMap<u64, u64>;
 
 impl Overlap {
-    /// The function with its regions cut; parts of dimensions are declared in `module`.
+    /// The function with its regions chunked; declares the parts of dimensions in `module`.
     fn function(
         &self,
         module: &mut Module,
@@ -105,7 +106,7 @@ impl Overlap {
         (cx, cut): (&mut Context<'_>, &mut Cuts),
     ) -> Result<Function, ithaca_ir::ops::OpError> {
         let mut function = function.clone();
-        // A region that was cut has dimensions of its own, so no collective is found twice.
+        // A chunked region has new dimensions, so no collective is found twice.
         while let Some((region, chunks)) = region::find(&module.space, &function, self.chunks) {
             if !cx.rewrite() {
                 break;
@@ -117,10 +118,10 @@ impl Overlap {
         Ok(function)
     }
 
-    /// What is said where less is cut than was asked for.
+    /// Notes about regions with fewer chunks than requested.
     fn notes(&self, cut: &Cuts) -> Vec<String> {
         if cut.is_empty() {
-            let why = "no collective has a kernel beside it that can be cut into chunks with it";
+            let why = "no collective has an adjacent kernel that can be cut into chunks with it";
             return vec![format!("`overlap` has no effect: {why}")];
         }
         let asked = self.chunks;
@@ -128,7 +129,7 @@ impl Overlap {
         let note = |(chunks, regions): (&u64, &u64)| {
             let (what, is) = if *regions == 1 { ("region", "is") } else { ("regions", "are") };
             format!(
-                "`overlap`: {regions} {what} of the program {is} cut into {chunks} chunks, not {asked}: what is cut has to divide"
+                "`overlap`: {regions} {what} of the program {is} cut into {chunks} chunks, not {asked}: the number of chunks has to divide the dimension"
             )
         };
         fewer.map(note).collect()

@@ -1,4 +1,4 @@
-//! What is cut: operations around collectives that are parallel in one dimension.
+//! Regions: operations around collectives that are parallel in one dimension.
 
 use std::collections::BTreeSet;
 
@@ -8,31 +8,31 @@ use ithaca_ir::order::Order;
 use ithaca_ir::rule::FactorKind;
 use ithaca_ir::{DimId, Op, Space, TensorType, ValueId};
 
-/// Operations that are cut together.
+/// Operations that are chunked together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     /// The operations, ascending.
     pub(super) nodes: Vec<usize>,
-    /// The dimension that is cut; of attention both kinds of heads, which are one dimension for this purpose.
+    /// The dimension to cut; for attention, both head dimensions, which count as one.
     pub(super) dims: Vec<DimId>,
-    /// What ranks hold of the dimension where it is split most: each of these runs is cut.
+    /// The number of shards of the dimension at its highest degree; each shard is cut.
     pub(super) runs: u64,
 }
 
-/// The first collective that can be cut together with a kernel that hides it: its region, and the number of chunks.
+/// The first collective that can be chunked together with a kernel that hides it: its region, and the number of chunks.
 pub(super) fn find(space: &Space, function: &Function, most: u64) -> Option<(Region, u64)> {
     let flow = Flow::of(function);
     let awaited = awaited(function, &flow);
     let is_part = |&v: &ValueId| function.ty(v).dims.iter().any(|&d| space.dims[d].part.is_some());
     for (seed, node) in function.nodes.iter().enumerate().filter(|(_, n)| n.op.is_communication()) {
-        // What chunks wait for together is sent whole, before them.
+        // An operand that all chunks need is sent complete before them.
         let feeds_chunks = || flow.after(node).any(|p| function.nodes[p].operands.iter().any(is_part));
-        // Steps of a ring travel while others compute as they are.
+        // A step of a ring already overlaps with other steps.
         let is_step = node.op == Op::Permute;
         if is_step || !awaited[seed] || node.operands.iter().any(is_part) || feeds_chunks() {
             continue;
         }
-        // Heads first: attention is parallel in nothing else that its collectives have.
+        // Heads first: of a collective's dimensions, attention is parallel only in them.
         for dims in heads(function).into_iter().chain(singles(function, node)) {
             let found = Region::around(space, function, &flow, seed, &dims);
             let Some(region) = found else { continue };
@@ -44,7 +44,8 @@ pub(super) fn find(space: &Space, function: &Function, most: u64) -> Option<(Reg
     None
 }
 
-/// The operations on whose results a heavy kernel or the caller waits; nobody waits for what is only kept.
+/// The operations whose results a heavy kernel or the caller reads, directly or through light ones; saved values do not
+/// count.
 fn awaited(function: &Function, flow: &Flow) -> Vec<bool> {
     let mut awaited = vec![false; function.nodes.len()];
     for (i, node) in function.nodes.iter().enumerate().rev() {
@@ -54,8 +55,8 @@ fn awaited(function: &Function, flow: &Flow) -> Vec<bool> {
     awaited
 }
 
-/// Query and key/value heads of each attention, as one dimension; and query heads alone, which can be cut where a rank has
-/// one key/value head.
+/// The query and key/value heads of each attention as one dimension; also its query heads only, for ranks with one
+/// key/value head.
 fn heads(function: &Function) -> Vec<Vec<DimId>> {
     let mut found: Vec<Vec<DimId>> = Vec::new();
     for node in &function.nodes {
@@ -72,15 +73,15 @@ fn heads(function: &Function) -> Vec<Vec<DimId>> {
     found
 }
 
-/// Each dimension of what a collective takes, alone.
+/// Each dimension of a collective's operand by itself.
 fn singles(function: &Function, node: &Node) -> Vec<Vec<DimId>> {
     let taken = node.operands.first().map(|&v| function.ty(v));
     taken.map_or_else(Vec::new, |ty| ty.dims.iter().map(|&d| vec![d]).collect())
 }
 
-/// Who makes and who uses values.
+/// Producers and consumers of values.
 struct Flow {
-    /// The node that makes a value; none makes an argument.
+    /// The node that makes a value; `None` for an argument.
     makes: Vec<Option<usize>>,
     /// The nodes that use a value.
     uses: Vec<Vec<usize>>,
@@ -121,13 +122,13 @@ impl Region {
             if !hides || !region.nodes.contains(&seed) {
                 return None;
             }
-            // What waits for the outside, which waits for the region, is another region.
+            // Operations that need an outside operation that needs the region form another region.
             let Some(first) = region.beyond_others(function, flow) else { return Some(region) };
             near = region.nodes.into_iter().filter(|&i| i < first).collect();
         }
     }
 
-    /// The most chunks, up to `most`, of which each rank has as many granules of each dimension.
+    /// The largest number of chunks, up to `most`, that splits the granules of each dimension equally on every rank.
     fn chunks(&self, space: &Space, most: u64) -> Option<u64> {
         let divides = |n: u64| {
             self.dims.iter().all(|&d| {
@@ -139,7 +140,7 @@ impl Region {
         (2..=most).rev().find(|&n| divides(n))
     }
 
-    /// The first operation that needs something from outside that needs the region.
+    /// The first operation that needs an outside operation that needs the region.
     fn beyond_others(&self, function: &Function, flow: &Flow) -> Option<usize> {
         let inside: BTreeSet<usize> = self.nodes.iter().copied().collect();
         let mut tainted = vec![false; function.nodes.len()];
@@ -156,8 +157,7 @@ impl Region {
     }
 }
 
-/// Ranks that hold different parts of the dimensions, where all who split them do it alike, and parts of them may be
-/// declared.
+/// The number of ranks that hold different parts of the dimensions, if all splits agree and parts can be declared.
 fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
     let plain = |d: &DimId| {
         let dim = &space.dims[*d];
@@ -183,7 +183,7 @@ fn runs(space: &Space, function: &Function, dims: &[DimId]) -> Option<u64> {
     }
 }
 
-/// A dimension that may be cut, and how.
+/// A dimension to cut, and its split.
 struct Cut<'a> {
     space: &'a Space,
     function: &'a Function,
@@ -193,11 +193,11 @@ struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// Whether an operation may be done for each part of the dimensions alone.
+    /// Whether an operation can run on each part of the dimensions separately.
     fn is_parallel(&self, node: &Node) -> bool {
         let Cut { space, function, flow, dims, runs } = *self;
         let has = |ty: &TensorType| ty.dims.iter().any(|d| dims.contains(d));
-        // Weights are cut nowhere: that would copy them.
+        // Weights are never cut: it would copy them.
         let is_weight = |v: &ValueId| {
             let maker = flow.makes[v.index()].map(|i| &function.nodes[i].op);
             matches!(maker, Some(Op::Param(_) | Op::State(_))) && has(function.ty(*v))
@@ -212,7 +212,7 @@ impl Cut<'_> {
             | Op::ReduceScatter { .. }
             | Op::AllReduce { .. }
             | Op::Slice { .. } => true,
-            // Parts that have moved are parts of another dimension.
+            // Moved parts belong to another dimension.
             Op::Permute => {
                 let moved = operands.iter().chain(&results).flat_map(|ty| &ty.layout.moved);
                 let axes: Vec<_> = moved.map(|m| m.axis).collect();
@@ -246,7 +246,7 @@ impl Cut<'_> {
     }
 }
 
-/// Whether the rule has the dimensions as one parallel factor of every result.
+/// Whether the dimensions are one parallel factor of every result by the rule.
 fn by_rule(node: &Node, operands: &[&TensorType], results: &[&TensorType], dims: &[DimId]) -> bool {
     let Some(rule) = node.op.rule(operands, results) else { return false };
     let mut factors = BTreeSet::new();
@@ -256,12 +256,12 @@ fn by_rule(node: &Node, operands: &[&TensorType], results: &[&TensorType], dims:
     factors.len() == 1 && factors.iter().all(|&f| rule.factors[f] == FactorKind::Parallel)
 }
 
-/// Kernels that take long enough to hide something.
+/// Kernels that take long enough to hide communication.
 fn is_heavy(op: &Op) -> bool {
     matches!(op, Op::Einsum | Op::Attention(_) | Op::AttentionBackward(_))
 }
 
-/// Operations that `fits` holds for and that are connected with `seed` through such operations.
+/// The operations connected with `seed` through operations that satisfy `fits`.
 fn connected(function: &Function, flow: &Flow, seed: usize, fits: impl Fn(usize) -> bool) -> BTreeSet<usize> {
     let mut found = BTreeSet::from([seed]);
     let mut open = vec![seed];
@@ -277,11 +277,11 @@ fn connected(function: &Function, flow: &Flow, seed: usize, fits: impl Fn(usize)
     found
 }
 
-/// Collectives, what lies between two of them, and the nearest heavy kernels before and after.
+/// Collectives, the operations between them, and the nearest heavy kernels before and after.
 fn trimmed(function: &Function, flow: &Flow, near: &BTreeSet<usize>) -> Vec<usize> {
     let n = function.nodes.len();
     let is_comm = |i: usize| function.nodes[i].op.is_communication();
-    // After a collective, and no heavy kernel between; before one likewise; and the same with kernels between.
+    // After a collective with no heavy kernel between; before one likewise; then the same with kernels between.
     let (mut after, mut follows) = (vec![false; n], vec![false; n]);
     for &i in near {
         let before = flow.before(&function.nodes[i]).filter(|p| near.contains(p));
@@ -298,7 +298,7 @@ fn trimmed(function: &Function, flow: &Flow, near: &BTreeSet<usize>) -> Vec<usiz
             leads[i] |= is_comm(p) || leads[p];
         }
     }
-    // Light operations behind a collective stay only if they lead to a heavy kernel, and the reverse.
+    // Light operations after a collective stay only if they lead to a heavy kernel, and the reverse.
     let (mut useful_after, mut useful_ahead) = (vec![false; n], vec![false; n]);
     for &i in near.iter().rev() {
         let node = &function.nodes[i];

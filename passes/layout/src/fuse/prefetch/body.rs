@@ -1,9 +1,10 @@
-//! A function of layers as one that gathers the weights of the next layer and reduces gradients of the one before.
+//! Rewrites a layer's function so that it gathers weights of the next layer and reduces gradients of the previous one.
 //!
-//! Which layer runs next is the caller's: layers run upwards or downwards. A call inside of a function runs for layers from
-//! that of the function on (`layers=1..2, stride=1` is the layer above). So what runs upwards reads the next layer's parts of
-//! weights by such a call; what runs downwards is called for the layer above by a function that runs for the layer below
-//! (`turn`) and reads its parts. Only parts of weights are read that way, before they are gathered.
+//! The caller decides which layer is next: loops run upwards or downwards. A call inside a function uses layers
+//! relative to the function's own (`layers=1..2, stride=1` is the layer above). A loop upwards therefore reads the next
+//! layer's shards of weights by such a call. In a loop downwards, a function for the layer below (`turn`) reads that
+//! layer's shards and calls the function for the layer above. Only shards of weights are read this way, before they are
+//! gathered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,91 +17,91 @@ use ithaca_pass::Prices;
 use super::parts::{Gather, Parts, Tail};
 use super::timeline::{self, Timeline};
 
-/// How a function is called by who loops over it.
+/// A loop over layers, as its caller runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loop {
     /// The function.
     pub(super) callee: FuncId,
-    /// Which layer runs first.
+    /// The order of layers.
     pub(super) order: ScanOrder,
-    /// How many arguments and results are handed on.
+    /// The number of carried arguments and results.
     pub(super) carried: usize,
 }
 
-/// What runs when in a layer.
+/// The schedule of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Body {
     pub(super) of: Loop,
     parts: Parts,
-    /// Every gather, in the order in which they are issued.
+    /// Every gather, in order of issue.
     issues: Vec<Issue>,
-    /// Tails that the next layer runs.
+    /// The tails that the next layer runs.
     deferred: Vec<usize>,
-    /// Before which node the next layer assigns what they give.
+    /// The node before which the next layer assigns their sums.
     assigned: usize,
 }
 
-/// When a gather is issued.
+/// The issue of a gather.
 #[derive(Clone, Copy, Debug)]
 struct Issue {
-    /// Which.
+    /// The index of the gather.
     gather: usize,
-    /// Before which node.
+    /// The node before which it is issued.
     position: usize,
-    /// Whether it is one of the next layer.
+    /// Whether it gathers for the next layer.
     is_ahead: bool,
 }
 
-/// Which layer of a loop.
+/// The position of a layer in its loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Turn {
-    /// The first: nothing is left of another.
+pub(super) enum LayerPosition {
+    /// The first: no layer precedes it.
     First,
-    /// One that comes after a layer and before another.
+    /// A middle layer.
     Middle,
-    /// The last: it finishes what it begins.
+    /// The last: no layer follows it.
     Last,
 }
 
-impl Turn {
-    /// The turn of piece `number` of `n` of a loop, in the order in which they run.
-    pub(super) fn of(number: usize, n: usize) -> Turn {
+impl LayerPosition {
+    /// The position of piece `number` of `n`, in execution order.
+    pub(super) fn of(number: usize, n: usize) -> LayerPosition {
         match number {
-            0 => Turn::First,
-            _ if number + 1 == n => Turn::Last,
-            _ => Turn::Middle,
+            0 => LayerPosition::First,
+            _ if number + 1 == n => LayerPosition::Last,
+            _ => LayerPosition::Middle,
         }
     }
 
     fn has_next(self) -> bool {
-        self != Turn::Last
+        self != LayerPosition::Last
     }
 
     fn has_before(self) -> bool {
-        self != Turn::First
+        self != LayerPosition::First
     }
 
-    /// What its function is called, behind the name of the layer's.
+    /// The suffix of its function's name.
     fn name(self) -> &'static str {
         match self {
-            Turn::First => "first",
-            Turn::Middle => "ahead",
-            Turn::Last => "last",
+            LayerPosition::First => "first",
+            LayerPosition::Middle => "ahead",
+            LayerPosition::Last => "last",
         }
     }
 }
 
-/// The functions that a loop calls in place of one.
+/// The functions that a loop calls in place of the layer's function.
 #[derive(Clone, Debug)]
 pub(super) struct Functions {
-    /// Gathers for the first layer.
+    /// Gathers weights for the first layer.
     pub(super) gather: Option<FuncId>,
-    /// For each turn that is called: what is, and for how many layers below the one that is meant.
-    pub(super) turns: BTreeMap<Turn, (FuncId, u64)>,
+    /// For each position in use, its function, and the offset of the layer that it is called for, 0 or 1 below.
+    pub(super) variants: BTreeMap<LayerPosition, (FuncId, u64)>,
 }
 
 impl Body {
-    /// The body of a loop over `function`, all of whose layers run alike.
+    /// The body of a loop over `function`, the same for all layers.
     pub(super) fn of(space: &Space, function: &Function, of: Loop, prices: &dyn Prices) -> Body {
         let parts = Parts::of(function);
         let seconds = timeline::seconds(space, function, prices);
@@ -114,20 +115,21 @@ impl Body {
             (layer, starts)
         });
         let place = |at: f64| timeline.position(function, &parts, &left_out, at);
-        let issue = |(gather, &at): (usize, &f64)| match at < 0.0 {
-            true => (at + timeline.end, Issue { gather, position: place(at + timeline.end), is_ahead: true }),
-            false => {
-                let position = place(at).min(parts.gathers[gather].used);
-                (at, Issue { gather, position, is_ahead: false })
+        let issue = |(gather, &at): (usize, &f64)| {
+            if at < 0.0 {
+                let position = place(at + timeline.end);
+                return (at + timeline.end, Issue { gather, position, is_ahead: true });
             }
+            let position = place(at).min(parts.gathers[gather].used);
+            (at, Issue { gather, position, is_ahead: false })
         };
         let issues = in_order(starts.iter().enumerate().map(issue).collect());
         let assigned = timeline.position_from(function, &parts, &left_out, lead);
         Body { of, issues, deferred, assigned, parts }
     }
 
-    /// The body of a function that nobody loops over, or whose layers have nothing to do with each other: its own gathers
-    /// only, as early as they must start.
+    /// The body of a function outside loops, or of a loop whose layers are independent: it has only its own gathers, as
+    /// late as possible.
     pub(super) fn alone(space: &Space, function: &Function, callee: FuncId, prices: &dyn Prices) -> Body {
         let parts = Parts::of(function);
         let seconds = timeline::seconds(space, function, prices);
@@ -144,61 +146,60 @@ impl Body {
         Body { of, issues, deferred: Vec::new(), assigned: 0, parts }
     }
 
-    /// How many messages of weights there are, how many of them the layer before gathers, and how many reductions the next
-    /// one runs.
+    /// The numbers of messages of weights, of messages that the previous layer gathers, and of reductions that the next
+    /// layer runs.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         (self.parts.gathers.len(), self.ahead().count(), self.deferred.len())
     }
 
-    /// Whether layers have to do with each other.
+    /// Whether a layer does work for its neighbours.
     pub(super) fn is_rotated(&self) -> bool {
         self.ahead().next().is_some() || !self.deferred.is_empty()
     }
 
-    /// The gathers of the next layer.
+    /// The gathers for the next layer.
     fn ahead(&self) -> impl Iterator<Item = &Gather> {
         self.issues.iter().filter(|issue| issue.is_ahead).map(|issue| &self.parts.gathers[issue.gather])
     }
 
-    /// What is gathered ahead.
+    /// The weights gathered ahead.
     pub(super) fn gathered(&self, function: &Function) -> Vec<ValueId> {
         self.ahead().flat_map(|gather| function.nodes[gather.node].results.to_vec()).collect()
     }
 
-    /// What tails are given that the next layer runs.
+    /// The operands of the tails that the next layer runs.
     pub(super) fn pending(&self) -> Vec<ValueId> {
         let mut seen = BTreeSet::new();
-        let all = self.deferred.iter().flat_map(|&t| self.parts.tails[t].given.iter().copied());
+        let all = self.deferred.iter().flat_map(|&t| self.parts.tails[t].inputs.iter().copied());
         all.filter(|v| seen.insert(v.index())).collect()
     }
 
-    /// The most arguments that a layer takes.
+    /// The maximum number of a layer's arguments.
     pub(super) fn n_arguments(&self, function: &Function) -> usize {
         let parts: usize = self.ahead().map(|gather| function.nodes[gather.node].operands.len()).sum();
         function.params.len() + self.gathered(function).len() + self.pending().len() + parts
     }
 
-    /// The function itself, its gathers where they should be issued.
+    /// The function itself, with its gathers at their positions.
     pub(super) fn arranged(&self, module: &Module, function: &Function) -> Result<Function, OpError> {
-        let at_home = |issue: &Issue| match issue.is_ahead {
-            true => Issue { position: 0, is_ahead: false, ..*issue },
-            false => *issue,
+        let within_layer = |issue: &Issue| {
+            if issue.is_ahead { Issue { position: 0, is_ahead: false, ..*issue } } else { *issue }
         };
-        let mut issues: Vec<Issue> = self.issues.iter().map(at_home).collect();
+        let mut issues: Vec<Issue> = self.issues.iter().map(within_layer).collect();
         issues.sort_by_key(|issue| issue.position);
         let plain = Body { issues, deferred: Vec::new(), ..self.clone() };
         Writer::new(&plain, module, function, function.name.clone()).layer(None, &Helpers::default())
     }
 
-    /// Adds the functions of these turns of loops to `module`, whose functions stand before their callers.
+    /// Adds the functions for these positions to `module`, in which functions precede their callers.
     ///
-    /// None is added that nobody calls: what lasts is told by who runs what, and such a function would name weights and
-    /// states of layers, on ranks, that no call runs.
+    /// Only functions in use are added: calls decide which ranks keep which weights and states, and an unused function
+    /// would name weights and states of layers that no call runs on its ranks.
     pub(super) fn add(
         &self,
         module: &mut Module,
         function: &Function,
-        called: &BTreeSet<Turn>,
+        called: &BTreeSet<LayerPosition>,
     ) -> Result<Functions, OpError> {
         let named = |part: &str| format!("{}.{part}", function.name);
         let mut helpers = Helpers::default();
@@ -213,53 +214,54 @@ impl Body {
             let assign = Writer::new(self, module, function, named("assign")).assign()?;
             helpers.assign = Some(module.functions.push(assign));
         }
-        let mut turns: BTreeMap<Turn, (FuncId, u64)> = BTreeMap::new();
-        for &turn in called {
-            // Without something left of another layer the first one is as those behind it.
-            if let (Turn::Middle, true, Some(&first)) =
-                (turn, self.deferred.is_empty(), turns.get(&Turn::First))
+        let mut variants: BTreeMap<LayerPosition, (FuncId, u64)> = BTreeMap::new();
+        for &layer_position in called {
+            // If no tails are deferred, the middle layers are like the first.
+            if let (LayerPosition::Middle, true, Some(&first)) =
+                (layer_position, self.deferred.is_empty(), variants.get(&LayerPosition::First))
             {
-                turns.insert(turn, first);
+                variants.insert(layer_position, first);
                 continue;
             }
-            let what = turn.name();
-            let layer = Writer::new(self, module, function, named(what)).layer(Some(turn), &helpers)?;
+            let what = layer_position.name();
+            let layer =
+                Writer::new(self, module, function, named(what)).layer(Some(layer_position), &helpers)?;
             let layer = module.functions.push(layer);
-            let below = turn.has_next() && self.of.order == ScanOrder::Descending;
+            let below = layer_position.has_next() && self.of.order == ScanOrder::Descending;
             let called = match (below, helpers.shards) {
                 (true, Some(shards)) => {
-                    let outer = turned(module, layer, shards, named(&format!("{what}.turn")))?;
+                    let outer = for_layer_below(module, layer, shards, named(&format!("{what}.turn")))?;
                     (module.functions.push(outer), 1)
                 }
                 (true | false, _) => (layer, 0),
             };
-            turns.insert(turn, called);
+            variants.insert(layer_position, called);
         }
-        Ok(Functions { gather, turns })
+        Ok(Functions { gather, variants })
     }
 }
 
-/// How much longer kernels are taken to be, one after another, until what travels finds its time: kernels wait where there is
-/// more to send than to compute.
+/// Factors by which kernels are assumed to take longer, tried in order until all gathers fit: kernels wait if
+/// communication takes longer than computation.
 const STRETCHES: [f64; 8] = [1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0];
 
-/// A layer between two others.
+/// A middle layer.
 struct Layer {
     timeline: Timeline,
-    /// Tails that the next layer runs.
+    /// The tails that the next layer runs.
     deferred: Vec<usize>,
     /// Their nodes.
     left_out: BTreeSet<usize>,
-    /// Seconds of the reductions that the layer before left.
+    /// Seconds of the previous layer's deferred reductions.
     lead: f64,
 }
 
 impl Layer {
     fn of(function: &Function, parts: &Parts, seconds: &[f64], order: ScanOrder, stretch: f64) -> Layer {
-        // Nothing waits behind the last kernels.
+        // No kernel follows the last ones.
         let plain = Timeline::of(function, parts, seconds, &BTreeSet::new(), 0.0);
         let seconds = timeline::stretched(function, seconds, stretch);
-        // A layer upwards cannot name the one below it.
+        // In a loop upwards, a layer cannot refer to the one below.
         let deferred: Vec<usize> = match order {
             ScanOrder::Ascending => Vec::new(),
             ScanOrder::Descending => (0..parts.tails.len())
@@ -276,7 +278,7 @@ impl Layer {
     }
 }
 
-/// What is issued, in order of position and time.
+/// The issues in order of position and time.
 fn in_order(mut issues: Vec<(f64, Issue)>) -> Vec<Issue> {
     issues.sort_by(|(a, x), (b, y)| x.position.cmp(&y.position).then(a.total_cmp(b)));
     issues.into_iter().map(|(_, issue)| issue).collect()
@@ -289,13 +291,19 @@ struct Helpers {
     assign: Option<FuncId>,
 }
 
-/// One layer further.
+/// A call for the layer above.
 fn above(callee: FuncId) -> Op {
     Op::Call { callee, layers: 1..2, stride: 1, scan: None, stage: None }
 }
 
-/// Runs for the layer below: reads its parts of weights, which `layer` takes last, and calls that for the layer above.
-fn turned(module: &Module, layer: FuncId, shards: FuncId, name: String) -> Result<Function, OpError> {
+/// A function for the layer below: it reads that layer's shards of weights, the last parameters of `layer`, and calls
+/// `layer` for the layer above.
+fn for_layer_below(
+    module: &Module,
+    layer: FuncId,
+    shards: FuncId,
+    name: String,
+) -> Result<Function, OpError> {
     let (called, read) = (&module.functions[layer], &module.functions[shards]);
     let mut b = FunctionBuilder::part_of(name, called, &module.space, &module.functions);
     let own = &called.params[..called.params.len() - read.outputs.len()];
@@ -321,27 +329,27 @@ impl<'a> Writer<'a> {
         Self { body, function, b, map: vec![None; function.values.len()] }
     }
 
-    /// Parts of the weights that are gathered ahead.
+    /// The shards of the weights gathered ahead.
     fn shards(mut self) -> Result<Function, OpError> {
         let sent = self.sent();
         for gather in self.body.ahead() {
             self.nodes(&gather.sources)?;
         }
-        let values = sent.iter().map(|&v| self.there(v)).collect();
+        let values = sent.iter().map(|&v| self.value_of(v)).collect();
         Ok(self.finish(values))
     }
 
-    /// The weights that are gathered ahead.
+    /// Gathers weights ahead.
     fn gather(mut self) -> Result<Function, OpError> {
         for gather in self.body.ahead() {
             self.nodes(&gather.sources)?;
             self.nodes(&[gather.node])?;
         }
-        let values = self.body.gathered(self.function).iter().map(|&v| self.there(v)).collect();
+        let values = self.body.gathered(self.function).iter().map(|&v| self.value_of(v)).collect();
         Ok(self.finish(values))
     }
 
-    /// What is done with gradients that were reduced.
+    /// Assigns reduced gradients.
     fn assign(mut self) -> Result<Function, OpError> {
         for sum in self.sums() {
             self.param(sum);
@@ -352,33 +360,40 @@ impl<'a> Writer<'a> {
         Ok(self.finish(Vec::new()))
     }
 
-    /// A layer; as it is where it is nobody's turn.
-    fn layer(mut self, turn: Option<Turn>, helpers: &Helpers) -> Result<Function, OpError> {
+    /// A layer at a position in a loop; unchanged with `None`.
+    fn layer(
+        mut self,
+        layer_position: Option<LayerPosition>,
+        helpers: &Helpers,
+    ) -> Result<Function, OpError> {
         let (body, function) = (self.body, self.function);
         let carried = body.of.carried.min(function.params.len());
         let (gathered, pending) = (body.gathered(function), body.pending());
-        let before = turn.is_some_and(Turn::has_before);
-        let next = turn.is_some_and(Turn::has_next);
+        let before = layer_position.is_some_and(LayerPosition::has_before);
+        let next = layer_position.is_some_and(LayerPosition::has_next);
         let downwards = body.of.order == ScanOrder::Descending;
 
         function.params[..carried].iter().for_each(|&p| self.param(p));
         gathered.iter().for_each(|&v| self.param(v));
-        let left: Vec<ValueId> = match before {
-            true => pending.iter().map(|&v| self.b.param(function.ty(v).clone(), None)).collect(),
-            false => Vec::new(),
+        let left: Vec<ValueId> = if before {
+            pending.iter().map(|&v| self.b.param(function.ty(v).clone(), None)).collect()
+        } else {
+            Vec::new()
         };
         function.params[carried..].iter().for_each(|&p| self.param(p));
         let sent = self.sent();
-        let shards: Vec<ValueId> = match next && downwards {
-            true => sent.iter().map(|&v| self.b.param(function.ty(v).clone(), None)).collect(),
-            false => Vec::new(),
+        let shards: Vec<ValueId> = if next && downwards {
+            sent.iter().map(|&v| self.b.param(function.ty(v).clone(), None)).collect()
+        } else {
+            Vec::new()
         };
 
         let sums = if before { self.reductions(&pending, &left)? } else { Vec::new() };
         let moved = body.parts.of_gathers();
-        let left_out: BTreeSet<usize> = match next {
-            true => self.deferred().iter().flat_map(|tail| tail.nodes()).collect(),
-            false => BTreeSet::new(),
+        let left_out: BTreeSet<usize> = if next {
+            self.deferred().iter().flat_map(|tail| tail.nodes()).collect()
+        } else {
+            BTreeSet::new()
         };
         let mut fetched: Vec<ValueId> = Vec::new();
         let mut shards = shards.into_iter();
@@ -388,7 +403,7 @@ impl<'a> Writer<'a> {
             }
             for issue in body.issues.iter().filter(|issue| issue.position == i) {
                 let gather = &body.parts.gathers[issue.gather];
-                match (turn, issue.is_ahead) {
+                match (layer_position, issue.is_ahead) {
                     (None, _) | (Some(_), false) => {
                         self.nodes(&gather.sources)?;
                         self.nodes(&[gather.node])?;
@@ -412,15 +427,15 @@ impl<'a> Writer<'a> {
         }
 
         let results = carried.min(function.outputs.len());
-        let output = |w: &Self, o: &Output| w.there(o.value);
+        let output = |w: &Self, o: &Output| w.value_of(o.value);
         let mut values: Vec<ValueId> = function.outputs[..results].iter().map(|o| output(&self, o)).collect();
         if next {
             values.extend(fetched);
-            values.extend(pending.iter().map(|&v| self.there(v)));
+            values.extend(pending.iter().map(|&v| self.value_of(v)));
         }
         values.extend(function.outputs[results..].iter().map(|o| output(&self, o)));
         let mut finished = self.finish(values);
-        if turn.is_none() {
+        if layer_position.is_none() {
             for (output, old) in finished.outputs.iter_mut().zip(&function.outputs) {
                 output.name.clone_from(&old.name);
             }
@@ -428,7 +443,7 @@ impl<'a> Writer<'a> {
         Ok(finished)
     }
 
-    /// The reductions that the layer before left; gives the sums.
+    /// The reductions that the previous layer deferred; returns the sums.
     fn reductions(&mut self, pending: &[ValueId], left: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         let kept = self.map.clone();
         for (&old, &new) in pending.iter().zip(left) {
@@ -437,20 +452,20 @@ impl<'a> Writer<'a> {
         for tail in self.deferred() {
             self.nodes(&tail.reduction)?;
         }
-        let sums = self.sums().iter().map(|&v| self.there(v)).collect();
-        // The layer has values of its own under the same names.
+        let sums = self.sums().iter().map(|&v| self.value_of(v)).collect();
+        // The layer's own values replace those of the previous layer.
         self.map = kept;
         Ok(sums)
     }
 
-    /// Nodes that are not there yet.
+    /// Adds the nodes that are not in the function yet.
     fn nodes(&mut self, list: &[usize]) -> Result<(), OpError> {
         for &i in list {
             let node = &self.function.nodes[i];
             if !node.results.is_empty() && node.results.iter().all(|v| self.map[v.index()].is_some()) {
                 continue;
             }
-            let operands: Vec<ValueId> = node.operands.iter().map(|&v| self.there(v)).collect();
+            let operands: Vec<ValueId> = node.operands.iter().map(|&v| self.value_of(v)).collect();
             let declared: Vec<TensorType> =
                 node.results.iter().map(|&v| self.function.ty(v).clone()).collect();
             let results = self.b.node(node.op.clone(), &operands, &declared)?;
@@ -468,15 +483,15 @@ impl<'a> Writer<'a> {
         self.map[value.index()] = Some(new);
     }
 
-    fn there(&self, value: ValueId) -> ValueId {
-        self.map[value.index()].expect("what is needed comes first")
+    fn value_of(&self, value: ValueId) -> ValueId {
+        self.map[value.index()].expect("operands precede their uses")
     }
 
     fn deferred(&self) -> Vec<&'a Tail> {
         self.body.deferred.iter().map(|&t| &self.body.parts.tails[t]).collect()
     }
 
-    /// What the gathers that are issued ahead send.
+    /// The operands of the gathers ahead.
     fn sent(&self) -> Vec<ValueId> {
         self.body.ahead().flat_map(|g| self.function.nodes[g.node].operands.to_vec()).collect()
     }

@@ -1,7 +1,7 @@
-//! Loops over layers of which each works for its neighbour: which there are, and how they are called.
+//! Finds loops whose layers do work for their neighbours, and rewrites their callers.
 //!
-//! The first and the last layer are called by themselves. So whatever lies stacked in order of layers is cut in the same
-//! places, in every loop over these layers: what the forward pass keeps is what the backward pass takes apart.
+//! The first and the last layer are called separately. Every stack over these layers is therefore cut at the same
+//! positions in every loop, so the backward pass takes the pieces that the forward pass saved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,21 +14,21 @@ use ithaca_ir::ops::{OpError, Scan, ScanOrder, Stage};
 use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, TensorType};
 use ithaca_pass::Context;
 
-use super::body::{Body, Functions, Loop, Turn};
+use super::body::{Body, Functions, LayerPosition, Loop};
 
-/// The loops of a module that are turned.
+/// The loops of a module to rewrite.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
-    /// What they call.
+    /// The bodies of the loops.
     pub(super) bodies: Vec<Body>,
-    /// For a node of a function, which of them it calls.
+    /// The body that a node of a function calls.
     calls: BTreeMap<(FuncId, usize), usize>,
-    /// For each of them that is called, its turns.
-    turns: BTreeMap<usize, BTreeSet<Turn>>,
-    /// Dimensions of layers that are cut, of functions.
+    /// The positions in use, for each body.
+    variants: BTreeMap<usize, BTreeSet<LayerPosition>>,
+    /// The layer dimensions to cut, by function.
     cut: BTreeSet<(FuncId, DimId)>,
-    /// Functions that nobody calls any more.
-    gone: BTreeSet<FuncId>,
+    /// Functions without callers after the rewrite.
+    unused: BTreeSet<FuncId>,
 }
 
 /// A call over layers.
@@ -61,16 +61,16 @@ impl<'a> Call<'a> {
 }
 
 impl Plan {
-    /// The loops over functions that gather weights or reduce gradients, where a neighbour has time for it.
+    /// Finds the loops over functions that gather weights or reduce gradients, if work moves to a neighbouring layer.
     pub(super) fn of(module: &Module, cx: &mut Context<'_>) -> Plan {
         let mut plan = Plan::default();
-        // A pipeline calls a loop once for each micro-batch.
+        // A pipeline calls a loop once per micro-batch.
         let mut stacks: BTreeMap<(FuncId, DimId), Option<String>> = BTreeMap::new();
         for (id, function) in module.functions.iter() {
             for (n, node) in function.nodes.iter().enumerate() {
                 let Some(call) = Call::of(node).filter(|call| call.n_layers() > 1) else { continue };
                 let callee = &module.functions[call.callee];
-                // Layers that call others meet at their ends.
+                // A group of layers is synchronised at its ends.
                 if callee.nodes.iter().any(|n| matches!(n.op, Op::Call { .. })) {
                     continue;
                 }
@@ -84,16 +84,17 @@ impl Plan {
                     continue;
                 }
                 let (needs, most) = (plan.bodies[number].n_arguments(callee), *node.op.info().operands.end());
-                let why = match needs > most {
-                    true => Some(format!("a layer would take {needs} arguments, and {most} is the most")),
-                    false => call.scan.and_then(|scan| {
+                let why = if needs > most {
+                    Some(format!("a layer would take {needs} arguments, and {most} is the most"))
+                } else {
+                    call.scan.and_then(|scan| {
                         let known = stacks.entry((id, scan.over));
                         known.or_insert_with(|| whole(module, function, scan.over)).clone()
-                    }),
+                    })
                 };
                 if let Some(why) = why {
                     cx.note(format!(
-                        "`prefetch`: weights of `@{}` are gathered within a layer only, for {why}",
+                        "`prefetch`: weights of `@{}` are gathered within a layer only: {why}",
                         callee.name
                     ));
                     continue;
@@ -101,21 +102,21 @@ impl Plan {
                 if cx.rewrite() {
                     plan.calls.insert((id, n), number);
                     let n_pieces = pieces(call.n_layers(), call.scan.is_some()).len();
-                    plan.turns
+                    plan.variants
                         .entry(number)
                         .or_default()
-                        .extend((0..n_pieces).map(|i| Turn::of(i, n_pieces)));
+                        .extend((0..n_pieces).map(|i| LayerPosition::of(i, n_pieces)));
                     plan.cut.extend(call.scan.map(|scan| (id, scan.over)));
                 }
             }
         }
-        plan.gone = plan.gone(module);
-        plan.say(module, cx);
+        plan.unused = plan.unused(module);
+        plan.report(module, cx);
         plan
     }
 
-    /// Functions all of whose callers are turned.
-    fn gone(&self, module: &Module) -> BTreeSet<FuncId> {
+    /// The functions whose calls are all rewritten.
+    fn unused(&self, module: &Module) -> BTreeSet<FuncId> {
         let mut called: BTreeMap<FuncId, bool> = BTreeMap::new();
         for (id, function) in module.functions.iter() {
             for (n, node) in function.nodes.iter().enumerate() {
@@ -127,45 +128,45 @@ impl Plan {
         called.into_iter().filter(|(_, as_it_is)| !as_it_is).map(|(id, _)| id).collect()
     }
 
-    fn say(&self, module: &Module, cx: &mut Context<'_>) {
-        for &number in self.turns.keys() {
+    fn report(&self, module: &Module, cx: &mut Context<'_>) {
+        for &number in self.variants.keys() {
             let body = &self.bodies[number];
             let (gathers, ahead, deferred) = body.counts();
             let mut what = Vec::new();
             if ahead > 0 {
                 what.push(format!(
-                    "{ahead} of {} of weights travel in the layer before",
+                    "{ahead} of {} of weights gathered during the previous layer",
                     counted(gathers as u64, "message")
                 ));
             }
             if deferred > 0 {
                 what.push(format!(
-                    "gradients of {} in the layer behind",
+                    "{} of gradients run by the next layer",
                     counted(deferred as u64, "reduction")
                 ));
             }
             let name = &module.functions[body.of.callee].name;
-            cx.note(format!("`prefetch`: of `@{name}` {}", what.join(", ")));
+            cx.note(format!("`prefetch`: `@{name}`: {}", what.join(", ")));
         }
     }
 
-    /// The turns of a body that loops call; none where no loop is turned with it.
-    pub(super) fn turns(&self, number: usize) -> Option<&BTreeSet<Turn>> {
-        self.turns.get(&number)
+    /// The positions in use for a body, if any.
+    pub(super) fn variants(&self, number: usize) -> Option<&BTreeSet<LayerPosition>> {
+        self.variants.get(&number)
     }
 
-    /// Whether a function stays.
-    pub(super) fn keeps(&self, function: FuncId) -> bool {
-        !self.gone.contains(&function)
+    /// Whether a function still has callers.
+    pub(super) fn is_kept(&self, function: FuncId) -> bool {
+        !self.unused.contains(&function)
     }
 
-    /// Whether loops of a function change.
-    pub(super) fn changes(&self, function: FuncId) -> bool {
+    /// Whether a function calls rewritten loops.
+    pub(super) fn is_rewritten(&self, function: FuncId) -> bool {
         self.calls.keys().any(|&(id, _)| id == function)
     }
 
-    /// The function with its loops turned; `called` has what functions became, `loops` the functions of each body. New
-    /// dimensions are declared in `module`.
+    /// The function with its loops rewritten; `called` maps functions to new functions, `loops` has the functions of
+    /// each body. Declares new dimensions in `module`.
     pub(super) fn rewritten(
         &self,
         module: &mut Module,
@@ -196,8 +197,7 @@ impl Plan {
     }
 }
 
-/// Why what is stacked along `over` in a function must stay whole; none when all of it comes from loops over these layers
-/// and goes to such.
+/// Why the stacks along `over` in a function cannot be cut; `None` if only loops over these layers make and read them.
 fn whole(module: &Module, function: &Function, over: DimId) -> Option<String> {
     let dim = &module.space.dims[over].name;
     let mut stacks: BTreeSet<ValueId> = BTreeSet::new();
@@ -210,7 +210,9 @@ fn whole(module: &Module, function: &Function, over: DimId) -> Option<String> {
                 is_sliced(Some(&scan), i, function.ty(v), callee.ty(callee.params[i]))
             });
             if sliced != stacks.contains(&v) {
-                return Some(format!("something beside loops over `{dim}` makes or reads a stack of layers"));
+                return Some(format!(
+                    "an operation other than a loop over `{dim}` makes or reads a stack of layers"
+                ));
             }
         }
         if let Some((_, scan)) = looped {
@@ -221,7 +223,7 @@ fn whole(module: &Module, function: &Function, over: DimId) -> Option<String> {
     returned.then(|| format!("`@{}` returns a stack of layers `{dim}`", function.name))
 }
 
-/// A dimension for the layers between the first and the last; none where there are not two of them.
+/// A dimension for the middle layers, if there are two or more.
 fn declare(space: &mut Space, of: DimId) -> Option<DimId> {
     let Dim { name, size, .. } = space.dims[of].clone();
     let n = size.checked_sub(2).filter(|&n| n > 1)?;
@@ -232,17 +234,17 @@ fn declare(space: &mut Space, of: DimId) -> Option<DimId> {
     Some(space.dims.push(Dim::new(name, n)))
 }
 
-/// A function that calls loops, as it is rewritten.
+/// A caller of loops during its rewrite.
 struct Caller<'a> {
     plan: &'a Plan,
     id: FuncId,
     function: &'a Function,
     called: &'a [Option<FuncId>],
     loops: &'a BTreeMap<usize, Functions>,
-    /// For a dimension of layers that is cut, that of the layers between the first and the last.
+    /// For each layer dimension to cut, the dimension of the middle layers.
     between: BTreeMap<DimId, DimId>,
     b: FunctionBuilder<'a>,
-    /// What became of each value: itself, or its pieces in order of layers.
+    /// The new value of each value: one, or its pieces in order of layers.
     map: Vec<Vec<ValueId>>,
 }
 
@@ -252,8 +254,8 @@ impl Caller<'_> {
         let Some(call) = Call::of(node) else { return self.copy(node, node.op.clone()) };
         let is_cut = call.scan.is_some_and(|scan| self.plan.cut.contains(&(self.id, scan.over)));
         match body {
-            Some(number) => self.turned(node, call, Some(number)),
-            None if is_cut => self.turned(node, call, None),
+            Some(number) => self.rewrite_loop(node, call, Some(number)),
+            None if is_cut => self.rewrite_loop(node, call, None),
             None => {
                 let Call { callee, layers, stride, scan, stage } = call;
                 let callee = self.callee(callee);
@@ -263,7 +265,7 @@ impl Caller<'_> {
     }
 
     fn callee(&self, old: FuncId) -> FuncId {
-        self.called[old.index()].expect("callees stand before their callers, and stay where they are called")
+        self.called[old.index()].expect("callees precede their callers, and are kept while in use")
     }
 
     fn copy(&mut self, node: &Node, op: Op) -> Result<(), OpError> {
@@ -277,8 +279,8 @@ impl Caller<'_> {
         Ok(())
     }
 
-    /// A loop in pieces, turned if it has a body.
-    fn turned(&mut self, node: &Node, call: Call<'_>, body: Option<usize>) -> Result<(), OpError> {
+    /// A loop in pieces, by the functions of its body if it has one.
+    fn rewrite_loop(&mut self, node: &Node, call: Call<'_>, body: Option<usize>) -> Result<(), OpError> {
         let Loop { order, carried, .. } = call.looped(node);
         let pieces = pieces(call.n_layers(), call.scan.is_some());
         let n_pieces = pieces.len();
@@ -286,7 +288,7 @@ impl Caller<'_> {
         if order == ScanOrder::Descending {
             run.reverse();
         }
-        let mut handed: Vec<ValueId> =
+        let mut carried_values: Vec<ValueId> =
             node.operands[..carried].iter().map(|v| self.map[v.index()][0]).collect();
         if let Some(gather) = body.and_then(|number| self.loops[&number].gather) {
             let first = match order {
@@ -300,42 +302,42 @@ impl Caller<'_> {
                 scan: None,
                 stage: call.stage,
             };
-            handed.extend(self.b.node(op, &[], &[])?);
+            carried_values.extend(self.b.node(op, &[], &[])?);
         }
         let n_stacked = node.results.len().saturating_sub(carried);
         let mut stacked: Vec<Vec<Option<ValueId>>> = vec![vec![None; n_pieces]; n_stacked];
-        for (turn, (piece, range)) in run.into_iter().enumerate() {
+        for (index, (piece, range)) in run.into_iter().enumerate() {
             let (callee, below) = match body {
                 None => (self.callee(call.callee), 0),
-                Some(number) => self.loops[&number].turns[&Turn::of(turn, n_pieces)],
+                Some(number) => self.loops[&number].variants[&LayerPosition::of(index, n_pieces)],
             };
-            let mut operands = handed.clone();
+            let mut operands = carried_values.clone();
             for v in &node.operands[carried..] {
                 let all = &self.map[v.index()];
                 operands.push(if all.len() == n_pieces && call.scan.is_some() { all[piece] } else { all[0] });
             }
             let n = range.end - range.start;
             let start = call.layers.start + range.start - below;
-            let n_handed = handed.len();
+            let n_carried = carried_values.len();
             let scan = call.scan.filter(|_| n > 1).map(|scan| Scan {
                 over: self.between[&scan.over],
-                carried: n_handed,
+                carried: n_carried,
                 order,
             });
             let op =
                 Op::Call { callee, layers: start..start + n, stride: call.stride, scan, stage: call.stage };
             let results = self.b.node(op, &operands, &[])?;
-            let n_handed = results.len() - n_stacked;
-            handed = results[..n_handed].to_vec();
-            for (pieces, &value) in stacked.iter_mut().zip(&results[n_handed..]) {
+            let n_carried = results.len() - n_stacked;
+            carried_values = results[..n_carried].to_vec();
+            for (pieces, &value) in stacked.iter_mut().zip(&results[n_carried..]) {
                 pieces[piece] = Some(value);
             }
         }
         for (i, &old) in node.results.iter().enumerate() {
             self.map[old.index()] = match i.checked_sub(carried) {
                 None => {
-                    self.b.name(handed[i], self.function.values[old].name.as_deref());
-                    vec![handed[i]]
+                    self.b.name(carried_values[i], self.function.values[old].name.as_deref());
+                    vec![carried_values[i]]
                 }
                 Some(i) => stacked[i].iter().copied().map(|v| v.expect("every piece runs")).collect(),
             };
@@ -344,8 +346,8 @@ impl Caller<'_> {
     }
 }
 
-/// The pieces of a loop, by number in its layers: the first, those between, the last. Where nothing is stacked there is no
-/// need to call the first by itself.
+/// The pieces of a loop, as ranges of its layers: first, middle, last. Without stacked results the first needs no
+/// separate call.
 fn pieces(n_layers: u64, is_stacked: bool) -> Vec<Range<u64>> {
     let cuts = if is_stacked && n_layers > 2 {
         vec![0, 1, n_layers - 1, n_layers]

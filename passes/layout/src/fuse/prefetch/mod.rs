@@ -1,4 +1,4 @@
-//! `prefetch`: weights that are split are gathered before they are needed, and gradients reduced after they are there, while
+//! `prefetch`: sharded weights are gathered before their use, and gradients are reduced after their computation, while
 //! kernels compute.
 //!
 //! ```text
@@ -10,10 +10,10 @@
 //! %x1, %w1 = call %x, %w {callee=@block.first, layers=0..31}                  layer i gathers those of layer i + 1
 //! %x2 = call %x1, %w1 {callee=@block.last, layers=31..32}                     the last layer gathers nothing
 //! ```
-//! Within a layer each message of weights starts as late as it may without being waited for, by the cluster's prices
-//! (`timeline`). What would have to start before its layer does, travels in the layer before and is handed on. A backward
-//! pass hands on, in the same way, gradients whose reduction would end after the layer: the next layer reduces them. What
-//! travels, and how much, stays as it is. The rules stand in `RULES.md`.
+//! Within a layer, each message of weights starts as late as possible without delaying a kernel, by the cluster's
+//! prices (`timeline`). A message that would have to start before its layer is sent during the previous layer and its
+//! result is carried over. A backward pass also carries over gradients whose reduction would end after the layer: the
+//! next layer reduces them. The messages and their sizes stay the same. `RULES.md` states the rules.
 
 mod body;
 mod callers;
@@ -40,13 +40,13 @@ use callers::Plan;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Prefetch {
-    /// How many layers ahead weights are gathered: 1, or 0 for within a layer only.
+    /// The number of layers by which weights are gathered ahead: 1, or 0 for within a layer only.
     #[serde(deserialize_with = "options::whole::<_, 0, MAX_LAYERS>")]
     pub layers: u64,
 }
 
 impl Default for Prefetch {
-    /// One layer, which bounds what is held to the weights of two.
+    /// One layer, so at most the weights of two layers are held.
     fn default() -> Self {
         Self { layers: 1 }
     }
@@ -55,14 +55,14 @@ impl Default for Prefetch {
 /// Options, as `list passes` shows them.
 pub const OPTIONS: &str = "layers=0|1";
 
-/// The most layers that weights are gathered ahead.
+/// The maximum number of layers by which weights are gathered ahead.
 pub const MAX_LAYERS: u64 = 1;
 
 impl Prefetch {
     /// Reads the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an option that is not known, or a number of layers above [`MAX_LAYERS`].
+    /// `P02` for an unknown option, or a number of layers above [`MAX_LAYERS`].
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
         options::read("prefetch", OPTIONS, options)
     }
@@ -94,7 +94,7 @@ impl Pass for Prefetch {
     }
 }
 
-/// The module with its loops as planned, and every other gather where it should be issued.
+/// The module with the planned loops, and every other gather at its position.
 fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Module, OpError> {
     let mut new = module.emptied(module.level);
     let mut called: Vec<Option<FuncId>> = vec![None; module.functions.len()];
@@ -102,40 +102,39 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
     let mut n_gathers = 0;
     for (id, function) in module.functions.iter() {
         for (n, body) in plan.bodies.iter().enumerate() {
-            if let (true, Some(turns)) = (body.of.callee == id, plan.turns(n)) {
+            if let (true, Some(variants)) = (body.of.callee == id, plan.variants(n)) {
                 n_gathers += body.counts().0;
-                loops.insert(n, body.add(&mut new, function, turns)?);
+                loops.insert(n, body.add(&mut new, function, variants)?);
             }
         }
-        if !plan.keeps(id) {
+        if !plan.is_kept(id) {
             continue;
         }
-        let function = match plan.changes(id) {
-            true => plan.rewritten(&mut new, (id, function), &called, &loops)?,
-            false => {
-                let function = renumbered(function, &called);
-                let body = Body::alone(&module.space, &function, id, cx.prices);
-                n_gathers += body.counts().0;
-                match body.counts().0 {
-                    0 => function,
-                    1.. => body.arranged(&new, &function)?,
-                }
+        let function = if plan.is_rewritten(id) {
+            plan.rewritten(&mut new, (id, function), &called, &loops)?
+        } else {
+            let function = renumbered(function, &called);
+            let body = Body::alone(&module.space, &function, id, cx.prices);
+            n_gathers += body.counts().0;
+            match body.counts().0 {
+                0 => function,
+                1.. => body.arranged(&new, &function)?,
             }
         };
         called[id.index()] = Some(new.functions.push(function));
     }
     if n_gathers == 0 {
-        cx.note("`prefetch` has no effect: no weights are gathered, as with `--zero 3` they are");
+        cx.note("`prefetch` has no effect: no weights are gathered; `--zero 3` shards them");
     }
     Ok(new)
 }
 
-/// The function with what it calls under new numbers.
+/// The function with its callees renumbered.
 fn renumbered(function: &Function, called: &[Option<FuncId>]) -> Function {
     let mut function = function.clone();
     for node in &mut function.nodes {
         if let Op::Call { callee, .. } = &mut node.op {
-            *callee = called[callee.index()].expect("callees stand before their callers");
+            *callee = called[callee.index()].expect("callees precede their callers");
         }
     }
     function

@@ -1,8 +1,8 @@
-//! What of a function may run at another time: gathers of weights, and what becomes of gradients.
+//! The movable parts of a function: gathers of weights, and reductions of gradients.
 //!
-//! A *gather* is an all-gather, or a message of several, of which all that is sent comes from weights by changes that need
-//! no other rank: it can travel as early as one likes. A *tail* is a reduction of gradients with all that follows from it, down
-//! to the assignments: nothing else waits for it, so it can travel as late as one likes.
+//! A *gather* is an all-gather, or a message of several, whose operands come from weights by local operations: it can
+//! start at any time before its use. A *tail* is a reduction of gradients with all operations that follow from it, up
+//! to the assignments: nothing else waits for it, so it can run later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,9 +18,9 @@ use crate::fuse::graph::Graph;
 pub(super) struct Gather {
     /// The collective.
     pub(super) node: usize,
-    /// What makes the parts that it sends, ascending.
+    /// The nodes that make its operands, ascending.
     pub(super) sources: Vec<usize>,
-    /// The first node that reads what it brought.
+    /// The first node that reads its results.
     pub(super) used: usize,
 }
 
@@ -34,13 +34,13 @@ impl Gather {
 /// A reduction of gradients and what follows from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
-    /// Collectives and what stands between them, ascending.
+    /// Collectives and the nodes between them, ascending.
     pub(super) reduction: Vec<usize>,
-    /// What is done with the sums, assignments and the states that they read included, ascending.
+    /// The nodes that use the sums, including assignments and the states that they read, ascending.
     pub(super) assignment: Vec<usize>,
-    /// What it is given: values that other nodes made.
-    pub(super) given: Vec<ValueId>,
-    /// What the reduction hands to the assignment.
+    /// The operands: values of other nodes.
+    pub(super) inputs: Vec<ValueId>,
+    /// The sums, from the reduction to the assignment.
     pub(super) sums: Vec<ValueId>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The gathers and tails of `function`; none where it calls others, which may write weights.
+    /// The gathers and tails of `function`; none if it calls functions, which may assign weights.
     pub(super) fn of(function: &Function) -> Parts {
         if function.nodes.iter().any(|node| matches!(node.op, Op::Call { .. })) {
             return Parts::default();
@@ -78,11 +78,11 @@ impl Parts {
     }
 }
 
-/// For each node those that read its results, ascending, and whether the function returns one.
+/// For each node its consumers, ascending, and whether the function returns one of its results.
 struct Uses {
     by: Vec<Vec<usize>>,
     returned: Vec<bool>,
-    /// For each node those whose results it reads.
+    /// For each node its producers.
     of: Vec<Vec<usize>>,
 }
 
@@ -114,7 +114,7 @@ fn gathers(function: &Function, uses: &Uses) -> Vec<Gather> {
         return Vec::new();
     }
     let graph = Graph::of(function);
-    // A weight that is written here is another one before and after.
+    // The function assigns this weight, so its value changes.
     let is_written = |binding: &Binding| {
         let assigns =
             |op: &Op| matches!(op, Op::Assign { target: Target::Param, binding: b } if b == binding);
@@ -134,7 +134,7 @@ fn gathers(function: &Function, uses: &Uses) -> Vec<Gather> {
             found.push(Gather { node: i, sources, used });
         }
     }
-    // What else reads a part keeps it where it is.
+    // A shard with other consumers stays in place.
     let all: BTreeSet<usize> = found.iter().flat_map(Gather::nodes).collect();
     let alone = |&s: &usize| !uses.returned[s] && uses.by[s].iter().all(|n| all.contains(n));
     found.retain(|gather| gather.sources.iter().all(alone));
@@ -149,7 +149,7 @@ fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
             *assigned.entry(&binding.name).or_default() += 1;
         }
     }
-    // From the end: what leads to assignments of states only, by what is light.
+    // Scan from the end: light nodes that lead to assignments of states only.
     let mut late: BTreeSet<usize> = BTreeSet::new();
     for i in (0..nodes.len()).rev() {
         let leads = !uses.by[i].is_empty() && uses.by[i].iter().all(|n| late.contains(n));
@@ -177,7 +177,7 @@ fn tails(function: &Function, uses: &Uses) -> Vec<Tail> {
     tails
 }
 
-/// All of `late` that values join with node `start`.
+/// The nodes of `late` connected with node `start` through values.
 fn connected(uses: &Uses, late: &BTreeSet<usize>, start: usize) -> BTreeSet<usize> {
     let (mut found, mut open) = (BTreeSet::from([start]), vec![start]);
     while let Some(i) = open.pop() {
@@ -190,7 +190,7 @@ fn connected(uses: &Uses, late: &BTreeSet<usize>, start: usize) -> BTreeSet<usiz
     found
 }
 
-/// The tail of these nodes; none where a state is read before the sum is taken.
+/// The tail of these nodes; `None` if a state is read before the sum.
 fn tail(function: &Function, members: &BTreeSet<usize>) -> Option<Tail> {
     let nodes = &function.nodes;
     let mut before: BTreeSet<usize> = BTreeSet::new();
@@ -211,18 +211,18 @@ fn tail(function: &Function, members: &BTreeSet<usize>) -> Option<Tail> {
         values.into_iter().filter(|v| seen.insert(v.index())).collect::<Vec<_>>()
     };
     let read = |by: &[usize]| by.iter().flat_map(|&n| nodes[n].operands.iter().copied()).collect::<Vec<_>>();
-    let given: Vec<ValueId> = read(&reduction).into_iter().filter(|&v| !made(&reduction, v)).collect();
+    let inputs: Vec<ValueId> = read(&reduction).into_iter().filter(|&v| !made(&reduction, v)).collect();
     let sums: Vec<ValueId> = read(&assignment).into_iter().filter(|&v| !made(&assignment, v)).collect();
-    // What the assignment reads beside sums would have to be handed on as well.
+    // Other operands of the assignment would have to be carried as well.
     let only_sums = sums.iter().all(|&v| made(&reduction, v));
-    only_sums.then(|| Tail { given: distinct(given), sums: distinct(sums), reduction, assignment })
+    only_sums.then(|| Tail { inputs: distinct(inputs), sums: distinct(sums), reduction, assignment })
 }
 
 fn is_reduction(op: &Op) -> bool {
     matches!(op.collective_name(), "reduce_scatter" | "all_reduce")
 }
 
-/// What is done with a gradient that was reduced, element by element.
+/// Element-by-element operations on a reduced gradient.
 fn is_light(op: &Op) -> bool {
     matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Accumulate | Op::Binary(_) | Op::Slice { .. })
 }

@@ -24,7 +24,7 @@ const LAYER: &str = "%w = param {name=\"layers.{layer}.w\"} : f32[a@u b]\n%g = a
 
 const CALL: &str = "%y = call %x {callee=@layer, layers=0..3} : f32[a b]\nreturn y = %y\n";
 
-/// What functions do, sources left out; of calls whom they call for which layers.
+/// The operations of a function without sources; for calls, the callee and the layers.
 fn shown(module: &Module, function: &str) -> Vec<String> {
     let id = module.function(function).unwrap_or_else(|| panic!("there is no @{function}"));
     let nodes = module.functions[id].nodes.iter();
@@ -46,8 +46,8 @@ fn each_layer_gathers_for_the_next_and_the_last_for_nobody() {
     assert_eq!(shown(&module, "main"), ["layer.gather 0..1 +0", "layer.first 0..2 +0", "layer.last 2..3 +0"]);
     assert_eq!(shown(&module, "layer.first"), ["layer.shards 1..2 +1", "all_gather", "silu", "mul"]);
     assert_eq!(shown(&module, "layer.last"), ["silu", "mul"]);
-    assert!(module.function("layer").is_none(), "nobody calls it any more");
-    assert_eq!(notes, ["`prefetch`: of `@layer` 1 of 1 message of weights travel in the layer before"]);
+    assert!(module.function("layer").is_none(), "no call remains");
+    assert_eq!(notes, ["`prefetch`: `@layer`: 1 of 1 message of weights gathered during the previous layer"]);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_stack_that_is_returned_stays_whole() {
                 return y = %y, s = %s\n";
     let (module, notes) = prefetched(&nodes, call, 1);
     assert_eq!(shown(&module, "main"), ["layer 0..3 +0"]);
-    let why = "`prefetch`: weights of `@layer` are gathered within a layer only, for `@main` returns a stack of layers `l`";
+    let why = "`prefetch`: weights of `@layer` are gathered within a layer only: `@main` returns a stack of layers `l`";
     assert_eq!(notes, [why]);
 }
 
@@ -77,5 +77,5 @@ fn what_is_computed_is_no_weight() {
     let nodes = format!("%z = slice %x {{axis=u, dim=a}} : f32[a@u b]\n{nodes}");
     let (module, notes) = prefetched(&nodes, CALL, 1);
     assert_eq!(shown(&module, "layer"), ["slice", "all_gather", "mul"]);
-    assert_eq!(notes, ["`prefetch` has no effect: no weights are gathered, as with `--zero 3` they are"]);
+    assert_eq!(notes, ["`prefetch` has no effect: no weights are gathered; `--zero 3` shards them"]);
 }

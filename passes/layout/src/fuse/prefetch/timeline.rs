@@ -1,4 +1,4 @@
-//! When things run in a layer whose weights are there: kernels one after another, collectives beside them.
+//! The timeline of a layer whose weights are present: kernels one after another, collectives in parallel.
 
 use std::collections::BTreeSet;
 
@@ -17,29 +17,29 @@ pub(super) fn seconds(space: &Space, function: &Function, prices: &dyn Prices) -
     each.collect()
 }
 
-/// The same where kernels take `stretch` times as long, as they do when they wait for what travels.
+/// The seconds if kernels take `stretch` times as long, as they do when they wait for communication.
 pub(super) fn stretched(function: &Function, seconds: &[f64], stretch: f64) -> Vec<f64> {
     let each = function.nodes.iter().zip(seconds);
     each.map(|(node, &seconds)| if node.op.is_communication() { seconds } else { stretch * seconds })
         .collect()
 }
 
-/// When kernels and collectives run, but for gathers, which take no time here.
+/// The timeline of kernels and collectives; gathers take no time in it.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
-    /// When each node starts.
+    /// The start of each node.
     pub(super) start: Vec<f64>,
-    /// When it ends.
+    /// The end of each node.
     pub(super) finish: Vec<f64>,
-    /// When the last kernel ends that does not belong to a tail.
+    /// The end of the last kernel that does not belong to a tail.
     pub(super) end: f64,
-    /// When the communication stream is taken, ascending.
+    /// The busy intervals of the communication stream, ascending.
     busy: Vec<(f64, f64)>,
 }
 
 impl Timeline {
-    /// The timeline of `function`, whose communication stream begins with `lead` seconds of what another layer left;
-    /// `left_out` are nodes that run elsewhere.
+    /// The timeline of `function`; the communication stream starts with `lead` seconds of another layer's reductions,
+    /// and the nodes `left_out` run elsewhere.
     pub(super) fn of(
         function: &Function,
         parts: &Parts,
@@ -82,8 +82,8 @@ impl Timeline {
         Timeline { start, finish, end, busy }
     }
 
-    /// Before which node something is issued that is to start at a time: the kernel that runs then, or the first collective
-    /// that starts later if it stands before that.
+    /// The node before which an operation is issued to start at a given time: the kernel that runs then, or an earlier
+    /// node: the first collective that starts later.
     pub(super) fn position(
         &self,
         function: &Function,
@@ -107,7 +107,8 @@ impl Timeline {
         kernel.min(collective)
     }
 
-    /// Before which node something is issued that waits for what ends at a time: the first kernel behind it.
+    /// The node before which an operation is issued that needs a result of a given time: the first kernel that starts
+    /// later.
     pub(super) fn position_from(
         &self,
         function: &Function,
@@ -123,13 +124,13 @@ impl Timeline {
         (0..function.nodes.len()).find(kernel).unwrap_or(function.nodes.len())
     }
 
-    /// When each gather starts: as late as it may without being waited for, on a stream that does nothing else then, in
-    /// order of first use. What starts before this layer does is negative, and no earlier than one layer before. None
-    /// where the stream has no such time left.
+    /// The start of each gather: as late as possible without delaying a kernel, on an otherwise idle stream, in order
+    /// of first use. A negative start is in the previous layer, and at most one layer early. `None` if the stream has
+    /// no such idle time.
     pub(super) fn gathers(&self, parts: &Parts, seconds: &[f64]) -> Option<Vec<f64>> {
         let mut busy: Vec<(f64, f64)> = self.busy.clone();
         busy.extend(self.busy.iter().map(|&(a, b)| (a - self.end, b - self.end)));
-        // Streams meet between two layers, so nothing travels from one into the other.
+        // Streams synchronise between layers, so no message spans two of them.
         busy.push((0.0, 0.0));
         let mut starts = vec![0.0; parts.gathers.len()];
         let mut before = self.end;
@@ -146,7 +147,8 @@ impl Timeline {
         Some(starts)
     }
 
-    /// When each gather starts where the stream has no time for all: as much ahead of the next one as it takes.
+    /// The start of each gather if the stream lacks idle time: each starts early enough to end when the next one
+    /// starts.
     pub(super) fn crowded(&self, parts: &Parts, seconds: &[f64]) -> Vec<f64> {
         let mut starts = vec![0.0; parts.gathers.len()];
         let mut before = self.end;
@@ -159,12 +161,12 @@ impl Timeline {
     }
 }
 
-/// The latest start of something that takes so long and ends by `due`, while nothing else runs.
+/// The latest start of an operation of this duration that ends by `due` while the stream is idle.
 fn latest(busy: &[(f64, f64)], due: f64, takes: f64) -> Option<f64> {
     let mut end = due;
     loop {
         let start = end - takes;
-        // Of what overlaps the one that starts first: nothing ends later than where it starts.
+        // The first interval that overlaps: the operation must end before its start.
         let overlapping = busy.iter().filter(|&&(a, b)| a < end && start < b);
         match overlapping.map(|&(a, _)| a).reduce(f64::min) {
             None => return start.is_finite().then_some(start),

@@ -1,7 +1,7 @@
-//! A function as an e-graph, and back.
+//! Converts a function to an e-graph and back.
 //!
-//! What has effects stays where it is, in its order: sources, reads and writes of states, calls, operations whose
-//! results nothing uses, and attention that draws random numbers. Its results are leaves, its operands roots.
+//! Operations with effects keep their order: sources, reads and writes of states, calls, operations without used
+//! results, and attention that draws random numbers. Their results are leaves, their operands roots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub(super) struct Block<'f> {
     free: Vec<bool>,
 }
 
-/// Whether an operation may be moved, merged with its equals and replaced.
+/// Whether an operation may be moved, merged with equal ones and replaced.
 fn is_pure(op: &Op) -> bool {
     match op {
         // Collectives that were coalesced into one message stay one.
@@ -37,7 +37,7 @@ fn is_pure(op: &Op) -> bool {
 }
 
 impl<'f> Block<'f> {
-    /// The e-graph of `function`, in which equal operations are one.
+    /// The e-graph of `function`; equal operations are merged.
     pub(super) fn of(function: &'f Function, names: Names<'_>) -> Self {
         let mut used = vec![false; function.values.len()];
         let uses = function.nodes.iter().flat_map(|n| &n.operands).copied();
@@ -70,7 +70,7 @@ impl<'f> Block<'f> {
         Self { function, graph, classes, free }
     }
 
-    /// For each class of the function as it is, the first term that stands for it there.
+    /// For each class of the original function, its first term.
     pub(super) fn originals(&self) -> BTreeMap<Id, Term> {
         let mut originals = BTreeMap::new();
         for n in 0..self.function.nodes.len() {
@@ -81,8 +81,7 @@ impl<'f> Block<'f> {
         originals
     }
 
-    /// The class and the term of a node that rules may replace, as they are now; nothing for others, and for a change of layout that
-    /// changes nothing.
+    /// The current class and term of a replaceable node; `None` for others, and for a reshard that changes nothing.
     fn term(&self, n: usize) -> Option<(Id, Term)> {
         let node = &self.function.nodes[n];
         if !self.free[n] {
@@ -95,7 +94,7 @@ impl<'f> Block<'f> {
         self.graph.lookup(term.clone()).map(|class| (self.graph.find(class), term))
     }
 
-    /// The classes that must be computed: operands of what stays, and outputs.
+    /// The classes to compute: operands of fixed nodes, and outputs.
     pub(super) fn roots(&self) -> Vec<Id> {
         let nodes = self.function.nodes.iter().zip(&self.free);
         let operands = nodes.filter(|(_, free)| !**free).flat_map(|(node, _)| node.operands.iter().copied());
@@ -106,8 +105,8 @@ impl<'f> Block<'f> {
         roots
     }
 
-    /// The function that computes each class by its chosen term: what was there stands where it stood, and what is new
-    /// before its first use. `None` where a chosen term needs what comes later.
+    /// The function that computes each class by its chosen term: original nodes keep their position, and new ones come
+    /// before their first use. `None` if a chosen term needs a later value.
     ///
     /// # Errors
     /// The invariant that an operation breaks.
@@ -162,14 +161,14 @@ struct Writer<'a, 'f> {
     block: &'a Block<'f>,
     chosen: &'a BTreeMap<Id, Term>,
     b: FunctionBuilder<'a>,
-    /// The value of each class that is computed so far.
+    /// The value of each class computed so far.
     values: BTreeMap<Id, ValueId>,
-    /// Operations of several results that stand there.
+    /// The operations with several results added so far.
     tuples: BTreeSet<Id>,
 }
 
 impl Writer<'_, '_> {
-    /// Adds a node that stays, and what it needs; whether all of that is there.
+    /// Adds a fixed node and its operands; returns whether all operands can be computed.
     fn keep(&mut self, node: &Node) -> Result<bool, OpError> {
         let function = self.block.function;
         let mut operands = Vec::with_capacity(node.operands.len());
@@ -189,7 +188,7 @@ impl Writer<'_, '_> {
         Ok(true)
     }
 
-    /// Adds what reads a weight or a state itself before that is written: what reads it later needs a copy of it.
+    /// Adds reads of a weight or state before it is assigned, for later uses of the old value.
     fn read_before_written(&mut self, target: Target, binding: &Binding) -> Result<(), OpError> {
         let block = self.block;
         let reads = |node: &&Node| match (&node.op, target) {
@@ -207,7 +206,7 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// Makes sure that the value of a class is there; whether it can be.
+    /// Computes the value of a class; returns whether that is possible.
     fn value(&mut self, class: Id) -> Result<bool, OpError> {
         if self.values.contains_key(&class) {
             return Ok(true);
@@ -223,7 +222,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Adds the operation that is chosen for `class`, and what it needs.
+    /// Adds the operation chosen for `class`, and its operands.
     fn node(&mut self, class: Id) -> Result<bool, OpError> {
         let Some(term) = self.chosen.get(&class).filter(|_| !self.tuples.contains(&class)) else {
             return Ok(self.tuples.contains(&class));
@@ -256,7 +255,7 @@ impl Writer<'_, '_> {
         Ok(true)
     }
 
-    /// Gives the value that stands for `old` its name.
+    /// Gives the new value of `old` its name.
     fn name(&mut self, old: ValueId) {
         if let Some(&new) = self.values.get(&self.block.class(old))
             && self.b.function().values[new].name.is_none()

@@ -1,8 +1,8 @@
-//! Chooses a term for each class, so that what the roots need costs the least, shared classes once.
+//! Chooses a term for each class, to minimise the cost of the roots; a shared class costs once.
 //!
-//! The best choice of a graph with sharing is NP-hard to find (Stepp, 2011). Two selections are improved, that of the
-//! function as it is and the one that is best where nothing is shared: class by class another term is tried, and kept
-//! where all that is needed then costs less, until nothing is better. So the result is at most what the function costs.
+//! The optimal choice with sharing is NP-hard (Stepp, 2011). The search starts from two selections, the original
+//! function and the optimum without sharing, and improves each: it tries another term class by class and keeps it if
+//! the total cost falls, until no change helps. The result never costs more than the original.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use ithaca_ir::TensorType;
 use super::language::{Graph, Symbol, Term};
 use super::price::PriceList;
 
-/// The part by which a selection must be better: less is rounding.
+/// The relative improvement that counts; a smaller one is rounding.
 const BETTER: f64 = 1e-9;
 
-/// Rounds over all classes.
+/// The maximum number of rounds over all classes.
 const ROUNDS: usize = 16;
 
 /// A term of a class.
@@ -25,17 +25,17 @@ struct Choice {
     operands: Vec<usize>,
 }
 
-/// For each class the number of its term.
+/// The index of the chosen term for each class.
 type Selection = Vec<usize>;
 
-/// Every class with its terms; classes by their places.
+/// Every class with its terms, by position.
 struct Choices {
     classes: Vec<Id>,
     terms: Vec<Vec<Choice>>,
     roots: Vec<usize>,
 }
 
-/// The chosen terms of the classes that `roots` need. `original` are the terms of the function as it is.
+/// The chosen terms of the classes that `roots` need. `original` has the terms of the original function.
 pub(super) fn extract(
     graph: &Graph,
     prices: &mut PriceList<'_>,
@@ -71,7 +71,7 @@ impl Choices {
         let place = |class: Id| classes.binary_search(&graph.find(class)).expect("every class is listed");
         let terms = classes.iter().map(|&class| {
             let nodes = &graph[class].nodes;
-            // What is there anyway is not computed.
+            // A leaf is not computed.
             let leaf =
                 nodes.iter().filter(|t| matches!(graph.analysis.get(t.symbol), Symbol::Leaf(..))).min();
             let nodes: Vec<&Term> = leaf.map_or_else(|| nodes.iter().collect(), |leaf| vec![leaf]);
@@ -87,7 +87,7 @@ impl Choices {
         Self { classes, terms, roots }
     }
 
-    /// For each class the term that costs least with all it needs, where nothing is shared.
+    /// For each class the cheapest term including its operands, without sharing.
     fn alone(&self) -> Selection {
         let mut least = vec![f64::INFINITY; self.terms.len()];
         let mut selection = vec![0; self.terms.len()];
@@ -110,7 +110,7 @@ impl Choices {
         selection
     }
 
-    /// The classes that the roots need, operands first; `None` where a class needs itself.
+    /// The classes that the roots need, operands first; `None` if a class needs itself.
     fn needed(&self, selection: &Selection) -> Option<Vec<usize>> {
         #[derive(Clone, Copy, PartialEq)]
         enum Seen {
@@ -121,7 +121,7 @@ impl Choices {
         let mut seen = vec![Seen::Not; self.terms.len()];
         let mut order = Vec::new();
         for &root in &self.roots {
-            // A class, and how many of its operands have been visited.
+            // A class, and the number of its visited operands.
             let mut stack = vec![(root, 0)];
             while let Some((class, n)) = stack.pop() {
                 if seen[class] == Seen::Done {
@@ -147,14 +147,14 @@ impl Choices {
         Some(order)
     }
 
-    /// Seconds of all that the roots need; infinite where a class needs itself.
+    /// Seconds of all classes that the roots need; infinite if a class needs itself.
     fn seconds(&self, selection: &Selection) -> f64 {
         self.needed(selection).map_or(f64::INFINITY, |needed| {
             needed.into_iter().map(|class| self.terms[class][selection[class]].seconds).sum()
         })
     }
 
-    /// The selection with one term after another exchanged for a better one, and what it costs.
+    /// The selection after improvement, class by class, and its cost.
     fn improved(&self, mut selection: Selection) -> (f64, Selection) {
         let mut least = self.seconds(&selection);
         for _ in 0..ROUNDS {

@@ -1,7 +1,7 @@
-//! Applies rules until nothing is new, or the e-graph is as large as it may become.
+//! Applies rules until saturation or until the e-graph reaches its limits.
 //!
-//! This is the loop of egg's runner without its clock: the runner also stops after a time, which would make a plan depend
-//! on the machine that made it, and matches of our rules bind attributes, for which its substitutions have no place.
+//! The loop equals egg's runner without the time limit, which would make plans depend on the machine. Also, matches of
+//! these rules bind attributes, which egg's substitutions cannot hold.
 
 use std::collections::BTreeSet;
 
@@ -14,30 +14,36 @@ use super::language::{Graph, Term, Types, add, as_class, results};
 use super::matching::{Index, matches};
 use crate::rules::{Place, Replacement, Rule, Site, replacement};
 
-/// The most ways in which one rule is looked at in one class.
+/// The maximum number of matches of one rule in one class.
 const MATCHES: usize = 256;
 
-/// How far an e-graph may grow.
+/// The limits of an e-graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Terms.
+    /// The number of terms.
     pub(super) nodes: usize,
-    /// Rounds in which every rule is tried everywhere.
+    /// The number of rounds over all rules and classes.
     pub(super) iterations: usize,
 }
 
-/// What rules did, each with its number, in order.
+/// The additions of rules, each with the index of its rule, in order.
 #[derive(Debug, Default)]
-pub(super) struct Made {
-    /// Terms that were added.
+pub(super) struct Additions {
+    /// New terms.
     pub(super) terms: Vec<(Term, usize)>,
-    /// Classes that were found to be a value that is there.
+    /// Classes found equal to an existing value.
     pub(super) found: Vec<(Id, usize)>,
 }
 
 /// Applies `rules` to `graph`.
-pub(super) fn grow(graph: &mut Graph, cx: Context<'_>, level: Level, rules: &[Rule], limits: Limits) -> Made {
-    let mut made = Made::default();
+pub(super) fn grow(
+    graph: &mut Graph,
+    cx: Context<'_>,
+    level: Level,
+    rules: &[Rule],
+    limits: Limits,
+) -> Additions {
+    let mut additions = Additions::default();
     let mut seen: BTreeSet<(usize, Id, String)> = BTreeSet::new();
     for _ in 0..limits.iterations {
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
@@ -50,7 +56,7 @@ pub(super) fn grow(graph: &mut Graph, cx: Context<'_>, level: Level, rules: &[Ru
                     if !seen.insert((n, class, format!("{bindings:?}"))) {
                         continue;
                     }
-                    // What is not legal here, or of another type, is left out, as where rules are applied one by one.
+                    // An illegal or ill-typed replacement is skipped, as in `ApplyRules`.
                     if let Ok(replacement) = replacement(rule, &bindings, site, &graph[class].data) {
                         found.push((n, class, replacement));
                     }
@@ -62,24 +68,24 @@ pub(super) fn grow(graph: &mut Graph, cx: Context<'_>, level: Level, rules: &[Ru
             if graph.total_size() >= limits.nodes {
                 break;
             }
-            apply(graph, cx.names(), rule, class, replacement, &mut made);
+            apply(graph, cx.names(), rule, class, replacement, &mut additions);
         }
         graph.rebuild();
         if graph.total_size() >= limits.nodes || (graph.total_size(), graph.number_of_classes()) == before {
             break;
         }
     }
-    made
+    additions
 }
 
-/// Adds a replacement, and makes its results those of `class`.
+/// Adds a replacement and merges its results with those of `class`.
 fn apply(
     graph: &mut Graph,
     names: Names<'_>,
     rule: usize,
     class: Id,
     replacement: Replacement,
-    made: &mut Made,
+    additions: &mut Additions,
 ) {
     let Replacement { nodes, results: places } = replacement;
     let mut classes: Vec<Vec<Id>> = Vec::with_capacity(nodes.len());
@@ -91,13 +97,13 @@ fn apply(
         let operands: Vec<Id> = node.operands.iter().map(|&place| at(&classes, place)).collect();
         let own = add(graph, names, &node.op, &node.types, &operands);
         let symbol = graph.analysis.apply(&node.op, &node.types, names);
-        made.terms.push((Term { symbol, operands: operands.into_iter().collect() }, rule));
+        additions.terms.push((Term { symbol, operands: operands.into_iter().collect() }, rule));
         classes.push(own);
     }
     let old = results(graph, class);
     for (place, old) in places.into_iter().zip(old) {
         if matches!(place, Place::Value(_)) {
-            made.found.push((old, rule));
+            additions.found.push((old, rule));
         }
         graph.union(old, at(&classes, place));
     }

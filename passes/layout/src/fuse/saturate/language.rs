@@ -1,8 +1,8 @@
-//! What the e-graph is made of: operations with attributes and types, applied to classes; and what cannot be rewritten.
+//! The language of the e-graph: operations with attributes and types, applied to classes, and opaque leaves.
 //!
-//! An operation of one result is in the class of that result. One of several is in a class of its own, with several
-//! types, and each result is the class of a projection of it. Values of a class have the same type, layout included:
-//! that is what makes one stand for another.
+//! An operation with one result is in the class of that result. An operation with several results has its own class,
+//! with several types, and each result is the class of a projection. All terms of a class have the same type, including
+//! the layout, so they are interchangeable.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) type Graph = EGraph<Term, Symbols>;
 /// A symbol applied to classes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Term {
-    /// A number in [`Symbols`].
+    /// An index in [`Symbols`].
     pub(super) symbol: usize,
     /// Classes of the operands.
     pub(super) operands: SmallVec<[Id; 4]>,
@@ -47,18 +47,18 @@ impl Language for Term {
     }
 }
 
-/// What a term says, its operands aside.
+/// A term without its operands.
 #[derive(Clone, Debug)]
 pub(super) enum Symbol {
-    /// A value that rules leave as it is: a parameter of the function, or a result of what has effects.
+    /// A value that rules keep: a parameter of the function, or a result of an operation with effects.
     Leaf(TensorType),
-    /// An operation with the types of its results, and its attributes as rules see them.
+    /// An operation with its result types, and its attributes as rules see them.
     Apply { op: Op, types: Vec<TensorType>, attrs: Vec<(&'static str, Attr)> },
     /// One of several results.
     Result(usize),
 }
 
-/// Every symbol of an e-graph, each once.
+/// Every distinct symbol of an e-graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Symbols {
     table: Vec<Symbol>,
@@ -73,12 +73,12 @@ impl Symbols {
         &self.table[symbol]
     }
 
-    /// A new symbol, for a value that rules leave as it is.
+    /// A new symbol for a value that rules keep.
     pub(super) fn leaf(&mut self, ty: TensorType) -> usize {
         self.push(Symbol::Leaf(ty))
     }
 
-    /// The symbol of an operation with these results, where it has one.
+    /// The symbol of an operation with these results, if it exists.
     pub(super) fn find(&self, op: &Op, types: &[TensorType]) -> Option<usize> {
         let same = |&s: &usize| match &self.table[s] {
             Symbol::Apply { op: known, types: results, .. } => known == op && results == types,
@@ -87,7 +87,7 @@ impl Symbols {
         self.named.get(op.name())?.iter().copied().find(same)
     }
 
-    /// The symbol of an operation with these results.
+    /// The symbol of an operation with these results, added if missing.
     pub(super) fn apply(&mut self, op: &Op, types: &[TensorType], names: Names<'_>) -> usize {
         if let Some(known) = self.find(op, types) {
             return known;
@@ -127,12 +127,12 @@ impl Analysis<Term> for Symbols {
     }
 
     fn merge(&mut self, a: &mut Self::Data, b: Self::Data) -> DidMerge {
-        assert_eq!(*a, b, "values that stand for each other have one type");
+        assert_eq!(*a, b, "all terms of a class have one type");
         DidMerge(false, false)
     }
 }
 
-/// Adds an operation; the classes of its results. A change of layout that changes nothing is its operand.
+/// Adds an operation and returns the classes of its results. A reshard that changes nothing is its operand.
 pub(super) fn add(
     graph: &mut Graph,
     names: Names<'_>,
@@ -162,7 +162,7 @@ pub(super) fn results(graph: &mut Graph, class: Id) -> Vec<Id> {
     results
 }
 
-/// A class as a value of rules, which know values by their numbers.
+/// A class as a value; rules refer to values by id.
 pub(super) fn as_value(class: Id) -> ValueId {
     ValueId::new(usize::from(class))
 }
@@ -172,7 +172,7 @@ pub(super) fn as_class(value: ValueId) -> Id {
     Id::from(value.index())
 }
 
-/// The types of classes of one type.
+/// The types of single-result classes.
 pub(super) struct Types<'g>(pub(super) &'g Graph);
 
 impl Values for Types<'_> {

@@ -1,4 +1,4 @@
-//! Where the left side of a rule occurs in an e-graph: every choice of terms from classes that gives it.
+//! Matches the left side of a rule in an e-graph: enumerates the choices of terms that match.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use ithaca_ir::Space;
 use super::language::{Graph, Symbol, Term, Types, as_value};
 use crate::rules::{App, Bindings, Pattern, Rule, Values, bind_attrs, holds};
 
-/// The classes that hold an operation, by its name, in order of their numbers.
+/// The classes that contain an operation, by its name, ascending.
 pub(super) struct Index(BTreeMap<&'static str, Vec<Id>>);
 
 impl Index {
-    /// The index of an e-graph that is rebuilt.
+    /// The index of a rebuilt e-graph.
     pub(super) fn of(graph: &Graph) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|class| class.id).collect();
         classes.sort_unstable();
@@ -30,14 +30,13 @@ impl Index {
         Self(index)
     }
 
-    /// The classes with an operation of this name.
+    /// The classes that contain an operation of this name.
     pub(super) fn classes(&self, op: &str) -> &[Id] {
         self.0.get(op).map_or(&[], Vec::as_slice)
     }
 }
 
-/// What the rule's variables stand for, in each way in which `class` is its left side and its conditions hold; at most
-/// `limit` of them.
+/// The bindings for each match of the rule's left side with `class` that satisfies its conditions; at most `limit`.
 pub(super) fn matches(graph: &Graph, space: &Space, rule: &Rule, class: Id, limit: usize) -> Vec<Bindings> {
     let mut found = Vec::new();
     apps(graph, &rule.left, class, &Bindings::default(), limit, &mut found);
@@ -49,7 +48,7 @@ pub(super) fn matches(graph: &Graph, space: &Space, rule: &Rule, class: Id, limi
     found
 }
 
-/// Extends `bindings` by each way in which a term of `class` is `app`.
+/// Extends `bindings` by each match of `app` with a term of `class`.
 fn apps(graph: &Graph, app: &App, class: Id, bindings: &Bindings, limit: usize, found: &mut Vec<Bindings>) {
     for term in &graph[class].nodes {
         let Symbol::Apply { op, attrs, .. } = graph.analysis.get(term.symbol) else { continue };

@@ -1,7 +1,7 @@
-//! `saturate`: the local algebra of communication, by equality saturation.
+//! `saturate`: local algebraic rewrites of communication, by equality saturation.
 //!
-//! One function at a time becomes an e-graph (Willsey et al., egg, POPL 2021), rules add what is equal to what is there,
-//! and the form that is cheapest on the cluster at hand is taken out, shared values paid once.
+//! Each function becomes an e-graph (Willsey et al., egg, POPL 2021), rules add equal forms, and the cheapest form on
+//! the cluster is extracted; a shared value costs once.
 //!
 //! ```text
 //! %1 = reshard %q : f32[b s@u h d]                      // from f32[b s h@u d]
@@ -13,11 +13,10 @@
 //! %2 = reshard %1 : bf16[b s@u h d]
 //! ```
 //!
-//! Rules are those of [`RULE_FILES`], in the language of [`crate::rules`]; each was tried on random programs, by a test.
-//! Rules of one's own are tried when they are read. Operations with effects stay in their order. A function is left as it
-//! is where nothing cheaper was found, where it does not communicate, and where what is cheaper would hold more than
-//! an eighth more at once. The e-graph is bounded by its terms and by rounds, never by time, so a plan is the same
-//! everywhere.
+//! The rules are those of [`RULE_FILES`], in the language of [`crate::rules`]; a test checks each on random programs.
+//! User rules are checked when they are read. Operations with effects keep their order. A function stays unchanged if
+//! no cheaper form was found, if it does not communicate, or if the cheaper form would hold over an eighth more memory
+//! at its peak. The e-graph is limited by terms and rounds, never by time, so plans are reproducible.
 
 mod block;
 mod extract;
@@ -46,21 +45,21 @@ use language::Term;
 use peak::peak_bytes;
 pub(in crate::fuse) use price::PriceList;
 
-/// The rules that come with Ithaca: names of files, and what stands in them.
+/// The built-in rules: file names and contents.
 pub const RULE_FILES: &[(&str, &str)] = &[
     ("reshards.rules", include_str!("reshards.rules")),
     ("collectives.rules", include_str!("collectives.rules")),
     ("algebra.rules", include_str!("algebra.rules")),
 ];
 
-/// What options the pass has, for a list.
+/// The options of the pass, for the list of passes.
 pub const OPTIONS: &str =
     "nodes=N (4000), iterations=N (8), rules=builtin|added (those of `--rules` as well)";
 
 /// The most terms of an e-graph, and the most rounds.
 const MOST: u64 = 1_000_000;
 
-/// The part of what a function holds at once by which it may grow.
+/// A cheaper form may hold `1 / MEMORY` more memory at its peak.
 const MEMORY: u64 = 8;
 
 /// The rules of [`RULE_FILES`].
@@ -69,7 +68,7 @@ pub fn builtin() -> Vec<Rule> {
     parsed.collect()
 }
 
-/// `passes` with the pass before and behind `lower-reshards`: first layouts are exchanged, then collectives.
+/// `passes` with this pass before and after `lower-reshards`: it first rewrites reshards, then collectives.
 pub fn with_saturation(passes: Vec<Box<dyn Pass>>) -> Vec<Box<dyn Pass>> {
     let mut all: Vec<Box<dyn Pass>> = Vec::with_capacity(passes.len() + 2);
     for pass in passes {
@@ -85,7 +84,7 @@ pub fn with_saturation(passes: Vec<Box<dyn Pass>>) -> Vec<Box<dyn Pass>> {
     all
 }
 
-/// Which rules are used.
+/// The source of rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Source {
@@ -125,17 +124,17 @@ impl Saturate {
     /// The pass with the options of a pipeline.
     ///
     /// # Errors
-    /// `P02` for an option that there is not, or a value that it cannot have.
+    /// `P02` for an unknown option or an illegal value.
     pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
         Ok(Self { options: options::read("saturate", OPTIONS, options)?, added: None })
     }
 
-    /// Whether a file of rules was asked for and is yet to be given.
+    /// Whether the pass expects a file of rules that is not read yet.
     pub fn awaits_rules(&self) -> bool {
         self.options.rules == Source::Added && self.added.is_none()
     }
 
-    /// With these rules beside those that come with Ithaca.
+    /// Adds these rules to the built-in ones.
     pub fn with_rules(mut self, rules: CheckedRules) -> Self {
         self.options.rules = Source::Added;
         self.added = Some(rules);
@@ -175,7 +174,8 @@ impl Pass for Saturate {
     fn run(&self, module: Verified<'_>, cx: &mut Context<'_>) -> Result<Module, Diagnostics> {
         let module = module.module();
         if module.level == Level::Program {
-            let message = "`saturate` needs a sharded program, and this one is not laid out over a mesh";
+            let message =
+                "`saturate` needs a sharded or per-rank program, but this one is not laid out over a mesh";
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
         let rules = self.rules().map_err(|refused| vec![refused])?;
@@ -185,11 +185,11 @@ impl Pass for Saturate {
         let mut notes = Vec::new();
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
-            let cheaper = match communicates(function) {
-                true => self
-                    .cheaper(inference, module.level, function, &rules, &mut prices)
-                    .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?,
-                false => None,
+            let cheaper = if communicates(function) {
+                self.cheaper(inference, module.level, function, &rules, &mut prices)
+                    .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?
+            } else {
+                None
             };
             match cheaper.filter(|_| cx.rewrite()) {
                 None => saturated.functions.push(function.clone()),
@@ -204,27 +204,27 @@ impl Pass for Saturate {
     }
 }
 
-/// Whether a function has something for rules of communication to do.
+/// Whether a function has communication.
 fn communicates(function: &Function) -> bool {
     function.nodes.iter().any(|node| node.op.is_communication() || node.op == Op::Reshard)
 }
 
-/// A function that costs less.
+/// A cheaper function.
 struct Cheaper {
     function: Function,
-    /// Seconds before and after, of one run.
+    /// Seconds of one run, before and after.
     seconds: (f64, f64),
-    /// The rules that made what is in it.
+    /// The rules that made its terms.
     rules: BTreeSet<usize>,
 }
 
 impl Cheaper {
     fn note(&self, rules: &[Rule], runs: u64) -> String {
         let by: Vec<&str> = self.rules.iter().map(|&n| rules[n].name.as_str()).collect();
-        let by = if by.is_empty() { "equal operations made once".to_owned() } else { by.join(", ") };
+        let by = if by.is_empty() { "merging equal operations".to_owned() } else { by.join(", ") };
         let saved = runs as f64 * (self.seconds.0 - self.seconds.1);
         format!(
-            "saturate: `@{}` takes {} less of {} in {runs} runs, nothing overlapped, by {by}",
+            "saturate: `@{}` takes {} less of {} in {runs} runs, without overlap, by {by}",
             self.function.name,
             units::seconds(saved),
             units::seconds(runs as f64 * self.seconds.0),
@@ -233,10 +233,10 @@ impl Cheaper {
 }
 
 impl Saturate {
-    /// The function in its cheapest form, where that is cheaper.
+    /// The cheapest form of the function, if it is cheaper.
     ///
     /// # Errors
-    /// The invariant that an operation breaks: a bug, as replacements are checked before they are made.
+    /// A broken invariant: a bug, because replacements are checked first.
     fn cheaper(
         &self,
         cx: ops::Context<'_>,

@@ -1,10 +1,10 @@
-//! The bytes that a function holds at once, by the lifetimes of what it computes.
+//! The peak memory of a function, from the lifetimes of its values.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::{Function, Op, Space};
 
-/// The most bytes that values of `function` take at once on the busiest rank. Weights, states and inputs lie elsewhere,
-/// and arguments are the caller's.
+/// The maximum bytes that values of `function` occupy at once on the busiest rank, without weights, states, inputs and
+/// arguments.
 pub(super) fn peak_bytes(space: &Space, function: &Function) -> u64 {
     let mut last = vec![0; function.values.len()];
     for (n, node) in function.nodes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What terms cost: kernels and collectives by the prices at hand, a reshard by the collectives that it will become.
+//! Costs of terms: kernels and collectives by the cluster's prices, a reshard by the collectives that it becomes.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use ithaca_pass::Prices;
 
 use crate::reshard::convert;
 
-/// A change of layout, by what its price depends on.
+/// A reshard, as the key of its price.
 type Conversion = (DType, Vec<DimId>, Layout, Layout);
 
-/// Prices of operations, in seconds on the busiest rank; those of reshards are worked out once.
+/// Prices of operations, in seconds on the busiest rank; prices of reshards are cached.
 pub(in crate::fuse) struct PriceList<'a> {
     space: &'a Space,
     prices: &'a dyn Prices,
@@ -39,7 +39,7 @@ impl<'a> PriceList<'a> {
         })
     }
 
-    /// Seconds of all changes of layout of a function, one after another.
+    /// Seconds of all reshards of a function, one after another.
     pub(in crate::fuse) fn of_layouts(&mut self, function: &Function) -> f64 {
         let layouts =
             function.nodes.iter().filter(|node| node.op == Op::Reshard || node.op.is_communication());

@@ -1,4 +1,4 @@
-//! Options and rules; what the pass does to programs is tested where programs can be run.
+//! Options and rules. The effect on programs is tested in the crate that runs programs.
 
 use super::*;
 use ithaca_pass::Volume;
@@ -10,7 +10,7 @@ fn every_file_of_rules_can_be_read() {
     assert_eq!(names.len(), rules.len(), "names are unique over all files");
 }
 
-/// Rules are found in the e-graph of a program that has their left side, and what they make can be built again.
+/// Each rule applies in the e-graph of a program drawn for it, and the result can be rebuilt.
 #[test]
 fn every_rule_fires_on_a_program_that_is_drawn_for_it() {
     for rule in builtin() {
