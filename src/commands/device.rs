@@ -3,7 +3,9 @@
 use ithaca_ir::Diagnostic;
 use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::cpu::{self, Execution, LookForNan};
+use ithaca_kernels::cuda::collectives::Nccl;
 use ithaca_kernels::cuda::{self, By, Clock, Issue, Machine};
+use ithaca_kernels::launch::{Agreed, Process, Step, Then};
 use ithaca_kernels::store::TensorSource;
 
 use crate::cli::{CollectivesArg, DeviceArg, RunArgs, StorageArg};
@@ -18,11 +20,11 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// Opens what was asked for.
+    /// Opens what was asked for, for all ranks or for that of a process.
     ///
     /// # Errors
     /// `C20` for each part of CUDA that is missing; `C00` for options that do not go together.
-    pub(super) fn open(schedule: &Schedule, args: &RunArgs) -> Result<Self> {
+    pub(super) fn open(schedule: &Schedule, args: &RunArgs, process: Option<&Process>) -> Result<Self> {
         match args.device {
             DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
             DeviceArg::Cpu if args.collectives.is_some() => {
@@ -32,6 +34,11 @@ impl Device {
             DeviceArg::Cuda if args.graph && (args.timings || args.trace.is_some()) => Err(Failure::usage(
                 "tasks of a graph are not timed: leave `--graph`, or `--timings` and `--trace`, out",
             )),
+            DeviceArg::Cuda if process.is_some() && args.collectives == Some(CollectivesArg::InProcess) => {
+                Err(Failure::usage(
+                    "ranks in processes of their own communicate by NCCL: leave `--collectives` out",
+                ))
+            }
             DeviceArg::Cuda if args.timings && args.trace.is_some() => Err(Failure::usage(
                 "`--timings` runs one task at a time on a GPU, and `--trace` all as they come: ask for one of them",
             )),
@@ -59,10 +66,39 @@ impl Device {
                 let issue = if args.graph { Issue::Graph } else { Issue::Tasks };
                 let how =
                     cuda::Options { clock, issue, look_for_nan: look_for_nan(args), ..Default::default() };
-                let machine = Machine::open(schedule, collectives, &how)?;
+                let machine = match process {
+                    None => Machine::open(schedule, collectives, &how)?,
+                    Some(process) => Machine::open_rank(schedule, process.local_rank(), &how)?,
+                };
                 Ok(Device::Cuda(Box::new(machine), how))
             }
         }
+    }
+
+    /// Runs a step of one rank, whose others are in processes of their own.
+    ///
+    /// # Errors
+    /// What the runtime refuses, or fails at.
+    pub(super) fn step(
+        &self,
+        agreed: &Agreed<'_>,
+        sources: (&dyn TensorSource, &dyn TensorSource),
+        options: &cpu::Options,
+        then: Then,
+    ) -> Result<Step> {
+        Ok(match self {
+            Device::Cpu => agreed.step(sources.0, sources.1, options, then)?,
+            Device::Cuda(machine, how) => {
+                let cpu::Options { timeout, fault, .. } = options.clone();
+                let how = cuda::Options { timeout, fault, ..how.clone() };
+                let process = agreed.process();
+                let id = process.shared(|| Ok(Nccl::new_id()?))?;
+                agreed.step_by(sources.0, then, |job| {
+                    let rank = (process.rank(), id.as_slice());
+                    machine.execute_rank(job, rank, sources, &how, &|| process.has_failed())
+                })?
+            }
+        })
     }
 
     /// Runs a step; `options` are those of this machine's processor, of which GPUs take how long ranks wait for each other

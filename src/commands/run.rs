@@ -31,7 +31,6 @@ use crate::subject::{self, Job, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
     match args.launch {
-        true if args.device == DeviceArg::Cuda => Err(Failure::usage("`--launch` goes with `--device cpu`")),
         true => launch::run(args, session),
         false => run_job(&job(args, session)?, args, session, None),
     }
@@ -67,7 +66,7 @@ pub(super) fn run_job(
     }
     progress("compiling");
     let compiled = job.compile()?;
-    let device = Device::open(&compiled.schedule, args)?;
+    let device = Device::open(&compiled.schedule, args, process)?;
     if let Some(fault) = &fault {
         fault.check(&compiled.schedule).map_err(RunError::from)?;
     }
@@ -107,7 +106,7 @@ pub(super) fn run_job(
             None => device.execute(&compiled.schedule, weights, inputs.as_ref(), &options)?,
             Some(agreed) => {
                 let then = if left > 0 { Then::Another } else { Then::End };
-                match agreed.step(weights, inputs.as_ref(), &options, then)? {
+                match device.step(agreed, (weights, inputs.as_ref()), &options, then)? {
                     Step::Whole(execution) => execution,
                     Step::Part(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }

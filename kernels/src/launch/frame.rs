@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Met,
     /// What a process is about to run, as digests.
     Agree,
+    /// Something that rank 0 makes for all before a step.
+    Shared,
     /// Elements that a rank sends to another.
     Block,
     /// The rank has run and sends no more blocks of this step.
@@ -36,12 +38,13 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 13] = [
+    const ALL: [Kind; 14] = [
         Kind::Hello,
         Kind::Table,
         Kind::Refuse,
         Kind::Met,
         Kind::Agree,
+        Kind::Shared,
         Kind::Block,
         Kind::End,
         Kind::Part,
@@ -57,7 +60,13 @@ impl Kind {
         match self {
             Kind::Block => limits.block,
             Kind::Part | Kind::Kept => limits.tensors,
-            Kind::Hello | Kind::Refuse | Kind::Agree | Kind::Verdict | Kind::Abort | Kind::Table => SMALL,
+            Kind::Hello
+            | Kind::Refuse
+            | Kind::Agree
+            | Kind::Shared
+            | Kind::Verdict
+            | Kind::Abort
+            | Kind::Table => SMALL,
             Kind::Met | Kind::End | Kind::KeptEnd | Kind::Bye => 0,
         }
     }

@@ -262,6 +262,22 @@ impl Mesh {
         }
     }
 
+    /// Whether another rank is known to have failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.shared.state().failure.is_some()
+    }
+
+    /// What a rank that failed said, in place of an error that may follow from it.
+    pub(super) fn cause_of(&self, error: RunError) -> RunError {
+        match &self.shared.state().failure {
+            Some(Failure::Told { rank, words }) => {
+                RunError::Told { rank: self.named(*rank), words: words.clone() }
+            }
+            Some(failure @ Failure::Lost { .. }) => self.failed(failure, None),
+            None => error,
+        }
+    }
+
     /// Tells all others that this rank has failed, or what it was told itself; the first time only.
     pub(super) fn abort(&self, words: &str) {
         let mut state = self.shared.state();

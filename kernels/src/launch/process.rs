@@ -11,7 +11,7 @@ use super::error::LaunchError;
 use super::frame::{Kind, Limits, SMALL};
 use super::mesh::{Mesh, Patience};
 use super::part;
-use crate::cpu::{Execution, Job, Options};
+use crate::cpu::{Execution, Job, Options, RankResult};
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::Outputs;
@@ -25,6 +25,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Process {
     mesh: Mesh,
+    local_rank: Option<u64>,
     has_ended: bool,
 }
 
@@ -54,8 +55,14 @@ pub enum Then {
 }
 
 impl Process {
-    pub(super) fn new(mesh: Mesh) -> Self {
-        Self { mesh, has_ended: false }
+    pub(super) fn new(mesh: Mesh, local_rank: Option<u64>) -> Self {
+        Self { mesh, local_rank, has_ended: false }
+    }
+
+    /// Its number among the processes of its machine, which is that of its GPU: as the launcher says, or the rank, as on a single
+    /// machine.
+    pub fn local_rank(&self) -> u64 {
+        self.local_rank.unwrap_or(self.mesh.rank().0)
     }
 
     /// The rank that runs here.
@@ -118,6 +125,25 @@ impl Process {
         Ok(Agreed { process: self, job })
     }
 
+    /// Whether another process is known to have failed.
+    pub fn has_failed(&self) -> bool {
+        self.mesh.has_failed()
+    }
+
+    /// What rank 0 makes, on all ranks: each has to call it as often.
+    ///
+    /// # Errors
+    /// Those of `make`, on rank 0; [`RunError::Told`] and [`RunError::Lost`] when another rank fails.
+    pub fn shared(&self, make: impl FnOnce() -> Result<Vec<u8>, RunError>) -> Result<Vec<u8>, RunError> {
+        if self.is_first() {
+            let made = make()?;
+            self.mesh.others().for_each(|other| self.mesh.tell(other, Kind::Shared, made.clone()));
+            return Ok(made);
+        }
+        // Rank 0 may have to put the step before together.
+        Ok(self.mesh.message(0, &[Kind::Shared], Patience::Unlimited)?.1)
+    }
+
     /// Ends well: rank 0 says with which code every process exits, the others wait for that.
     ///
     /// # Errors
@@ -159,7 +185,12 @@ impl Drop for Process {
     }
 }
 
-impl Agreed<'_> {
+impl<'p> Agreed<'p> {
+    /// The process.
+    pub fn process(&self) -> &'p Process {
+        self.process
+    }
+
     /// Runs one step; every process has to call it as often, and with the same `then`.
     ///
     /// Weights and inputs are read as far as this rank holds them; the limit of memory is this rank's.
@@ -176,8 +207,36 @@ impl Agreed<'_> {
     ) -> Result<Step, RunError> {
         let mesh = &self.process.mesh;
         let loaded = self.job.load(&[mesh.rank()], weights, inputs, options)?;
-        let mut memory_bytes = loaded.memory_bytes;
-        let mut parts = loaded.run(mesh).map_err(|error| mesh.explained(error))?;
+        let memory_bytes = loaded.memory_bytes;
+        let parts = loaded.run(mesh).map_err(|error| mesh.explained(error))?;
+        self.put_together(parts, memory_bytes, weights, then)
+    }
+
+    /// As [`step`](Self::step), where `run` runs this rank on a runtime of its own; it gives the rank's results and the bytes
+    /// of its memory.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); those of `run`, unless another rank failed first.
+    pub fn step_by(
+        &self,
+        weights: &dyn TensorSource,
+        then: Then,
+        run: impl FnOnce(&Job<'_>) -> Result<(RankResult, u64), RunError>,
+    ) -> Result<Step, RunError> {
+        let mesh = &self.process.mesh;
+        let (part, memory_bytes) = run(&self.job).map_err(|error| mesh.cause_of(error))?;
+        self.put_together(vec![part], memory_bytes, weights, then)
+    }
+
+    /// Sends this rank's results to rank 0, which puts those of all together.
+    fn put_together(
+        &self,
+        mut parts: Vec<RankResult>,
+        mut memory_bytes: u64,
+        weights: &dyn TensorSource,
+        then: Then,
+    ) -> Result<Step, RunError> {
+        let mesh = &self.process.mesh;
         if !self.process.is_first() {
             for part in &parts {
                 mesh.tell(0, Kind::Part, part::encode(part, memory_bytes));

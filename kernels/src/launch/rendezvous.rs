@@ -47,7 +47,7 @@ pub fn join(seat: &Seat, timeout: Duration) -> Result<Process, LaunchError> {
         return Err(error);
     }
     let mesh = Mesh::new(seat.rank, seat.world, timeout, peers)?;
-    Ok(Process::new(mesh))
+    Ok(Process::new(mesh, seat.local_rank))
 }
 
 /// The meeting, as one process takes part in it.
@@ -142,7 +142,7 @@ impl Meeting<'_> {
 
     /// Another rank: goes to rank 0, then to those of lower number, and waits for those of higher.
     fn visit_all(&self, peers: &mut Peers) -> Result<(), LaunchError> {
-        let Seat { rank, world, job, ref host, ref ports } = *self.seat;
+        let Seat { rank, world, job, ref host, ref ports, .. } = *self.seat;
         let first = self.reach((0, host, ports), self.deadline, peers)?;
         let root = first.peer_addr().map(canonical);
         let setup = |source| LaunchError::Setup { address: self.seat.address(), source };

@@ -15,6 +15,10 @@ const LAUNCHERS: [(&str, &str, &[&str]); 4] = [
     ("SLURM_PROCID", "SLURM_NTASKS", &["SLURM_JOB_ID", "SLURM_STEP_ID"]),
 ];
 
+/// What launchers call the number of a process among those of its machine.
+const LOCAL_RANKS: [&str; 4] =
+    ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
+
 /// The place of a process among those that a launcher started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seat {
@@ -29,6 +33,8 @@ pub struct Seat {
     pub ports: Vec<u16>,
     /// The number by which processes of one job know each other.
     pub job: u64,
+    /// Its number among the processes of its machine, where the launcher says it.
+    pub local_rank: Option<u64>,
 }
 
 impl Seat {
@@ -89,7 +95,8 @@ impl Seat {
         let mut names: Vec<String> = job_names.iter().filter_map(|name| variable(name)).collect();
         names.extend([env!("CARGO_PKG_VERSION").to_owned(), port.to_string()]);
         let job = digest(names.iter().map(String::as_str));
-        Ok(Seat { rank, world, host, ports, job })
+        let local_rank = LOCAL_RANKS.iter().find_map(|name| variable(name)?.trim().parse().ok());
+        Ok(Seat { rank, world, host, ports, job, local_rank })
     }
 
     /// Where rank 0 listens, for a person.

@@ -17,7 +17,8 @@ fn free_port() -> u16 {
 /// A process that takes part; what it says when it fails.
 fn process(rank: u64, world: u64, port: u16) -> Receiver<String> {
     let (say, said) = mpsc::channel();
-    let seat = Seat { rank, world, job: JOB, host: "127.0.0.1".to_owned(), ports: vec![port] };
+    let seat =
+        Seat { rank, world, job: JOB, host: "127.0.0.1".to_owned(), ports: vec![port], local_rank: None };
     std::thread::spawn(move || {
         let error = join(&seat, Duration::from_secs(120)).unwrap_err();
         assert!(matches!(error, LaunchError::Refused(_)), "{error:?}");
@@ -124,7 +125,14 @@ fn rank_0_is_named_when_it_leaves() {
 #[test]
 fn all_meet() {
     let port = free_port();
-    let seat = move |rank| Seat { rank, world: 5, job: JOB, host: "127.0.0.1".to_owned(), ports: vec![port] };
+    let seat = move |rank| Seat {
+        rank,
+        world: 5,
+        job: JOB,
+        host: "127.0.0.1".to_owned(),
+        ports: vec![port],
+        local_rank: None,
+    };
     let processes: Vec<_> = (0..5)
         .map(|rank| {
             std::thread::spawn(move || join(&seat(rank), Duration::from_secs(120)).map(|p| p.rank().0))
