@@ -1,10 +1,10 @@
 //! How long compiling takes: from a description to a schedule, text in and out, and a search for a plan.
-#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+mod median;
 
 use std::hint::black_box;
 use std::path::Path;
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use ithaca::ir::module::Level;
 use ithaca::ir::{Arena, DType, Dim, FunctionBuilder, Module, Op, Output, Space, TensorType, ops, text};
 use ithaca::passes::cluster::Cluster;
@@ -20,7 +20,7 @@ fn config(name: &str) -> Value {
 }
 
 /// Import, shard, choose collectives, lower, verify between all of them.
-fn schedules(c: &mut Criterion) {
+fn schedules() {
     let cluster = Cluster::named("dgx-h100").expect("a built-in profile");
     let cases = [
         ("llama-3-8b on 8 ranks", "llama-3-8b", 1, "ulysses", "ulysses=8"),
@@ -35,39 +35,32 @@ fn schedules(c: &mut Criterion) {
     for (title, model, batch, strategy, mesh) in cases {
         let config = config(model);
         let options = ShardOptions::new(strategy, parse_mesh(mesh).expect("a mesh"));
-        c.bench_function(&format!("import to schedule, {title}"), |b| {
-            b.iter(|| {
-                let module =
-                    import(black_box(&config), model, &Workload::prefill(batch, 131_072)).expect("imports");
-                compile(&module, &options, &cluster).expect("compiles")
-            });
+        median::report(&format!("import to schedule, {title}"), || {
+            let workload = Workload::prefill(batch, 131_072);
+            let module = import(black_box(&config), model, &workload).expect("imports");
+            compile(&module, &options, &cluster).expect("compiles")
         });
     }
 }
 
 /// Every strategy and mesh for 64 GPUs, import included.
-fn search(c: &mut Criterion) {
+fn search() {
     let cluster = Cluster::named("dgx-h100").expect("a built-in profile");
     let config = config("llama-3-70b");
-    c.bench_function("plan with search, llama-3-70b on 64 GPUs", |b| {
-        b.iter(|| {
-            let module =
-                import(black_box(&config), "llama-3-70b", &Workload::prefill(1, 131_072)).expect("imports");
-            let program = Program { module: &module, cluster: &cluster };
-            planner::rank(&program, &cluster, &Request::new(64)).expect("a plan")
-        });
+    median::report("plan with search, llama-3-70b on 64 GPUs", || {
+        let workload = Workload::prefill(1, 131_072);
+        let module = import(black_box(&config), "llama-3-70b", &workload).expect("imports");
+        let program = Program { module: &module, cluster: &cluster };
+        planner::rank(&program, &cluster, &Request::new(64)).expect("a plan")
     });
 }
 
 /// A function of 100 000 operations.
-fn texts(c: &mut Criterion) {
+fn texts() {
     let module = long_module(100_000);
     let printed = text::print(&module);
-    let mut group = c.benchmark_group("text, 100000 operations");
-    group.sample_size(10);
-    group.bench_function("print", |b| b.iter(|| text::print(black_box(&module))));
-    group.bench_function("parse", |b| b.iter(|| text::parse(black_box(&printed)).expect("parses")));
-    group.finish();
+    median::report("print 100000 operations", || text::print(black_box(&module)));
+    median::report("parse 100000 operations", || text::parse(black_box(&printed)).expect("parses"));
 }
 
 fn long_module(n: usize) -> Module {
@@ -91,5 +84,8 @@ fn long_module(n: usize) -> Module {
     Module { level: Level::Program, name: "long".into(), pipeline: Vec::new(), space, functions }
 }
 
-criterion_group!(benches, schedules, search, texts);
-criterion_main!(benches);
+fn main() {
+    schedules();
+    search();
+    texts();
+}

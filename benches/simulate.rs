@@ -1,10 +1,10 @@
 //! How long a step of thousands of ranks takes to simulate.
-#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+mod median;
 
 use std::hint::black_box;
 use std::path::Path;
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use ithaca::ir::schedule::Schedule;
 use ithaca::passes::cluster::Cluster;
 use ithaca::passes::compile::compile;
@@ -32,21 +32,13 @@ fn schedule(cluster: &Cluster) -> Schedule {
     compile(&module, &options, cluster).expect("compiles").schedule
 }
 
-fn simulates(c: &mut Criterion) {
-    let mut group = c.benchmark_group("simulate llama-3.1-405b on 16384 ranks");
-    group.sample_size(10);
+fn main() {
     for name in ["dgx-h100", "dgx-a100-80gb"] {
         let cluster = Cluster::named(name).expect("a built-in profile");
         let schedule = schedule(&cluster);
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                let times = discrete::Record::Times;
-                discrete::simulate(&cluster, black_box(&schedule), times).expect("few ranks differ")
-            });
+        median::report(&format!("simulate llama-3.1-405b on 16384 ranks, {name}"), || {
+            let times = discrete::Record::Times;
+            discrete::simulate(&cluster, black_box(&schedule), times).expect("few ranks differ")
         });
     }
-    group.finish();
 }
-
-criterion_group!(benches, simulates);
-criterion_main!(benches);

@@ -1,10 +1,10 @@
 //! How long the checks of a schedule take: training steps of a large model on many ranks, and frames of many tasks.
-#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+mod median;
 
 use std::hint::black_box;
 use std::path::Path;
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use ithaca::ir::entity::{Arena, Entity};
 use ithaca::ir::mesh::Mesh;
 use ithaca::ir::schedule::{
@@ -19,12 +19,10 @@ use ithaca::passes::import::{Mode, Workload, program};
 use ithaca::passes::shard::{ShardOptions, Zero, parse_mesh};
 
 /// Llama-3.1-405B, a training step, on up to 16 384 ranks.
-fn models(c: &mut Criterion) {
+fn models() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/llama-3.1-405b/config.json");
     let config = serde_json::from_str(&std::fs::read_to_string(path).expect("an example")).expect("JSON");
     let cluster = Cluster::named("dgx-h100").expect("a built-in profile");
-    let mut group = c.benchmark_group("verify, llama-3.1-405b training");
-    group.sample_size(10);
     for (strategy, mesh, stages, micro_batches) in [
         ("data-parallel+ulysses+megatron-tp-sp", "dp=8,ulysses=16,tp=8", 1, 1),
         ("data-parallel+ring+megatron-tp-sp", "dp=16,ring=64,tp=8", 1, 1),
@@ -45,27 +43,21 @@ fn models(c: &mut Criterion) {
         };
         let tasks: usize = compiled.schedule.frames.values().map(|frame| frame.tasks.len()).sum();
         let program = verify::verify(&compiled.per_rank).expect("compiled programs are sound");
-        group.bench_function(format!("{mesh}, {tasks} tasks"), |b| {
-            b.iter(|| {
-                schedule::verify(black_box(&compiled.schedule)).expect("sound");
-                schedule::verify_meaning(&compiled.schedule, program).expect("the same");
-            });
+        median::report(&format!("verify llama-3.1-405b training, {mesh}, {tasks} tasks"), || {
+            schedule::verify(black_box(&compiled.schedule)).expect("sound");
+            schedule::verify_meaning(&compiled.schedule, program).expect("the same");
         });
     }
-    group.finish();
 }
 
 /// Frames in which kernels and collectives take turns.
-fn frames(c: &mut Criterion) {
-    let mut group = c.benchmark_group("verify, tasks");
-    group.sample_size(10);
+fn frames() {
     for n in [1_000, 10_000, 100_000] {
         let schedule = frame(n);
-        group.bench_function(n.to_string(), |b| {
-            b.iter(|| schedule::verify(black_box(&schedule)).expect("sound"));
+        median::report(&format!("verify {n} tasks"), || {
+            schedule::verify(black_box(&schedule)).expect("sound");
         });
     }
-    group.finish();
 }
 
 /// A frame of `n` tasks in threes: a kernel, a gather of what it made, and a kernel on what was gathered, over sixteen
@@ -113,5 +105,7 @@ fn frame(n: usize) -> Schedule {
     Schedule { name: "threes".into(), pipeline: Vec::new(), space, frames }
 }
 
-criterion_group!(benches, models, frames);
-criterion_main!(benches);
+fn main() {
+    models();
+    frames();
+}

@@ -140,7 +140,7 @@ fn code(error: &RunError) -> &'static str {
         | RunError::NotANumber { .. }
         | RunError::Injected
         | RunError::Lost { .. }
-        | RunError::Told { .. }
+        | RunError::RemoteFailure { .. }
         | RunError::Launch(_)
         | RunError::Panicked(_)
         | RunError::Cuda(_)

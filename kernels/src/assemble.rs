@@ -6,15 +6,15 @@ use std::ops::Range;
 use ithaca_ir::{DimId, Rank, Space, TensorType};
 
 use crate::error::RunError;
-use crate::place;
+use crate::positions;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents, index, unravel};
 
-/// An output from what the ranks hold of it: every element at its position, cut to the valid part.
+/// An output from the parts of all ranks: every element at its position, cut to the valid part.
 ///
 /// # Errors
 /// [`RunError::ReplicasDiffer`] when two ranks hold different numbers (bit for bit) for one element;
-/// [`RunError::Invalid`] for a sum that is still to be taken, and for elements that no rank holds.
+/// [`RunError::Invalid`] for a pending sum, and for elements that no rank holds.
 pub fn assemble<'a, T: Real>(
     space: &Space,
     name: &str,
@@ -22,16 +22,16 @@ pub fn assemble<'a, T: Real>(
     local: impl FnMut(Rank) -> Result<Cow<'a, [T]>, RunError>,
 ) -> Result<Tensor<T>, RunError> {
     let shape: Vec<usize> = ty.dims.iter().map(|&d| index(space.dims[d].valid.min(space.size(d)))).collect();
-    let whole = put_together(space, name, ty, &shape, place::stored_at, local)?;
+    let whole = put_together(space, name, ty, &shape, positions::stored_at, local)?;
     let data: Option<Vec<T>> = whole.into_iter().collect();
     let data = data.ok_or_else(|| RunError::invalid(format!("no rank holds a part of `{name}`")))?;
     Ok(Tensor::new(shape, data))
 }
 
-/// What ranks hold of a tensor, in `shape`, each element where `places` puts its index along each dimension.
+/// The parts of all ranks in a tensor of `shape`; `places` maps the indices along each dimension.
 ///
 /// # Errors
-/// As [`assemble`]; what no rank holds is `None`.
+/// As [`assemble`]; an element that no rank holds is `None`.
 pub(crate) fn put_together<'a, T: Real>(
     space: &Space,
     name: &str,
@@ -41,13 +41,13 @@ pub(crate) fn put_together<'a, T: Real>(
     mut local: impl FnMut(Rank) -> Result<Cow<'a, [T]>, RunError>,
 ) -> Result<Vec<Option<T>>, RunError> {
     if !ty.layout.partial.is_empty() {
-        return Err(RunError::invalid(format!("`{name}` is a sum still to be taken")));
+        return Err(RunError::invalid(format!("`{name}` is a pending sum")));
     }
     let mut whole: Vec<Option<T>> = vec![None; shape.iter().product()];
     for rank in space.mesh.iter_ranks().filter(|&rank| space.holds(ty, rank)) {
         let held = space.local_box(ty, rank);
         let along = |(&d, range): (_, &Range<u64>)| places(space, d, range.clone());
-        let (starts, row) = place::rows(ty.dims.iter().zip(&held).map(along).collect(), shape);
+        let (starts, row) = positions::rows(ty.dims.iter().zip(&held).map(along).collect(), shape);
         let data = local(rank)?;
         if data.len() != extents(&held).iter().product::<usize>() {
             return Err(RunError::invalid(format!("`{name}` has another size than its type")));

@@ -48,8 +48,9 @@ pub enum Verdict {
         /// nothing but rounding, elements of [`FLOOR`] times the largest of all gradients and below on average, is measured
         /// by that instead of its norm; so are moments, beside the largest of their kind.
         relative: f64,
-        /// The magnitude of the largest element that was expected, or one where all are smaller.
-        largest: f64,
+        /// The size by which the error of an element is measured: the magnitude of the largest expected element, or the
+        /// size of rounding as for `relative` where all elements are smaller; 1 where all are zero, which has no scale.
+        scale: f64,
     },
     /// The shapes differ.
     Shape {
@@ -71,42 +72,13 @@ pub enum Verdict {
     Missing,
 }
 
-/// The largest error that passes: of a tensor in its norm, and of each of its elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tolerance {
-    /// The number.
-    pub error: f64,
-    /// What an element's error is measured by.
-    pub elements: Measure,
-}
-
-/// What the error of an element is measured by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
-    /// One.
-    Absolute,
-    /// The largest element that was expected of the tensor, one at least: numbers of 16 bits are rounded in proportion to
-    /// themselves, by a sixteenth in bf16 between eight and sixteen, where logits lie.
-    Largest,
-}
-
-impl From<f64> for Tolerance {
-    fn from(error: f64) -> Self {
-        Self { error, elements: Measure::Absolute }
-    }
-}
-
 impl Verdict {
-    /// Whether the distance is known, and those of the tensor and of its elements are at most `tolerance`.
-    pub fn within(&self, tolerance: impl Into<Tolerance>) -> bool {
-        let Tolerance { error, elements } = tolerance.into();
+    /// Whether the distance is known and at most `tolerance`: of the tensor relative to its norm, and of each element
+    /// relative to the tensor's scale. No absolute size of an error passes or fails.
+    pub fn within(&self, tolerance: f64) -> bool {
         match *self {
-            Verdict::Distance { max_abs, relative, largest } => {
-                let of = match elements {
-                    Measure::Absolute => 1.0,
-                    Measure::Largest => largest,
-                };
-                max_abs <= error * of && relative <= error
+            Verdict::Distance { max_abs, relative, scale } => {
+                max_abs <= tolerance * scale && relative <= tolerance
             }
             Verdict::Shape { .. } | Verdict::NotFinite { .. } | Verdict::Missing => false,
         }
@@ -131,7 +103,7 @@ fn above<A: Real, B: Real>(
     if !alike || found.data.len() != expected.data.len() {
         return Verdict::Shape { found: found.shape.clone(), expected: expected.shape.clone() };
     }
-    let (mut max_abs, mut difference, mut norm, mut largest) = (0f64, 0f64, 0f64, 1f64);
+    let (mut max_abs, mut difference, mut norm, mut largest) = (0f64, 0f64, 0f64, floor);
     for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
         let (a, b) = (a.to_f64(), b.to_f64());
         if a == f64::NEG_INFINITY && b == f64::NEG_INFINITY {
@@ -149,11 +121,9 @@ fn above<A: Real, B: Real>(
         difference += (a - b) * (a - b);
     }
     let noise = floor * floor * expected.data.len() as f64;
-    let relative = match norm > 0.0 {
-        true => (difference / norm.max(noise)).sqrt(),
-        false => difference.sqrt(),
-    };
-    Verdict::Distance { max_abs, relative, largest }
+    let relative = if norm > 0.0 { (difference / norm.max(noise)).sqrt() } else { difference.sqrt() };
+    let scale = if norm > 0.0 { largest } else { 1.0 };
+    Verdict::Distance { max_abs, relative, scale }
 }
 
 /// How outputs are judged.
@@ -312,14 +282,23 @@ mod tests {
     #[test]
     fn distances() {
         let verdict = tensors(&vector(&[3.0, 4.5]), &vector(&[3.0, 4.0]));
-        assert_eq!(verdict, Verdict::Distance { max_abs: 0.5, relative: 0.1, largest: 4.0 });
-        assert!(verdict.within(0.5) && !verdict.within(0.49));
-        let beside = |error| Tolerance { error, elements: Measure::Largest };
-        assert!(verdict.within(beside(0.125)) && !verdict.within(beside(0.12)));
-        // The norm bounds it all the same.
-        assert!(!tensors(&vector(&[8.0, 1.0]), &vector(&[8.0, 2.0])).within(beside(0.12)));
-        assert!(!tensors(&vector(&[0.2]), &vector(&[0.5])).within(beside(0.2)));
+        assert_eq!(verdict, Verdict::Distance { max_abs: 0.5, relative: 0.1, scale: 4.0 });
+        assert!(verdict.within(0.125) && !verdict.within(0.12));
+        // The norm is a bound beside that of the elements.
+        assert!(!tensors(&vector(&[8.0, 1.0]), &vector(&[8.0, 2.0])).within(0.12));
+        assert!(!tensors(&vector(&[0.2]), &vector(&[0.5])).within(0.2));
         assert!(tensors(&vector(&[0.0]), &vector(&[0.0])).within(0.0));
+    }
+
+    #[test]
+    fn verdicts_do_not_depend_on_the_unit() {
+        let (found, expected) = (vector(&[3.0, 4.5, 1.0]), vector(&[3.0, 4.0, 1.0]));
+        for unit in [1e-6, 1.0, 13_931.0] {
+            let verdict = tensors(&found.map(|x| x * unit), &expected.map(|x| x * unit));
+            assert!(verdict.within(0.126) && !verdict.within(0.124), "{unit}: {verdict:?}");
+        }
+        // Zeros have no scale.
+        assert!(tensors(&vector(&[1e-7]), &vector(&[0.0])).within(1e-6));
     }
 
     #[test]

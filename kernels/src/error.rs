@@ -1,4 +1,4 @@
-//! Why a run failed.
+//! Errors of runs.
 
 use crate::cpu::fault::NoSuchTask;
 use crate::cuda::error::CudaError;
@@ -12,19 +12,19 @@ pub enum RunError {
     /// A weight or an input could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There is no `main`.
+    /// A program without `main`.
     #[error("`{0}` has no function `main`")]
     NoMain(String),
-    /// The module is at another level than the interpreter runs.
-    #[error("a module of level {found} was given where {expected} is run")]
+    /// The module is of another level than the function runs.
+    #[error("a module of level {found} was passed, but level {expected} is required")]
     Level {
         /// The level that is run.
         expected: &'static str,
         /// The module's level.
         found: &'static str,
     },
-    /// A table was asked for a row that it does not have.
-    #[error("token {value} does not lie in a table of {rows} rows (`{dim}`)")]
+    /// A token outside its table.
+    #[error("token {value} is outside a table of {rows} rows (`{dim}`)")]
     TokenOutOfRange {
         /// The index.
         value: i32,
@@ -34,24 +34,22 @@ pub enum RunError {
         dim: String,
     },
     /// A label is neither the ignored one nor in the vocabulary.
-    #[error("label {value} of the token at {at:?} does not lie in a vocabulary of {labels} (`{dim}`)")]
+    #[error("label {value} of the token at {at:?} is outside a vocabulary of {labels} (`{dim}`)")]
     LabelOutOfRange {
         /// The label.
         value: i32,
-        /// Labels that there are.
+        /// The size of the vocabulary.
         labels: u64,
         /// The dimension of the vocabulary.
         dim: String,
-        /// Where the token stands, by position.
+        /// The position of the token.
         at: Vec<u64>,
     },
-    /// Something that the program may say but that is not computed.
+    /// A valid program that is not implemented.
     #[error("{0} is not supported")]
     Unsupported(String),
     /// Ranks that hold the same elements disagree.
-    #[error(
-        "output `{output}`: rank {rank} holds {found} at {at:?}, where a rank before it holds {expected}"
-    )]
+    #[error("output `{output}`: rank {rank} has {found} at {at:?}, but an earlier rank has {expected}")]
     ReplicasDiffer {
         /// The output.
         output: String,
@@ -59,15 +57,15 @@ pub enum RunError {
         rank: u64,
         /// The global index.
         at: Vec<u64>,
-        /// What the later rank holds.
+        /// The number on the later rank.
         found: f64,
-        /// What was there.
+        /// The number on the earlier rank.
         expected: f64,
     },
-    /// The program or schedule contradicts itself; a verified one does not.
+    /// A program or schedule that contradicts itself; verification finds it.
     #[error("{0}")]
     Invalid(String),
-    /// More memory is needed than was allowed.
+    /// The run needs more memory than the limit.
     #[error(
         "the run needs {needed} bytes ({} with arenas of {arena} bytes, {weights} bytes of weights and inputs), more than the limit of {limit}",
         counted(*ranks, "rank")
@@ -95,7 +93,7 @@ pub enum RunError {
         layer: u64,
         /// The task's number in the frame.
         task: usize,
-        /// What the task does.
+        /// The kind of work.
         work: String,
         /// Why.
         cause: Box<RunError>,
@@ -103,68 +101,68 @@ pub enum RunError {
     /// A rank stopped because another one failed.
     #[error("stopped, as another rank failed")]
     Stopped,
-    /// A rank waited for a message that nobody will send.
+    /// A rank waited for a message that no rank will send.
     #[error("rank {rank} waits for rank {from}, {why}")]
     Deadlock {
         /// The rank that waits.
         rank: u64,
         /// The rank it waits for.
         from: u64,
-        /// Why it waits in vain.
+        /// Why the message will not come.
         why: &'static str,
     },
-    /// Tasks of two streams touch the same memory, one of them writes it, and no event says which is first.
-    #[error("it touches `${buffer}`, which {other} touches too, and nothing orders the two")]
+    /// Tasks of two streams access the same memory, one of them writes it, and no event orders them.
+    #[error("it accesses `${buffer}`, which {other} accesses too, and nothing orders the two")]
     Unordered {
-        /// The buffer, as the task has it that was about to begin.
+        /// The buffer of the later task.
         buffer: String,
         /// The other task.
         other: String,
     },
-    /// A task wrote what is not a number, and that was looked for.
+    /// A task wrote NaN, and the check was requested.
     #[error("it writes NaN to `${buffer}` at {at:?}")]
     NotANumber {
         /// The buffer.
         buffer: String,
-        /// The first such element: its index in the whole tensor, or its place on a wire.
+        /// The first such element: its index in the whole tensor, or in the wire buffer.
         at: Vec<u64>,
     },
-    /// A fault that was asked for.
-    #[error("a fault was asked for here")]
+    /// A fault that was requested.
+    #[error("a fault was requested here")]
     Injected,
-    /// The fault that was asked for has no place.
+    /// The schedule does not have the task of the requested fault.
     #[error(transparent)]
     NoSuchTask(#[from] NoSuchTask),
-    /// The process of another rank is gone.
+    /// The connection to the process of another rank broke.
     #[error("rank {rank} ({address}) {why}{meanwhile}")]
     Lost {
         /// The other rank.
         rank: u64,
         /// Its host and port.
         address: String,
-        /// What happened to the connection.
+        /// The error of the connection.
         why: String,
-        /// What this rank waited for, if it did.
+        /// The rank that this one waited for, as the end of the message.
         meanwhile: String,
     },
-    /// A rank in another process failed, in its own words.
-    #[error("{rank} ended the run: {words}")]
-    Told {
+    /// A rank in another process failed.
+    #[error("{rank} ended the run: {message}")]
+    RemoteFailure {
         /// The rank and its address.
         rank: String,
-        /// Why.
-        words: String,
+        /// Its error.
+        message: String,
     },
-    /// Processes did not come together, or contradict each other.
+    /// Processes could not be connected, or contradict each other.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// A device lacks something, or failed.
+    /// A device failed, or is not available.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// A task panicked: a bug of the runtime.
     #[error("panicked: {0}")]
     Panicked(String),
-    /// The operating system gave no thread.
+    /// The operating system could not start a thread.
     #[error("cannot start a thread for rank {rank}: {source}")]
     Thread {
         /// The rank.
@@ -180,13 +178,13 @@ impl RunError {
         Self::Invalid(message.into())
     }
 
-    /// Whether this says more about a failure than `other` does: who stopped or waited in vain did so for a failure
-    /// elsewhere.
+    /// Whether this error is closer to the first failure than `other`: a rank that stopped or waited did so for a
+    /// failure elsewhere.
     pub(crate) fn outranks(&self, other: &RunError) -> bool {
         self.distance() < other.distance()
     }
 
-    /// How far the error is from what failed first.
+    /// The distance of the error from the first failure.
     fn distance(&self) -> u8 {
         match self {
             RunError::Stopped => 2,
@@ -196,7 +194,7 @@ impl RunError {
         }
     }
 
-    /// Whether the rank stopped for another's failure only.
+    /// Whether the rank stopped only because another failed.
     pub(crate) fn is_stopped(&self) -> bool {
         match self {
             RunError::Stopped => true,

@@ -1,12 +1,12 @@
 //! Running programs on this machine: the oracle, the runtime of schedules, and the tensors they read and write.
 //!
-//! - [`oracle`] interprets modules in plain loops; everything else is judged by it.
+//! - [`oracle`] interprets modules in plain loops; all other results are compared with it.
 //! - [`cpu`] executes a schedule with a thread for each stream of each rank, in the buffers and by the collectives that it
 //!   names.
-//! - [`launch`] joins ranks in processes of their own, over TCP.
-//! - [`store`] is where weights and inputs come from, [`compare`] how outputs are judged.
+//! - [`launch`] connects ranks in processes of their own, over TCP.
+//! - [`store`] reads weights and inputs, [`compare`] judges outputs.
 //!
-//! Architecture invariant: this crate knows the language and no pass; a schedule or a module is all it is given.
+//! Architecture invariant: this crate knows the language and no pass; its input is a schedule or a module.
 
 pub mod tensor;
 
@@ -20,13 +20,13 @@ pub mod error;
 
 pub mod source;
 
-pub mod lasting;
+pub mod persistent;
 
 mod assemble;
 
-mod kept;
+mod updates;
 
-mod place;
+mod positions;
 
 pub mod storage;
 

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-/// A real number: `f64` for reference values, `f32` to see what single precision makes of them.
+/// A real number: `f64` for reference values, `f32` to see the effect of single precision.
 ///
 /// Sums and products are taken in the type itself; functions such as the exponential are taken in `f64` and rounded
 /// once.

@@ -1,15 +1,15 @@
-//! What a binding means: from a stored tensor to a rank's part of a value.
+//! Bindings: from a stored tensor to a rank's part of a value.
 //!
 //! The stored tensor, in the shape of the binding's view, is cut to its window and read in row-major order as the dimensions of the type at their
 //! stored sizes. A dimension that copies another repeats each stored element in a row; where a dimension has an order,
-//! an index gets the element at its position; what lies behind the stored elements is padding and zero.
+//! an index gets the element at its position; indices after the stored elements are padding and zero.
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::{Binding, source, state};
 use ithaca_ir::{DType, Space, TensorType};
 
 use crate::error::RunError;
-use crate::place;
+use crate::positions;
 use crate::store::{StoreError, TensorSource};
 use crate::tensor::{self, Tensor, extents, index, whole};
 
@@ -26,15 +26,14 @@ pub fn load(
     from: &dyn TensorSource,
 ) -> Result<Tensor<f64>, RunError> {
     let found = binding.stored_shape(space, ty);
-    let mut stored = match binding.is_stack() {
-        true => {
-            let mut data = Vec::new();
-            for name in binding.stored_names(layer, found.first().copied().unwrap_or(0)) {
-                data.extend(read(from, name, &found[1..], ty.dtype)?.data);
-            }
-            Tensor::new(found.iter().map(|&n| index(n)).collect(), data)
+    let mut stored = if binding.is_stack() {
+        let mut data = Vec::new();
+        for name in binding.stored_names(layer, found.first().copied().unwrap_or(0)) {
+            data.extend(read(from, name, &found[1..], ty.dtype)?.data);
         }
-        false => read(from, binding.stored_name(layer), &found, ty.dtype)?,
+        Tensor::new(found.iter().map(|&n| index(n)).collect(), data)
+    } else {
+        read(from, binding.stored_name(layer), &found, ty.dtype)?
     };
     if !binding.window.is_empty() {
         let seen = if binding.view.is_empty() { &found } else { &binding.view };
@@ -65,7 +64,7 @@ fn read_ahead(stored: &mut Tensor<f64>, by: usize, fill: f64) {
     }
 }
 
-/// A state as [`load`] gives a weight. Where the source has none of its name, a weight in full precision begins as the
+/// A state as [`load`] gives a weight. Where the source has no tensor of its name, a weight in full precision begins as the
 /// weight, and any other state as zeros.
 ///
 /// # Errors
@@ -119,8 +118,8 @@ pub fn cut<T: Copy>(
     (binding, stored): (&Binding, &Tensor<f64>),
     mut convert: impl FnMut(f64) -> T,
 ) -> Tensor<T> {
-    let along = |(&d, range): (_, &std::ops::Range<u64>)| place::loaded_from(space, d, range.clone());
-    let (starts, row) = place::rows(ty.dims.iter().zip(region).map(along).collect(), &stored.shape);
+    let along = |(&d, range): (_, &std::ops::Range<u64>)| positions::loaded_from(space, d, range.clone());
+    let (starts, row) = positions::rows(ty.dims.iter().zip(region).map(along).collect(), &stored.shape);
     let shape = extents(region);
     let mut data = Vec::with_capacity(shape.iter().product());
     for start in starts {

@@ -1,23 +1,23 @@
-//! How numbers of narrow types are kept.
+//! The rounding of numbers of narrow types.
 
 use half::{bf16, f16};
 use ithaca_ir::DType;
 
 use crate::real::Real;
 
-/// What becomes of a number when it is written to a value of a narrower type than a run computes in.
+/// The rounding of a number that is written to a value of a narrower type than a run computes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
-    /// It is kept as computed: differences between programs are those of their order of operations.
+    /// It is not rounded: differences between programs are those of their order of operations.
     #[default]
     Wide,
-    /// It is rounded to the value's type, to nearest and to even, as memory of that type would: what a device with
-    /// such tensors makes of the program. Within one operation numbers stay as they are computed.
+    /// It is rounded to the value's type, to nearest even, as on a device with tensors of that type. Numbers within one
+    /// operation are not rounded.
     AsTyped,
 }
 
 impl Storage {
-    /// Makes of `data` what a value of type `dtype` keeps of it.
+    /// Rounds `data` to the precision of `dtype`.
     pub fn keep<T: Real>(self, dtype: DType, data: &mut [T]) {
         let round: fn(f64) -> f64 = match (self, dtype) {
             (Storage::Wide, _) | (Storage::AsTyped, DType::F64 | DType::I32 | DType::Bool) => return,

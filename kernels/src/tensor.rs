@@ -70,7 +70,7 @@ impl Offsets {
     /// The offsets of the elements of `part` in a dense tensor that holds `whole`, in row-major order of `part`.
     ///
     /// # Panics
-    /// When `part` is not empty and does not lie in `whole`: a bug of the caller.
+    /// When `part` is not empty and is not inside `whole`: a bug of the caller.
     pub fn of_part(whole: &Region, part: &Region) -> Self {
         let shape = extents(part);
         let strides = strides(&extents(whole));
@@ -78,7 +78,7 @@ impl Offsets {
             return Self::new(shape, strides, 0);
         }
         let inside = whole.iter().zip(part).all(|(w, p)| w.start <= p.start && p.end <= w.end);
-        assert!(inside, "part {part:?} lies in {whole:?}");
+        assert!(inside, "part {part:?} is inside {whole:?}");
         let start =
             whole.iter().zip(part).zip(&strides).map(|((w, p), s)| index(p.start - w.start) * s).sum();
         Self::new(shape, strides, start)
@@ -130,7 +130,7 @@ pub fn read_block<T: Copy>(whole: &Region, data: &[T], block: &[Region]) -> Vec<
     block.iter().flat_map(|part| read_part(whole, data, part)).collect()
 }
 
-/// Combines the elements of the regions of `block`, one after another, with what a tensor that holds `whole` has there.
+/// Combines the elements of the regions of `block`, one after another, with those of a tensor that holds `whole`.
 pub fn merge_block<T: Copy>(
     whole: &Region,
     data: &mut [T],
@@ -167,9 +167,9 @@ pub fn length(range: &Range<u64>) -> usize {
 /// A size as an index.
 ///
 /// # Panics
-/// On machines whose addresses are narrower than the size; what is held in memory is always indexable.
+/// On machines whose addresses are narrower than the size; a size in memory is always indexable.
 pub fn index(n: u64) -> usize {
-    usize::try_from(n).expect("what is in memory can be indexed")
+    usize::try_from(n).expect("sizes in memory fit an index")
 }
 
 /// The index of the `i`-th element of a tensor of this shape, row-major.

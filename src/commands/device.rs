@@ -5,7 +5,7 @@ use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::cpu::{self, Execution, LookForNan};
 use ithaca_kernels::cuda::collectives::Nccl;
 use ithaca_kernels::cuda::{self, By, Clock, Issue, Machine};
-use ithaca_kernels::launch::{Agreed, Process, Step, Then};
+use ithaca_kernels::launch::{Agreement, NextStep, Process, Step};
 use ithaca_kernels::store::TensorSource;
 
 use crate::cli::{CollectivesArg, DeviceArg, RunArgs, StorageArg};
@@ -81,19 +81,19 @@ impl Device {
     /// What the runtime refuses, or fails at.
     pub(super) fn step(
         &self,
-        agreed: &Agreed<'_>,
+        agreed: &Agreement<'_>,
         sources: (&dyn TensorSource, &dyn TensorSource),
         options: &cpu::Options,
-        then: Then,
+        next: NextStep,
     ) -> Result<Step> {
         Ok(match self {
-            Device::Cpu => agreed.step(sources.0, sources.1, options, then)?,
+            Device::Cpu => agreed.step(sources.0, sources.1, options, next)?,
             Device::Cuda(machine, how) => {
                 let cpu::Options { timeout, fault, .. } = options.clone();
                 let how = cuda::Options { timeout, fault, ..how.clone() };
                 let process = agreed.process();
                 let id = process.shared(|| Ok(Nccl::new_id()?))?;
-                agreed.step_by(sources.0, then, |job| {
+                agreed.step_by(sources.0, next, |job| {
                     let rank = (process.rank(), id.as_slice());
                     machine.execute_rank(job, rank, sources, &how, &|| process.has_failed())
                 })?
@@ -131,7 +131,7 @@ impl Device {
 /// Where a run looks for what is not a number.
 pub(super) fn look_for_nan(args: &RunArgs) -> LookForNan {
     match args.look_for_nan {
-        true => LookForNan::InWhatIsWritten,
-        false => LookForNan::Nowhere,
+        true => LookForNan::Writes,
+        false => LookForNan::Off,
     }
 }

@@ -40,6 +40,8 @@ use serde_json::Value;
 
 use self::together::{Case, Sources};
 use crate::masks::masked;
+use crate::require::skip;
+use crate::tier;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -77,6 +79,25 @@ fn found(tool: &str) -> bool {
     Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success())
 }
 
+/// Whether emitted programs run on this machine.
+fn can_run() -> bool {
+    let can = found("g++") && found("bash");
+    if !can {
+        skip("g++", &"g++ and bash are needed");
+    }
+    can
+}
+
+/// The same for a test of the full tier.
+fn can_run_in_full() -> bool {
+    tier::is_full_or_says_so() && can_run()
+}
+
+/// A C++ compiler that compiles nothing twice.
+fn compiler() -> PathBuf {
+    root().join("tests/cuda/host/compile.sh")
+}
+
 /// A layout of `module`, with weights and inputs of the golden in `directory`, as a program that checks itself.
 fn case(directory: &Path, module: &Module, options: &ShardOptions) -> Case {
     let whole = lower(verify(module).unwrap()).unwrap();
@@ -102,10 +123,8 @@ fn compare(found: &Tensor<f64>, expected: &Tensor<f64>) -> f64 {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
 fn emitted_programs_agree_with_the_goldens_on_the_host() {
-    if !found("g++") || !found("bash") {
-        eprintln!("skipped: g++ and bash are needed");
+    if !can_run() {
         return;
     }
     let goldens = [
@@ -121,7 +140,7 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
         ("mistral-swa", "sparse-fetch", &[("ring", "4")]),
     ];
     let (mut cases, mut expected) = (Vec::new(), Vec::new());
-    for (golden, strategy, axes) in goldens {
+    for (golden, strategy, axes) in tier::one_in(4, goldens) {
         let directory = root().join("tests/goldens").join(golden);
         let io = SafeTensorsFile::open(directory.join("io.safetensors")).unwrap();
         let shape = io.shape("input_ids").unwrap();
@@ -136,10 +155,8 @@ fn emitted_programs_agree_with_the_goldens_on_the_host() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
 fn emitted_programs_follow_any_mask_on_the_host() {
-    if !found("g++") || !found("bash") {
-        eprintln!("skipped: g++ and bash are needed");
+    if !can_run() {
         return;
     }
     let directory = root().join("tests/goldens/llama-gqa");
@@ -214,18 +231,18 @@ fn the_emitted_program_reads_as_it_was_reviewed() {
 
 /// Directories of CUDA and NCCL, from the environment.
 fn homes() -> Option<(PathBuf, PathBuf)> {
-    let home = |name| std::env::var_os(name).map(PathBuf::from);
-    let (cuda, nccl) = (home("CUDA_HOME")?, home("NCCL_HOME")?);
-    (cuda.join("bin/nvcc").is_file() && nccl.join("include/nccl.h").is_file()).then_some((cuda, nccl))
+    let home =
+        |name, file| std::env::var_os(name).map(PathBuf::from).filter(|home| home.join(file).is_file());
+    let homes = home("CUDA_HOME", "bin/nvcc").zip(home("NCCL_HOME", "include/nccl.h"));
+    if homes.is_none() {
+        skip("nvcc", &"nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
+    }
+    homes
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
 fn nvcc_compiles_for_every_architecture_without_warnings() {
-    let Some((cuda, nccl)) = homes() else {
-        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
-        return;
-    };
+    let Some((cuda, nccl)) = homes() else { return };
     let causal = module(&root().join("examples/llama-3-8b"), &Workload::prefill(1, 131_072));
     // A mask that is a table, and a reference to check against.
     let packed = masked(&causal, &Mask::All(vec![Mask::Documents(vec![0, 7, 131_072]), Mask::Causal]));

@@ -12,7 +12,7 @@ use ithaca_passes::import::{Capacity, Mode, Workload, import, program};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, parse_mesh};
 
-use crate::equivalence::{CLOSE, EXACT, Golden, golden};
+use crate::golden::{CLOSE, EXACT, Golden};
 
 const LAYOUTS: [(&str, &str); 14] = [
     ("ep", "ep=2"),
@@ -33,10 +33,6 @@ const LAYOUTS: [(&str, &str); 14] = [
 
 const NAMES: [&str; 4] = ["mixtral", "qwen3-moe", "deepseek-v3", "deepseek-v3-whole-queries"];
 
-fn open(name: &str) -> Golden {
-    golden(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name))
-}
-
 fn options(strategy: &str, mesh: &str) -> ShardOptions {
     ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
 }
@@ -45,8 +41,8 @@ fn options(strategy: &str, mesh: &str) -> ShardOptions {
 fn layouts_of_attention_and_experts_are_chosen_apart() {
     let mut failures = Vec::new();
     for name in NAMES {
-        let Golden { module, weights, io, .. } = open(name);
-        let (weights, io) = (weights.as_ref(), io.as_ref());
+        let Golden { module, weights, io, .. } = Golden::open(name);
+        let (weights, io) = (&weights, &io);
         let whole = oracle::run::<f64>(&module, weights, io).unwrap();
         for (strategy, mesh) in LAYOUTS {
             let mut fail = |what: String| failures.push(format!("{name}, {strategy} {mesh}: {what}"));
@@ -81,7 +77,7 @@ fn layouts_of_attention_and_experts_are_chosen_apart() {
 /// `(P − 1) / P` of the slots of a rank's tokens.
 #[test]
 fn tokens_reach_experts_and_return_by_all_to_alls() {
-    let Golden { module, .. } = open("mixtral");
+    let Golden { module, .. } = Golden::open("mixtral");
     let compiled = compile(&module, &options("ring+ep", "ring=4"), &Volume).unwrap();
     let rows = traffic::of_module(&compiled.per_rank);
     let text = format!("{rows:?}");
@@ -95,7 +91,7 @@ fn tokens_reach_experts_and_return_by_all_to_alls() {
 #[test]
 fn experts_that_do_not_divide_and_models_without_are_refused() {
     let refusal = |name: &str, strategy: &str, mesh: &str| {
-        let Golden { module, .. } = open(name);
+        let Golden { module, .. } = Golden::open(name);
         compile(&module, &options(strategy, mesh), &Volume).unwrap_err()[0].to_string()
     };
     let text = refusal("mixtral", "ep", "ep=8");
@@ -118,8 +114,8 @@ fn bounded(capacity: &str) -> Module {
 /// What is dropped is part of the program: the same tokens, whoever computes them.
 #[test]
 fn tokens_are_dropped_alike_whole_and_distributed() {
-    let Golden { module: dropless, weights, io, .. } = open("mixtral");
-    let (weights, io) = (weights.as_ref(), io.as_ref());
+    let Golden { module: dropless, weights, io, .. } = Golden::open("mixtral");
+    let (weights, io) = (&weights, &io);
     let module = bounded("0.75/8");
     let whole = oracle::run::<f64>(&module, weights, io).unwrap();
     let all = oracle::run::<f64>(&dropless, weights, io).unwrap();
@@ -160,21 +156,19 @@ fn layouts_that_tear_groups_are_refused() {
 
 /// A golden as a training step.
 fn training(name: &str, options: &[(&str, &str)]) -> Module {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
-    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
-    let Golden { io, .. } = open(name);
+    let Golden { config, io, .. } = Golden::open(name);
     let mut training = Training::default();
     for (key, value) in options {
         training.set(key, value).unwrap();
     }
-    let workload = Workload { mode: Mode::Train, training, ..crate::goldens::workload(io.as_ref()) };
-    program(&serde_json::from_str(&config).unwrap(), name, &workload).unwrap()
+    let workload = Workload { mode: Mode::Train, training, ..crate::golden::workload(&io) };
+    program(&config, name, &workload).unwrap()
 }
 
 #[test]
 fn gradients_agree_with_the_librarys_whatever_the_layout() {
     for name in NAMES {
-        let Golden { weights, io, .. } = open(name);
+        let Golden { weights, io, .. } = Golden::open(name);
         let module = training(name, &[("optimizer", "none")]);
         for (strategy, mesh) in [
             ("ep", "ep=4"),
@@ -184,10 +178,9 @@ fn gradients_agree_with_the_librarys_whatever_the_layout() {
         ] {
             let compiled = compile(&module, &options(strategy, mesh), &Volume)
                 .unwrap_or_else(|d| panic!("{name}, {strategy} {mesh}: {}", d[0]));
-            let run =
-                cpu::execute(&compiled.schedule, weights.as_ref(), io.as_ref(), &cpu::Options::default());
+            let run = cpu::execute(&compiled.schedule, &weights, &io, &cpu::Options::default());
             let kept = run.unwrap().kept;
-            let expected = FusedExperts::new(io.as_ref()).asked(kept.keys().cloned());
+            let expected = FusedExperts::new(&io).asked(kept.keys().cloned());
             let rows = compare::with_source(&kept, &expected).unwrap();
             assert!(rows.len() == kept.len() && rows.len() > 30, "{name}: {} of {}", rows.len(), kept.len());
             for row in rows {

@@ -1,7 +1,9 @@
 //! Random programs, and random ways to distribute them.
 //!
 //! Every choice is read from a list of numbers, where 0 is the plainest choice and a list that is used up gives zeros;
-//! so proptest shrinks a failing program by shrinking the list.
+//! so a failing program is made smaller by writing zeros into the list.
+
+use std::ops::Range;
 
 use ithaca_ir::mesh::Mesh;
 use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, Pairs, Rotary, Scaling, Turn, Unary};
@@ -11,7 +13,6 @@ use ithaca_ir::{
     TensorType, ValueId,
 };
 use ithaca_ir::{FuncId, module::Output};
-use proptest::prelude::*;
 
 /// A list of choices.
 #[derive(Clone, Debug)]
@@ -21,12 +22,10 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
-    /// Choices to test with.
-    pub(crate) fn strategy() -> impl Strategy<Value = Choices> {
-        prop::collection::vec(any::<u32>(), 0..600).prop_map(|numbers| Choices { numbers, at: 0 })
-    }
+    /// Numbers in a list.
+    pub(crate) const LENGTH: usize = 600;
 
-    /// Choices that `seed` determines, for tests that need many different ones without shrinking.
+    /// The choices of a draw.
     pub(crate) fn from_seed(seed: u64) -> Choices {
         // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
         let mut state = seed;
@@ -36,7 +35,15 @@ impl Choices {
             let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             (z >> 33) as u32
         };
-        Choices { numbers: (0..600).map(|_| number()).collect(), at: 0 }
+        Choices { numbers: (0..Self::LENGTH).map(|_| number()).collect(), at: 0 }
+    }
+
+    /// The same choices but for zeros in a range; nothing where there are only zeros.
+    pub(crate) fn with_zeros(&self, range: Range<usize>) -> Option<Choices> {
+        let mut numbers = self.numbers.clone();
+        let end = range.end.min(numbers.len());
+        numbers[range.start..end].fill(0);
+        (numbers != self.numbers).then_some(Choices { numbers, at: 0 })
     }
 
     /// A number below `n`.

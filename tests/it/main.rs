@@ -6,29 +6,33 @@ mod attention;
 mod checks;
 mod cli;
 mod cuda;
-mod equivalence;
 mod errors;
 mod examples;
 mod experts;
 mod filetests;
 mod fusion;
 mod generate;
-mod goldens;
+#[path = "../common/golden.rs"]
+mod golden;
 mod guide;
 mod launch;
 mod masks;
 mod options;
-
 mod passes;
 mod prefetch;
 mod random;
 mod readme;
 mod reference;
 mod regressions;
+#[path = "../common/require.rs"]
+mod require;
 mod rules;
 mod saturate;
 mod schedules;
+#[path = "../common/slow_links.rs"]
+mod slow_links;
 mod steps;
 mod text;
 mod tidy;
+mod tier;
 mod training;

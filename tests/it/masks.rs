@@ -1,17 +1,15 @@
 //! Programs with masks of every form, whole and distributed.
 
-use std::path::Path;
-
 use ithaca_ir::{Mask, Module, Op};
 use ithaca_kernels::{compare, cpu, oracle};
 use ithaca_passes::compile::compile;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{HeadSplit, SequenceFit, ShardOptions, parse_mesh};
 
-use crate::equivalence::{CLOSE, EXACT, Golden, golden};
+use crate::golden::{CLOSE, EXACT, Golden};
 
 fn llama() -> Golden {
-    golden(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama-gqa"))
+    Golden::open("llama-gqa")
 }
 
 /// The program with another mask in every attention.
@@ -60,7 +58,7 @@ fn open() -> Vec<Mask> {
 #[test]
 fn ulysses_runs_on_any_mask() {
     let Golden { module, weights, io, .. } = llama();
-    let (weights, io) = (weights.as_ref(), io.as_ref());
+    let (weights, io) = (&weights, &io);
     let n = tokens(&module);
     let three = ShardOptions {
         heads: HeadSplit::Uneven,

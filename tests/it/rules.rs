@@ -81,7 +81,8 @@ fn unsound_rules_are_refused_with_a_counterexample() {
             rule.name
         );
     }
-    insta::assert_snapshot!("unsound", text);
+    let shown = text.match_indices("error[").nth(3).map_or(text.as_str(), |(fourth, _)| &text[..fourth]);
+    insta::assert_snapshot!("unsound", shown);
 }
 
 #[test]

@@ -1,12 +1,9 @@
 //! Random schedules run to their end: models, strategies, meshes and options drawn at random, in forward passes and training
 //! steps, on two streams a rank, with a limit on waiting, NaN looked for and every byte counted.
-//!
-//! `ITHACA_SCHEDULES=1000` runs the first thousand, `ITHACA_SCHEDULES=17..18` one of them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::ops::Range;
 use std::time::Duration;
 
 use ithaca_ir::schedule::{self, Schedule};
@@ -25,10 +22,11 @@ use ithaca_passes::shard::{
 use serde_json::{Value, json};
 
 use crate::generate::Choices;
+use crate::tier;
 use crate::training::sharded;
 
-/// Schedules of the suite.
-const SCHEDULES: u64 = 40;
+/// Schedules of the suite: by default, and of the full tier.
+const SCHEDULES: [u64; 2] = [40, 200];
 
 /// The most ranks of a mesh.
 const MAX_RANKS: u64 = 8;
@@ -139,7 +137,7 @@ fn config(choices: &mut Choices, (heads, kv_heads): (u64, u64), layers: u64, win
 /// What a run is given: no rank may wait for long, and nothing may be NaN.
 fn options() -> cpu::Options {
     let timeout = Some(Duration::from_secs(120));
-    cpu::Options { timeout, look_for_nan: LookForNan::InWhatIsWritten, ..cpu::Options::default() }
+    cpu::Options { timeout, look_for_nan: LookForNan::Writes, ..cpu::Options::default() }
 }
 
 /// Runs what `seed` draws; gives the code of the refusal if it is none.
@@ -149,7 +147,7 @@ fn options() -> cpu::Options {
 fn run(seed: u64) -> Result<Option<&'static str>, String> {
     let Drawn { config, workload, options: layout } = draw(seed);
     let title = format!(
-        "ITHACA_SCHEDULES={seed}..{} {:?}, {} on {}, zero {}, {}, {:?}",
+        "ITHACA_SEED={seed}..{} {:?}, {} on {}, zero {}, {}, {:?}",
         seed + 1,
         workload.mode,
         layout.strategy,
@@ -187,19 +185,10 @@ fn run(seed: u64) -> Result<Option<&'static str>, String> {
     Ok(None)
 }
 
-fn seeds() -> Range<u64> {
-    let Ok(text) = std::env::var("ITHACA_SCHEDULES") else { return 0..SCHEDULES };
-    let number =
-        |text: &str| text.trim().parse().expect("ITHACA_SCHEDULES is a number or a range of numbers");
-    match text.split_once("..") {
-        Some((from, to)) => number(from)..number(to),
-        None => 0..number(&text),
-    }
-}
-
 #[test]
 fn random_schedules_come_to_their_end() {
-    let seeds = seeds();
+    let [few, all] = SCHEDULES;
+    let seeds = tier::draws(few, all);
     let n = seeds.end - seeds.start;
     let (mut ran, mut refused, mut wrong) = (0, BTreeMap::new(), Vec::new());
     for seed in seeds {
@@ -248,7 +237,7 @@ fn every_wait_that_is_dropped_is_noticed() {
                     assert!(schedule::verify(&mutant).is_err(), "{strategy}: task {task} need not wait");
                     dropped += 1;
                     // What is read too early is NaN, and a rank may notice that first where it is looked for.
-                    let options = cpu::Options { look_for_nan: LookForNan::Nowhere, ..options() };
+                    let options = cpu::Options { look_for_nan: LookForNan::Off, ..options() };
                     match cpu::execute(&mutant, &tensors, &tensors, &options) {
                         Err(error) => {
                             let error = error.to_string();

@@ -9,10 +9,10 @@ use ithaca_passes::import::{Mode, Workload, program as step_of};
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 use ithaca_passes::shard::strategy::parse_mesh;
-use proptest::prelude::*;
 
 use crate::attention::draw;
 use crate::generate::{Choices, Precision, distribute, mesh, program};
+use crate::tier;
 
 fn survives_printing(module: &Module) {
     if let Err(diagnostics) = verify::verify(module) {
@@ -27,26 +27,30 @@ fn survives_printing(module: &Module) {
     assert_eq!(text::print(&parsed), printed);
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+#[test]
+fn programs_print_as_they_parse() {
+    tier::check(100, 400, |choices| survives_printing(&program(choices, Precision::Mixed)));
+}
 
-    #[test]
-    fn programs_print_as_they_parse(mut choices in Choices::strategy()) {
-        survives_printing(&program(&mut choices, Precision::Mixed));
-    }
+#[test]
+fn distributed_programs_print_as_they_parse() {
+    tier::check(100, 400, |choices| {
+        let mesh = mesh(choices);
+        let module = program(choices, Precision::Only(ithaca_ir::DType::F64));
+        survives_printing(&distribute(&module, mesh, choices));
+    });
+}
 
-    #[test]
-    fn distributed_programs_print_as_they_parse(mut choices in Choices::strategy()) {
-        let mesh = mesh(&mut choices);
-        let module = program(&mut choices, Precision::Only(ithaca_ir::DType::F64));
-        survives_printing(&distribute(&module, mesh, &mut choices));
-    }
-
-    #[test]
-    fn text_that_means_nothing_is_refused(lines in prop::collection::vec("[ -~]{0,40}", 0..20)) {
-        let text = format!("ithaca 1 program\nmodel \"m\"\ndim a = 4\nfunc @main() {{\n{}", lines.join("\n"));
-        prop_assert!(text::parse(&text).is_err());
-    }
+#[test]
+fn text_that_means_nothing_is_refused() {
+    tier::check(200, 400, |choices| {
+        let mut text = "ithaca 1 program\nmodel \"m\"\ndim a = 4\nfunc @main() {\n".to_owned();
+        for _ in 0..choices.below(20) {
+            let line = (0..choices.below(40)).map(|_| char::from(b' ' + choices.below(95) as u8));
+            text.extend(line.chain(['\n']));
+        }
+        assert!(text::parse(&text).is_err(), "{text}");
+    });
 }
 
 /// Training steps of models that have, together, what training and experts add; one is laid out, and one is a sink alone.

@@ -32,7 +32,7 @@ pub struct RawUniqueId {
 
 /// The start of `ncclConfig_t`, as far as NCCL 2.18 has it.
 ///
-/// A library reads as many bytes as `size` says, older ones fewer, and takes what is newer than `version` as undefined.
+/// A library reads as many bytes as `size` says, older ones fewer, and treats fields newer than `version` as undefined.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RawConfig {

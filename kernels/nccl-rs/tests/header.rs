@@ -1,6 +1,7 @@
 //! The bindings against the library and the header under `NCCL_HOME`, as far as no GPU is needed.
 
-#![expect(clippy::print_stderr, reason = "a test that needs a library says why it did nothing")]
+#[path = "../../../tests/common/require.rs"]
+mod require;
 
 use std::env;
 use std::mem::offset_of;
@@ -12,7 +13,7 @@ use nccl_rs::sys::{API_MAGIC, NO_COLOR, RawConfig, UNDEFINED, UNIQUE_ID_BYTES};
 use nccl_rs::{DataType, Error, Library, Reduction, Status, UniqueId};
 
 fn library() -> Option<Library> {
-    Library::open().inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    Library::open().inspect_err(|error| require::skip("nccl", error)).ok()
 }
 
 #[test]
@@ -40,7 +41,7 @@ fn a_rank_out_of_range_is_refused_before_the_library_is_called() {
 fn a_rank_without_a_device_fails_with_a_message() {
     let Some(library) = library() else { return };
     if PathBuf::from("/dev/nvidia0").exists() {
-        eprintln!("skipped: this machine has a GPU");
+        require::skip("no GPU", &"this machine has a GPU");
         return;
     }
     let id = library.unique_id().unwrap();
@@ -59,14 +60,14 @@ fn a_missing_function_names_the_version_that_has_it() {
 fn types_are_those_of_the_header() {
     let include = |name: &str| env::var_os(name).map(|home| PathBuf::from(home).join("include"));
     let (Some(nccl), Some(cuda)) = (include("NCCL_HOME"), include("CUDA_HOME")) else {
-        eprintln!("skipped: NCCL_HOME and CUDA_HOME do not say where nccl.h and cuda_runtime.h are");
+        require::skip("nccl", &"NCCL_HOME and CUDA_HOME do not say where nccl.h and cuda_runtime.h are");
         return;
     };
     let compiler = ["g++", "c++", "clang++"]
         .into_iter()
         .find(|tool| Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success()));
     let Some(compiler) = compiler else {
-        eprintln!("skipped: no C++ compiler");
+        require::skip("g++", &"no C++ compiler");
         return;
     };
     let mut text = "#include <cstddef>\n#include <nccl.h>\n".to_owned();

@@ -1,4 +1,4 @@
-//! Where buffers lie for one rank: in its arena, in what it has of weights and states, or in what all ranks share.
+//! The location of buffers for one rank: in its arena, in its weights and states, or in the data that ranks share.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use ithaca_ir::ops::{Scan, structure};
 use ithaca_ir::schedule::{Buffer, BufferId, Content, FrameId, Place, Task};
 use ithaca_ir::{DType, Rank, TensorType};
 
-use super::claims::{self, Extent};
+use super::claims::{self, MemoryRange};
 use super::context::RunContext;
 use super::memory::Found;
 use super::wire_rows;
 use crate::error::RunError;
 use crate::tensor::{extents, index};
 
-/// Where a buffer begins.
+/// The start of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Location {
     /// At this element of the arena.
@@ -36,20 +36,19 @@ impl Location {
     }
 }
 
-/// The elements of a buffer that a rank has.
+/// The elements of a buffer on one rank.
 #[derive(Clone, Debug)]
 pub(super) enum Area<'a> {
     /// Read-only elements that ranks share.
     Shared(&'a [f32]),
     /// Elements of the rank's own memory.
-    Private(Extent),
+    Private(MemoryRange),
 }
 
-/// Elements of a dense tensor, and where in a wire they lie.
+/// Rows of a tensor in a wire: their range in the dense tensor and their range in the wire.
 pub(super) type Rows = Vec<(Range<usize>, Range<usize>)>;
 
-/// For each argument and each result of a call the elements of a layer's slice; `None` for those that all layers have
-/// alike.
+/// For each argument and result of a call, the elements of a layer's slice; `None` where all layers share the buffer.
 pub(super) struct Strides {
     pub(super) reads: Vec<Option<usize>>,
     pub(super) writes: Vec<Option<usize>>,
@@ -84,13 +83,14 @@ impl<'a> Buffers<'a> {
         let buffer = self.buffer(scope, id)?;
         match &buffer.content {
             Content::Tensor(ty) => Ok(ty),
-            Content::Wire { .. } => {
-                Err(RunError::invalid(format!("`{}` is a wire buffer where a tensor belongs", buffer.name)))
-            }
+            Content::Wire { .. } => Err(RunError::invalid(format!(
+                "`{}` is a wire buffer where a tensor is expected",
+                buffer.name
+            ))),
         }
     }
 
-    /// Whether the rank has a buffer of its frame.
+    /// Whether the rank has a buffer.
     pub(super) fn holds(&self, scope: &Scope<'_>, id: BufferId) -> bool {
         let schedule = self.context.schedule;
         schedule.frames[scope.frame].at(id).is_none_or(|at| at.has(&schedule.space.mesh, self.rank))
@@ -115,16 +115,15 @@ impl<'a> Buffers<'a> {
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))
     }
 
-    /// Where a wire begins in which a tensor lies.
+    /// The start of the wire that contains a tensor.
     fn wire(&self, scope: &Scope<'_>, wire: BufferId) -> Result<Location, RunError> {
         match self.buffer(scope, wire)?.place {
             Place::Frame(offset) => Ok(Location::Arena(scope.base + self.context.shape.slot(offset)?)),
-            _ => Err(RunError::invalid("a tensor lies in what is no wire")),
+            _ => Err(RunError::invalid("a tensor is placed in a buffer that is not a wire")),
         }
     }
 
-    /// Where the elements of a tensor are in its wire, as rows: those of the dense tensor and those of the wire. None for a
-    /// tensor that lies in no wire.
+    /// The rows of a tensor in its wire; `None` for a tensor that is not in a wire.
     pub(super) fn rows(&self, scope: &Scope<'_>, id: BufferId) -> Result<Option<Rows>, RunError> {
         let schedule = self.context.schedule;
         let (Place::Wire { .. }, Content::Tensor(ty)) =
@@ -133,12 +132,12 @@ impl<'a> Buffers<'a> {
             return Ok(None);
         };
         let strided = schedule.frames[scope.frame].strided(&schedule.space, id);
-        let strided =
-            strided.ok_or_else(|| RunError::invalid("a tensor lies in a wire that has no such part"))?;
+        let strided = strided
+            .ok_or_else(|| RunError::invalid("a tensor is placed in a wire that does not have its region"))?;
         Ok(Some(wire_rows::rows(&strided, &extents(&schedule.space.local_box(ty, self.rank)))))
     }
 
-    /// Elements that the rank has of a buffer.
+    /// The number of elements of a buffer on the rank.
     pub(super) fn length(&self, scope: &Scope<'_>, id: BufferId) -> Result<usize, RunError> {
         Ok(match &self.buffer(scope, id)?.content {
             Content::Tensor(ty) => {
@@ -148,16 +147,18 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// Where those elements are: of what lies in a wire, all of the wire.
+    /// Those elements; for a tensor in a wire, the whole wire.
     pub(super) fn area(&self, scope: &Scope<'_>, id: BufferId) -> Result<Area<'a>, RunError> {
         let n = match self.buffer(scope, id)?.place {
             Place::Wire { wire, .. } => self.length(scope, wire)?,
             _ => self.length(scope, id)?,
         };
         Ok(match self.locate(scope, id)? {
-            Location::Arena(start) => Area::Private(Extent { part: claims::ARENA, range: start..start + n }),
+            Location::Arena(start) => {
+                Area::Private(MemoryRange { part: claims::ARENA, range: start..start + n })
+            }
             Location::Written(number, start) => {
-                Area::Private(Extent { part: claims::written(number), range: start..start + n })
+                Area::Private(MemoryRange { part: claims::written(number), range: start..start + n })
             }
             Location::Shared(part, start) => {
                 let data = self.context.sources.part(part).get(start..start + n);
@@ -166,19 +167,19 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// What an area keeps others from: in the arena an element has as many slots as its type takes.
-    pub(super) fn footprint(&self, extent: &Extent, dtype: DType) -> Extent {
-        let Extent { part, range } = extent.clone();
+    /// The elements that an area occupies: in the arena an element takes the slots of its type.
+    pub(super) fn footprint(&self, extent: &MemoryRange, dtype: DType) -> MemoryRange {
+        let MemoryRange { part, range } = extent.clone();
         match part {
             claims::ARENA => {
                 let end = range.start + self.context.shape.slots_of(range.len(), dtype);
-                Extent { part, range: range.start..end }
+                MemoryRange { part, range: range.start..end }
             }
-            _ => Extent { part, range },
+            _ => MemoryRange { part, range },
         }
     }
 
-    /// The slices that layers of a call have.
+    /// The slices of the layers of a call.
     pub(super) fn strides(
         &self,
         scope: &Scope<'_>,
@@ -207,7 +208,7 @@ impl<'a> Buffers<'a> {
         Ok(strides)
     }
 
-    /// The refusal of a buffer that ends outside of what it lies in.
+    /// The error of a buffer that ends outside its memory.
     pub(super) fn outside(&self, scope: &Scope<'_>, id: BufferId) -> RunError {
         let frame = &self.context.schedule.frames[scope.frame];
         RunError::invalid(format!(

@@ -1,11 +1,9 @@
-//! The memory of one rank, which its two streams share: the arena, and what it has of weights and states that are
-//! written.
+//! The memory of one rank, which its two streams share: the arena, and its copies of written weights and states.
 //!
-//! A task says before it starts which elements it reads and which it writes, and has them until it ends: its [`Claim`].
-//! A claim is refused when one of two tasks writes what the other touches and nothing says that one ended before the
-//! other began, neither an event that was waited for nor a place where both streams met. Order is asked for, not time:
-//! an event that is missing is found however fast the streams happen to be. What runs at that moment is refused whatever
-//! order is stated, so that no schedule, verified or not, has a data race.
+//! A task declares its reads and writes before it starts, and holds them until it ends: its [`Claim`]. A claim is refused
+//! when one of two tasks writes elements of the other and no event or barrier orders the two. The check is on the order,
+//! not on time: a missing event is found at any speed of the streams. A claim on elements of a running task is always
+//! refused, so no schedule, verified or not, has a data race.
 //!
 //! Tasks are numbered along each stream; an order is stated as the number up to which tasks of the other stream are
 //! known to have ended.
@@ -19,7 +17,7 @@ use ithaca_ir::schedule::{FrameId, Stream};
 
 /// Elements of one part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(super) struct MemoryRange {
     /// [`ARENA`], or a number from [`written`].
     pub(super) part: usize,
     /// The elements.
@@ -34,13 +32,13 @@ pub(super) fn written(number: usize) -> usize {
     number + 1
 }
 
-impl Extent {
-    fn overlaps(&self, other: &Extent) -> bool {
+impl MemoryRange {
+    fn overlaps(&self, other: &MemoryRange) -> bool {
         let (a, b) = (&self.range, &other.range);
         self.part == other.part && a.start.max(b.start) < a.end.min(b.end)
     }
 
-    fn contains(&self, other: &Extent) -> bool {
+    fn contains(&self, other: &MemoryRange) -> bool {
         self.part == other.part && self.range.start <= other.range.start && other.range.end <= self.range.end
     }
 }
@@ -56,24 +54,24 @@ pub(super) struct TaskRun {
 /// Why a claim was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Conflict {
-    /// What the refused task touches.
-    pub(super) extent: Extent,
-    /// The task of the other stream that touches it too.
+    /// The elements of the refused task.
+    pub(super) extent: MemoryRange,
+    /// The task of the other stream that accesses them too.
     pub(super) other: TaskRun,
 }
 
-/// The elements, and who touches them.
+/// The elements, and the claims on them.
 pub(super) struct Memory {
     parts: Vec<Box<[UnsafeCell<f32>]>>,
     streams: Mutex<[StreamAccesses; Stream::ALL.len()]>,
 }
 
-// SAFETY: elements are arena_used through claims only. Of two claims that are there at a time neither writes what the other
-// touches, so an element that one thread writes is read and written by no other thread meanwhile. The mutex orders the
-// end of a claim before the beginning of the next one of the same elements.
+// SAFETY: elements are reached through claims only. Of two live claims neither writes elements of the other, so no other
+// thread accesses an element while one thread writes it. The mutex orders the end of a claim before the start of the next
+// claim on the same elements.
 unsafe impl Sync for Memory {}
 
-/// What the tasks of a stream touched that the other stream is not known to come after.
+/// The accesses of a stream that are not known to precede the other stream's next task.
 #[derive(Default)]
 struct StreamAccesses {
     /// Tasks so far.
@@ -87,16 +85,16 @@ struct StreamAccesses {
 struct TaskAccess {
     number: u64,
     run: TaskRun,
-    reads: Vec<Extent>,
-    writes: Vec<Extent>,
+    reads: Vec<MemoryRange>,
+    writes: Vec<MemoryRange>,
     is_running: bool,
 }
 
 impl TaskAccess {
-    /// What of `reads` and `writes` keeps two tasks from running in any order.
-    fn conflict<'e>(&self, reads: &'e [Extent], writes: &'e [Extent]) -> Option<&'e Extent> {
-        let touches = |e: &&Extent| self.reads.iter().chain(&self.writes).any(|own| own.overlaps(e));
-        let is_written = |e: &&Extent| self.writes.iter().any(|own| own.overlaps(e));
+    /// The first of `reads` and `writes` that needs an order with this task.
+    fn conflict<'e>(&self, reads: &'e [MemoryRange], writes: &'e [MemoryRange]) -> Option<&'e MemoryRange> {
+        let touches = |e: &&MemoryRange| self.reads.iter().chain(&self.writes).any(|own| own.overlaps(e));
+        let is_written = |e: &&MemoryRange| self.writes.iter().any(|own| own.overlaps(e));
         writes.iter().find(touches).or_else(|| reads.iter().find(is_written))
     }
 }
@@ -109,7 +107,7 @@ impl Memory {
         Self { parts, streams: Mutex::default() }
     }
 
-    /// The arena, and what lasts by number.
+    /// The arena, and the written tensors by number.
     pub(super) fn into_parts(self) -> (Vec<f32>, Vec<Vec<f32>>) {
         let data = |part: Box<[UnsafeCell<f32>]>| part.into_iter().map(UnsafeCell::into_inner).collect();
         let mut parts = self.parts.into_iter().map(data);
@@ -117,7 +115,7 @@ impl Memory {
     }
 
     /// Whether there are such elements.
-    pub(super) fn has(&self, extent: &Extent) -> bool {
+    pub(super) fn has(&self, extent: &MemoryRange) -> bool {
         self.parts
             .get(extent.part)
             .is_some_and(|part| extent.range.start <= extent.range.end && extent.range.end <= part.len())
@@ -128,8 +126,8 @@ impl Memory {
         &self,
         (stream, run): (Stream, TaskRun),
         seen: u64,
-        reads: Vec<Extent>,
-        writes: Vec<Extent>,
+        reads: Vec<MemoryRange>,
+        writes: Vec<MemoryRange>,
     ) -> Result<Claim<'_>, Conflict> {
         let mut streams = self.streams();
         for (of, touched) in Stream::ALL.into_iter().zip(streams.iter_mut()) {
@@ -157,7 +155,7 @@ impl Memory {
         Ok(Claim { memory: self, stream, number, reads, writes })
     }
 
-    /// Says that a stream has no more tasks, so that nothing is kept for it.
+    /// Marks a stream as ended, so that no accesses are recorded for it.
     pub(super) fn leave(&self, stream: Stream) {
         let mut streams = self.streams();
         streams[stream as usize].has_ended = true;
@@ -180,25 +178,25 @@ impl Memory {
         }
     }
 
-    /// Who panics with the lock in hand has changed nothing, or all that it wanted to.
+    /// A panic while the lock is held leaves no change half done.
     fn streams(&self) -> MutexGuard<'_, [StreamAccesses; Stream::ALL.len()]> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first of some elements, if there are so many.
-    fn pointer(&self, extent: &Extent) -> Option<*const UnsafeCell<f32>> {
+    fn pointer(&self, extent: &MemoryRange) -> Option<*const UnsafeCell<f32>> {
         let part = self.parts.get(extent.part)?;
         Some(part.get(extent.range.clone())?.as_ptr())
     }
 }
 
-/// What a task may touch, until it is dropped.
+/// The elements that a task may access, until the claim is dropped.
 pub(super) struct Claim<'a> {
     memory: &'a Memory,
     stream: Stream,
     number: u64,
-    reads: Vec<Extent>,
-    writes: Vec<Extent>,
+    reads: Vec<MemoryRange>,
+    writes: Vec<MemoryRange>,
 }
 
 impl Claim<'_> {
@@ -207,18 +205,18 @@ impl Claim<'_> {
         self.number
     }
 
-    /// Elements that the task reads or writes; none where it did not say so.
-    pub(super) fn read(&self, extent: &Extent) -> Option<&[f32]> {
+    /// Elements that the task reads or writes; `None` where it did not claim them.
+    pub(super) fn read(&self, extent: &MemoryRange) -> Option<&[f32]> {
         let is_claimed = self.reads.iter().chain(&self.writes).any(|own| own.contains(extent));
         let first = self.memory.pointer(extent).filter(|_| is_claimed)?;
-        // SAFETY: the elements lie in one allocation and live as long as the memory, which this claim borrows.
+        // SAFETY: the elements are in one allocation and live as long as the memory, which this claim borrows.
         // `UnsafeCell<f32>` has the layout of `f32`. No other claim writes them while this one is there, and this one
         // writes by `&mut self` only.
         Some(unsafe { std::slice::from_raw_parts(first.cast::<f32>(), extent.range.len()) })
     }
 
-    /// Elements that the task writes; none where it did not say so.
-    pub(super) fn write(&mut self, extent: &Extent) -> Option<&mut [f32]> {
+    /// Elements that the task writes; `None` where it did not claim them.
+    pub(super) fn write(&mut self, extent: &MemoryRange) -> Option<&mut [f32]> {
         let is_claimed = self.writes.iter().any(|own| own.contains(extent));
         let first = self.memory.pointer(extent).filter(|_| is_claimed)?;
         // SAFETY: as for `read`; and no other claim has these elements, and `&mut self` lets this one give them once. The
@@ -243,12 +241,12 @@ mod tests {
         TaskRun { frame: FrameId::new(0), layer: 0, task }
     }
 
-    fn arena(range: Range<usize>) -> Vec<Extent> {
-        vec![Extent { part: ARENA, range }]
+    fn arena(range: Range<usize>) -> Vec<MemoryRange> {
+        vec![MemoryRange { part: ARENA, range }]
     }
 
     #[test]
-    fn what_one_task_writes_no_other_touches_meanwhile() {
+    fn elements_of_a_running_writer_cannot_be_claimed() {
         let memory = Memory::new(vec![0.0; 8], vec![vec![0.0; 4]]);
         let compute = |task, reads, writes| memory.claim((Stream::Compute, run(task)), 0, reads, writes);
         let comm = |seen, task, reads, writes| memory.claim((Stream::Comm, run(task)), seen, reads, writes);
@@ -259,14 +257,14 @@ mod tests {
         let refused = comm(7, 1, arena(3..5), vec![]).err().unwrap();
         assert_eq!((refused.other, refused.extent), (run(0), arena(3..5)[0].clone()));
         assert!(comm(0, 1, vec![], arena(0..3)).is_err());
-        drop(comm(0, 1, arena(4..8), vec![Extent { part: written(0), range: 2..4 }]).unwrap());
+        drop(comm(0, 1, arena(4..8), vec![MemoryRange { part: written(0), range: 2..4 }]).unwrap());
         drop(first);
         let (arena, kept) = memory.into_parts();
         assert_eq!((&arena[..5], kept[0].len()), (&[0.0, 0.0, 1.0, 1.0, 0.0][..], 4));
     }
 
     #[test]
-    fn order_is_asked_for_and_not_time() {
+    fn the_order_counts_and_not_the_time() {
         let memory = Memory::new(vec![0.0; 8], vec![]);
         let first = memory.claim((Stream::Compute, run(0)), 0, vec![], arena(0..4)).unwrap();
         let number = first.number();

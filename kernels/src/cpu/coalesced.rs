@@ -1,4 +1,4 @@
-//! Several tensors as one message: packed into a wire, exchanged from wire to wire, unpacked.
+//! Coalesced tensors: packed into a wire, exchanged from wire to wire, unpacked.
 
 use ithaca_ir::boxes::Side;
 use ithaca_ir::message::{self, Parcel, Wire};
@@ -9,7 +9,7 @@ use super::transfer::{all_reduce, sum};
 use crate::error::RunError;
 use crate::tensor::{extents, index, read_part, write_part};
 
-/// A message, seen from one rank.
+/// Coalesced transfers as seen from one rank.
 pub(super) struct CoalescedTransfer<'a> {
     pub(super) space: &'a Space,
     pub(super) parcels: &'a [Parcel],
@@ -21,7 +21,7 @@ impl CoalescedTransfer<'_> {
     pub(super) fn pack<T: AsRef<[f32]>>(&self, tensors: &[T]) -> Result<Vec<f32>, RunError> {
         if tensors.len() != self.parcels.len() {
             let (n, m) = (self.parcels.len(), tensors.len());
-            return Err(RunError::invalid(format!("a message of {n} tensors is packed from {m}")));
+            return Err(RunError::invalid(format!("{n} coalesced tensors are packed from {m} buffers")));
         }
         let mut wire = Vec::new();
         for piece in self.wire(Side::Sent).blocks.iter().flatten() {
@@ -31,7 +31,7 @@ impl CoalescedTransfer<'_> {
         Ok(wire)
     }
 
-    /// The tensors, of a wire that was received. What nobody sends is not a number.
+    /// The tensors of a received wire. Elements that no rank sends are NaN.
     pub(super) fn unpack(&self, data: &[f32]) -> Result<Vec<Vec<f32>>, RunError> {
         let boxes: Vec<_> =
             self.parcels.iter().map(|parcel| self.space.local_box(&parcel.to, self.rank)).collect();
@@ -52,8 +52,10 @@ impl CoalescedTransfer<'_> {
         data: &[f32],
         communicator: &dyn Communicator,
     ) -> Result<(Vec<f32>, u64), RunError> {
-        let Parcel { op, from, .. } =
-            self.parcels.first().ok_or_else(|| RunError::invalid("a message of no tensors"))?;
+        let Parcel { op, from, .. } = self
+            .parcels
+            .first()
+            .ok_or_else(|| RunError::invalid("a coalesced collective without tensors"))?;
         let (sent, received) = (self.wire(Side::Sent), self.wire(Side::Received));
         if let Op::AllReduce { .. } = op {
             let n = self.length(&sent);

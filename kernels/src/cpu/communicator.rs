@@ -9,7 +9,7 @@ use ithaca_ir::Rank;
 use crate::error::RunError;
 use crate::tensor::index;
 
-/// What an exchange brought.
+/// The result of an exchange.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
     /// The block from each member of the group, in order.
@@ -20,7 +20,7 @@ pub struct Received {
 
 /// Point-to-point messages between ranks, in order for each pair.
 pub trait Communicator: Sync {
-    /// Hands `block` to `to`; does not wait for it to be received.
+    /// Sends `block` to `to` without waiting for its receipt.
     ///
     /// # Errors
     /// [`RunError::Stopped`] when another rank has failed.
@@ -29,19 +29,19 @@ pub trait Communicator: Sync {
     /// Waits for the next block from `from`.
     ///
     /// # Errors
-    /// [`RunError::Stopped`] when another rank has failed, [`RunError::Deadlock`] when none will come.
+    /// [`RunError::Stopped`] when another rank has failed, [`RunError::Deadlock`] when no block will come.
     fn receive(&self, to: Rank, from: Rank) -> Result<Vec<f32>, RunError>;
 
-    /// Says whether to go on.
+    /// Checks for failures of other ranks.
     ///
     /// # Errors
     /// [`RunError::Stopped`] when another rank has failed.
     fn check(&self) -> Result<(), RunError>;
 
-    /// Says that `rank` has ended well and will send no more.
+    /// Reports that `rank` has succeeded and sends no more blocks.
     fn finish(&self, rank: Rank);
 
-    /// Says that `rank` has failed: every other rank stops at its next message or task.
+    /// Reports that `rank` has failed: every other rank stops at its next message or task.
     fn fail(&self, rank: Rank, error: &RunError);
 
     /// Sends `blocks[i]` to `group[i]` and receives a block of `expected[i]` elements from it; the own block is kept.
@@ -97,11 +97,11 @@ pub struct Mailboxes {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Blocks under way, by sender and receiver.
+    /// Sent blocks, by sender and receiver.
     mail: BTreeMap<(Rank, Rank), VecDeque<Vec<f32>>>,
-    /// Ranks that wait, and for whom.
+    /// Waiting ranks, each with the sender.
     waiting: BTreeMap<Rank, Rank>,
-    /// Ranks that have ended well.
+    /// Ranks that have succeeded.
     finished: BTreeSet<Rank>,
     stopped: bool,
 }
@@ -119,21 +119,21 @@ impl Mailboxes {
         self.wake.iter().for_each(Condvar::notify_all);
     }
 
-    /// A rank that panicked while it held the lock left nothing half done: every change is one insertion.
+    /// A panic while the lock is held leaves no change half done.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Whether a rank that waits for `from` will wait for ever, and why.
-    fn in_vain(&self, from: Rank, n_ranks: usize) -> Option<&'static str> {
+    /// Why a wait for `from` can never end, if so.
+    fn deadlock(&self, from: Rank, n_ranks: usize) -> Option<&'static str> {
         if self.finished.contains(&from) {
             return Some("which has ended without sending");
         }
         let idle = |(&to, &from): (&Rank, &Rank)| self.mail.get(&(from, to)).is_none_or(VecDeque::is_empty);
         let all_wait = self.waiting.len() + self.finished.len() == n_ranks && self.waiting.iter().all(idle);
-        all_wait.then_some("and every other rank waits as well")
+        all_wait.then_some("and every other rank waits too")
     }
 }
 
@@ -160,9 +160,9 @@ impl Communicator for Mailboxes {
             if state.stopped {
                 break Err(RunError::Stopped);
             }
-            let why = state.in_vain(from, self.wake.len());
+            let why = state.deadlock(from, self.wake.len());
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            let why = why.or((left == Some(Duration::ZERO)).then_some("longer than was allowed"));
+            let why = why.or((left == Some(Duration::ZERO)).then_some("longer than the timeout"));
             if let Some(why) = why {
                 break Err(RunError::Deadlock { rank: to.0, from: from.0, why });
             }
@@ -177,10 +177,7 @@ impl Communicator for Mailboxes {
     }
 
     fn check(&self) -> Result<(), RunError> {
-        match self.state().stopped {
-            true => Err(RunError::Stopped),
-            false => Ok(()),
-        }
+        if self.state().stopped { Err(RunError::Stopped) } else { Ok(()) }
     }
 
     fn finish(&self, rank: Rank) {
@@ -217,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_ever() {
+    fn every_wait_ends() {
         let boxes = Mailboxes::new(2, None);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {

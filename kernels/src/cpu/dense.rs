@@ -1,4 +1,4 @@
-//! Kernels by themselves, on dense tensors: what is timed against other libraries.
+//! Kernels on dense tensors, for comparison with other libraries.
 
 use half::bf16;
 use ithaca_ir::ops::{Attention, AttentionDims};
@@ -50,7 +50,7 @@ pub enum Tensors<'a> {
     Bf16([&'a [bf16]; 3]),
 }
 
-/// What attention gives: o `[batch tokens heads width]`, and lse `[batch tokens heads]`.
+/// The results of attention: o `[batch tokens heads width]`, and lse `[batch tokens heads]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward {
     /// The output.

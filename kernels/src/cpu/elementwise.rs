@@ -1,8 +1,8 @@
 //! Operations on elements and rows that the oracle's loops, which take every function in double precision, would make the
-//! longest of a step: functions of one element and their gradients, sums and products of tensors that lie alike, the loss,
+//! longest of a step: functions of one element and their gradients, sums and products of tensors of one memory order, the loss,
 //! the optimizer.
 //!
-//! What is not computed here, or lies otherwise, is left to the oracle's loops.
+//! Other operations and memory orders use the oracle's loops.
 
 use std::f32::consts::LOG2_E;
 
@@ -13,12 +13,12 @@ use super::simd::Simd;
 use super::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::loss::Rows;
-use crate::oracle::{Elements, Operand, Wanted};
+use crate::oracle::{Elements, Operand, ResultSpec};
 
-/// Elements that are worked on at a time: what a function needs beside them stays in the first cache.
+/// The number of elements of one chunk, whose temporaries stay in the first cache.
 const CHUNK: usize = 2048;
 
-/// Results of `op`, in order; none where the oracle's loops are to compute it.
+/// The results of `op`; `None` where the oracle's loops compute it.
 ///
 /// # Errors
 /// [`RunError`] as the oracle gives them.
@@ -26,7 +26,7 @@ pub(super) fn results(
     space: &Space,
     op: &Op,
     operands: &[Operand<'_, f32>],
-    wanted: &[Wanted<'_>],
+    wanted: &[ResultSpec<'_>],
     threads: Threads,
 ) -> Result<Option<Vec<Vec<f32>>>, RunError> {
     let sizes_fit = operands.iter().all(|operand| {
@@ -79,12 +79,12 @@ pub(super) fn results(
     })
 }
 
-/// Whether an operand lies as the result does.
-fn is_alike(x: &Operand<'_, f32>, Wanted { ty, region }: &Wanted<'_>) -> bool {
+/// Whether an operand has the memory order of the result.
+fn is_alike(x: &Operand<'_, f32>, ResultSpec { ty, region }: &ResultSpec<'_>) -> bool {
     x.ty.dims == ty.dims && x.region == *region
 }
 
-/// `f` of parts of two tensors that lie alike.
+/// `f` of parts of two tensors of one memory order.
 fn in_chunks(
     threads: Threads,
     x: &[f32],
@@ -188,7 +188,7 @@ fn slope(simd: &Simd, f: Unary, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Rows of logits that lie one after another.
+/// Contiguous rows of logits.
 struct DenseRows<'a> {
     rows: Rows,
     logits: &'a [f32],
@@ -197,7 +197,7 @@ struct DenseRows<'a> {
     columns: usize,
 }
 
-/// The rows of logits, none where they do not lie one after another.
+/// The rows of logits; `None` where they are not contiguous.
 fn dense_rows<'a>(
     space: &Space,
     attrs: (DimId, i64),

@@ -9,24 +9,24 @@ use super::memory::Peak;
 use super::timings::Timings;
 use crate::tensor::Outputs;
 
-/// What a run gave.
+/// The results and measurements of a run.
 #[derive(Clone, Debug)]
 pub struct Execution {
     /// The outputs of `main`, assembled from all ranks and cut to the valid part.
     pub outputs: Outputs<f32>,
     /// Every weight and state that the schedule writes, assembled from all ranks, under its stored name and in its
-    /// stored shape, in order of names; [`Layered`](crate::store::Layered) over the weights it is what the next step
-    /// reads.
+    /// stored shape, in order of names; [`Layered`](crate::store::Layered) over the weights the next step reads
+    /// it.
     pub kept: Outputs<f32>,
-    /// What was sent, counted as it was sent, in bytes of the schedule's element types.
+    /// The traffic, counted when it was sent, in bytes of the schedule's element types.
     pub traffic: Vec<Traffic>,
-    /// What each rank used, measured, in order of ranks.
+    /// The measured peak of each rank, in order of ranks.
     pub peaks: Vec<Peak>,
     /// How long tasks took, of all ranks together.
     pub timings: Timings,
     /// Bytes of memory that arenas, weights, states and inputs took on this machine.
     pub memory_bytes: u64,
-    /// When tasks ran, seconds from when the ranks of a process began, if that was asked for: in order of ranks, the
+    /// When tasks ran, seconds from when the ranks of a process began, if requested: in order of ranks, the
     /// compute stream first.
     pub spans: Vec<Span>,
 }

@@ -1,4 +1,4 @@
-//! Faults on request: a task of one rank that fails, panics or never goes on, to see what becomes of the others.
+//! Faults on request: a task of one rank fails, panics or hangs, to test the reaction of the others.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Schedule;
 
-/// What goes wrong, and where: before a task of a rank begins.
+/// A fault before a task of a rank starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The rank.
@@ -17,11 +17,11 @@ pub struct Fault {
     pub task: usize,
     /// The layer; when absent, the first one that the frame runs for.
     pub layer: Option<u64>,
-    /// What happens.
+    /// The kind of the fault.
     pub kind: FaultKind,
 }
 
-/// How a task goes wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// It returns an error.
@@ -32,7 +32,7 @@ pub enum FaultKind {
     Hang,
 }
 
-/// A place for a fault that a schedule does not have.
+/// The task of a fault that the schedule does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSuchTask {
     /// The mesh has no such rank.
@@ -40,7 +40,7 @@ pub enum NoSuchTask {
     Rank {
         /// The rank.
         rank: u64,
-        /// The last that there is.
+        /// The last rank.
         last: u64,
     },
     /// No frame has this name.
@@ -48,7 +48,7 @@ pub enum NoSuchTask {
     Frame {
         /// The name.
         frame: String,
-        /// Those that there are.
+        /// The frames of the schedule.
         frames: Vec<String>,
     },
     /// The frame has fewer tasks.
@@ -58,7 +58,7 @@ pub enum NoSuchTask {
         frame: String,
         /// The number.
         task: usize,
-        /// How many it has.
+        /// The number of its tasks.
         tasks: usize,
     },
     /// The rank does not run the frame for the layer, or not the task.
@@ -70,7 +70,7 @@ pub enum NoSuchTask {
         frame: String,
         /// The task.
         task: usize,
-        /// The layers for which it does.
+        /// The layers for which it runs the task.
         layers: Vec<Range<u64>>,
     },
 }
@@ -78,7 +78,7 @@ pub enum NoSuchTask {
 fn ran(layers: &[Range<u64>]) -> String {
     let shown: Vec<String> = layers.iter().map(|l| format!("{}..{}", l.start, l.end)).collect();
     match shown.as_slice() {
-        [] => ", which is of another stage".to_owned(),
+        [] => ", which belongs to another stage".to_owned(),
         shown => format!(" for this layer: it does for layers {}", shown.join(", ")),
     }
 }
@@ -87,7 +87,7 @@ impl Fault {
     /// Whether a schedule has the task.
     ///
     /// # Errors
-    /// [`NoSuchTask`], which says what there is.
+    /// [`NoSuchTask`], with the valid choices.
     pub fn check(&self, schedule: &Schedule) -> Result<(), NoSuchTask> {
         let ranks = schedule.space.mesh.ranks();
         if self.rank.0 >= ranks {
@@ -104,27 +104,27 @@ impl Fault {
             tasks: frame.tasks.len(),
         })?;
         let mesh = &schedule.space.mesh;
-        let layers: Vec<Range<u64>> = match schedule.main() == Some(id) {
-            true => std::iter::once(0..1).collect(),
-            false => {
-                let runs = &schedule.layers_by_place()[id.index()];
-                let here = runs.iter().filter(|(_, at)| at.is_none_or(|at| at.has(mesh, self.rank)));
-                here.map(|(layers, _)| layers.clone()).collect()
-            }
+        let layers: Vec<Range<u64>> = if schedule.main() == Some(id) {
+            std::iter::once(0..1).collect()
+        } else {
+            let runs = &schedule.layers_by_place()[id.index()];
+            let here = runs.iter().filter(|(_, at)| at.is_none_or(|at| at.has(mesh, self.rank)));
+            here.map(|(layers, _)| layers.clone()).collect()
         };
         let runs_task = frame.runs(&schedule.space, task, self.rank);
         let runs_layer = match self.layer {
             Some(layer) => layers.iter().any(|layers| layers.contains(&layer)),
             None => !layers.is_empty(),
         };
-        match runs_task && runs_layer {
-            true => Ok(()),
-            false => Err(NoSuchTask::Elsewhere {
+        if runs_task && runs_layer {
+            Ok(())
+        } else {
+            Err(NoSuchTask::Elsewhere {
                 rank: self.rank.0,
                 frame: self.frame.clone(),
                 task: self.task,
                 layers: if runs_task { layers } else { Vec::new() },
-            }),
+            })
         }
     }
 

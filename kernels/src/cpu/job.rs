@@ -1,7 +1,7 @@
-//! A run in three parts: what is loaded for the ranks that run here, running them, and putting together what all have.
+//! A run in three parts: loading the data of the ranks of this process, running them, and assembling the results.
 //!
-//! Ranks may run in one process or in several; a rank's result is plain data, so it can travel to where all are put
-//! together.
+//! Ranks may run in one process or in several; the result of a rank is plain data, so it can be sent to the process that
+//! assembles.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +23,9 @@ use super::rank::{self, RankResult};
 use super::timings::Timings;
 use super::trace;
 use crate::error::RunError;
-use crate::kept;
 use crate::store::TensorSource;
 use crate::tensor::{Outputs, index};
+use crate::updates;
 
 /// Executes a schedule on as many threads as its mesh has ranks.
 ///
@@ -50,7 +50,7 @@ pub fn execute(
     job.assemble(&parts, weights, memory_bytes)
 }
 
-/// A schedule, with where its ranks find and leave everything.
+/// A schedule, with its arena and the tensors that it loads.
 #[derive(Debug)]
 pub struct Job<'a> {
     schedule: &'a Schedule,
@@ -59,13 +59,13 @@ pub struct Job<'a> {
     plan: SourcePlan<'a>,
 }
 
-/// Ranks that are ready to run, with what they read.
+/// Ranks with their loaded data, ready to run.
 #[derive(Debug)]
 pub struct Loaded<'a> {
     schedule: &'a Schedule,
     arena: &'a ArenaShape,
     sources: Sources,
-    /// Each rank with what it has of what is written.
+    /// Each rank with its copies of the written tensors.
     ranks: Vec<(Rank, WrittenData)>,
     options: Options,
     /// Bytes of arenas, weights, states and inputs of these ranks.
@@ -73,7 +73,7 @@ pub struct Loaded<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Finds where everything is.
+    /// Collects the tensors that a schedule loads.
     ///
     /// # Errors
     /// [`RunError::NoMain`]; [`RunError::Invalid`] for a schedule that contradicts itself.
@@ -85,7 +85,7 @@ impl<'a> Job<'a> {
         Ok(Self { schedule, main, arena: ArenaShape::of(schedule)?, plan: SourcePlan::of(schedule)? })
     }
 
-    /// Loads what `ranks` read, and nothing else.
+    /// Loads only the tensors that `ranks` read.
     ///
     /// # Errors
     /// [`RunError::Memory`] before anything is loaded, for these ranks together; [`RunError::Store`].
@@ -99,7 +99,7 @@ impl<'a> Job<'a> {
         if let Some(fault) = &options.fault {
             fault.check(self.schedule)?;
             if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
-                return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
+                return Err(RunError::invalid("a fault of kind `hang` needs a timeout"));
             }
         }
         let memory_bytes = self.plan.check(ranks, &self.arena, options.memory_limit)?;
@@ -125,7 +125,7 @@ impl<'a> Job<'a> {
         self.plan.names_of(&self.schedule.space, rank)
     }
 
-    /// Puts together what all ranks have, in order of ranks; `before` has what was stored before the run.
+    /// Assembles the results of all ranks, in order of ranks; `before` has the tensors as stored before the run.
     ///
     /// # Errors
     /// [`RunError::ReplicasDiffer`] when ranks disagree about an output; [`RunError::Invalid`] when `parts` are not those
@@ -142,10 +142,10 @@ impl<'a> Job<'a> {
             part.outputs.len() == main.outputs.len() && part.written.len() == written.len()
         };
         if !parts.iter().map(|part| part.rank).eq(schedule.space.mesh.iter_ranks()) {
-            return Err(RunError::invalid("a part of each rank is put together, in order"));
+            return Err(RunError::invalid("results must be those of all ranks, in order"));
         }
         if let Some(part) = parts.iter().find(|part| !complete(part)) {
-            return Err(RunError::invalid(format!("rank {} has parts of another schedule", part.rank.0)));
+            return Err(RunError::invalid(format!("rank {} has results of another schedule", part.rank.0)));
         }
         let mut peaks = self.plan.held(parts.len());
         for (peak, part) in peaks.iter_mut().zip(parts) {
@@ -170,7 +170,7 @@ impl<'a> Job<'a> {
 }
 
 impl Loaded<'_> {
-    /// Runs the ranks, a thread for each stream of each; those of other processes are met at `communicator`.
+    /// Runs the ranks, a thread for each stream of each; `communicator` connects them to the others.
     ///
     /// # Errors
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
@@ -218,7 +218,7 @@ impl Loaded<'_> {
     }
 }
 
-/// What the busiest rank sent of each kind, ordered by kind, axis and phase.
+/// The traffic of the busiest rank for each kind, ordered by kind, axis and phase.
 fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
     let mut rows = BTreeMap::new();
     for row in parts.iter().flat_map(|part| &part.traffic) {
@@ -229,26 +229,26 @@ fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
     rows.into_values().collect()
 }
 
-/// What ranks wrote, as files have it; `before` has what was there.
+/// The written tensors in their stored form; `before` has their earlier values.
 fn kept(
     schedule: &Schedule,
     written: &[WrittenTensor<'_>],
     parts: &[RankResult],
     before: &dyn TensorSource,
 ) -> Result<Outputs<f32>, RunError> {
-    let mut by_name: BTreeMap<String, Vec<kept::Part<'_, f32>>> = BTreeMap::new();
+    let mut by_name: BTreeMap<String, Vec<updates::Update<'_, f32>>> = BTreeMap::new();
     for (number, WrittenTensor { binding, ty, layer }) in written.iter().enumerate() {
         let held = parts.iter().map(|part| Cow::Borrowed(part.written[number].as_slice())).collect();
-        by_name.entry(binding.stored_name(*layer)).or_default().push(kept::Part { binding, ty, held });
+        by_name.entry(binding.stored_name(*layer)).or_default().push(updates::Update { binding, ty, held });
     }
     let mut kept = Outputs::new();
     for (name, parts) in by_name {
-        kept.extend(kept::members(&name, kept::join(&schedule.space, &name, &parts, before)?));
+        kept.extend(updates::unstack(&name, updates::merge(&schedule.space, &name, &parts, before)?));
     }
     Ok(kept)
 }
 
-/// All results, or the failure of the first rank that did not merely stop, or wait in vain, for another's.
+/// All results, or the failure of the first rank that did not merely stop or wait because of another.
 fn first_failure<T>(results: Vec<Result<T, RunError>>) -> Result<Vec<T>, RunError> {
     let mut failure: Option<RunError> = None;
     let mut held = Vec::with_capacity(results.len());

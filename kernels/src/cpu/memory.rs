@@ -1,4 +1,4 @@
-//! Memory of a run: the arena's scale, and weights and inputs as ranks hold them.
+//! Memory of a run: the scale of the arena, and the parts of weights and inputs that ranks hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,8 @@ const STORED_BYTES: u64 = 4;
 
 /// The arena as `f32` elements.
 ///
-/// One element is given for as many bytes of the schedule as its narrowest type takes, so that buffers keep their
-/// order and their overlaps, and none is too small.
+/// One element stands for as many bytes of the schedule as its narrowest type takes, so buffers keep their order and
+/// overlaps, and each is large enough.
 #[derive(Clone, Debug)]
 pub(super) struct ArenaShape {
     /// Bytes of the schedule for one element.
@@ -51,9 +51,10 @@ impl ArenaShape {
 
     /// The element at an offset in bytes.
     pub(super) fn slot(&self, bytes: u64) -> Result<usize, RunError> {
-        match bytes.is_multiple_of(self.bytes_per_slot) {
-            true => Ok(index(bytes / self.bytes_per_slot)),
-            false => Err(RunError::invalid(format!("offset {bytes} is not aligned"))),
+        if bytes.is_multiple_of(self.bytes_per_slot) {
+            Ok(index(bytes / self.bytes_per_slot))
+        } else {
+            Err(RunError::invalid(format!("offset {bytes} is not aligned")))
         }
     }
 }
@@ -88,7 +89,7 @@ impl Peak {
     }
 }
 
-/// Which file a source is read from.
+/// The source of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum File {
     Weights,
@@ -97,7 +98,7 @@ enum File {
     States,
 }
 
-/// One stored tensor and the parts of it that ranks hold.
+/// A stored tensor and the parts that ranks hold.
 #[derive(Debug)]
 pub(crate) struct SourceTensor<'a> {
     file: File,
@@ -107,13 +108,13 @@ pub(crate) struct SourceTensor<'a> {
     pub(crate) layer: u64,
     /// Different parts.
     pub(crate) regions: Vec<Region>,
-    /// For each rank, which part; none where it has none.
+    /// For each rank its part, if it has one.
     pub(crate) part_of: Vec<Option<usize>>,
     /// Whether some task writes it, so that each rank has its own.
     pub(crate) is_written: bool,
 }
 
-/// What is to be loaded.
+/// The tensors that a schedule loads.
 #[derive(Debug)]
 pub(crate) struct SourcePlan<'a> {
     tensors: Vec<SourceTensor<'a>>,
@@ -135,16 +136,16 @@ pub(super) struct Sources {
     written: BTreeMap<usize, usize>,
 }
 
-/// Where a rank finds what is loaded for a buffer.
+/// The place of the data that is loaded for a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// A part that ranks share and nobody writes.
+    /// A read-only part that ranks share.
     Shared(usize),
     /// The rank's own copy of a written tensor, by its number.
     Written(usize),
 }
 
-/// What a rank has of each weight and state that is written, in order of numbers.
+/// A rank's copy of each written weight and state, in order of numbers.
 pub(super) type WrittenData = Vec<Vec<f32>>;
 
 /// A weight or a state that ranks write.
@@ -203,11 +204,10 @@ impl<'a> SourcePlan<'a> {
         let bytes = |elements: u64| u128::from(elements) * u128::from(STORED_BYTES);
         let elements = |t: &SourceTensor<'_>| -> u64 {
             let of = |part: usize| boxes::elements(&t.regions[part]);
-            match t.is_written {
-                true => t.parts_of(ranks).into_iter().flatten().map(of).sum(),
-                false => {
-                    t.parts_of(ranks).into_iter().flatten().collect::<BTreeSet<_>>().into_iter().map(of).sum()
-                }
+            if t.is_written {
+                t.parts_of(ranks).into_iter().flatten().map(of).sum()
+            } else {
+                t.parts_of(ranks).into_iter().flatten().collect::<BTreeSet<_>>().into_iter().map(of).sum()
             }
         };
         let weights: u128 = self.tensors.iter().map(|t| bytes(elements(t))).sum();
@@ -258,14 +258,14 @@ impl<'a> SourcePlan<'a> {
         self.of.get(&loaded).copied()
     }
 
-    /// What ranks write, in order of its numbers.
+    /// The written tensors, in order of numbers.
     pub(super) fn written(&self) -> Vec<WrittenTensor<'a>> {
         let written = self.tensors.iter().filter(|t| t.is_written);
         written.map(|t| WrittenTensor { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
     }
 
-    /// Reads every stored tensor of which one of `ranks` has a part once and cuts it for them; gives beside what is
-    /// shared what each of them has of its own: what it may write, in order of numbers.
+    /// Reads each stored tensor of which one of `ranks` has a part once and cuts it. Returns the shared parts, and for
+    /// each rank its copies of the written tensors.
     pub(super) fn load(
         &self,
         space: &Space,
@@ -279,9 +279,10 @@ impl<'a> SourcePlan<'a> {
         let mut own: Vec<WrittenData> = vec![Vec::new(); ranks.len()];
         for (i, tensor) in self.tensors.iter().enumerate() {
             let held = tensor.parts_of(ranks);
-            let cut = match held.iter().any(Option::is_some) {
-                true => tensor.cut(space, &held, weights, inputs, storage)?,
-                false => BTreeMap::new(),
+            let cut = if held.iter().any(Option::is_some) {
+                tensor.cut(space, &held, weights, inputs, storage)?
+            } else {
+                BTreeMap::new()
             };
             if tensor.is_written {
                 sources.written.insert(i, sources.written.len());
@@ -341,10 +342,7 @@ impl<'a> SourceTensor<'a> {
         let SourceTensor { binding, ty, regions, .. } = self;
         let stored = self.load(space, weights, inputs)?;
         let is_float = ty.dtype.is_float();
-        let convert = |x: f64| match is_float {
-            true => x as f32,
-            false => from_int(x as i32),
-        };
+        let convert = |x: f64| if is_float { x as f32 } else { from_int(x as i32) };
         let parts: BTreeSet<usize> = parts.iter().copied().flatten().collect();
         let cut = |part: usize| {
             let mut data = source::cut(space, ty, &regions[part], (*binding, &stored), convert).data;
@@ -371,7 +369,7 @@ impl<'a> SourceTensor<'a> {
 }
 
 impl Sources {
-    /// What `rank` holds of what is loaded for a buffer.
+    /// The place of the data of a buffer on `rank`.
     pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Found> {
         let &tensor = self.of.get(&loaded)?;
         match self.written.get(&tensor) {
@@ -394,7 +392,7 @@ pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<Runs>, RunError> {
     for (id, frame) in schedule.frames.iter() {
         let backwards = |task: &Task| matches!(task.work, Work::Call { callee, .. } if callee >= id);
         if frame.tasks.iter().any(backwards) {
-            return Err(RunError::invalid(format!("`{}` calls a frame that stands behind it", frame.name)));
+            return Err(RunError::invalid(format!("`{}` calls a later frame", frame.name)));
         }
     }
     let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));

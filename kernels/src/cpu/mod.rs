@@ -1,23 +1,23 @@
 //! The runtime: executes a schedule with a thread for each stream of each rank, in memory.
 //!
-//! Each rank has one arena, and buffers lie in it where the schedule puts them, so a wrong lifetime shows as a wrong
-//! result. Every float type is stored as `f32`, rounded to its own type where [`Storage::AsTyped`] asks for that; `i32`
-//! is kept exactly.
+//! Each rank has one arena, with buffers at the offsets of the schedule, so a wrong lifetime shows as a wrong result.
+//! Every float type is stored as `f32`, rounded to its own type under [`Storage::AsTyped`](crate::Storage::AsTyped);
+//! `i32` is exact.
 //!
 //! # Streams
 //!
-//! Both streams of a rank walk the same frames (`walk`). In a frame that communicates each runs its own tasks in order
-//! of issue and waits for the other at events, and where the frame begins and ends (`sync`); any other frame is one
-//! task of its caller's stream. So a collective goes on while kernels run. Results do not depend on who is faster: one
-//! task writes what another reads only where an event or a sync orders the two.
+//! Both streams of a rank run the same frames (`stream`). In a frame that communicates, each stream runs its own tasks in
+//! order of issue, waits at events for the other, and meets it in a barrier where the frame starts and ends (`sync`). Any
+//! other frame is one task of its caller's stream. So a collective runs while kernels run. Results do not depend on the
+//! speed of the streams: a task writes the data of another only where an event or a barrier orders the two.
 //!
-//! That is checked, for verified schedules and for others (`shared`): a task claims what it reads and writes before it
-//! begins, and two tasks of which one writes what the other touches, and which nothing orders, are an error that names
-//! both, whichever happened to be first. Operands are read where they lie.
+//! The runtime checks that, for verified schedules and others (`claims`): a task claims its reads and writes before it
+//! starts. Two tasks that access the same elements, one of them writing, without an order between them, are an error that
+//! names both, whichever ran first. Operands are read in place.
 //!
-//! Collectives are on the stream `comm` wherever a schedule has two streams, so one thread of a rank talks to the others.
+//! Collectives are on the stream `comm` wherever a schedule has two streams, so one thread of a rank communicates.
 //!
-//! # What tasks may expect of each other
+//! # Contract of tasks
 //!
 //! The *group* of a collective and the *blocks* that its members exchange are those of [`ithaca_ir::boxes::exchange`].
 //! Blocks are row-major, and a wire buffer holds them one after another in order of the group's members, a rank's own
@@ -33,24 +33,24 @@
 //! | `Exchange` of permute | the tensor | the tensor |
 //! | `Exchange` of fetch_sum | as for all_to_all | a wire: for each member the block received from it |
 //! | `Unpack` of all_to_all, all_gather, fetch | that wire | the tensor |
-//! | `Unpack` of fetch_sum | that wire | the tensor: the sum of what was received for each token, in order of the group, in `f32` |
+//! | `Unpack` of fetch_sum | that wire | the tensor: for each token the sum of the received rows, in order of the group, in `f32` |
 //!
-//! A message of several tensors is packed into one wire and unpacked from one, as [`ithaca_ir::message::wire`] lays it
-//! out; its exchange is from wire to wire. An all_reduce of several sums the wire as one tensor.
+//! Several coalesced tensors are packed into one wire and unpacked from one, in the layout of [`ithaca_ir::message::wire`];
+//! they are exchanged from wire to wire. An all_reduce of several tensors sums the wire as one tensor.
 //!
-//! A block is a list of regions, one after another; a wire may be longer than the blocks in it.
+//! A block is a list of regions, one after another; a wire may be longer than its blocks.
 //!
-//! A tensor whose memory is not what the table says is an error, never a wrong result.
+//! A tensor whose memory differs from the table is an error, never a wrong result.
 //!
 //! # Failures
 //!
-//! No run hangs: sending never waits, and a rank that waits for what nobody will send is told so, by
-//! [`timeout`](Options::timeout) at the latest. A task waits only for tasks issued before it, so of the streams of one rank
-//! one can always go on.
+//! No run hangs: sending never blocks, and a rank that waits for a message that no rank will send gets an error, by
+//! [`timeout`](Options::timeout) at the latest. A task waits only for tasks issued before it, so one stream of a rank can
+//! always proceed.
 //!
-//! A task that fails or panics stops its own rank and the others: who waits is woken, who computes stops when its kernel
-//! ends. The error of a run is that of the task that failed, with rank, frame, layer and work. Faults can be asked for
-//! ([`Fault`]), and NaN can be looked for ([`LookForNan`]).
+//! A task that fails or panics stops its own rank and the others: a waiting rank is woken, a computing rank stops when its
+//! kernel ends. The error of a run is that of the failed task, with rank, frame, layer and work. Tests request faults
+//! ([`Fault`]) and checks for NaN ([`LookForNan`]).
 
 pub mod communicator;
 mod execution;

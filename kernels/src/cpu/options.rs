@@ -10,47 +10,47 @@ use crate::storage::Storage;
 pub struct Options {
     /// The most memory for arenas, weights and inputs of all ranks that run in this process together, bytes.
     pub memory_limit: u64,
-    /// How long a rank waits for one message; `None` is for ever, which still ends when it waits in vain.
+    /// How long a rank waits for one message; `None` is without limit; a wait that cannot end is still an error.
     pub timeout: Option<Duration>,
-    /// Whether narrow types round what is written to them.
+    /// Whether values of narrow types are rounded when they are written.
     pub storage: Storage,
     /// Whether a task that writes NaN is a failure.
     pub look_for_nan: LookForNan,
-    /// What is to go wrong.
+    /// A fault to inject.
     pub fault: Option<Fault>,
-    /// Whether to write down what ran when.
+    /// Whether to record the times of tasks.
     pub trace: Trace,
 }
 
-/// Where a run looks for what is not a number.
+/// Whether a run checks for NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LookForNan {
-    /// Nowhere.
+    /// It does not.
     #[default]
-    Nowhere,
-    /// In all that tasks write; the first task that writes NaN fails. An infinity is no failure: the lse of a query that
+    Off,
+    /// It checks all writes of tasks; the first task that writes NaN fails. An infinity is valid: the lse of a query that
     /// sees no key is minus infinity.
-    InWhatIsWritten,
+    Writes,
 }
 
-/// Whether a run is written down.
+/// Whether a run records the times of its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trace {
-    /// It is not.
+    /// It does not.
     #[default]
     None,
-    /// Each run of each task, in [`Execution::spans`].
+    /// Each run of each task, in [`Execution::spans`](super::execution::Execution::spans).
     Spans,
 }
 
 impl Default for Options {
-    /// 8 GiB, no limit of time, numbers as they were computed; nothing is looked for, goes wrong or is written down.
+    /// 8 GiB, no timeout, no rounding, no checks, no fault and no trace.
     fn default() -> Self {
         Self {
             memory_limit: 8 << 30,
             timeout: None,
             storage: Storage::Wide,
-            look_for_nan: LookForNan::Nowhere,
+            look_for_nan: LookForNan::Off,
             fault: None,
             trace: Trace::None,
         }

@@ -24,7 +24,7 @@ use crate::tensor::index;
 pub struct RankResult {
     /// The rank.
     pub rank: Rank,
-    /// Its part of each output of `main`, empty where it has none; integers as numbers.
+    /// Its part of each output of `main`, empty where it has no part; integers as numbers.
     pub outputs: Vec<Vec<f32>>,
     /// Its part of each weight and state that the schedule writes, in the runtime's order; integers as the bits of a float.
     pub written: Vec<Vec<f32>>,
@@ -32,9 +32,9 @@ pub struct RankResult {
     pub arena_used: u64,
     /// How long its tasks took.
     pub timings: Timings,
-    /// What it sent itself.
+    /// Its traffic.
     pub traffic: Vec<Traffic>,
-    /// When its tasks ran, if that was asked for.
+    /// When its tasks ran, if requested.
     pub spans: Vec<TaskSpan>,
 }
 
@@ -43,16 +43,16 @@ pub(super) fn communicating(schedule: &Schedule) -> Vec<bool> {
     schedule.frames.ids().map(|id| communicates(&schedule.frames, id)).collect()
 }
 
-/// Runs `main` on `rank`, which starts with `written` of what is written.
+/// Runs `main` on `rank`, which starts with `written` as its copies of the written tensors.
 pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> Result<RankResult, RunError> {
     let RunContext { schedule, shape, communicator, .. } = context;
     let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
-    // What was never written is not a number, so that it cannot pass for a result.
+    // Elements that were never written are NaN, so that they cannot pass for results.
     let memory = Memory::new(vec![f32::NAN; index(shape.slots)], written);
     let sync = StreamSync::default();
     let buffers = Buffers { context, rank };
     let scope = Scope { frame: main, base: 0, layer: 0, at: None, arguments: &[], results: &[] };
-    let walk = |stream: Stream| {
+    let execute = |stream: Stream| {
         let executor = StreamExecutor::new(buffers, stream, (&memory, &sync));
         let result = guarded(|| executor.main(&scope));
         if let Err(error) = &result {
@@ -64,23 +64,22 @@ pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> 
         }
         result
     };
-    let (compute, comm) = match context.communicates[main.index()] {
-        true => std::thread::scope(|threads| {
+    let (compute, comm) = if context.communicates[main.index()] {
+        std::thread::scope(|threads| {
             let builder = std::thread::Builder::new().name(format!("rank {} {}", rank.0, Stream::Comm));
-            let comm = builder.spawn_scoped(threads, || walk(Stream::Comm)).map_err(|source| {
+            let comm = builder.spawn_scoped(threads, || execute(Stream::Comm)).map_err(|source| {
                 sync.stop();
                 RunError::Thread { rank: rank.0, source }
             });
-            let compute = walk(Stream::Compute);
+            let compute = execute(Stream::Compute);
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
                 thread.join().unwrap_or_else(|panic| Err(RunError::Panicked(panic_message(&*panic))))
             };
             (compute, comm.and_then(join))
-        }),
-        false => {
-            memory.leave(Stream::Comm);
-            (walk(Stream::Compute), Ok(StreamResult::default()))
-        }
+        })
+    } else {
+        memory.leave(Stream::Comm);
+        (execute(Stream::Compute), Ok(StreamResult::default()))
     };
     let (compute, comm) = match (compute, comm) {
         (Ok(compute), Ok(comm)) => (compute, comm),
@@ -98,9 +97,10 @@ pub(super) fn run(context: RunContext<'_>, rank: Rank, written: WrittenData) -> 
             Area::Private(extent) => written.get(extent.part - 1).and_then(|data| data.get(extent.range)),
         };
         let data = data.ok_or_else(|| buffers.outside(&scope, output.buffer))?;
-        Ok(match schedule.frames[main].buffers[output.buffer].dtype().is_float() {
-            true => data.to_vec(),
-            false => data.iter().map(|&x| to_int(x) as f32).collect(),
+        Ok(if schedule.frames[main].buffers[output.buffer].dtype().is_float() {
+            data.to_vec()
+        } else {
+            data.iter().map(|&x| to_int(x) as f32).collect()
         })
     });
     let outputs = outputs.collect::<Result<_, RunError>>()?;

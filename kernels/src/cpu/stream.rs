@@ -1,8 +1,8 @@
-//! One stream's way through the frames of a schedule.
+//! The execution of one stream of a rank.
 //!
-//! Both streams of a rank walk the same frames. In a frame that communicates each runs the tasks of its own stream, in
-//! order of issue, waits for the events of the other's, and is_joint it where the frame begins and where it ends. Any other
-//! frame is result by the stream of the call alone.
+//! Both streams of a rank run the same frames. In a frame that communicates, each runs the tasks of its own stream in
+//! order of issue, waits for the events of the other, and meets it in a barrier where the frame starts and ends. Any other
+//! frame runs on the stream of its call alone.
 
 use std::time::{Duration, Instant};
 
@@ -25,19 +25,19 @@ use super::trace::TaskSpan;
 use crate::error::RunError;
 use crate::tensor::index;
 
-/// How much longer than the others wait a task hangs, if none of them waits for it.
+/// The time beyond the timeout of the other ranks for which a task hangs.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Who walks a frame.
+/// The streams that run a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Participants {
-    /// Both streams; it is the n-th frame that they walk joint_frame.
+    /// Both streams; the number counts their joint frames.
     BothStreams(u64),
-    /// This one, which runs all tasks.
+    /// This stream, which runs all tasks.
     OneStream,
 }
 
-/// A stream of a rank on its way.
+/// Executes one stream of a rank.
 pub(super) struct StreamExecutor<'a> {
     buffers: Buffers<'a>,
     stream: Stream,
@@ -47,19 +47,19 @@ pub(super) struct StreamExecutor<'a> {
     begun: u64,
     /// Tasks of the other stream that are known to have ended.
     seen: u64,
-    /// Frames begun that both streams walk.
+    /// Frames begun that both streams run.
     joint_frames: u64,
     result: StreamResult,
 }
 
-/// What a stream did.
+/// The measurements of a stream.
 #[derive(Debug, Default)]
 pub(super) struct StreamResult {
     /// The end of the arena as far as it was written, bytes of the schedule.
     pub(super) arena_used: u64,
     /// How long tasks took.
     pub(super) timings: Timings,
-    /// When tasks ran, if that was asked for.
+    /// When tasks ran, if requested.
     pub(super) spans: Vec<TaskSpan>,
 }
 
@@ -75,9 +75,10 @@ impl<'a> StreamExecutor<'a> {
 
     /// Runs the tasks of `main` that are this stream's.
     pub(super) fn main(mut self, scope: &Scope<'_>) -> Result<StreamResult, RunError> {
-        let participants = match self.context().communicates[scope.frame.index()] {
-            true => self.enter_joint_frame(),
-            false => Participants::OneStream,
+        let participants = if self.context().communicates[scope.frame.index()] {
+            self.enter_joint_frame()
+        } else {
+            Participants::OneStream
         };
         self.frame(scope, participants)?;
         self.memory.leave(self.stream);
@@ -88,7 +89,7 @@ impl<'a> StreamExecutor<'a> {
         self.buffers.context
     }
 
-    /// Begins a frame that both streams walk.
+    /// Begins a frame that both streams run.
     fn enter_joint_frame(&mut self) -> Participants {
         self.joint_frames += 1;
         Participants::BothStreams(self.joint_frames)
@@ -133,7 +134,7 @@ impl<'a> StreamExecutor<'a> {
         };
         let is_joint = joint_frame.is_some() && self.is_joint(task);
         let is_mine = joint_frame.is_none() || is_joint || task.stream == self.stream;
-        // Other ranks do what is not run here.
+        // Tasks of other streams and ranks.
         if !is_mine || !frame.runs(&schedule.space, task, self.buffers.rank) {
             return Ok(());
         }
@@ -168,13 +169,12 @@ impl<'a> StreamExecutor<'a> {
         Ok(())
     }
 
-    /// Whether both streams meet at a task.
+    /// Whether both streams take part in a task.
     fn is_joint(&self, task: &Task) -> bool {
         matches!(task.work, Work::Call { callee, .. } if self.context().communicates[callee.index()])
     }
 
-    /// The task that records an event for which another waits; it stands before that one, for what is issued later has
-    /// not happened.
+    /// The task that records the event of a wait. It must be issued before the wait.
     fn recorder(
         &self,
         frame: &Frame,
@@ -185,7 +185,7 @@ impl<'a> StreamExecutor<'a> {
         match recorders.get(event.index()).copied().flatten() {
             Some(recorder) if recorder < number => Ok(recorder),
             Some(recorder) => Err(RunError::invalid(format!(
-                "{waits}, which task {recorder} ({}) records, and that stands behind it",
+                "{waits}, which task {recorder} ({}) records only later",
                 describe(self.context().schedule, &frame.tasks[recorder].work)
             ))),
             None => Err(RunError::invalid(format!("{waits}, which no task before it records"))),
@@ -197,7 +197,7 @@ impl<'a> StreamExecutor<'a> {
         let RunContext { schedule, options, begun, .. } = self.context();
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
-        // One thread of a rank talks to the others.
+        // One thread of a rank communicates.
         let is_elsewhere = self.stream != Stream::Comm && self.joint_frames > 0;
         if matches!(task.work, Work::Exchange(_)) && is_elsewhere {
             return Err(RunError::invalid("a collective is not on the stream `comm`"));
@@ -223,7 +223,7 @@ impl<'a> StreamExecutor<'a> {
         Ok(())
     }
 
-    /// Runs a frame for each layer: what is carried is handed on, of stacks each layer has its slice.
+    /// Runs a frame for each layer: carried values pass from layer to layer, and each layer has its slice of a stack.
     fn call(&mut self, scope: &Scope<'_>, number: usize, is_joint: bool) -> Result<(), RunError> {
         let RunContext { schedule, shape, .. } = self.context();
         let task = &schedule.frames[scope.frame].tasks[number];
@@ -252,7 +252,7 @@ impl<'a> StreamExecutor<'a> {
             let k = index(layer - layers.start);
             let mut own: Vec<Location> =
                 arguments.iter().zip(&strides.reads).map(|(l, stride)| place(l, stride, k)).collect();
-            // What is carried is the argument of the first layer, and a result of the one before to the others.
+            // A carried value is an argument of the first layer, and a result of the previous layer for the others.
             if done > 0 {
                 for (argument, result) in own.iter_mut().zip(&results).take(n_carried) {
                     *argument = *result;
@@ -261,29 +261,28 @@ impl<'a> StreamExecutor<'a> {
             let own_results: Vec<Location> =
                 results.iter().zip(&strides.writes).map(|(l, stride)| place(l, stride, k)).collect();
             let inner = Scope { frame: callee, base, layer, at, arguments: &own, results: &own_results };
-            match is_joint {
-                true => {
-                    let participants = self.enter_joint_frame();
-                    self.frame(&inner, participants)?;
-                    self.barrier()?;
-                    if let (Participants::BothStreams(run), Stream::Compute) = (participants, self.stream) {
-                        self.sync.forget(run);
-                    }
+            if is_joint {
+                let participants = self.enter_joint_frame();
+                self.frame(&inner, participants)?;
+                self.barrier()?;
+                if let (Participants::BothStreams(run), Stream::Compute) = (participants, self.stream) {
+                    self.sync.forget(run);
                 }
-                false => self.frame(&inner, Participants::OneStream)?,
+            } else {
+                self.frame(&inner, Participants::OneStream)?
             }
         }
         Ok(())
     }
 
-    /// Waits until the other stream has come as far.
+    /// Waits for the other stream.
     fn barrier(&mut self) -> Result<(), RunError> {
         let seen = self.sync.barrier(self.stream, self.begun)?;
         self.seen = self.seen.max(seen);
         Ok(())
     }
 
-    /// Lets a task go wrong, if that was asked for.
+    /// Injects the requested fault.
     fn fault(&self, scope: &Scope<'_>, number: usize) -> Result<(), RunError> {
         let RunContext { schedule, communicator, options, .. } = self.context();
         let name = &schedule.frames[scope.frame].name;
@@ -291,10 +290,10 @@ impl<'a> StreamExecutor<'a> {
         let Some(fault) = options.fault.as_ref().filter(is_here) else { return Ok(()) };
         match fault.kind {
             FaultKind::Error => Err(RunError::Injected),
-            // As a panic unwinds, without the report of one that nobody asked for.
+            // Unwinds as a panic does, without the report of the panic hook.
             FaultKind::Panic => std::panic::resume_unwind(Box::new(RunError::Injected.to_string())),
             FaultKind::Hang => {
-                // Others give up first, unless none waits for this task.
+                // Waiting ranks time out first.
                 let patience = options.timeout.map(|timeout| timeout.saturating_add(HANG));
                 let end = patience.and_then(|patience| Instant::now().checked_add(patience));
                 while end.is_none_or(|end| Instant::now() < end) {

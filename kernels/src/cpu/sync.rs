@@ -1,7 +1,7 @@
-//! Where the two streams of a rank wait for each other: events, and the ends of frames that communicate.
+//! Synchronisation of the two streams of a rank: events, and barriers around frames that communicate.
 //!
-//! Waiting ends when what is waited for happens or when the rank stops. It always does: a task waits for one that was
-//! issued before it (the walk refuses others), so of two streams that both wait one waits for what has happened.
+//! Every wait ends, by its event or when the rank stops: a task waits only for tasks issued before it (the executor
+//! refuses others), so of two waiting streams one waits for an event that has happened.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use ithaca_ir::schedule::Stream;
 
 use crate::error::RunError;
 
-/// The sync point of one rank.
+/// The events and barriers of one rank.
 #[derive(Debug, Default)]
 pub(super) struct StreamSync {
     state: Mutex<State>,
@@ -25,10 +25,10 @@ struct State {
     has_stopped: bool,
     /// How many tasks the stream that recorded it had begun.
     events: BTreeMap<EventOf, u64>,
-    /// For each stream, how often it came to meet the other.
+    /// For each stream, the number of barriers that it has reached.
     arrived: [u64; Stream::ALL.len()],
-    /// For each stream, the tasks that it had begun at its last sync and at the one before, by parity. A stream cannot
-    /// come to a third one before the other has left the first.
+    /// For each stream, the tasks that it had begun at its last barrier and at the one before, by parity. A stream cannot
+    /// reach a third barrier before the other has left the first.
     tasks: [[u64; 2]; Stream::ALL.len()],
 }
 
@@ -49,7 +49,7 @@ impl StreamSync {
         Ok(state.tasks[other][parity])
     }
 
-    /// Says that an event has happened.
+    /// Records an event.
     pub(super) fn record(&self, event: EventOf, tasks: u64) {
         self.state().events.insert(event, tasks);
         self.wake.notify_all();
@@ -69,13 +69,13 @@ impl StreamSync {
         self.state().events.retain(|&(of, _), _| of != frame);
     }
 
-    /// Wakes the other stream for good.
+    /// Stops all waits.
     pub(super) fn stop(&self) {
         self.state().has_stopped = true;
         self.wake.notify_all();
     }
 
-    /// Whether the rank stops.
+    /// Whether the rank has stopped.
     pub(super) fn has_stopped(&self) -> bool {
         self.state().has_stopped
     }
@@ -83,10 +83,10 @@ impl StreamSync {
     fn wait_until<'s>(
         &self,
         mut state: MutexGuard<'s, State>,
-        has_come: impl Fn(&State) -> bool,
+        is_done: impl Fn(&State) -> bool,
     ) -> Result<MutexGuard<'s, State>, RunError> {
         loop {
-            if has_come(&state) {
+            if is_done(&state) {
                 return Ok(state);
             }
             if state.has_stopped {
@@ -96,7 +96,7 @@ impl StreamSync {
         }
     }
 
-    /// Nothing panics between two changes that belong together.
+    /// No panic can separate two related changes.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_meet_as_often_as_they_like() {
+    fn barriers_can_be_repeated() {
         let sync = StreamSync::default();
         let walk = |stream: Stream, step: u64| -> Vec<u64> {
             (0..1000).map(|n| sync.barrier(stream, n * step).unwrap()).collect()
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_by_the_event_or_by_the_end() {
+    fn a_wait_ends_by_its_event_or_by_a_stop() {
         let sync = StreamSync::default();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| (sync.wait((0, 1)), sync.wait((1, 1))));

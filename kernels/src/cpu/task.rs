@@ -1,4 +1,4 @@
-//! One run of one task: what it reads, what it computes or exchanges, and where it writes that.
+//! One run of one task: its reads, its work and its writes.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work
 use ithaca_ir::{Op, TensorType, traffic};
 
 use super::buffers::{Area, Buffers, Rows, Scope};
-use super::claims::{ARENA, Claim, Extent, Memory, TaskRun};
+use super::claims::{ARENA, Claim, Memory, MemoryRange, TaskRun};
 use super::coalesced::CoalescedTransfer;
 use super::describe;
 use super::memory::{from_int, to_int};
@@ -15,13 +15,13 @@ use super::options::LookForNan;
 use super::threads::Threads;
 use super::{attention, elementwise, gemm, transfer};
 use crate::error::RunError;
-use crate::oracle::{Elements, Operand, Value, Wanted, eval, random};
+use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, random};
 use crate::tensor::place_in;
 
-/// A stream's position to run a task.
+/// The stream of a task, and its order with the other stream.
 #[derive(Clone, Copy)]
 pub(super) struct StreamPosition<'a> {
-    /// What the streams share.
+    /// The memory that the streams share.
     pub(super) memory: &'a Memory,
     /// The stream.
     pub(super) stream: Stream,
@@ -29,7 +29,7 @@ pub(super) struct StreamPosition<'a> {
     pub(super) seen: u64,
 }
 
-/// A task that runs, with what it may touch.
+/// A running task with its claim.
 pub(super) struct Running<'a> {
     buffers: Buffers<'a>,
     scope: &'a Scope<'a>,
@@ -67,7 +67,7 @@ impl<'a> Running<'a> {
                     writes.push(within(buffers, scope, id, (position.memory, extent))?)
                 }
                 Some(Area::Shared(_)) => {
-                    return Err(RunError::invalid("it writes an input, or what other ranks share"));
+                    return Err(RunError::invalid("it writes an input or data that ranks share"));
                 }
                 None => {}
             }
@@ -110,7 +110,7 @@ impl<'a> Running<'a> {
                 Some(_) => self.transfer(t)?,
                 None => self.message(t)?,
             },
-            Work::Call { .. } => return Err(RunError::invalid("a call is no task by itself")),
+            Work::Call { .. } => return Err(RunError::invalid("a call does not run as a task")),
         }
         Ok(self.arena_used)
     }
@@ -146,7 +146,7 @@ impl<'a> Running<'a> {
         if holds(&parcel.to) { self.write(to, &written) } else { Ok(()) }
     }
 
-    /// A step of a message of several tensors: from them to a wire, from wire to wire, from a wire to them.
+    /// A step of a coalesced collective: from tensors to a wire, from wire to wire, or from a wire to tensors.
     fn message(&mut self, transfer: &Transfer) -> Result<(), RunError> {
         let (task, Buffers { context, rank }) = (self.task(), self.buffers);
         let space = &context.schedule.space;
@@ -175,25 +175,26 @@ impl<'a> Running<'a> {
                 self.count(transfer, sent * transfer.first().from.dtype.bytes());
                 if to { self.write(only(&task.writes, "writes")?, &wire) } else { Ok(()) }
             }
-            // What other ranks send or receive.
+            // Other ranks pack or unpack.
             Work::Unpack(_) | Work::Pack(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => Ok(()),
         }
     }
 
-    /// Runs a kernel: its results are made beside the arena and then put there, so operands may lie where they go.
+    /// Runs a kernel. Its results are computed outside the arena and then copied, so they may overlap operands.
     fn compute(&mut self, op: &Op) -> Result<(), RunError> {
         let (task, scope, Buffers { context, rank }) = (self.task(), self.scope, self.buffers);
         let space = &context.schedule.space;
-        let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(task.writes.len());
+        let mut wanted: Vec<ResultSpec<'_>> = Vec::with_capacity(task.writes.len());
         for &b in &task.writes {
             let ty = self.buffers.tensor_type(scope, b)?;
-            wanted.push(Wanted { ty, region: space.local_box(ty, rank) });
+            wanted.push(ResultSpec { ty, region: space.local_box(ty, rank) });
         }
         let mut ints: Vec<Vec<i32>> = Vec::new();
         for &b in &task.reads {
-            let data = match self.buffers.tensor_type(scope, b)?.dtype.is_float() {
-                true => Vec::new(),
-                false => self.read(b)?.iter().map(|&x| to_int(x)).collect(),
+            let data = if self.buffers.tensor_type(scope, b)?.dtype.is_float() {
+                Vec::new()
+            } else {
+                self.read(b)?.iter().map(|&x| to_int(x)).collect()
             };
             ints.push(data);
         }
@@ -202,10 +203,7 @@ impl<'a> Running<'a> {
         let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
         for (&b, (ints, reals)) in task.reads.iter().zip(ints.iter().zip(&reals)) {
             let ty = self.buffers.tensor_type(scope, b)?;
-            let elements = match ty.dtype.is_float() {
-                true => Elements::Real(reals),
-                false => Elements::Int(ints),
-            };
+            let elements = if ty.dtype.is_float() { Elements::Real(reals) } else { Elements::Int(ints) };
             operands.push(Operand { ty, region: space.local_box(ty, rank), elements });
         }
         if operands.len() < *op.info().operands.start() {
@@ -213,7 +211,7 @@ impl<'a> Running<'a> {
         }
         let threads = Threads::beside(space.mesh.ranks());
         let values = match (op, wanted.first()) {
-            (Op::Einsum, Some(Wanted { ty, region })) => {
+            (Op::Einsum, Some(ResultSpec { ty, region })) => {
                 let product = gemm::einsum(&operands[0], &operands[1], ty, region, threads)?;
                 eval::into_results(op, vec![product], &wanted)?
             }
@@ -248,7 +246,7 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Counts what was sent.
+    /// Adds the bytes that were sent to the traffic.
     fn count(&self, transfer: &Transfer, bytes: u64) {
         let Buffers { context, rank } = self.buffers;
         let phase = traffic::phase_of_task(context.schedule, self.frame, self.number);
@@ -261,7 +259,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The elements of a buffer: where they lie, unless they lie in a wire in pieces.
+    /// The elements of a buffer; copied where they are in pieces in a wire.
     fn read(&self, id: BufferId) -> Result<Cow<'_, [f32]>, RunError> {
         let outside = || self.buffers.outside(self.scope, id);
         let data = match self.buffers.area(self.scope, id)? {
@@ -278,21 +276,21 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Writes the first elements of a buffer: all of a tensor, what there is of a wire; numbers as they are stored.
+    /// Writes the first elements of a buffer: all of a tensor, or the filled part of a wire.
     fn write(&mut self, id: BufferId, data: &[f32]) -> Result<(), RunError> {
         if let Some(rows) = self.buffers.rows(self.scope, id)? {
             return self.write_rows(id, data, &rows);
         }
         let buffer = self.buffers.buffer(self.scope, id)?;
-        let Area::Private(Extent { part, range }) = self.buffers.area(self.scope, id)? else {
-            return Err(RunError::invalid("it writes an input, or what other ranks share"));
+        let Area::Private(MemoryRange { part, range }) = self.buffers.area(self.scope, id)? else {
+            return Err(RunError::invalid("it writes an input or data that ranks share"));
         };
         let fits = match buffer.content {
             Content::Tensor(_) => data.len() == range.len(),
             Content::Wire { .. } => data.len() <= range.len(),
         };
         let context = self.buffers.context;
-        let extent = Extent { part, range: range.start..range.start + data.len() };
+        let extent = MemoryRange { part, range: range.start..range.start + data.len() };
         if part == ARENA {
             let end = context.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
             self.arena_used = self.arena_used.max(aligned(end));
@@ -303,34 +301,32 @@ impl<'a> Running<'a> {
         place.copy_from_slice(data);
         context.options.storage.keep(buffer.dtype(), place);
         match context.options.look_for_nan {
-            LookForNan::InWhatIsWritten if buffer.dtype().is_float() => {
-                match place.iter().position(|x| x.is_nan()) {
-                    Some(i) => Err(self.not_a_number(id, i)),
-                    None => Ok(()),
-                }
-            }
-            LookForNan::InWhatIsWritten | LookForNan::Nowhere => Ok(()),
+            LookForNan::Writes if buffer.dtype().is_float() => match place.iter().position(|x| x.is_nan()) {
+                Some(i) => Err(self.not_a_number(id, i)),
+                None => Ok(()),
+            },
+            LookForNan::Writes | LookForNan::Off => Ok(()),
         }
     }
 
-    /// Writes a tensor where it lies in a wire.
+    /// Writes a tensor in its wire.
     fn write_rows(&mut self, id: BufferId, data: &[f32], rows: &Rows) -> Result<(), RunError> {
         let buffer = self.buffers.buffer(self.scope, id)?;
         let Area::Private(wire) = self.buffers.area(self.scope, id)? else {
-            return Err(RunError::invalid("it writes to a wire that is no rank's own"));
+            return Err(RunError::invalid("it writes to a wire that is not the rank's own"));
         };
         let context = self.buffers.context;
         for (dense, on_wire) in rows {
             let range = wire.range.start + on_wire.start..wire.range.start + on_wire.end;
             let end = context.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
             self.arena_used = self.arena_used.max(aligned(end));
-            let extent = Extent { part: wire.part, range };
+            let extent = MemoryRange { part: wire.part, range };
             let (Some(from), Some(to)) = (data.get(dense.clone()), self.claim.write(&extent)) else {
                 return Err(self.buffers.outside(self.scope, id));
             };
             to.copy_from_slice(from);
             context.options.storage.keep(buffer.dtype(), to);
-            if context.options.look_for_nan == LookForNan::InWhatIsWritten
+            if context.options.look_for_nan == LookForNan::Writes
                 && buffer.dtype().is_float()
                 && let Some(i) = from.iter().position(|x| x.is_nan())
             {
@@ -340,7 +336,7 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// The error of element `i` of what the rank has of a buffer.
+    /// The error of element `i` of a buffer on this rank.
     fn not_a_number(&self, id: BufferId, i: usize) -> RunError {
         let Buffers { context, rank } = self.buffers;
         let buffer = &self.frame.buffers[id];
@@ -352,32 +348,26 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Where a buffer lies; none on ranks that do not have it.
+/// The area of a buffer; `None` on ranks that do not have it.
 fn held<'a>(buffers: Buffers<'a>, scope: &Scope<'_>, id: BufferId) -> Result<Option<Area<'a>>, RunError> {
     buffers.buffer(scope, id)?;
-    match buffers.holds(scope, id) {
-        true => buffers.area(scope, id).map(Some),
-        false => Ok(None),
-    }
+    if buffers.holds(scope, id) { buffers.area(scope, id).map(Some) } else { Ok(None) }
 }
 
-/// What a buffer takes of the memory, if it lies there.
+/// The elements that a buffer occupies, checked against the memory.
 fn within(
     buffers: Buffers<'_>,
     scope: &Scope<'_>,
     id: BufferId,
-    (memory, extent): (&Memory, Extent),
-) -> Result<Extent, RunError> {
+    (memory, extent): (&Memory, MemoryRange),
+) -> Result<MemoryRange, RunError> {
     let footprint = buffers.footprint(&extent, buffers.buffer(scope, id)?.dtype());
-    match memory.has(&footprint) {
-        true => Ok(footprint),
-        false => Err(buffers.outside(scope, id)),
-    }
+    if memory.has(&footprint) { Ok(footprint) } else { Err(buffers.outside(scope, id)) }
 }
 
-fn only(buffers: &[BufferId], what: &str) -> Result<BufferId, RunError> {
+fn only(buffers: &[BufferId], verb: &str) -> Result<BufferId, RunError> {
     match buffers {
         [buffer] => Ok(*buffer),
-        _ => Err(RunError::invalid(format!("it {what} {} buffers instead of one", buffers.len()))),
+        _ => Err(RunError::invalid(format!("it {verb} {} buffers instead of one", buffers.len()))),
     }
 }

@@ -1,8 +1,8 @@
 //! Threads within a kernel.
 //!
 //! A rank is a thread already, so a kernel takes more only where there are fewer ranks than cores; the thread of its
-//! collectives mostly waits, and is not counted. What is shared out are parts of a result, each computed in one order
-//! whoever computes it: results do not depend on the number of threads.
+//! collectives mostly waits, and is not counted. Threads compute disjoint parts of a
+//! result, each in one order: results do not depend on the number of threads.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads(NonZeroUsize);
 
-/// Floating-point operations that are worth another thread: about ten times what it takes to start one.
+/// Floating-point operations that are worth another thread: about ten times the cost of starting one.
 const WORTH_A_THREAD: usize = 40_000_000;
 
 impl Threads {
@@ -23,7 +23,7 @@ impl Threads {
         NonZeroUsize::new(n).map_or(Self::ONE, Self)
     }
 
-    /// What there is for each of `ranks` that compute on this machine at a time.
+    /// The cores per rank when `ranks` compute on this machine at a time.
     pub fn beside(ranks: u64) -> Self {
         static CORES: OnceLock<usize> = OnceLock::new();
         let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
@@ -41,8 +41,8 @@ impl Threads {
         Self::new(self.count().min(operations / WORTH_A_THREAD))
     }
 
-    /// `f` of each item, in order of the items, whoever is free taking the next; `scratch` makes what a thread keeps
-    /// from one item to the next.
+    /// `f` of each item, in order of the items; a free thread takes the next. `scratch` creates the buffers that a thread
+    /// reuses.
     pub(super) fn map<I: Send, S, R: Send>(
         self,
         items: Vec<I>,
@@ -66,7 +66,7 @@ impl Threads {
         };
         std::thread::scope(|scope| {
             for _ in 0..helpers {
-                // Where no thread is to be had, those that run do its part.
+                // Where a thread cannot be started, the running ones do its work.
                 drop(std::thread::Builder::new().spawn_scoped(scope, work));
             }
             work();
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_stand_in_order_of_items() {
+    fn results_are_in_order_of_items() {
         for threads in [Threads::ONE, Threads::new(3), Threads::new(100)] {
             let squares = threads.map((0..50).collect(), || (), |(), i: usize| i * i);
             assert_eq!(squares, (0..50).map(|i| i * i).collect::<Vec<_>>());

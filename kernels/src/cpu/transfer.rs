@@ -1,4 +1,4 @@
-//! Pack, exchange, unpack: the contract of the runtime's documentation, carried out.
+//! Pack, exchange and unpack of one tensor, as documented in the runtime's contract of tasks.
 
 use ithaca_ir::boxes::{self, Exchange, Region};
 use ithaca_ir::message::Parcel;
@@ -44,7 +44,7 @@ impl LocalTransfer<'_> {
                 Content::Wire { .. },
                 Content::Tensor(_),
             ) => {
-                // What nobody sends is not a number, so that it cannot pass for a result.
+                // Elements that no rank sends are NaN, so that they cannot pass for results.
                 self.put_together(data, f32::NAN, |_, arrived| arrived)
             }
             (Op::FetchSum { .. }, Content::Wire { .. }, Content::Tensor(_)) => {
@@ -56,7 +56,7 @@ impl LocalTransfer<'_> {
         }
     }
 
-    /// What is written, and how many elements were sent to others.
+    /// The data to write, and the number of elements that were sent to others.
     pub(super) fn exchange(
         &self,
         data: &[f32],
@@ -141,7 +141,7 @@ impl LocalTransfer<'_> {
         self.split(data, send)
     }
 
-    /// The blocks, which lie one after another.
+    /// Splits contiguous blocks.
     fn split(&self, data: &[f32], blocks_of: &[Vec<Region>]) -> Result<Vec<Vec<f32>>, RunError> {
         let mut rest = data;
         let mut blocks = Vec::with_capacity(blocks_of.len());
@@ -159,14 +159,14 @@ impl LocalTransfer<'_> {
         Ok(blocks)
     }
 
-    fn need_in_order(&self, whole: &Region, blocks: &[Vec<Region>], what: &str) -> Result<(), RunError> {
-        match boxes::lie_in_order(whole, blocks.iter().flatten()) {
-            true => Ok(()),
-            false => Err(RunError::invalid(format!(
-                "the tensor {what} by `{}` is not its blocks one after another; it must be packed",
-                self.transfer.op.name()
-            ))),
+    fn need_in_order(&self, whole: &Region, blocks: &[Vec<Region>], verb: &str) -> Result<(), RunError> {
+        if boxes::lie_in_order(whole, blocks.iter().flatten()) {
+            return Ok(());
         }
+        Err(RunError::invalid(format!(
+            "the tensor {verb} by `{}` is not its blocks in order; it must be packed",
+            self.transfer.op.name()
+        )))
     }
 
     fn geometry(&self) -> Exchange {
@@ -212,7 +212,7 @@ pub(super) fn all_reduce(
     let me = group
         .iter()
         .position(|&r| r == rank)
-        .ok_or_else(|| RunError::invalid("a rank lies outside its group"))?;
+        .ok_or_else(|| RunError::invalid("a rank is outside its group"))?;
     let blocks = (0..group.len()).map(|i| data[chunk(i)].to_vec()).collect();
     let own = vec![chunk(me).len(); group.len()];
     let scattered = communicator.exchange(rank, group, blocks, &own)?;

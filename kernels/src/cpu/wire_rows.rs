@@ -1,4 +1,4 @@
-//! Tensors that lie in wires: their elements as rows that lie together.
+//! Tensors in wires, as contiguous rows.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use ithaca_ir::strided::Strided;
 
 use crate::tensor::index;
 
-/// Which elements of a dense tensor of this shape, in order, lie together where in the wire.
+/// The contiguous rows of a tensor of this shape: their ranges in the dense tensor and in the wire.
 pub(super) fn rows(strided: &Strided, shape: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     let start = index(strided.start);
     let Some(cut) = strided.cut else {
         let n = shape.iter().product();
         return vec![(0..n, start..start + n)];
     };
-    // A block is dense: what stands before the dimension that is cut repeats a row of it.
+    // A block is dense: the dimensions before the cut one repeat a row.
     let row = index(cut.len) * shape[cut.place + 1..].iter().product::<usize>();
     let blocks = shape[cut.place] / index(cut.len).max(1);
     let outer: usize = shape[..cut.place].iter().product();

@@ -135,6 +135,10 @@ fn c_string(text: &str) -> CString {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/common/require.rs"]
+mod require;
+
+#[cfg(test)]
 mod tests {
     use ithaca_ir::DType;
 
@@ -144,10 +148,9 @@ mod tests {
 
     /// Compiles all kernels of some types. None tells architectures apart, and all for each of them takes minutes: those
     /// on tensor cores are compiled in each width for one, and in one width for the others.
-    #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
     fn compile_all(major: u32, dtypes: &[DType]) {
         if let Err(error) = available::nvrtc() {
-            eprintln!("skipped: {error}");
+            require::skip("nvrtc", &error);
             return;
         }
         let mut kernels = catalogue(dtypes);
@@ -176,10 +179,9 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::print_stderr, reason = "a test that needs NVRTC says why it did nothing")]
     fn a_kernel_that_is_not_there_is_the_compilers_to_tell() {
         if let Err(error) = available::nvrtc() {
-            eprintln!("skipped: {error}");
+            require::skip("nvrtc", &error);
             return;
         }
         let kernels = ["no_such_kernel<float>".to_owned()].into();

@@ -20,6 +20,7 @@ use crate::cpu::{Execution, FaultKind, Job, LookForNan, RankResult, Timings, gua
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::index;
+use crate::updates::{self, Update};
 
 /// The GPUs of this machine, with the kernels of a schedule.
 pub struct Machine {

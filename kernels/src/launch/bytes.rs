@@ -2,7 +2,7 @@
 
 use crate::error::RunError;
 
-/// Elements that are turned into bytes at a time.
+/// The number of elements that are encoded at a time.
 const CHUNK: usize = 1 << 14;
 
 /// Writes into memory.
@@ -39,7 +39,7 @@ impl Writer {
     }
 }
 
-/// Gives the bytes of `data`, some of them at a time.
+/// Passes the bytes of `data` on, chunk by chunk.
 pub(super) fn each_chunk(data: &[f32], mut take: impl FnMut(&[u8])) {
     let mut buffer = Vec::with_capacity(CHUNK.min(data.len()) * 4);
     for chunk in data.chunks(CHUNK) {
@@ -49,13 +49,13 @@ pub(super) fn each_chunk(data: &[f32], mut take: impl FnMut(&[u8])) {
     }
 }
 
-/// The numbers that bytes are; `None` where they are no whole number of them.
+/// Decodes numbers; `None` where the bytes end within one.
 pub(super) fn floats(bytes: &[u8]) -> Option<Vec<f32>> {
-    let (words, rest) = bytes.as_chunks::<4>();
-    rest.is_empty().then(|| words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+    let (message, rest) = bytes.as_chunks::<4>();
+    rest.is_empty().then(|| message.iter().map(|&word| f32::from_le_bytes(word)).collect())
 }
 
-/// Reads what a [`Writer`] wrote; what is not that is an error.
+/// Reads the output of a [`Writer`]; other bytes are an error.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -88,16 +88,16 @@ impl<'a> Reader<'a> {
         mut item: impl FnMut(&mut Self) -> Result<T, RunError>,
     ) -> Result<Vec<T>, RunError> {
         let n = self.number()?;
-        // An item takes a byte at least, so a length that lies ends with the bytes.
+        // An item takes a byte at least, so a wrong length ends with the bytes.
         (0..n).map(|_| item(self)).collect()
     }
 
-    /// Whether all was read.
+    /// Whether all bytes were read.
     pub(super) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// That nothing is left.
+    /// Checks that all bytes were read.
     pub(super) fn end(self) -> Result<(), RunError> {
         if self.rest.is_empty() { Ok(()) } else { Err(malformed()) }
     }
@@ -110,9 +110,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A message that is not as it should be.
+/// The error of a malformed message.
 pub(super) fn malformed() -> RunError {
-    RunError::invalid("another process sent what cannot be read")
+    RunError::invalid("another process sent a malformed message")
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_data_is_read_back() {
         let mut writer = Writer::new();
         let data: Vec<f32> = (0..40_000).map(|n| n as f32 * 0.5).collect();
         writer.number(7).text("Ithaka").floats(&data).floats(&[f32::from_bits(0x7fc0_1234)]);
@@ -128,16 +128,12 @@ mod tests {
         let mut reader = Reader::new(&bytes);
         assert_eq!((reader.number().unwrap(), reader.text().unwrap().as_str()), (7, "Ithaka"));
         assert_eq!(reader.floats().unwrap(), data);
-        assert_eq!(
-            reader.floats().unwrap()[0].to_bits(),
-            0x7fc0_1234,
-            "bits are kept, of what is no number too"
-        );
+        assert_eq!(reader.floats().unwrap()[0].to_bits(), 0x7fc0_1234, "the bits of NaN are preserved");
         reader.end().unwrap();
     }
 
     #[test]
-    fn what_is_cut_off_or_lies_about_its_length_is_refused() {
+    fn truncated_data_and_wrong_lengths_are_refused() {
         let mut writer = Writer::new();
         writer.floats(&[1.0, 2.0]);
         let bytes = writer.into_bytes();

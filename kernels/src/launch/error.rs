@@ -1,12 +1,12 @@
 //! Why processes could not be connected.
 
-/// Why processes did not come together.
+/// Why processes could not be connected.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The environment does not say which process this is.
+    /// The environment does not name the rank of this process.
     #[error("the environment does not say which process this is: {}", .0.join("; "))]
     Environment(Vec<String>),
-    /// Nothing can listen where rank 0 should.
+    /// Rank 0 cannot listen at its address.
     #[error("rank 0 cannot listen on {address}: {source}")]
     Taken {
         /// The host and its ports.
@@ -14,36 +14,36 @@ pub enum LaunchError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Some ranks did not come.
+    /// Some ranks did not connect.
     #[error("after {seconds} s {} missing of {world}{strays}", ranks(.missing))]
     Absent {
-        /// Those that are missing.
+        /// The missing ranks.
         missing: Vec<u64>,
-        /// How many there should be.
+        /// The number of processes of the job.
         world: u64,
-        /// How long they were waited for.
+        /// The time for which they were waited for.
         seconds: u64,
-        /// What came in their place.
+        /// Connections that were not of this job, as the end of the message.
         strays: String,
     },
-    /// Another rank cannot be arena_used.
+    /// Another rank cannot be reached.
     #[error("rank {rank} cannot reach rank {other} at {address} within {seconds} s: {why}")]
     Unreached {
-        /// This one.
+        /// This rank.
         rank: u64,
-        /// The other.
+        /// The other rank.
         other: u64,
-        /// Where it should be.
+        /// The address of the other.
         address: String,
-        /// How long it was tried.
+        /// The time for which it was tried.
         seconds: u64,
-        /// What happened the last time.
+        /// The error of the last attempt.
         why: String,
     },
-    /// Processes contradict each other, or one has left before all had met, in the words of the one who noticed.
+    /// Processes contradict each other, or one ended before all were connected.
     #[error("{0}")]
     Refused(String),
-    /// The connection cannot be set up.
+    /// A connection cannot be set up.
     #[error("a connection to {address} cannot be set up: {source}")]
     Setup {
         /// The other side.

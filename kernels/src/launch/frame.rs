@@ -1,21 +1,21 @@
-//! Frames: what travels between processes once they are connected.
+//! Frames: the messages between connected processes.
 
 use std::io::{self, ErrorKind, Read, Write};
 
 use super::bytes::each_chunk;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Who connects: rank, world, the port it listens on itself.
+    /// The introduction of the connecting side: rank, world, the port on which it listens itself.
     Hello,
-    /// Rank 0's addresses of all.
-    Table,
-    /// Why the meeting has failed.
+    /// From rank 0: the addresses of all.
+    Addresses,
+    /// Why the rendezvous has failed.
     Refuse,
-    /// A process has met all the others; from rank 0, all have.
-    Met,
-    /// What a process is about to run, as digests.
+    /// The process is connected to all others; from rank 0, all are.
+    Connected,
+    /// Digests of the run that a process is about to start.
     Agree,
     /// Something that rank 0 makes for all before a step.
     Shared,
@@ -23,75 +23,75 @@ pub(super) enum Kind {
     Block,
     /// The rank has run and sends no more blocks of this step.
     End,
-    /// What a rank has after a step.
-    Part,
-    /// A tensor that a step kept and the next one reads.
-    Kept,
-    /// No more of those.
-    KeptEnd,
-    /// The code that every process exits with.
-    Verdict,
-    /// The process will close its connections, and that is no failure.
-    Bye,
-    /// A rank failed: which, and why.
+    /// The results of a rank after a step.
+    Result,
+    /// A tensor that a step updated and the next one reads.
+    Update,
+    /// The end of the updates.
+    UpdatesEnd,
+    /// The exit code of every process.
+    ExitCode,
+    /// The process will close its connections, which is not a failure.
+    Finalize,
+    /// A rank failed: its number and its error.
     Abort,
 }
 
 impl Kind {
     const ALL: [Kind; 14] = [
         Kind::Hello,
-        Kind::Table,
+        Kind::Addresses,
         Kind::Refuse,
-        Kind::Met,
+        Kind::Connected,
         Kind::Agree,
         Kind::Shared,
         Kind::Block,
         Kind::End,
-        Kind::Part,
-        Kind::Kept,
-        Kind::KeptEnd,
-        Kind::Verdict,
-        Kind::Bye,
+        Kind::Result,
+        Kind::Update,
+        Kind::UpdatesEnd,
+        Kind::ExitCode,
+        Kind::Finalize,
         Kind::Abort,
     ];
 
-    /// How large a frame may be, bytes.
+    /// The largest body of a frame, bytes.
     pub(super) fn limit(self, limits: &Limits) -> u64 {
         match self {
             Kind::Block => limits.block,
-            Kind::Part | Kind::Kept => limits.tensors,
+            Kind::Result | Kind::Update => limits.tensors,
             Kind::Hello
             | Kind::Refuse
             | Kind::Agree
             | Kind::Shared
-            | Kind::Verdict
+            | Kind::ExitCode
             | Kind::Abort
-            | Kind::Table => SMALL,
-            Kind::Met | Kind::End | Kind::KeptEnd | Kind::Bye => 0,
+            | Kind::Addresses => SMALL,
+            Kind::Connected | Kind::End | Kind::UpdatesEnd | Kind::Finalize => 0,
         }
     }
 }
 
-/// The limit of frames that hold no tensors, bytes.
+/// The limit of frames without tensors, bytes.
 pub(super) const SMALL: u64 = 1 << 20;
 
-/// How large frames may be, bytes.
+/// The largest frames, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     /// One block of a collective.
     pub(super) block: u64,
-    /// All that a rank has of outputs and of what is kept.
+    /// The results of one rank.
     pub(super) tensors: u64,
 }
 
-/// Why no frame was read.
+/// Why a frame could not be read.
 #[derive(Debug)]
 pub(super) enum FrameError {
-    /// The other side closed the connection, orderly or not.
+    /// The other side closed the connection.
     Closed,
-    /// The system reports something else.
+    /// Another error of the system.
     Io(io::Error),
-    /// What came is no frame, or one that is too long.
+    /// The bytes are not a frame, or the frame is too long.
     Malformed(String),
 }
 
@@ -112,7 +112,7 @@ impl std::fmt::Display for FrameError {
         match self {
             FrameError::Closed => f.write_str("the connection was closed"),
             FrameError::Io(error) => write!(f, "{error}"),
-            FrameError::Malformed(what) => f.write_str(what),
+            FrameError::Malformed(message) => f.write_str(message),
         }
     }
 }
@@ -140,7 +140,7 @@ fn head(out: &mut impl Write, kind: Kind, length: u64) -> io::Result<()> {
     out.write_all(&length.to_le_bytes())
 }
 
-/// Reads a frame that is no longer than `limits` allow when its head has come.
+/// Reads a frame within `limits`, which are taken when its head has arrived.
 pub(super) fn read(
     input: &mut impl Read,
     limits: impl FnOnce() -> Limits,
@@ -149,19 +149,16 @@ pub(super) fn read(
     input.read_exact(&mut head)?;
     let [kind, length @ ..] = head;
     let kind = Kind::ALL.iter().copied().find(|k| *k as u8 == kind);
-    let kind = kind.ok_or_else(|| FrameError::Malformed("it sent what is no frame".to_owned()))?;
+    let kind = kind.ok_or_else(|| FrameError::Malformed("it sent bytes that are not a frame".to_owned()))?;
     let (length, limit) = (u64::from_le_bytes(length), kind.limit(&limits()));
     if length > limit {
-        let what = format!("it sent a frame of {length} bytes, where {limit} are the most ({kind:?})");
-        return Err(FrameError::Malformed(what));
+        let message = format!("it sent a frame of {length} bytes ({kind:?}), above the limit of {limit}");
+        return Err(FrameError::Malformed(message));
     }
-    // Memory is taken as bytes arrive, not as they are announced.
+    // Memory is allocated as bytes arrive, not by the announced length.
     let mut body = Vec::with_capacity(length.min(SMALL) as usize);
     input.take(length).read_to_end(&mut body)?;
-    match body.len() as u64 == length {
-        true => Ok((kind, body)),
-        false => Err(FrameError::Closed),
-    }
+    if body.len() as u64 == length { Ok((kind, body)) } else { Err(FrameError::Closed) }
 }
 
 #[cfg(test)]
@@ -174,10 +171,10 @@ mod tests {
     #[test]
     fn frames_are_read_as_they_were_written() {
         let mut wire = Vec::new();
-        write(&mut wire, Kind::Part, b"abc").unwrap();
+        write(&mut wire, Kind::Result, b"abc").unwrap();
         write_block(&mut wire, &[1.5, -2.0]).unwrap();
         let mut input = wire.as_slice();
-        assert_eq!(read(&mut input, || LIMITS).unwrap(), (Kind::Part, b"abc".to_vec()));
+        assert_eq!(read(&mut input, || LIMITS).unwrap(), (Kind::Result, b"abc".to_vec()));
         let (kind, body) = read(&mut input, || LIMITS).unwrap();
         assert_eq!((kind, floats(&body).unwrap()), (Kind::Block, vec![1.5, -2.0]));
         assert!(matches!(read(&mut input, || LIMITS), Err(FrameError::Closed)));
@@ -187,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_cut_off_or_unknown_is_refused() {
+    fn long_truncated_and_unknown_frames_are_refused() {
         let mut wire = Vec::new();
         write_block(&mut wire, &[0.0; 3]).unwrap();
         assert!(matches!(read(&mut wire.as_slice(), || LIMITS), Err(FrameError::Malformed(_))));

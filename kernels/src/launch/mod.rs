@@ -1,43 +1,43 @@
-//! Ranks in processes of their own, joined over TCP.
+//! Ranks in processes of their own, connected over TCP.
 //!
-//! A launcher (`torchrun`, `mpirun`, `srun`) starts one process for each rank and says in the environment which one it is
-//! ([`Seat`]). [`join`] finds the others and gives a [`Process`]: a connection to each of them, over which blocks travel
-//! while a schedule runs, and afterwards what each rank has, which rank 0 puts together.
+//! A launcher (`torchrun`, `mpirun`, `srun`) starts one process for each rank and sets its rank in the environment
+//! ([`LaunchEnv`]). [`join`] connects the processes and returns a [`Process`]: a connection to every other rank, over
+//! which blocks travel while a schedule runs, and afterwards the results of each rank, which rank 0 assembles.
 //!
-//! # Finding each other
+//! # Rendezvous
 //!
-//! Rank 0 listens where the [`Seat`] says; the others connect to it, again and again until a deadline. On every
-//! connection the side that listens speaks first: a magic word and the number of the job. One who connects and reads
-//! anything else leaves without a word, and one who sends anything else is dropped, so neither a service of somebody
-//! else's nor another job is mistaken for a part of this one. When all have come, rank 0 sends each the addresses of
-//! all, and every pair without rank 0 is connected, the higher rank to the lower. Each tells rank 0 that it has met all
-//! the others, and when all have, rank 0 tells them; nothing else is sent until then. One that goes meanwhile is noticed
-//! by whoever is connected with it, rank 0 above all, and the news goes over all connections that there are.
+//! Rank 0 listens at the address of its [`LaunchEnv`]; the others connect to it and retry until a deadline. On every
+//! connection the listening side sends first: a magic word and the number of the job. The connecting side closes the
+//! connection when it reads anything else, and the listening side drops a peer that answers anything else, so that
+//! neither another service nor another job is mistaken for a process of this one. When all have connected, rank 0 sends
+//! each the addresses of all, and the other pairs connect, the higher rank to the lower. Each process reports to rank 0
+//! when it is connected to all others, and rank 0 tells all when the last has reported; no other data is sent until then.
+//! The peers of a process that ends meanwhile notice its closed connection, and send the error over all connections.
 //!
 //! # Frames
 //!
-//! All else travels in frames: a byte that says what it is, its length as a `u64`, and as many bytes; numbers in little
-//! endian. Lengths are checked against what the schedule can send, and memory is taken as bytes arrive.
+//! All other data travels in frames: a byte for the kind, the length as a `u64`, and the body; numbers are little endian.
+//! Lengths are checked against the most that the schedule can send, and memory is allocated as bytes arrive.
 //!
 //! # Failures
 //!
-//! Sending never waits: each connection has a thread that writes what is queued and one that reads what comes. A process
-//! that fails says so, with its task, to all the others, which end with its words. One that is killed says nothing: its
-//! connections close, and whoever sees that ends with its rank and address, and tells the rest. Who is neither heard nor
-//! closed, as when a machine loses its power, is waited for as long as was allowed for one message.
+//! Sending never blocks: each connection has a thread that writes queued frames and one that reads. A process that fails
+//! sends its error, with its task, to all others, which end with that error. A process that is killed closes its
+//! connections; the peer that notices ends with its rank and address, and tells the others. A peer that is silent and
+//! keeps its connection open, as after a loss of power, is waited for up to the timeout of one message.
 
 mod bytes;
+mod connections;
 mod digest;
-mod door;
+mod environment;
 pub(crate) mod error;
 mod frame;
-mod mesh;
-mod part;
+mod listener;
 mod process;
 mod rendezvous;
-mod seat;
+mod step_result;
 
+pub use environment::LaunchEnv;
 pub use error::LaunchError;
-pub use process::{Agreed, Process, Step, Then};
+pub use process::{Agreement, NextStep, Process, Step};
 pub use rendezvous::join;
-pub use seat::Seat;

@@ -1,6 +1,6 @@
-//! Collectives on virtual ranks: every rank's part of the result, put together from what the others hold.
+//! Collectives on virtual ranks: every rank's part of the result, assembled from the parts of the others.
 //!
-//! Which elements come from whom is asked of [`boxes::exchange`]; a `reshard` needs no geometry but boxes.
+//! [`boxes::exchange`] gives the sender of each element; a `reshard` needs only boxes.
 
 use std::rc::Rc;
 
@@ -12,12 +12,12 @@ use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents, index, merge_block, read_block, read_part, write_part};
 
-/// Carries out `op`, a collective or a `reshard`, on what all ranks hold, in order of ranks.
+/// Runs `op`, a collective or a `reshard`, on the parts of all ranks, in order of ranks.
 ///
 /// Sums are taken in order of the group.
 ///
 /// # Errors
-/// [`RunError::Invalid`] when ranks hold values of different kinds, or `op` is no change of layout.
+/// [`RunError::Invalid`] when ranks hold values of different kinds, or `op` does not change a layout.
 pub fn communicate<T: Real>(
     space: &Space,
     op: &Op,
@@ -61,11 +61,11 @@ fn carry_out<E: Copy>(
         Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::FetchSum { .. } => true,
         Op::AllToAll { .. } | Op::AllGather { .. } | Op::Permute | Op::Fetch { .. } => false,
         Op::Reshard => return Ok(reshard(space, from, to, held, zero, add)),
-        _ => return Err(RunError::invalid(format!("`{}` is no collective", op.name()))),
+        _ => return Err(RunError::invalid(format!("`{}` is not a collective", op.name()))),
     };
     let exchanges: Vec<Exchange> =
         space.mesh.iter_ranks().map(|rank| boxes::exchange(space, op, from, to, rank)).collect();
-    // What `peer` sends to `rank`, in the order in which `rank` receives it.
+    // The elements that `peer` sends to `rank`, in the order of receipt.
     let sent = |peer: Rank, rank: Rank| -> Vec<E> {
         if !space.holds(from, peer) {
             return Vec::new();
@@ -102,8 +102,8 @@ fn carry_out<E: Copy>(
     space.mesh.iter_ranks().map(result).collect()
 }
 
-/// Assembles and redistributes: over the axes whose sum is taken every summand once, over the others what the ranks
-/// that share the pending ones hold.
+/// Assembles and redistributes: over the axes that are summed, every summand once; over the others, the parts of the
+/// ranks with the same pending coordinates.
 fn reshard<E: Copy>(
     space: &Space,
     from: &TensorType,

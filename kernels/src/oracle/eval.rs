@@ -1,29 +1,29 @@
-//! One operation on local tensors: which loops compute it.
+//! One operation on local tensors: dispatch to its loops.
 
 use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer, Unary};
 use ithaca_ir::{DType, Op, Space};
 
-use super::value::{Elements, Operand, Value, Wanted};
+use super::value::{Elements, Operand, ResultSpec, Value};
 use super::{
-    attention, experts, gradients, loss, norms, optimizer, partial, parts, products, random, rows, window,
+    attention, experts, gradients, loss, merge, norms, optimizer, parts, products, random, rows, window,
 };
 use crate::error::RunError;
-use crate::place;
+use crate::positions;
 use crate::real::Real;
 use crate::tensor::{Offsets, Tensor, extents, length};
 
-/// Computes `op`, anything but calls, parameters, inputs and communication, on what one rank holds.
+/// Computes `op`, anything but calls, parameters, inputs and communication, on the parts of one rank.
 ///
 /// `wanted` are the results, of which the rank is to hold these regions.
 ///
 /// # Errors
-/// [`RunError::TokenOutOfRange`] for a look-up outside its table, [`RunError::Unsupported`] for what is not computed,
+/// [`RunError::TokenOutOfRange`] for a look-up outside its table, [`RunError::Unsupported`] for operations that are not implemented,
 /// [`RunError::Invalid`] for operands that do not fit, which a verified program does not have.
 pub fn eval<T: Real>(
     space: &Space,
     op: &Op,
     operands: &[Operand<'_, T>],
-    wanted: &[Wanted<'_>],
+    wanted: &[ResultSpec<'_>],
 ) -> Result<Vec<Value<T>>, RunError> {
     if operands.len() < *op.info().operands.start() {
         return Err(RunError::invalid(format!("`{}` has {} operands", op.name(), operands.len())));
@@ -60,9 +60,9 @@ pub fn eval<T: Real>(
             loss::cross_entropy(space, (*over, *ignore), operands)?
         }
         Op::Optimizer(Optimizer::AdamW(adamw)) => optimizer::adamw(adamw, operands)?,
-        Op::Merge => partial::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
-        Op::MergeParts { .. } => partial::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
-        Op::Sink => partial::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::Merge => merge::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::MergeParts { .. } => merge::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
+        Op::Sink => merge::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
         Op::Experts(op) => return experts::experts(space, op, operands, wanted),
         op => return one(space, op, operands, first).map(|value| vec![value]),
     };
@@ -73,18 +73,20 @@ pub fn eval<T: Real>(
 pub(crate) fn into_results<T: Real>(
     op: &Op,
     values: Vec<Vec<T>>,
-    wanted: &[Wanted<'_>],
+    wanted: &[ResultSpec<'_>],
 ) -> Result<Vec<Value<T>>, RunError> {
-    let tensor = |(data, wanted): (Vec<T>, &Wanted<'_>)| {
+    let tensor = |(data, wanted): (Vec<T>, &ResultSpec<'_>)| {
         let shape = extents(&wanted.region);
-        match shape.iter().product::<usize>() == data.len() {
-            true => Ok(Value::Real(Tensor::new(shape, data))),
-            false => Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name()))),
+        if shape.iter().product::<usize>() == data.len() {
+            Ok(Value::Real(Tensor::new(shape, data)))
+        } else {
+            Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name())))
         }
     };
-    match wanted.len() > values.len() {
-        true => Err(RunError::invalid(format!("`{}` has not {} results", op.name(), wanted.len()))),
-        false => values.into_iter().zip(wanted).map(tensor).collect(),
+    if wanted.len() > values.len() {
+        Err(RunError::invalid(format!("`{}` does not have {} results", op.name(), wanted.len())))
+    } else {
+        values.into_iter().zip(wanted).map(tensor).collect()
     }
 }
 
@@ -93,19 +95,22 @@ fn one<T: Real>(
     space: &Space,
     op: &Op,
     operands: &[Operand<'_, T>],
-    Wanted { ty, region }: &Wanted<'_>,
+    ResultSpec { ty, region }: &ResultSpec<'_>,
 ) -> Result<Value<T>, RunError> {
     let shape = extents(region);
-    let real = |data: Vec<T>| match shape.iter().product::<usize>() == data.len() {
-        true => Ok(Value::Real(Tensor::new(shape.clone(), data))),
-        false => Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name()))),
+    let real = |data: Vec<T>| {
+        if shape.iter().product::<usize>() == data.len() {
+            Ok(Value::Real(Tensor::new(shape.clone(), data)))
+        } else {
+            Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name())))
+        }
     };
     match op {
         Op::Positions => {
             let dim = ty.dims[0];
             let valid = space.dims[space.sequence(dim)].valid;
             let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { 0 };
-            let positions = place::positions(space, dim, region[0].clone());
+            let positions = positions::sequence_positions(space, dim, region[0].clone());
             Ok(Value::Int(Tensor::new(shape, positions.into_iter().map(position).collect())))
         }
         Op::Fill { value } => {
@@ -155,7 +160,7 @@ fn one<T: Real>(
         }
         Op::Random(random) => random::random(space, random, operands, (ty, region)),
         Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
-        Op::Accumulate => real(partial::accumulate(operands[0].real()?, operands[1].real()?)?),
+        Op::Accumulate => real(merge::accumulate(operands[0].real()?, operands[1].real()?)?),
         Op::Scores { attention: a, .. } => {
             let columns = shape.last().copied().unwrap_or(0);
             real(attention::scores(space, a, operands, columns)?)
@@ -236,24 +241,25 @@ fn check_size<T: Real>(op: &Op, operand: &Operand<'_, T>) -> Result<(), RunError
         Elements::Real(data) => data.len(),
         Elements::Int(data) => data.len(),
     };
-    match n == held {
-        true => Ok(()),
-        false => Err(RunError::invalid(format!(
+    if n == held {
+        Ok(())
+    } else {
+        Err(RunError::invalid(format!(
             "an operand of `{}` has {held} elements where its type has {n}",
             op.name()
-        ))),
+        )))
     }
 }
 
 /// A rank computes its part from equal parts: a dimension on both sides has the same range.
 ///
-/// Excepted are a slice, the second part of what is merged, of which a rank may hold nothing, and attention, where
+/// Exceptions are a slice, the second operand of a merge, of which a rank may hold nothing, and attention, where
 /// queries and keys may be parts of one sequence and which checks its operands itself.
 fn fits<T: Real>(
     space: &Space,
     op: &Op,
     (i, operand): (usize, &Operand<'_, T>),
-    (result, wanted): (usize, &Wanted<'_>),
+    (result, wanted): (usize, &ResultSpec<'_>),
 ) -> Result<(), RunError> {
     let held_by_some = match op {
         Op::Attention(_) if matches!(i, 1 | 2) => return Ok(()),
@@ -296,11 +302,14 @@ pub fn unary<T: Real>(f: Unary, x: T) -> T {
             0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh())
         }),
         Unary::QuickGelu => x.through(|x| x * sigmoid(1.702 * x)),
-        // Written so that what is not a number stays that.
-        Unary::Relu => match x < T::ZERO {
-            true => T::ZERO,
-            false => x,
-        },
+        // Written so that NaN stays NaN.
+        Unary::Relu => {
+            if x < T::ZERO {
+                T::ZERO
+            } else {
+                x
+            }
+        }
         Unary::Tanh => x.through(f64::tanh),
     }
 }
@@ -311,7 +320,7 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
         Binary::Sub => x - y,
         Binary::Mul => x * y,
         Binary::Div => x / y,
-        Binary::LogAddExp => partial::log_add_exp(x, y),
+        Binary::LogAddExp => merge::log_add_exp(x, y),
     }
 }
 

@@ -6,12 +6,12 @@
 use ithaca_ir::Space;
 use ithaca_ir::ops::experts::{Experts, Gates, Route, SHARE_EPS, Scoring, Slots};
 
-use super::value::{Elements, Operand, Value, Wanted};
+use super::value::{Elements, Operand, ResultSpec, Value};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents, index};
 
-/// Computes `op` on what a rank holds.
+/// Computes `op` on the parts of a rank.
 ///
 /// # Errors
 /// [`RunError::Invalid`] for operands that do not fit, which a verified program does not have.
@@ -19,7 +19,7 @@ pub(super) fn experts<T: Real>(
     space: &Space,
     op: &Experts,
     operands: &[Operand<'_, T>],
-    wanted: &[Wanted<'_>],
+    wanted: &[ResultSpec<'_>],
 ) -> Result<Vec<Value<T>>, RunError> {
     let n_results = op.info().results;
     if wanted.len() != n_results {
@@ -34,9 +34,10 @@ pub(super) fn experts<T: Real>(
             let bias = operands.get(1).map(Operand::real).transpose()?;
             let (gates, choices) = route(space, r, operands[0].real()?, bias)?;
             let shape = extents(&wanted[1].region);
-            match shape.iter().product::<usize>() == choices.len() {
-                true => Ok(vec![real(gates, 0)?, Value::Int(Tensor::new(shape, choices))]),
-                false => Err(RunError::invalid("`route` gives another shape than its type")),
+            if shape.iter().product::<usize>() == choices.len() {
+                Ok(vec![real(gates, 0)?, Value::Int(Tensor::new(shape, choices))])
+            } else {
+                Err(RunError::invalid("`route` gives another shape than its type"))
             }
         }
         Experts::RouteBackward(r) => {
@@ -74,7 +75,7 @@ fn gates<'a, T: Real>(operands: &[Operand<'a, T>]) -> Result<Option<&'a [T]>, Ru
 
 /// For each choice of each token, the slot at an expert that the rank holds.
 struct Places {
-    /// Rows of slots, counted over experts held, groups and slots; none where the token is dropped, or the expert held by
+    /// Rows of slots, counted over experts held, groups and slots; `None` where the token is dropped, or the expert held by
     /// another rank.
     rows: Vec<Option<usize>>,
     /// Choices of a token.
@@ -223,7 +224,7 @@ fn route_backward<T: Real>(
         }
         let d = &d_gates[row * top..][..top];
         let sum = share_of(route, &chosen, &scores);
-        // What each gate takes from the sum, all together.
+        // The sum of the contributions of all gates.
         let mut taken = T::ZERO;
         if route.gates == Gates::Shares {
             for (&i, &d) in chosen.iter().zip(d) {
@@ -266,7 +267,7 @@ fn scores<T: Real>(scoring: Scoring, logits: &[T]) -> Vec<T> {
     }
 }
 
-/// What scores are divided by to be gates.
+/// The divisor that turns scores into gates.
 fn share_of<T: Real>(route: &Route, chosen: &[usize], scores: &[T]) -> T {
     match route.gates {
         Gates::Scores => T::from_f64(1.0),

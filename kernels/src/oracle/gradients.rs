@@ -29,11 +29,14 @@ pub(crate) fn slope<T: Real>(f: Unary, x: T) -> T {
             let s = sigmoid(1.702 * x);
             s * (1.0 + 1.702 * x * (1.0 - s))
         }),
-        // At zero none is right; the one that training frameworks take.
-        Unary::Relu => match x > T::ZERO {
-            true => T::ONE,
-            false => T::ZERO,
-        },
+        // At zero, the subgradient that training frameworks take.
+        Unary::Relu => {
+            if x > T::ZERO {
+                T::ONE
+            } else {
+                T::ZERO
+            }
+        }
         Unary::Tanh => x.through(|x| 1.0 - x.tanh() * x.tanh()),
     }
 }
@@ -67,8 +70,8 @@ pub(super) fn embed<T: Real>(
     Ok(out)
 }
 
-/// Gradients of o, lse and the logits from `o', d_o', lse, lse'`: `exp(lse − lse')` of a row stays its own, and what the
-/// sink takes is `(1 − exp(lse − lse')) · Σ d_o' · o'`, to lse and from the logit.
+/// Gradients of o, lse and the logits from `o', d_o', lse, lse'`: `exp(lse − lse')` of a row stays its own, and
+/// `(1 − exp(lse − lse')) · Σ d_o' · o'` moves from the logit to lse.
 pub(super) fn sink<T: Real>(
     operands: &[Operand<'_, T>],
     logits: &TensorType,
@@ -76,7 +79,7 @@ pub(super) fn sink<T: Real>(
 ) -> Result<Vec<Vec<T>>, RunError> {
     let [o, d_o, before, after] = [0, 1, 2, 3].map(|i| operands[i].real());
     let (o, d_o, before, after) = (o?, d_o?, before?, after?);
-    let width = super::partial::width(o, before)?;
+    let width = super::merge::width(o, before)?;
     let rows = operands[2].shape();
     let steps = strides(&extents(region));
     let head: Vec<usize> =
@@ -85,7 +88,7 @@ pub(super) fn sink<T: Real>(
     let mut d_before = vec![T::ZERO; before.len()];
     let mut d_logits = vec![T::ZERO; extents(region).iter().product()];
     for (row, head) in Offsets::new(rows, head, 0).enumerate() {
-        let share = super::partial::share(before[row], after[row]);
+        let share = super::merge::share(before[row], after[row]);
         let mut product = T::ZERO;
         for i in row * width..(row + 1) * width {
             product += d_o[i] * o[i];

@@ -10,7 +10,7 @@ use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
 use ithaca_ir::{Module, Op, Rank, TensorType, ValueId};
 
-use super::lasting::Assigned;
+use super::assigned::Assigned;
 use super::ranks::{Held, absent, compute_all};
 use super::results::Results;
 use super::value::Value;
@@ -31,7 +31,7 @@ struct Interpreter<'a, T: Real> {
     weights: &'a dyn TensorSource,
     inputs: &'a dyn TensorSource,
     storage: Storage,
-    /// What was assigned so far.
+    /// The weights and states assigned so far.
     assigned: Assigned<T>,
 }
 
@@ -115,7 +115,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
         operands: &[&Held<T>],
         depth: usize,
     ) -> Result<Vec<Held<T>>, RunError> {
-        // What a function has is where it runs.
+        // Values of a function are on the ranks that run it.
         let located = |v: ValueId| match at {
             Some(_) => function.ty(v).located(at),
             None => function.ty(v).clone(),
@@ -159,7 +159,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 Ok(vec![self.cut(ty, binding, &stored)])
             }
             Op::Coalesced(members) => {
-                // What travels together arrives as it would alone.
+                // Coalesced collectives give the results of separate ones.
                 let ends = members.iter().zip(operands).zip(node.operands.iter().zip(&node.results));
                 let one = |((op, held), (&x, &z)): ((&Op, &&Held<T>), (&ValueId, &ValueId))| {
                     collective::communicate(&self.module.space, op, &located(x), &located(z), held)
@@ -180,15 +180,15 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 let types: Vec<&TensorType> = types.iter().collect();
                 let results: Vec<&TensorType> = results.iter().collect();
                 let space = &self.module.space;
-                if let Some(visited) = movement::visited(space, op, &types) {
-                    return visited?.compute(space, op, &types, &results, operands);
+                if let Some(whole) = movement::whole_attention(space, op, &types) {
+                    return whole?.compute(space, op, &types, &results, operands);
                 }
                 compute_all(space, op, &types, &results, operands)
             }
         }
     }
 
-    /// Runs a function for each layer: what is carried is handed on, stacks are taken apart and put together.
+    /// Runs a function for each layer: carried values pass from layer to layer, stacks are sliced and stacked.
     fn layers(
         &mut self,
         function: &Function,
@@ -230,7 +230,7 @@ impl<'a, T: Real> Interpreter<'a, T> {
         Ok(carried)
     }
 
-    /// Rounds what is kept in a narrower type.
+    /// Rounds values of narrow types.
     fn keep(&self, ty: &TensorType, held: &mut Held<T>) {
         if self.storage == Storage::Wide {
             return;
@@ -250,16 +250,17 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 return Rc::new(absent(ty));
             }
             let region = space.local_box(ty, rank);
-            Rc::new(match ty.dtype.is_float() {
-                true => Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64)),
-                false => Value::Int(source::cut(space, ty, &region, (binding, stored), |x| x as i32)),
+            Rc::new(if ty.dtype.is_float() {
+                Value::Real(source::cut(space, ty, &region, (binding, stored), T::from_f64))
+            } else {
+                Value::Int(source::cut(space, ty, &region, (binding, stored), |x| x as i32))
             })
         };
         space.mesh.iter_ranks().map(part).collect()
     }
 }
 
-/// A call, and how deep it stands.
+/// A call with its depth.
 struct Loop<'a> {
     callee: FuncId,
     layers: &'a Layers,
@@ -269,7 +270,7 @@ struct Loop<'a> {
     depth: usize,
 }
 
-/// What each layer of a call gave for one result.
+/// One result of each layer of a call.
 type Stack<T> = Vec<Option<Held<T>>>;
 
 /// Element `k` of a stack, on every rank.
@@ -312,9 +313,10 @@ fn stack<T: Real>(elements: &Stack<T>) -> Held<T> {
                     Value::Int(t) => int.extend_from_slice(&t.data),
                 }
             }
-            Rc::new(match is_real {
-                true => Value::Real(Tensor::new(shape, real)),
-                false => Value::Int(Tensor::new(shape, int)),
+            Rc::new(if is_real {
+                Value::Real(Tensor::new(shape, real))
+            } else {
+                Value::Int(Tensor::new(shape, int))
             })
         })
         .collect()

@@ -1,22 +1,22 @@
 //! The loss: cross-entropy of labels, its gradient, and the pieces that ranks with parts of the vocabulary compute.
 //!
-//! Padding counts for nothing: neither what is padded of the vocabulary, whose logits are no one's, nor tokens of padding,
+//! Padding is ignored: neither the padded part of the vocabulary, whose logits are unused, nor tokens of padding,
 //! whatever their labels.
 
 use ithaca_ir::{DimId, Space};
 
-use super::partial::log_sum_exp;
+use super::merge::log_sum_exp;
 use super::rows::Lines;
 use super::value::Operand;
 use crate::error::RunError;
-use crate::place;
+use crate::positions;
 use crate::real::Real;
 use crate::tensor::strides;
 
 /// Rows of logits, and the label of each.
 pub(crate) struct Rows {
     lines: Lines,
-    /// Of each row, the label's index in the vocabulary; none where it is ignored or padding.
+    /// Of each row, the label's index in the vocabulary; `None` where it is ignored or padding.
     labels: Vec<Option<u64>>,
     /// Which columns held are no padding.
     data: Vec<bool>,
@@ -37,7 +37,7 @@ impl Rows {
     ) -> Result<Self, RunError> {
         let lines = Lines::of(logits, over)?;
         let column = logits.ty.position(over).map(|i| logits.region[i].clone()).unwrap_or_default();
-        let data = place::carries_data(space, over, column.clone());
+        let data = positions::carries_data(space, over, column.clone());
         let labels = counted(space, ignore, Some(over), labels)?;
         if labels.len() != lines.starts.len() {
             return Err(RunError::invalid("logits and labels are held in parts that do not fit"));
@@ -45,13 +45,13 @@ impl Rows {
         Ok(Self { lines, labels, data, first: column.start })
     }
 
-    /// Where the logit of a row's label lies, if the rank holds it.
+    /// The offset of the logit of a row's label, if the rank holds it.
     pub(crate) fn label(&self, row: usize) -> Option<usize> {
         let j = usize::try_from(self.labels[row]?.checked_sub(self.first)?).ok()?;
         (j < self.lines.length).then(|| self.lines.starts[row] + j * self.lines.step)
     }
 
-    /// Whether a row's label counts, wherever it lies.
+    /// Whether a row's label counts, on whichever rank it is.
     pub(crate) fn counts(&self, row: usize) -> bool {
         self.labels[row].is_some()
     }
@@ -62,14 +62,14 @@ impl Rows {
         self.data[n..].iter().all(|&data| !data).then_some(n)
     }
 
-    /// The columns that are no padding, by where they lie.
+    /// The offsets of the columns that are not padding.
     fn columns(&self, row: usize) -> impl Iterator<Item = usize> + Clone + '_ {
         let at = move |j: usize| self.lines.starts[row] + j * self.lines.step;
         self.data.iter().enumerate().filter(|&(_, &data)| data).map(move |(j, _)| at(j))
     }
 }
 
-/// Of each token the label that counts; none where it is ignored, or the token is padding.
+/// The label of each token; `None` where it is ignored, or the token is padding.
 fn counted<T: Real>(
     space: &Space,
     ignore: i64,
@@ -83,7 +83,7 @@ fn counted<T: Real>(
         .dims
         .iter()
         .zip(&labels.region)
-        .map(|(&d, held)| place::carries_data(space, d, held.clone()))
+        .map(|(&d, held)| positions::carries_data(space, d, held.clone()))
         .collect();
     let label = |(i, &label): (usize, &i32)| {
         let padding = data.iter().zip(&steps).any(|(data, step)| !data[i / step % data.len()]);
@@ -105,12 +105,12 @@ fn counted<T: Real>(
     labels.int()?.iter().enumerate().map(label).collect()
 }
 
-/// The positions of element `i` of what a rank holds.
+/// The positions of element `i` of a rank's part.
 fn at<T: Real>(space: &Space, x: &Operand<'_, T>, i: usize, steps: &[usize]) -> Vec<u64> {
     let shape = x.shape();
     let along = |d: usize| {
         let index = x.region[d].start + (i / steps[d] % shape[d]) as u64;
-        let positions = place::positions(space, x.ty.dims[d], index..index + 1);
+        let positions = positions::sequence_positions(space, x.ty.dims[d], index..index + 1);
         positions.first().copied().unwrap_or(index)
     };
     (0..shape.len()).map(along).collect()
@@ -178,7 +178,7 @@ pub(super) fn row_lse<T: Real>(space: &Space, x: &Operand<'_, T>, over: DimId) -
     let logits = x.real()?;
     let lines = Lines::of(x, over)?;
     let held = x.ty.position(over).map(|i| x.region[i].clone()).unwrap_or_default();
-    let data = place::carries_data(space, over, held);
+    let data = positions::carries_data(space, over, held);
     let columns = (0..lines.length).filter(|&j| data[j]);
     let line = |&start: &usize| log_sum_exp(columns.clone().map(|j| logits[start + j * lines.step]));
     Ok(lines.starts.iter().map(line).collect())

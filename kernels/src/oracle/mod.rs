@@ -1,26 +1,26 @@
 //! The oracle: an interpreter in plain loops, for whole programs and for per-rank programs on virtual ranks.
 //!
-//! Everything else is judged by it, so it is written to be seen to be right: one loop nest per operation
+//! All other results are compared with it, so it must be obviously right: one loop nest per operation
 //! ([`eval`](mod@eval)), one assembly per collective ([`collective`]), nothing clever. A per-rank operation is the
 //! same operation on a box of global indices, so both levels share the loops; a whole program is a per-rank program
 //! on one rank.
 //!
 //! Real numbers of every element type are held as `T`: a value typed `bf16` is not rounded to `bf16`, unless
-//! [`Storage::AsTyped`] asks for that. Integers are held exactly.
+//! [`Storage::AsTyped`](crate::Storage::AsTyped) asks for that. Integers are held exactly.
 
 pub mod attention;
 pub mod collective;
 pub mod eval;
 mod experts;
 
+mod assigned;
 pub(crate) mod gradients;
 mod interpret;
-mod lasting;
 pub(crate) mod loss;
+mod merge;
 mod movement;
 mod norms;
 mod optimizer;
-mod partial;
 mod parts;
 pub(crate) mod products;
 pub(crate) mod random;
@@ -37,4 +37,4 @@ pub(crate) mod tests;
 pub use crate::assemble::assemble;
 pub use results::Results;
 pub use run::{Interpreted, run, run_ranks, run_stored, step};
-pub use value::{Elements, Held, Operand, Value, Wanted};
+pub use value::{Elements, Held, Operand, ResultSpec, Value};

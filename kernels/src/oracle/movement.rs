@@ -16,11 +16,11 @@ use crate::error::RunError;
 use crate::real::Real;
 
 /// Operands and results of an attention, by which dimensions are put together.
-pub(super) struct Visited<'a> {
+pub(super) struct WholeAttention<'a> {
     attention: &'a Attention,
     /// For each operand, the dimension that a rank must see whole.
     operands: Vec<Option<DimId>>,
-    /// For each result the same; what a rank holds of it is cut out again.
+    /// For each result the same; the rank's part is cut out again.
     results: Vec<Option<DimId>>,
 }
 
@@ -28,11 +28,11 @@ pub(super) struct Visited<'a> {
 ///
 /// # Errors
 /// [`RunError::Unsupported`] where its keys are fetched, as they are when its movement has been carried out.
-pub(super) fn visited<'a>(
+pub(super) fn whole_attention<'a>(
     space: &Space,
     op: &'a Op,
     types: &[&TensorType],
-) -> Option<Result<Visited<'a>, RunError>> {
+) -> Option<Result<WholeAttention<'a>, RunError>> {
     let (attention, backward) = match op {
         Op::Attention(a) => (a, false),
         Op::AttentionBackward(a) => (a, true),
@@ -52,10 +52,10 @@ pub(super) fn visited<'a>(
     };
     let results = if backward { vec![queries, keys, keys, None] } else { vec![None, None] };
     let operands = (0..types.len()).map(of_operand).collect();
-    Some(Ok(Visited { attention, operands, results }))
+    Some(Ok(WholeAttention { attention, operands, results }))
 }
 
-impl Visited<'_> {
+impl WholeAttention<'_> {
     /// Every rank's part of every result.
     pub(super) fn compute<T: Real>(
         &self,
@@ -131,8 +131,5 @@ fn reshard<T: Real>(
     to: &TensorType,
     held: &[Rc<Value<T>>],
 ) -> Result<Held<T>, RunError> {
-    match from == to {
-        true => Ok(held.to_vec()),
-        false => communicate(space, &Op::Reshard, from, to, held),
-    }
+    if from == to { Ok(held.to_vec()) } else { communicate(space, &Op::Reshard, from, to, held) }
 }

@@ -3,8 +3,8 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space};
 
-use super::rows::{Weight, lines_of_norm, norm_size};
-use super::value::{Operand, Wanted};
+use super::rows::{Weight, lines_of_norm, moments, norm_size};
+use super::value::{Operand, ResultSpec};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, extents, strides};
@@ -16,7 +16,7 @@ struct Sums<T> {
 }
 
 impl<T: Real> Sums<T> {
-    fn new(x: &Operand<'_, T>, Wanted { ty, region }: &Wanted<'_>) -> Self {
+    fn new(x: &Operand<'_, T>, ResultSpec { ty, region }: &ResultSpec<'_>) -> Self {
         let shape: Region = region.clone();
         let steps = strides(&extents(&shape));
         let steps = x.ty.dims.iter().map(|&d| ty.position(d).map_or(0, |i| steps[i])).collect();
@@ -29,10 +29,11 @@ impl<T: Real> Sums<T> {
     }
 }
 
-fn wanted<'a, 'w>(results: &'a [Wanted<'w>], n: usize) -> Result<&'a [Wanted<'w>], RunError> {
-    match results.len() == n {
-        true => Ok(results),
-        false => Err(RunError::invalid(format!("the gradient of a norm has {n} results"))),
+fn wanted<'a, 'w>(results: &'a [ResultSpec<'w>], n: usize) -> Result<&'a [ResultSpec<'w>], RunError> {
+    if results.len() == n {
+        Ok(results)
+    } else {
+        Err(RunError::invalid(format!("the gradient of a norm has {n} results")))
     }
 }
 
@@ -61,7 +62,7 @@ pub(super) fn rms_norm<T: Real>(
     over: DimId,
     (eps, offset): (f64, f64),
     operands: &[Operand<'_, T>],
-    results: &[Wanted<'_>],
+    results: &[ResultSpec<'_>],
 ) -> Result<Vec<Vec<T>>, RunError> {
     let results = wanted(results, 2)?;
     let [x, d] = [operands[0].real()?, operands[2].real()?];
@@ -95,7 +96,7 @@ pub(super) fn layer_norm<T: Real>(
     over: DimId,
     eps: f64,
     operands: &[Operand<'_, T>],
-    results: &[Wanted<'_>],
+    results: &[ResultSpec<'_>],
 ) -> Result<Vec<Vec<T>>, RunError> {
     let results = wanted(results, 3)?;
     let [x, d] = [operands[0].real()?, operands[2].real()?];
@@ -107,16 +108,7 @@ pub(super) fn layer_norm<T: Real>(
     let mut dx = x.to_vec();
     for &start in &lines.starts {
         let line = (0..lines.length).map(|j| start + j * lines.step);
-        let mut sum = T::ZERO;
-        for i in line.clone() {
-            sum += x[i];
-        }
-        let mean = sum / n;
-        let mut squares = T::ZERO;
-        for i in line.clone() {
-            squares += (x[i] - mean) * (x[i] - mean);
-        }
-        let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
+        let (mean, root) = moments(x, line.clone(), n, eps);
         let unit = |i: usize| (x[i] - mean) / root;
         let (mut sum, mut product) = (T::ZERO, T::ZERO);
         for i in line.clone() {
@@ -139,7 +131,7 @@ pub(super) fn rms_scale<T: Real>(
     over: &[DimId],
     eps: f64,
     operands: &[Operand<'_, T>],
-    results: &[Wanted<'_>],
+    results: &[ResultSpec<'_>],
 ) -> Result<Vec<Vec<T>>, RunError> {
     let results = wanted(results, 3)?;
     let n = T::from_f64(norm_size(space, over)?);

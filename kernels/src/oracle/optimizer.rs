@@ -38,7 +38,7 @@ pub(super) fn adamw<T: Real>(adamw: &AdamW, operands: &[Operand<'_, T>]) -> Resu
 pub(super) fn clip_factor<T: Real>(max_norm: f64, squares: &Operand<'_, T>) -> Result<Vec<T>, RunError> {
     let factor = |squares: f64| {
         let factor = max_norm / (squares.sqrt() + 1e-6);
-        // Written so that what is not a number stays that.
+        // Written so that NaN stays NaN.
         if factor > 1.0 { 1.0 } else { factor }
     };
     Ok(squares.real()?.iter().map(|x| x.through(factor)).collect())

@@ -1,4 +1,4 @@
-//! Parts of a dimension, taken and joined: strided copies of what a rank holds.
+//! Parts of a dimension, taken and joined: strided copies of a rank's part.
 
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Part, Space, TensorType};
@@ -31,7 +31,7 @@ impl Cut {
         Ok(Self { outer: before * (shape[at] / run), count, inner: run / count * after })
     }
 
-    /// Where part `i` of a run lies in the tensor.
+    /// The offset of part `i` of a run in the tensor.
     fn block(&self, run: usize, i: usize) -> std::ops::Range<usize> {
         let start = (run * self.count + i) * self.inner;
         start..start + self.inner
@@ -39,7 +39,7 @@ impl Cut {
 }
 
 fn part_of(space: &Space, dim: DimId) -> Result<Part, RunError> {
-    space.dims[dim].part.ok_or_else(|| RunError::invalid("a part is taken that is none"))
+    space.dims[dim].part.ok_or_else(|| RunError::invalid("`take` of a dimension that is not a part"))
 }
 
 /// The part `to` of `x`, which holds `region` of `ty`.
@@ -59,7 +59,7 @@ pub(super) fn take<E: Copy>(
     Ok(out)
 }
 
-/// The parts of `to` joined, to what holds `region` of `ty`.
+/// The parts of `to`, joined into `region` of `ty`.
 pub(super) fn join<E: Copy>(
     space: &Space,
     to: DimId,

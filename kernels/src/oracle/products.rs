@@ -63,18 +63,18 @@ pub(super) fn embed<T: Real>(
     let mut out = Vec::with_capacity(ids.len() * width);
     for &id in ids {
         let id = known_row(space, over, id)?;
-        match held.contains(&id) {
-            true => {
-                let row = index(id - held.start) * width;
-                out.extend_from_slice(&rows[row..row + width]);
-            }
-            false => out.extend(std::iter::repeat_n(T::ZERO, width)),
+        if held.contains(&id) {
+            let row = index(id - held.start) * width;
+            out.extend_from_slice(&rows[row..row + width]);
+        } else {
+            out.extend(std::iter::repeat_n(T::ZERO, width))
         }
     }
     let wanted: usize = extents(region).iter().product();
-    match out.len() == wanted && ty.dims.len() == region.len() {
-        true => Ok(out),
-        false => Err(RunError::invalid("`embed` gives another shape than its type")),
+    if out.len() == wanted && ty.dims.len() == region.len() {
+        Ok(out)
+    } else {
+        Err(RunError::invalid("`embed` gives another shape than its type"))
     }
 }
 
@@ -128,12 +128,13 @@ pub(super) fn repeat<T: Real>(
         .clone()
         .map(|copy| {
             let original = copy / times;
-            match x.region[i].contains(&original) {
-                true => Ok(index(original - x.region[i].start)),
-                false => Err(RunError::invalid(format!(
+            if x.region[i].contains(&original) {
+                Ok(index(original - x.region[i].start))
+            } else {
+                Err(RunError::invalid(format!(
                     "`repeat` needs element {original} of `{}`, which the rank does not hold",
                     space.dims[from].name
-                ))),
+                )))
             }
         })
         .collect::<Result<_, _>>()?;

@@ -6,11 +6,11 @@ use ithaca_ir::{Space, TensorType};
 
 use super::value::{Elements, Operand, Value};
 use crate::error::RunError;
-use crate::place;
+use crate::positions;
 use crate::real::Real;
 use crate::tensor::{Tensor, extents};
 
-/// What one rank holds of the result, whose type and region are `wanted`.
+/// A rank's part of the result, whose type and region are `wanted`.
 ///
 /// # Errors
 /// [`RunError::Invalid`] for `layer_key`, of which [`layer_key`] knows the layer.
@@ -85,12 +85,12 @@ fn number<T: Real>(number: &Operand<'_, T>) -> Result<i64, RunError> {
     }
 }
 
-/// One for each element that is kept. What is drawn for an element follows from its position along each dimension,
+/// One for each element that is kept. The draw of an element depends on its position along each dimension,
 /// outermost first.
 fn mask(space: &Space, (ty, region): (&TensorType, &Region), from: u64, rate: f64) -> Vec<i32> {
     let mut states = vec![from];
     for (&dim, range) in ty.dims.iter().zip(region) {
-        let positions = place::positions(space, dim, range.clone());
+        let positions = positions::sequence_positions(space, dim, range.clone());
         let positions: Vec<u64> = positions.into_iter().map(|p| space.origin(dim, p)).collect();
         let next = states.iter().flat_map(|&state| positions.iter().map(move |&p| random::mix(state, p)));
         states = next.collect();

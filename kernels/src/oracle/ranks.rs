@@ -5,12 +5,12 @@ use std::rc::Rc;
 use ithaca_ir::{Op, Space, TensorType};
 
 use super::eval;
-use super::value::{Operand, Value, Wanted};
+use super::value::{Operand, ResultSpec, Value};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Tensor, index};
 
-/// What all ranks hold of a value, in order of ranks.
+/// A value on all ranks, in order of ranks.
 pub(super) type Held<T> = Vec<Rc<Value<T>>>;
 
 /// Every rank's part of every result of an operation on local tensors.
@@ -34,8 +34,8 @@ pub(super) fn compute_all<T: Real>(
             let elements = held[index(rank.0)].elements();
             parts.push(Operand { ty, region: space.local_box(ty, rank), elements });
         }
-        let wanted: Vec<Wanted<'_>> =
-            results.iter().map(|&ty| Wanted { ty, region: space.local_box(ty, rank) }).collect();
+        let wanted: Vec<ResultSpec<'_>> =
+            results.iter().map(|&ty| ResultSpec { ty, region: space.local_box(ty, rank) }).collect();
         let values = eval::eval(space, op, &parts, &wanted)?;
         if values.len() < results.len() {
             return Err(RunError::invalid(format!("`{}` gives too few results", op.name())));
@@ -47,11 +47,12 @@ pub(super) fn compute_all<T: Real>(
     Ok(out)
 }
 
-/// What a rank has of a value that other ranks hold.
+/// The empty part of a rank that does not hold a value.
 pub(super) fn absent<T: Real>(ty: &TensorType) -> Value<T> {
     let shape = vec![0; ty.dims.len().max(1)];
-    match ty.dtype.is_float() {
-        true => Value::Real(Tensor::new(shape, Vec::new())),
-        false => Value::Int(Tensor::new(shape, Vec::new())),
+    if ty.dtype.is_float() {
+        Value::Real(Tensor::new(shape, Vec::new()))
+    } else {
+        Value::Int(Tensor::new(shape, Vec::new()))
     }
 }

@@ -28,14 +28,15 @@ impl Lines {
 /// The dimension of a norm; a mean over padding would be another mean.
 fn unpadded(space: &Space, over: DimId) -> Result<&Dim, RunError> {
     let dim = &space.dims[over];
-    match dim.valid == dim.size {
-        true => Ok(dim),
-        false => Err(RunError::Unsupported(format!(
+    if dim.valid == dim.size {
+        Ok(dim)
+    } else {
+        Err(RunError::Unsupported(format!(
             "a norm over `{}`, of which {} of {} elements are padding,",
             dim.name,
             dim.size - dim.valid,
             dim.size
-        ))),
+        )))
     }
 }
 
@@ -52,9 +53,10 @@ pub(super) fn lines_of_norm<T: Real>(
 ) -> Result<Lines, RunError> {
     let dim = unpadded(space, over)?;
     let lines = Lines::of(x, over)?;
-    match lines.length as u64 == dim.size {
-        true => Ok(lines),
-        false => Err(RunError::invalid(format!("a norm over `{}` on a part of it", dim.name))),
+    if lines.length as u64 == dim.size {
+        Ok(lines)
+    } else {
+        Err(RunError::invalid(format!("a norm over `{}` on a part of it", dim.name)))
     }
 }
 
@@ -75,7 +77,7 @@ pub(super) fn softmax<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -
     Ok(out)
 }
 
-/// A weight of a norm: its elements and, per element of x, where they lie.
+/// A weight of a norm: its elements and, per element of x, their offsets.
 pub(super) struct Weight<'a, T> {
     data: &'a [T],
     at: Vec<usize>,
@@ -147,6 +149,20 @@ pub(super) fn rms_scale<T: Real>(
     Ok(scaled.collect())
 }
 
+/// The mean of a line of `n` elements, and the root of its variance plus `eps`.
+pub(super) fn moments<T: Real>(x: &[T], line: impl Iterator<Item = usize> + Clone, n: T, eps: f64) -> (T, T) {
+    let mut sum = T::ZERO;
+    for i in line.clone() {
+        sum += x[i];
+    }
+    let mean = sum / n;
+    let mut squares = T::ZERO;
+    for i in line {
+        squares += (x[i] - mean) * (x[i] - mean);
+    }
+    (mean, (squares / n + T::from_f64(eps)).through(f64::sqrt))
+}
+
 /// `(x − mean) / sqrt(variance + eps) · weight + bias`, the variance being that of the line itself.
 pub(super) fn layer_norm<T: Real>(
     space: &Space,
@@ -162,16 +178,7 @@ pub(super) fn layer_norm<T: Real>(
     let mut out = x.to_vec();
     for &start in &lines.starts {
         let line = (0..lines.length).map(|j| start + j * lines.step);
-        let mut sum = T::ZERO;
-        for i in line.clone() {
-            sum += x[i];
-        }
-        let mean = sum / n;
-        let mut squares = T::ZERO;
-        for i in line.clone() {
-            squares += (x[i] - mean) * (x[i] - mean);
-        }
-        let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
+        let (mean, root) = moments(x, line.clone(), n, eps);
         for i in line {
             out[i] = (x[i] - mean) / root;
             if let Some(w) = &weight {
@@ -185,7 +192,7 @@ pub(super) fn layer_norm<T: Real>(
     Ok(out)
 }
 
-/// Rotates pair `i` of the first `width` elements by `position · frequency[i]`; elements behind pass through.
+/// Rotates pair `i` of the first `width` elements by `position · frequency[i]`; later elements pass through.
 pub(super) fn rotary<T: Real>(
     rotary: &Rotary,
     x: &Operand<'_, T>,

@@ -12,7 +12,7 @@ use crate::tensor::Outputs;
 
 /// Runs a module of the program level.
 ///
-/// `weights` answer its `param`s and `inputs` its `input`s; a `state` is zero where `weights` has none of its name.
+/// `weights` answer its `param`s and `inputs` its `input`s; a `state` is zero where `weights` has no tensor of its name.
 /// Outputs are those of `main`, cut to the valid part of every dimension; integers are returned as numbers.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ pub fn run_ranks<T: Interpreted>(
     }
 }
 
-/// Runs a module of any level, values being kept as `storage` says.
+/// Runs a module of any level with values stored as `storage` says.
 ///
 /// # Errors
 /// As [`run_ranks`], whatever the level.
@@ -67,10 +67,10 @@ pub fn run_stored<T: Interpreted>(
 
 /// Runs a module of any level, and returns beside its outputs the weights and states that it assigned.
 ///
-/// Further steps are run by giving back what was kept, over the weights of the first.
+/// The next step reads the updates, layered over the weights of the first.
 ///
 /// # Errors
-/// As [`run_ranks`], whatever the level; copies of what is kept must agree bit for bit as those of outputs.
+/// As [`run_ranks`], whatever the level; copies of updates must agree bit for bit, as those of outputs.
 pub fn step<T: Interpreted>(
     module: &Module,
     weights: &dyn TensorSource,
@@ -80,7 +80,8 @@ pub fn step<T: Interpreted>(
     T::interpret(module, weights, inputs, storage)
 }
 
-/// What the interpreter is compiled for: here, once for each type, not again in every crate that calls it.
+/// A number type of the interpreter. The interpreter is compiled here, once for each type, not in every crate that uses
+/// it.
 pub trait Interpreted: Real {
     /// [`step`] with numbers of this type.
     ///

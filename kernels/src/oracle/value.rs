@@ -35,7 +35,7 @@ pub enum Elements<'a, T> {
     Int(&'a [i32]),
 }
 
-/// An operand: what one rank holds of a value.
+/// An operand: one rank's part of a value.
 #[derive(Clone, Debug)]
 pub struct Operand<'a, T> {
     /// The type of the value.
@@ -46,16 +46,16 @@ pub struct Operand<'a, T> {
     pub elements: Elements<'a, T>,
 }
 
-/// A result: what one rank is to hold of a value.
+/// The type of a result and the part of it that a rank computes.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct ResultSpec<'a> {
     /// The type of the value.
     pub ty: &'a TensorType,
     /// The global indices that the rank is to hold.
     pub region: Region,
 }
 
-/// What a rank holds of a tensor: its type and the global indices.
+/// The part of a tensor on a rank: its type and the global indices.
 pub type Held<'a> = (&'a TensorType, &'a Region);
 
 impl<'a, T: Real> Operand<'a, T> {

@@ -57,7 +57,7 @@ impl Checkpoint {
         Self { path: file.path().to_owned(), shards: vec![file], of }
     }
 
-    /// What the first file says of itself.
+    /// The metadata of the first file.
     pub fn about(&self) -> About {
         self.shards.first().map(SafeTensorsFile::about).unwrap_or_default()
     }
@@ -85,7 +85,7 @@ impl Checkpoint {
         }
     }
 
-    /// Opens an index and all its shards, which lie beside it.
+    /// Opens an index and all its shards, in the same folder.
     ///
     /// # Errors
     /// [`StoreError::Io`] and [`StoreError::Corrupt`] for the index or a shard, [`StoreError::Missing`] for a tensor

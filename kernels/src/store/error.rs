@@ -8,27 +8,27 @@ pub enum StoreError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: `open`, `read`, `write`.
+        /// The action: `open`, `read`, `write`.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// Its reason.
         source: std::io::Error,
     },
-    /// The file is not what its name says.
+    /// The file does not have the format of its name.
     #[error("{} is not a valid {format} file: {reason}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
         /// The format it should have.
         format: &'static str,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
     /// No tensor of that name.
     #[error("{store} has no tensor `{name}`{}", nearest.as_ref().map(|n| format!("; it has `{n}`")).unwrap_or_default())]
     Missing {
-        /// What was searched.
+        /// The source.
         store: String,
         /// The name.
         name: String,

@@ -1,7 +1,7 @@
 //! A source whose experts are stored as one tensor, for a program that names each by itself.
 //!
 //! Checkpoints have a tensor for each matrix of each expert (`mlp.experts.0.gate_proj.weight`, or, of Mixtral,
-//! `block_sparse_moe.experts.0.w1.weight`). Version 5 of the library holds all experts in one, gate and up one behind the
+//! `block_sparse_moe.experts.0.w1.weight`). Version 5 of the library holds all experts in one, gate and up one after the
 //! other: `mlp.experts.gate_up_proj` `[experts, 2 · width, hidden]` and `mlp.experts.down_proj`
 //! `[experts, hidden, width]`. A program names tensors the first way; this adapter finds them the second way too, the
 //! exact name always coming first.
@@ -19,7 +19,7 @@ pub struct FusedExperts<S> {
     asked: Vec<String>,
 }
 
-/// Where an expert's matrix lies in a fused tensor.
+/// The place of an expert's matrix in a fused tensor.
 struct Window {
     /// The fused tensor.
     name: String,
@@ -112,7 +112,7 @@ impl<S: TensorSource> TensorSource for FusedExperts<S> {
     fn names(&self) -> Vec<String> {
         let elements = |shape: Vec<u64>| shape.iter().product::<u64>();
         let mut names = self.source.names();
-        // How many elements of each stored tensor are asked for by other names.
+        // The number of elements of each stored tensor that other names need.
         let mut met: BTreeMap<String, u64> = BTreeMap::new();
         for asked in self.asked.iter().filter(|name| self.source.shape(name).is_none()) {
             let alias = self.alias(asked).and_then(|alias| Some((self.source.shape(&alias)?, alias)));

@@ -1,6 +1,6 @@
 //! One file in the safetensors format: a JSON header, then the tensors.
 //!
-//! Only the header is held in memory; a tensor is read when it is asked for.
+//! Only the header is held in memory; a tensor is read on request.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -82,12 +82,12 @@ impl SafeTensorsFile {
         Ok(Self { path, metadata, data_start })
     }
 
-    /// Where the file lies.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file says of itself.
+    /// The metadata of the file.
     pub fn about(&self) -> About {
         self.metadata.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
     }

@@ -1,4 +1,4 @@
-//! A source over another: what a step kept, before the files that the first step read.
+//! A source over another: the updates of a step over the files that the first step read.
 
 use super::error::StoreError;
 use super::source::TensorSource;

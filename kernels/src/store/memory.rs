@@ -26,7 +26,7 @@ impl Tensors {
 }
 
 impl<T: Real> From<&Outputs<T>> for Tensors {
-    /// What a run gave or kept, for another run to read.
+    /// Outputs or updates of a run, for another run to read.
     fn from(outputs: &Outputs<T>) -> Self {
         outputs.iter().map(|(name, tensor)| (name.clone(), tensor.map(T::to_f64))).collect()
     }

@@ -40,7 +40,7 @@ enum Spread {
     Below(u64),
 }
 
-/// What a value is used for, as far as it matters to its elements.
+/// The use of a value that determines its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
     /// The weight of a norm.
@@ -115,10 +115,10 @@ fn layers_of(module: &Module) -> Vec<Vec<u64>> {
     layers.into_iter().map(|ranges| ranges.into_iter().flatten().collect()).collect()
 }
 
-/// What each value of `function` is used for, indexed by value.
+/// The use of each value of `function`, indexed by value.
 fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> Vec<Option<Use>> {
     let mut uses: Vec<Option<Use>> = vec![None; function.values.len()];
-    // Backwards, so that a use is known before what hands the value on.
+    // Backwards, so that a use is known before the operations that pass the value on.
     for node in function.nodes.iter().rev() {
         let mut note = |value: ValueId, found: Option<Use>| {
             let known = &mut uses[value.index()];
@@ -152,7 +152,7 @@ fn uses(module: &Module, function: &Function, callees: &[Vec<Option<Use>>]) -> V
                     uses[node.operands[0].index()] = found;
                 }
             }
-            // Other operations make other values of what they read.
+            // Other operations compute new values.
             _ => {}
         }
     }

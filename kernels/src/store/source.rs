@@ -5,22 +5,22 @@ use crate::tensor::Tensor;
 
 /// Named tensors that can be read.
 pub trait TensorSource: Sync {
-    /// What it is, for messages: a path, or a description.
+    /// A path or description, for messages.
     fn description(&self) -> String;
 
     /// The names, sorted.
     fn names(&self) -> Vec<String>;
 
-    /// The shape of a tensor; `None` when there is none of that name.
+    /// The shape of a tensor; `None` when it has no tensor of that name.
     fn shape(&self, name: &str) -> Option<Vec<u64>>;
 
     /// A whole tensor.
     ///
     /// # Errors
-    /// [`StoreError`]: a name that is not there, a type that cannot be read, a file that does not hold what it says.
+    /// [`StoreError`]: an unknown name, an unsupported type, a corrupt file.
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError>;
 
-    /// The error of a tensor `name` that is not there.
+    /// The error of a missing tensor `name`.
     fn missing(&self, name: &str) -> StoreError {
         StoreError::Missing {
             store: self.description(),

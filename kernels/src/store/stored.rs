@@ -22,7 +22,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// The type in which a file has what a program has in `dtype`.
+    /// The stored type of a program's `dtype`.
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F64 => Stored::F64,
@@ -54,7 +54,7 @@ impl Stored {
         }
     }
 
-    /// The type that the format names so; none for a type that is not supported.
+    /// The type of that name in the format; `None` for one that is not supported.
     pub(super) fn parse(dtype: Dtype) -> Option<Self> {
         Some(match dtype {
             Dtype::F64 => Stored::F64,
@@ -63,7 +63,7 @@ impl Stored {
             Dtype::BF16 => Stored::BF16,
             Dtype::I64 => Stored::I64,
             Dtype::I32 => Stored::I32,
-            // The crate's enum is open; what is not listed is refused by name.
+            // The crate's enum is open; unknown types are refused by name.
             _ => return None,
         })
     }

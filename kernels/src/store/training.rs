@@ -1,9 +1,9 @@
-//! Checkpoints of training: what a run of steps continues from.
+//! Checkpoints of training, from which a run continues.
 //!
 //! One safetensors file with every weight of the program and every state of its optimizer (moments, weights in full
-//! precision, the count of steps) under their stored names; no gradients, which every step makes anew. So it is a
-//! checkpoint of the model as well, and independent of the plan that the run was laid out by. Numbers are kept bit for bit as
-//! the run held them: in their own type, or, where the run kept numbers of a narrow type in single precision, in that.
+//! precision, the count of steps) under their stored names; no gradients, which every step computes. So it is a
+//! checkpoint of the model as well, and independent of the plan of the run. Numbers are stored bit for bit as in the run: in
+//! their own type, or in single precision where the run did not round narrow types.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use super::source::TensorSource;
 use super::stored::Stored;
 use super::write::{About, write_about};
 use crate::error::RunError;
-use crate::lasting;
+use crate::persistent;
 use crate::storage::Storage;
 use crate::tensor::{Outputs, Tensor};
 
-/// Under which key a checkpoint of training says that it is one.
+/// The metadata key of checkpoints of training.
 const KEY: &str = "ithaca.checkpoint";
 
 /// The version that is read and written.
@@ -40,10 +40,10 @@ pub enum TrainingError {
     /// The schedule contradicts itself.
     #[error(transparent)]
     Schedule(#[from] RunError),
-    /// The program keeps nothing.
-    #[error("the program is no step of training: it writes neither weights nor states of an optimizer")]
+    /// The program updates nothing.
+    #[error("the program is not a training step: it writes neither weights nor states of an optimizer")]
     NoTraining,
-    /// A folder whose model is none that was saved by training.
+    /// A folder whose model was not saved by training.
     #[error("{} is not a checkpoint of training, and is not replaced by one unless it is named", .0.display())]
     Model(PathBuf),
     /// Another version.
@@ -84,13 +84,13 @@ fn listed(names: &[String]) -> String {
 /// A checkpoint of training that goes with a program.
 #[derive(Debug)]
 pub struct Resumed {
-    /// Weights and states; what it lacks are weights that the program does not change.
+    /// Weights and states; weights that the program does not change may be missing.
     pub tensors: Checkpoint,
     /// Steps that were taken, if the optimizer counts them.
     pub step: Option<u64>,
 }
 
-/// Where a checkpoint named `path` is written: there, or as `model.safetensors` in the folder that it is.
+/// The file of a checkpoint named `path`: the path itself, or `model.safetensors` in it if it is a folder.
 ///
 /// # Errors
 /// Before any work is done: [`TrainingError::NoTraining`], [`TrainingError::Model`] for a folder with another model, and
@@ -109,25 +109,25 @@ pub fn target(path: &Path, schedule: &Schedule) -> Result<PathBuf, TrainingError
     Ok(file)
 }
 
-/// Writes what a run of `schedule` continues from: what it `kept`, and the weights that it did not change from where it
-/// read them, `before`.
+/// Writes the checkpoint after a run of `schedule`: its `updated` tensors, and the weights that it did not change, from
+/// `before`.
 ///
 /// # Errors
-/// [`StoreError`]; nothing is left at `path` then that was not there before.
+/// [`StoreError`]; `path` is then unchanged.
 pub fn save(
     path: &Path,
     schedule: &Schedule,
-    kept: &Outputs<f32>,
+    updated: &Outputs<f32>,
     before: &dyn TensorSource,
     storage: Storage,
 ) -> Result<(), TrainingError> {
     let mut tensors: BTreeMap<String, (Stored, Tensor<f64>)> = BTreeMap::new();
-    for one in lasting::of(schedule)?.iter().filter(|one| !one.is_gradient()) {
+    for one in persistent::tensors(schedule)?.iter().filter(|one| !one.is_gradient()) {
         for (name, _) in one.stored(&schedule.space) {
             if tensors.contains_key(&name) {
                 continue;
             }
-            let tensor = match kept.get(&name) {
+            let tensor = match updated.get(&name) {
                 Some(tensor) => tensor.map(f64::from),
                 // The run had it in single precision.
                 None => before.read(&name)?.map(|x| f64::from(x as f32)),
@@ -140,7 +140,7 @@ pub fn save(
     Ok(write_about(path, &about, &tensors)?)
 }
 
-/// The type in which a file has what a run held of type `dtype`.
+/// The stored type of a run's values of type `dtype`.
 fn held_as(dtype: DType, storage: Storage) -> Stored {
     match (storage, dtype) {
         (Storage::Wide, DType::F16 | DType::BF16) => Stored::F32,
@@ -161,7 +161,7 @@ pub fn resume(path: &Path, schedule: &Schedule) -> Result<Resumed, TrainingError
     }
     let mut known = BTreeSet::new();
     let mut lacks = BTreeSet::new();
-    for one in lasting::of(schedule)?.iter().filter(|one| !one.is_gradient()) {
+    for one in persistent::tensors(schedule)?.iter().filter(|one| !one.is_gradient()) {
         for (name, expected) in one.stored(&schedule.space) {
             match file.shape(&name) {
                 Some(found) if found != expected => {
@@ -191,9 +191,10 @@ pub fn resume(path: &Path, schedule: &Schedule) -> Result<Resumed, TrainingError
 }
 
 fn check_training(schedule: &Schedule) -> Result<(), TrainingError> {
-    let lasting = lasting::of(schedule)?;
-    match lasting.iter().any(|one| one.is_written && !one.is_gradient()) {
-        true => Ok(()),
-        false => Err(TrainingError::NoTraining),
+    let lasting = persistent::tensors(schedule)?;
+    if lasting.iter().any(|one| one.is_written && !one.is_gradient()) {
+        Ok(())
+    } else {
+        Err(TrainingError::NoTraining)
     }
 }

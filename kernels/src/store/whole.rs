@@ -1,7 +1,7 @@
-//! Files that are written whole or not at all: beside their place first, then renamed.
+//! Atomic writes: a temporary file in the same folder, then a rename.
 //!
-//! A rename replaces what has the name, whatever it is. So what is no regular file (a device such as `/dev/null`, a pipe
-//! with a name) is written straight into, and of a symbolic link the file that it leads to is replaced.
+//! A rename replaces any file of that name. So a file that is not regular (a device such as `/dev/null`, a named pipe) is
+//! written directly, and the target of a symbolic link is replaced, not the link.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-/// A file in the making. Nothing is seen at its path before [`finish`](Self::finish); dropped, it leaves nothing.
+/// A file being written. It appears at its path with [`finish`](Self::finish); dropping it leaves nothing.
 #[derive(Debug)]
 pub struct WholeFile(Out);
 
 #[derive(Debug)]
 enum Out {
     Beside(NamedTempFile, PathBuf),
-    /// Into what is no regular file, which can be neither replaced nor half-written.
-    Straight(File),
+    /// A file that is not regular, which cannot be replaced.
+    Direct(File),
 }
 
-/// What a path stands for.
+/// The kind of file at a path.
 enum Place {
-    /// A regular file, or none yet: here, when all links are followed.
+    /// A regular file or a free path, with all links resolved.
     File(PathBuf),
     /// A device, a pipe or a socket.
     Other,
@@ -36,14 +36,14 @@ impl WholeFile {
     pub fn create(path: &Path) -> std::io::Result<Self> {
         match place(path)? {
             Place::File(path) => Ok(Self(Out::Beside(beside(&path)?, path))),
-            Place::Other => OpenOptions::new().write(true).open(path).map(|file| Self(Out::Straight(file))),
+            Place::Other => OpenOptions::new().write(true).open(path).map(|file| Self(Out::Direct(file))),
         }
     }
 
-    /// Says before long work whether a file could be made at `path` after it.
+    /// Checks before long work that a file can be written to `path`.
     ///
     /// # Errors
-    /// As [`create`](Self::create); what is no regular file is not opened for this, as a pipe would wait for its reader.
+    /// As [`create`](Self::create); a file that is not regular is not opened, as a pipe would wait for its reader.
     pub fn check(path: &Path) -> std::io::Result<()> {
         match place(path)? {
             Place::File(path) => beside(&path).map(drop),
@@ -51,14 +51,14 @@ impl WholeFile {
         }
     }
 
-    /// Has the machine keep what was written, so that a power cut after [`finish`](Self::finish) takes nothing of it.
+    /// Flushes the data to the disk, so that a power cut after [`finish`](Self::finish) loses nothing.
     ///
     /// # Errors
     /// When the machine cannot.
     pub fn keep(&self) -> std::io::Result<()> {
         match &self.0 {
             Out::Beside(file, _) => file.as_file().sync_all(),
-            Out::Straight(_) => Ok(()),
+            Out::Direct(_) => Ok(()),
         }
     }
 
@@ -69,7 +69,7 @@ impl WholeFile {
     pub fn finish(self) -> std::io::Result<()> {
         match self.0 {
             Out::Beside(file, path) => file.persist(path).map(drop).map_err(|e| e.error),
-            Out::Straight(_) => Ok(()),
+            Out::Direct(_) => Ok(()),
         }
     }
 }
@@ -78,14 +78,14 @@ impl Write for WholeFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match &mut self.0 {
             Out::Beside(file, _) => file.write(bytes),
-            Out::Straight(file) => file.write(bytes),
+            Out::Direct(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         match &mut self.0 {
             Out::Beside(file, _) => file.flush(),
-            Out::Straight(file) => file.flush(),
+            Out::Direct(file) => file.flush(),
         }
     }
 }
@@ -101,7 +101,7 @@ fn place(path: &Path) -> std::io::Result<Place> {
         Ok(there) if there.is_file() => std::fs::canonicalize(path).map(Place::File),
         Ok(_) => Ok(Place::Other),
         Err(error) if error.kind() == ErrorKind::NotFound => match std::fs::read_link(path) {
-            // A link to what is not there yet; links in a circle are another error.
+            // A link to a path that does not exist yet; circular links are another error.
             Ok(to) => place(&folder(path).join(to)),
             Err(_) => Ok(Place::File(path.to_owned())),
         },
@@ -122,7 +122,7 @@ fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
     builder.tempfile_in(folder).map_err(|error| error.kind().into())
 }
 
-/// Readable and writable by all, less what the process takes away from its files; temporary files are private else.
+/// Readable and writable by all, less the umask of the process; temporary files would be private.
 #[cfg(unix)]
 fn of_new_files() -> Option<Permissions> {
     use std::os::unix::fs::PermissionsExt;

@@ -12,7 +12,7 @@ use crate::tensor::{Tensor, index};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-/// What a file says of itself, beside its tensors.
+/// The metadata of a file.
 pub type About = BTreeMap<String, String>;
 
 /// A tensor of a file, without its elements.
@@ -27,7 +27,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// By which files sort their tensors: wide types first, so that all lie aligned, then names.
+    /// The sort key of the tensors of a file: wide types first, so that all are aligned, then names.
     pub fn order(&self) -> (Reverse<Dtype>, &str) {
         (Reverse(self.stored.dtype()), &self.name)
     }
@@ -35,7 +35,7 @@ impl Entry {
     /// Bytes of the elements.
     ///
     /// # Panics
-    /// When they are more than memory has addresses for; what is written or was read is fewer.
+    /// When they exceed the address space; a tensor in memory never does.
     pub fn bytes(&self) -> usize {
         self.shape.iter().map(|&n| index(n)).product::<usize>() * self.stored.bytes()
     }
@@ -119,7 +119,7 @@ pub fn write(path: &Path, tensors: &[(&str, Stored, &Tensor<f64>)]) -> Result<()
     write_about(path, &About::new(), tensors)
 }
 
-/// As [`write`](fn@write), with what the file says of itself.
+/// As [`write`](fn@write), with metadata.
 ///
 /// # Errors
 /// As [`write`](fn@write).

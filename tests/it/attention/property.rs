@@ -1,11 +1,8 @@
 //! Random attentions under random strategies: the ranks together compute what one device does, in double precision, forward
 //! and backward; and some of them run as schedules that send what the program says.
-//!
-//! `ITHACA_SEED=17` replays one case, `ITHACA_SEED=1000..9000` runs many.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ithaca_ir::{DType, Diagnostics, Dim, Module, Order, text, verify};
@@ -14,9 +11,10 @@ use ithaca_kernels::{Outputs, oracle};
 
 use super::case::{Case, Extent};
 use super::{check, dense, draw};
+use crate::tier;
 
-/// Cases of the suite, shared by its tests.
-const CASES: u64 = 6000;
+/// Cases of the suite, shared by its tests: by default, and of the full tier.
+const CASES: [u64; 2] = [1200, 6000];
 
 /// Tests that share them, for as many cores.
 const SHARES: u64 = 4;
@@ -114,23 +112,11 @@ fn run_caught(seed: u64, case: &Case) -> Result<Fate, String> {
     })
 }
 
-/// The seeds that the environment asks for.
-fn asked() -> Option<Range<u64>> {
-    let text = std::env::var("ITHACA_SEED").ok()?;
-    let number =
-        |text: &str| text.trim().parse::<u64>().expect("ITHACA_SEED is a number or a range of numbers");
-    Some(match text.split_once("..") {
-        Some((from, to)) => number(from)..number(to),
-        None => number(&text)..number(&text) + 1,
-    })
-}
-
 /// The share's cases: every strategy is drawn as often as any other. What became of them is printed, for people.
 #[expect(clippy::print_stderr, reason = "shown with --nocapture")]
 fn check_share(share: u64) {
-    let asked = asked();
-    let seeds = asked.clone().unwrap_or(0..CASES);
-    let whole_suite = asked.is_none();
+    let [few, all] = CASES;
+    let seeds = tier::draws(few, all);
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     let mut featured: BTreeMap<&str, u64> = BTreeMap::new();
     let mut failures: Vec<(u64, Case, String)> = Vec::new();
@@ -153,20 +139,24 @@ fn check_share(share: u64) {
     }
     writeln!(report, "accepted with {featured:?}").unwrap();
     for (seed, case, what) in &failures {
-        writeln!(report, "ITHACA_SEED={seed} {} {:?}: {what}", case.pipeline(), case.mask).unwrap();
+        writeln!(report, "ITHACA_SEED={seed}..{} {} {:?}: {what}", seed + 1, case.pipeline(), case.mask)
+            .unwrap();
     }
     if let [(_, case, _)] = failures.as_slice() {
         writeln!(report, "{case:#?}\n{}", text::print(&case.whole())).unwrap();
     }
     assert!(failures.is_empty(), "{} cases failed\n{report}", failures.len());
-    if whole_suite {
+    if !tier::is_replay() {
         assert_eq!(tallies.len(), draw::strategies().len());
         for (strategy, Tally { accepted, refused }) in &tallies {
             let refused: u64 = refused.values().sum();
             assert!(*accepted > refused / 2, "{strategy} refuses nearly everything\n{report}");
         }
         assert_eq!(featured.len(), FEATURES, "some features are never drawn\n{report}");
-        assert!(featured.values().all(|&n| n >= 5), "some features are hardly drawn\n{report}");
+        assert!(
+            featured.values().all(|&n| n >= tier::count(1, 5)),
+            "some features are hardly drawn\n{report}"
+        );
     }
     eprintln!("{report}");
 }

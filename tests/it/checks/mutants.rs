@@ -1,7 +1,4 @@
 //! Every mutant of the corpus is caught, or proven harmless the long way; and the corpus itself raises no alarm.
-//!
-//! `ITHACA_MUTANTS=N` makes N mutants of each kind and schedule in place of one, and `ITHACA_MUTANTS=A..B` those of the draws
-//! from A on to B.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,6 +10,7 @@ use super::corpus::{Case, corpus};
 use super::mutators::{MUTATORS, Mutant, Odd, drop_on_one_rank, drop_on_one_stage, swap, swap_on_one_rank};
 use super::order::{difference, facts, wires_fit};
 use crate::generate::Choices;
+use crate::tier;
 
 /// What the checks say of a schedule that should do what a program says.
 pub(super) fn judge(mutant: &Schedule, case: &Case) -> Option<Diagnostic> {
@@ -21,12 +19,9 @@ pub(super) fn judge(mutant: &Schedule, case: &Case) -> Option<Diagnostic> {
     said.err().map(|diagnostics| diagnostics[0].clone())
 }
 
+/// Mutants of each kind and schedule.
 fn rounds() -> Range<u64> {
-    let read = |asked: String| match asked.split_once("..") {
-        Some((start, end)) => Some(start.parse().ok()?..end.parse().ok()?),
-        None => Some(0..asked.parse().ok()?),
-    };
-    std::env::var("ITHACA_MUTANTS").ok().and_then(read).unwrap_or(0..1)
+    tier::draws(1, 2)
 }
 
 /// What may leave nobody at the other end: the task is gone, no task touches the buffer, or a whole call is another.

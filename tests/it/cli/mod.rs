@@ -61,14 +61,15 @@ pub(crate) fn refused(folder: &Path, args: &str) -> String {
     ran.err
 }
 
-/// Every path below a folder, sorted.
+/// Every path below a folder, sorted; of the repository, where others write too, none below its folders.
 pub(crate) fn listing(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![folder.to_owned()];
+    let is_repository = folder.join("Cargo.lock").exists();
     while let Some(folder) = open.pop() {
         for entry in std::fs::read_dir(&folder).unwrap() {
             let entry = entry.unwrap();
-            if entry.file_type().unwrap().is_dir() {
+            if entry.file_type().unwrap().is_dir() && !is_repository {
                 open.push(entry.path());
             }
             found.push(entry.path());

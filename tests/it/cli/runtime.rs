@@ -15,7 +15,7 @@ fn a_rank_that_fails_ends_the_run_and_is_named() {
     assert!(error.contains("rank 1 failed at task 3 of `block` at layer 1"), "{error}");
     // Somebody waits for it, and gives up.
     let error = refused(folder.path(), &format!("{RUN} --fault 1:block/3=hang --timeout 1"));
-    assert!(error.contains("waits for rank 1, longer than was allowed"), "{error}");
+    assert!(error.contains("waits for rank 1, longer than the timeout"), "{error}");
 }
 
 #[test]

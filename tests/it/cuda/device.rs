@@ -22,15 +22,15 @@ use ithaca_passes::import::Workload;
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
-use super::distributed::{can_run, module};
-use super::root;
-
-/// The compiler that the callers have found.
-const COMPILER: &str = "g++";
+use super::distributed::module;
+use super::{can_run, compiler, root};
 
 pub(super) fn compile(kernels: &BTreeSet<String>) -> Arc<HostKernels> {
     let headers = root().join("tests/cuda/host");
-    Arc::new(HostKernels::compile(COMPILER, &headers, kernels).unwrap_or_else(|e| panic!("{e}")))
+    Arc::new(
+        HostKernels::compile(&compiler().to_string_lossy(), &headers, kernels)
+            .unwrap_or_else(|e| panic!("{e}")),
+    )
 }
 
 /// Those of single precision, compiled once.

@@ -16,7 +16,8 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 
 use super::together::{self, Case, Sources};
-use super::{compare, found, options};
+use super::{can_run, can_run_in_full, compare, options};
+use crate::tier;
 
 /// Tokens of a sequence; some of the last ones may be padding.
 const TOKENS: usize = 16;
@@ -188,15 +189,6 @@ pub(super) fn check(layouts: &[Layout<'_>]) -> Vec<Schedule> {
     cases.into_iter().map(|case| case.schedule).collect()
 }
 
-#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
-pub(super) fn can_run() -> bool {
-    let can = found("g++") && found("bash");
-    if !can {
-        eprintln!("skipped: g++ and bash are needed");
-    }
-    can
-}
-
 #[test]
 fn rings_and_gathers_of_every_order() {
     if !can_run() {
@@ -211,12 +203,16 @@ fn rings_and_gathers_of_every_order() {
         ("megatron-cp-allgather", &[("cp", "2"), ("order", "zigzag"), ("movement", "gather(groups=2)")]),
         ("loongtrain", &[("outer", "2"), ("ring", "2"), ("ulysses", "2")]),
     ];
-    check(&layouts.map(|(strategy, axes)| (&whole, &tensors, options(strategy, axes))));
+    // One ring and one gather by default, and a fetch beside them.
+    let mut layouts = tier::one_in(3, layouts);
+    layouts.push(("sparse-fetch", &[("ring", "4"), ("order", "zigzag")]));
+    let layouts = layouts.into_iter().map(|(strategy, axes)| (&whole, &tensors, options(strategy, axes)));
+    check(&layouts.collect::<Vec<_>>());
 }
 
 #[test]
 fn fetches_of_what_masks_leave() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let tensors = tensors(TOKENS);
@@ -239,7 +235,7 @@ fn fetches_of_what_masks_leave() {
 
 #[test]
 fn rows_of_scores_and_helpers() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let tensors = tensors(TOKENS);
@@ -256,7 +252,7 @@ fn rows_of_scores_and_helpers() {
 
 #[test]
 fn heads_that_are_copied_and_sequences_that_are_padded() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let (whole, tensors) = (program(&KINDS), tensors(TOKENS));
@@ -268,7 +264,7 @@ fn heads_that_are_copied_and_sequences_that_are_padded() {
 /// A table of positions, padding, two axes at once, parts that move along both, and a fetch with its adjoint.
 #[test]
 fn tables_of_tokens_over_two_axes() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let ranks = module(
@@ -300,7 +296,7 @@ fn tables_of_tokens_over_two_axes() {
 /// Every rank takes parts of its own heads, and dropout knows which they are among all.
 #[test]
 fn parts_of_the_heads_of_each_rank() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let (mut nodes, mut dims) = (String::new(), String::new());
@@ -340,7 +336,7 @@ fn parts_of_the_heads_of_each_rank() {
 
 #[test]
 fn storage_of_other_widths() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let (whole, tensors) = (program_in(DType::BF16, &KINDS[..2]), tensors(TOKENS));
@@ -356,7 +352,7 @@ fn storage_of_other_widths() {
 
 #[test]
 fn a_cache_that_is_split() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let whole = module(&format!(

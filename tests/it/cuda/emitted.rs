@@ -19,8 +19,8 @@ use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 
 use super::device::kernels_for;
-use super::distributed::{can_run, module};
-use super::{found, options, root, write_program};
+use super::distributed::module;
+use super::{can_run, can_run_in_full, found, options, root, write_program};
 use crate::training::sharded::{deep_llama, step};
 
 /// What shows that nobody waited for ever.
@@ -99,7 +99,7 @@ fn ranks_that_do_not_come_and_outputs_that_are_no_files() {
 /// A rank takes a row that it lacks as one that another rank has, so the loss would look right.
 #[test]
 fn tokens_and_labels_that_no_rank_has_are_refused() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     // Frames are given micro-batches of inputs, and parts of these.

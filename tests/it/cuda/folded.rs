@@ -11,8 +11,7 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
 use serde_json::json;
 
-use super::distributed::can_run;
-use super::{case, compare, logits_on_host, module, options, pipeline, root};
+use super::{can_run_in_full, case, compare, logits_on_host, module, options, pipeline, root};
 
 fn folded(options: ShardOptions, messages: Messages) -> ShardOptions {
     ShardOptions { fusion: Fusion { messages, ..Fusion::NONE }.folded(), ..options }
@@ -41,7 +40,7 @@ fn schedule(module: &Module, options: &ShardOptions) -> Schedule {
 
 #[test]
 fn goldens_that_are_not_packed_on_the_host() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let attention = ["attention", "rotary"];
@@ -71,7 +70,7 @@ fn goldens_that_are_not_packed_on_the_host() {
 /// attention does.
 #[test]
 fn a_step_that_is_not_packed_on_the_host() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let config = json!({

@@ -13,8 +13,8 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
-use super::distributed::can_run;
 use super::together::{self, Case, Sources};
+use super::{can_run, can_run_in_full};
 
 const STEPS: usize = 2;
 
@@ -124,7 +124,7 @@ fn stages_of_every_order_on_the_host() {
 
 #[test]
 fn stages_beside_other_forms_of_parallelism_on_the_host() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let one = step(&llama(4, true), Training { clip: Some(1.0), ..Training::default() }, 8);

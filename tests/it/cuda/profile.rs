@@ -12,14 +12,11 @@ use ithaca_passes::import::Workload;
 use ithaca_passes::pass::Volume;
 use serde_json::Value;
 
-use super::distributed::can_run;
-use super::{found, module, options, root, write_program};
+use super::{can_run, can_run_in_full, module, options, root, write_program};
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that needs a compiler says why it did nothing")]
 fn measured_tasks_are_those_of_the_schedule_and_send_what_was_promised() {
-    if !found("g++") || !found("bash") {
-        eprintln!("skipped: g++ and bash are needed");
+    if !can_run_in_full() {
         return;
     }
     let directory = root().join("tests/goldens/llama-gqa");

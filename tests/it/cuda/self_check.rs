@@ -21,9 +21,9 @@ use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use serde_json::{Value, json};
 
-use super::distributed::{can_run, noise};
+use super::distributed::noise;
 use super::together::{self, Case, Sources};
-use super::{module, root, write_program};
+use super::{can_run, can_run_in_full, compiler, module, root, write_program};
 
 fn model(kind: &str, dtype: &str) -> Value {
     json!({
@@ -74,7 +74,7 @@ fn options(strategy: &str, mesh: &str) -> ShardOptions {
 /// Some elements of some weights have gradients that are rounding alone, and go either way.
 #[test]
 fn steps_in_half_precision_agree_with_themselves_on_one_device() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     for dtype in ["bfloat16", "float16"] {
@@ -104,7 +104,7 @@ fn steps_in_half_precision_agree_with_themselves_on_one_device() {
 /// An optimizer that is told another learning rate for one weight, on the ranks and not on one device.
 #[test]
 fn a_wrong_weight_is_found() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let whole = step(&model("llama", "bfloat16"), Training::default(), Labels::default());
@@ -175,7 +175,7 @@ fn judge(out: &Path) -> PathBuf {
     write_program(&lower(verify(&whole).unwrap()).unwrap(), None, out);
     let (source, program) = (out.join("judge.cu"), out.join("judge"));
     fs::write(&source, JUDGE).unwrap();
-    let run = Command::new("g++")
+    let run = Command::new(compiler())
         .args(["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-x", "c++", "-isystem"])
         .arg(root().join("tests/cuda/host"))
         .args(["-I".as_ref(), out.as_os_str(), "-o".as_ref(), program.as_os_str(), source.as_os_str()])

@@ -10,9 +10,9 @@ use ithaca_passes::fuse::Fusion;
 use ithaca_passes::lower::lower;
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 
-use super::distributed::can_run;
 use super::together::{self, Case, Sources};
-use crate::prefetch::SlowLinks;
+use super::{can_run, can_run_in_full};
+use crate::slow_links::SlowLinks;
 use crate::steps::cases;
 use crate::training::sharded::{deep_llama, per_rank, step};
 
@@ -31,7 +31,7 @@ fn loops_with_stacks_and_states_over_steps() {
 
 #[test]
 fn groups_of_layers_and_parts_of_the_loss_over_steps() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let training =
@@ -44,7 +44,7 @@ fn groups_of_layers_and_parts_of_the_loss_over_steps() {
 
 #[test]
 fn layers_that_work_for_their_neighbours_over_steps() {
-    if !can_run() {
+    if !can_run_in_full() {
         return;
     }
     let training = Training { recompute: Recompute::FULL, micro_batches: 2, ..Training::default() };

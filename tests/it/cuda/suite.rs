@@ -10,6 +10,7 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::parse_mesh;
 
 use super::{found, root};
+use crate::tier;
 
 #[test]
 fn the_gpu_suite_is_a_script_and_says_where_there_is_no_gpu() {
@@ -84,7 +85,7 @@ fn the_gpu_suite_has_every_strategy() {
 fn pass(mode: &str) {
     let lines: Vec<_> = lines().into_iter().filter(|(modes, ..)| modes.iter().any(|m| m == mode)).collect();
     assert!(lines.len() > 5, "only {} lines for {mode}", lines.len());
-    for (_, subject, options) in lines {
+    for (_, subject, options) in tier::one_in(4, lines) {
         let mut run = Command::new(env!("CARGO_BIN_EXE_ithaca"));
         run.arg("run").arg(root().join("tests").join(&subject)).args(&options);
         if mode != "program" {

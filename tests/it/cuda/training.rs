@@ -8,8 +8,10 @@ use ithaca_kernels::store::Tensors;
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::lower::lower;
 
-use super::distributed::{assert_close, can_run, module, noise};
+use super::can_run;
+use super::distributed::{assert_close, module, noise};
 use super::together::{self, Case, Sources};
+use crate::tier;
 
 /// What a program takes, dimension by dimension as it is split: `s`, `v` and `b`, with the axes behind them.
 struct Splits {
@@ -195,7 +197,7 @@ fn operations_of_training_on_the_host() {
         return;
     }
     let tensors = tensors();
-    for (t, tolerance) in [("f32", 2e-5), ("bf16", 0.15)] {
+    for (t, tolerance) in tier::one_in(2, [("f32", 2e-5), ("bf16", 0.15)]) {
         let expected = oracle::run::<f64>(&program(&WHOLE, t), &tensors, &tensors).unwrap();
         let cases = [("whole", &WHOLE), ("ranks", &RANKS)].map(|(name, splits)| Case {
             name: format!("{name} in {t}"),

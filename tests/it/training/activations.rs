@@ -1,86 +1,19 @@
 //! What of activations is there at a time: groups of layers that are computed again together, and the loss in parts.
 
 use ithaca_ir::verify::verify;
-use ithaca_kernels::store::{RandomTensors, SafeTensorsFile};
+use ithaca_kernels::store::RandomTensors;
 use ithaca_kernels::{Storage, cpu, oracle};
 use ithaca_passes::differentiate::{PipelineOrder, Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
-use ithaca_passes::shard::{OrderChoice, SequenceFit, ShardOptions, Zero, parse_mesh};
+use ithaca_passes::shard::{SequenceFit, ShardOptions, Zero, parse_mesh};
 use ithaca_passes::{lower, memory};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::goldens;
 use super::pipeline::against_whole;
 use super::sharded::{deep_llama, per_rank, step};
-use crate::goldens::workload;
-
-/// What is tried beside what is usual.
-fn forms() -> Vec<Training> {
-    let every = |every| Training { recompute: Recompute::Full { every }, ..Training::default() };
-    let chunks = |loss_chunks| Training { loss_chunks, ..Training::default() };
-    vec![every(2), every(3), chunks(2), chunks(4)]
-}
 
 fn options(strategy: &str, mesh: &str) -> ShardOptions {
     ShardOptions::new(strategy, parse_mesh(mesh).unwrap())
-}
-
-#[test]
-fn goldens_agree_in_groups_and_in_parts() {
-    let layouts = [
-        None,
-        Some(options("ulysses", "ulysses=4")),
-        Some(ShardOptions { order: Some(OrderChoice::Zigzag), ..options("ring", "ring=4") }),
-        Some(options("megatron-tp-sp", "tp=4")),
-        Some(ShardOptions { zero: Zero::Parameters, ..options("data-parallel+ulysses", "dp=2,ulysses=2") }),
-    ];
-    let (mut ran, mut report) = (0, String::new());
-    for (name, dir) in goldens::with_gradients() {
-        let io = SafeTensorsFile::open(dir.join("io.safetensors")).unwrap();
-        let weights = SafeTensorsFile::open(dir.join("model.safetensors")).unwrap();
-        let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
-        let config: Value = serde_json::from_str(&text).unwrap();
-        for training in forms() {
-            let what = format!("{name}, recompute={}, chunks={}", training.recompute, training.loss_chunks);
-            let workload = Workload { mode: Mode::Train, training, ..workload(&io) };
-            let module = match program(&config, &name, &workload) {
-                Ok(module) => module,
-                Err(refusal) => {
-                    if !refusal.iter().all(|d| d.code == "P57") {
-                        report.push_str(&format!("{what}: {refusal:?}\n"));
-                    }
-                    continue;
-                }
-            };
-            for layout in &layouts {
-                let found = match layout {
-                    None => module.clone(),
-                    Some(options) => match per_rank(&module, options) {
-                        Ok(ranks) => ranks,
-                        Err(refusal) => {
-                            let legal = ["error[P2", "error[P4", "error[P57"];
-                            if !legal.iter().any(|code| refusal.starts_with(code)) {
-                                report.push_str(&format!("{what}, {}: {refusal}\n", options.strategy));
-                            }
-                            continue;
-                        }
-                    },
-                };
-                ran += 1;
-                let at = layout.as_ref().map_or("whole", |options| &options.strategy);
-                match oracle::step::<f64>(&found, &weights, &io, Storage::Wide) {
-                    Err(error) => report.push_str(&format!("{what}, {at}: {error}\n")),
-                    Ok(step) => {
-                        for difference in goldens::differences(&io, &step.outputs, &step.kept) {
-                            report.push_str(&format!("{what}, {at}: {difference}\n"));
-                        }
-                    }
-                }
-            }
-        }
-    }
-    assert!(report.is_empty(), "{report}");
-    assert!(ran > 150, "only {ran} plans were legal");
 }
 
 #[test]

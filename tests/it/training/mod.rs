@@ -2,9 +2,7 @@
 
 mod accounting;
 mod activations;
-mod ahead;
 mod dropout;
-mod goldens;
 mod memory_formulas;
 mod pipeline;
 pub(crate) mod sharded;

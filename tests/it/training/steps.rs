@@ -12,7 +12,7 @@ use ithaca_passes::shard::strategy::parse_mesh;
 use ithaca_passes::shard::{ShardOptions, Zero};
 use ithaca_passes::{memory, plan};
 
-use crate::goldens::workload;
+use crate::golden::workload;
 
 /// Largest accepted distance of a weight after ten steps, relative to its norm.
 const TOLERANCE: f64 = 1e-5;

@@ -183,7 +183,7 @@ impl Communicator {
         // SAFETY: the communicator is alive, and is not destroyed a second time.
         let status = unsafe { (this.library.functions.comm_abort)(this.raw) };
         let aborted = this.library.issued("ncclCommAbort", status);
-        // SAFETY: nobody sees the handle to the library after this.
+        // SAFETY: the handle to the library is not used after this.
         unsafe { std::ptr::drop_in_place(&raw mut this.library) };
         aborted
     }

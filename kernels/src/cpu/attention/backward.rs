@@ -1,9 +1,9 @@
-//! Gradients, by the weights that the forward's lse gives back (FlashAttention-2, algorithm 2).
+//! Gradients, by the weights recomputed from the forward's lse (FlashAttention-2, algorithm 2).
 
 use std::f32::consts::LOG2_E;
 
 use super::operands::{Distances, Incoming, Panels, Problem, Row, finish_scores, hide, scores};
-use super::tiles::{BLOCK, Block, Kept, Tile};
+use super::tiles::{BLOCK, Block, MaskCoverage, Tile};
 use crate::cpu::gemm::{Buffer, Element};
 use crate::cpu::simd::{Into, Left, STRIDE, Simd};
 use crate::cpu::threads::Threads;
@@ -16,9 +16,9 @@ pub(in crate::cpu) struct Gradients {
     pub(in crate::cpu) d_bias: Option<Vec<f32>>,
 }
 
-/// What one query head gives: gradients of its queries, and its part of those of the keys and values that serve it, in
-/// rows filled up to whole panels.
-struct Part {
+/// The gradients of one query head: of its queries, and its share of those of the keys and values that serve it, in rows
+/// padded to whole panels.
+struct HeadGradients {
     front: usize,
     head: usize,
     dq: Buffer,
@@ -73,7 +73,7 @@ pub(in crate::cpu) fn backward<E: Element>(
     Gradients { dq, dk, dv, d_bias }
 }
 
-/// What all heads share.
+/// The data that all heads share.
 struct Pass<'a, E> {
     simd: &'a Simd,
     problem: &'a Problem<'a, E>,
@@ -82,7 +82,7 @@ struct Pass<'a, E> {
     blocks: &'a [Block],
 }
 
-/// What a thread works in.
+/// The buffers of one thread.
 #[derive(Default)]
 struct Scratch {
     /// Keys `[width keys]` and `[keys width]`, values `[value_width keys]`.
@@ -94,7 +94,7 @@ struct Scratch {
     q: Panels,
     d_o_rows: Panels,
     d_o: Panels,
-    /// A tile of weights, of gradients of scores, and of what the bound of scores makes of their gradients.
+    /// A tile of weights, of gradients of scores, and of the derivatives of the score cap.
     weights: Buffer,
     ds: Buffer,
     slopes: Buffer,
@@ -102,7 +102,7 @@ struct Scratch {
 
 impl Scratch {
     /// Everything that a query head gives.
-    fn head<E: Element>(&mut self, pass: &Pass<'_, E>, front: usize, head: usize) -> Part {
+    fn head<E: Element>(&mut self, pass: &Pass<'_, E>, front: usize, head: usize) -> HeadGradients {
         let Pass { simd, problem, .. } = pass;
         let x = problem.x;
         let kv_head = x.served_by[head];
@@ -115,7 +115,7 @@ impl Scratch {
             tile.resize(BLOCK * STRIDE);
         }
         let zeros = |rows: usize, width: usize| Buffer::zeros(rows * width.next_multiple_of(simd.columns));
-        let mut part = Part {
+        let mut part = HeadGradients {
             front,
             head,
             dq: zeros(x.queries, x.width),
@@ -140,7 +140,7 @@ impl Scratch {
     }
 
     /// The weights of a tile and the gradients of its scores; zero where the mask hides a key.
-    fn tile<E: Element>(&mut self, pass: &Pass<'_, E>, part: &mut Part, block: &Block, tile: &Tile) {
+    fn tile<E: Element>(&mut self, pass: &Pass<'_, E>, part: &mut HeadGradients, block: &Block, tile: &Tile) {
         let &Pass { simd, problem, incoming, distances, .. } = pass;
         let (x, head) = (problem.x, part.head);
         let (alpha, factor) = problem.factors();
@@ -154,7 +154,7 @@ impl Scratch {
             let weights = &mut self.weights.get_mut()[row * STRIDE..][..STRIDE];
             let ds = &mut self.ds.get_mut()[row * STRIDE..][..STRIDE];
             let slopes = &mut self.slopes.get_mut()[row * STRIDE..][..STRIDE];
-            // What the group's small products left out, other groups may have computed.
+            // Other groups may have computed the small products that this group skipped.
             let width = tile.width();
             let lse = incoming.lse[number];
             if columns.is_empty() || lse == f32::NEG_INFINITY {
@@ -180,7 +180,7 @@ impl Scratch {
                 ds.iter_mut().enumerate().for_each(|(column, ds)| *ds *= kept(column, dropout));
             }
             simd.gradients(weights, ds, lse * LOG2_E, incoming.delta[number]);
-            if tile.kept == Kept::Some {
+            if tile.coverage == MaskCoverage::Partial {
                 hide(block, row, tile, &columns, weights, 0.0);
                 hide(block, row, tile, &columns, ds, 0.0);
             }
@@ -197,8 +197,8 @@ impl Scratch {
         }
     }
 
-    /// Adds what a tile gives to the gradients.
-    fn sum<E: Element>(&self, pass: &Pass<'_, E>, part: &mut Part, block: &Block, tile: &Tile) {
+    /// Adds the gradients of a tile.
+    fn sum<E: Element>(&self, pass: &Pass<'_, E>, part: &mut HeadGradients, block: &Block, tile: &Tile) {
         let &Pass { simd, problem, .. } = pass;
         let x = problem.x;
         let (n, scale) = (block.queries.len(), problem.attention.scale as f32);
@@ -223,7 +223,7 @@ impl Scratch {
                     let sees = |columns: &&std::ops::Range<usize>| {
                         columns.start < column + rows && column < columns.end
                     };
-                    // Queries before the first group that sees one of these keys, and behind the last, give nothing.
+                    // Queries outside the groups that see one of these keys contribute nothing.
                     let Some(first) = tile.columns.iter().position(|columns| sees(&columns)) else {
                         continue;
                     };

@@ -3,7 +3,7 @@
 use std::f32::consts::LN_2;
 
 use super::operands::{Distances, Panels, Problem, Row, finish_scores, hide, scores};
-use super::tiles::{BLOCK, Block, Kept};
+use super::tiles::{BLOCK, Block, MaskCoverage};
 use crate::cpu::gemm::{Buffer, Element};
 use crate::cpu::simd::{Into, Left, STRIDE, Simd};
 use crate::cpu::threads::Threads;
@@ -78,7 +78,7 @@ pub(in crate::cpu) fn forward<E: Element>(problem: &Problem<'_, E>, threads: Thr
     Rows { o, lse }
 }
 
-/// What a thread works in.
+/// The buffers of one thread.
 #[derive(Default)]
 struct Scratch {
     q: Panels,
@@ -130,7 +130,7 @@ impl Scratch {
                 let data = &mut self.scores.get_mut()[row * STRIDE..][columns.clone()];
                 let at = Row { query: block.queries.start + row, head, columns: columns.clone(), tile };
                 finish_scores(simd, problem, distances, &at, data, None);
-                if tile.kept == Kept::Some {
+                if tile.coverage == MaskCoverage::Partial {
                     hide(block, row, tile, &columns, data, f32::NEG_INFINITY);
                 }
                 let max = self.max[row].max(simd.max(data) * factor);

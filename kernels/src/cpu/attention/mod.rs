@@ -1,7 +1,7 @@
 //! Attention in tiles that stay in a core's caches (FlashAttention-2, arXiv 2307.08691).
 //!
 //! Queries are taken in blocks; for each, the mask says which tiles of keys are empty, which are full and which keep a part
-//! ([`tiles`]). Empty tiles cost nothing; of a partial tile the small products that nobody sees are left out. Scores and
+//! ([`tiles`]). Empty tiles cost nothing; the small products of a partial tile that the mask hides are skipped. Scores and
 //! gradients are small products over packed keys and values, the softmax runs over rows of a tile.
 //!
 //! Every row of a result is summed in one order, whichever thread computes it.

@@ -1,4 +1,4 @@
-//! What an attention computes with: numbers as they are stored, packed keys and values, biases by distance.
+//! The operands of attention: numbers as they are stored, packed keys and values, biases by distance.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(in crate::cpu) struct Problem<'a, E> {
     pub(in crate::cpu) bias: Option<Bias<'a, f32>>,
 }
 
-/// What the backward pass gets beside: the gradient of the output, and for each row of a query's head the logarithm of the
+/// The other operands of the backward pass: the gradient of the output, and for each row of a query's head the logarithm of the
 /// sum of exponentials over all keys and the sum over the width of `d_o · o`.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Incoming<'a, E> {
@@ -37,24 +37,25 @@ impl<E> Problem<'_, E> {
         (0..x.front).flat_map(|front| (0..x.kv_heads).map(move |head| (front, head))).collect()
     }
 
-    /// Where rows of queries lie of a head in a tensor with rows of this width: q, o and their gradients.
+    /// The view of the rows of queries of a head in a tensor with rows of this width: q, o and their gradients.
     pub(super) fn query_rows(&self, front: usize, query: usize, head: usize, width: usize) -> View {
         View { start: self.x.row(front, query, head) * width, row: self.x.heads * width, column: 1 }
     }
 
-    /// Where rows of keys lie of a key/value head: k, v and their gradients.
+    /// The view of the rows of keys of a key/value head: k, v and their gradients.
     pub(super) fn key_rows(&self, front: usize, kv_head: usize, width: usize) -> View {
         let start = self.x.key_row(front, 0, kv_head) * width;
         View { start, row: self.x.kv_heads * width, column: 1 }
     }
 
-    /// What a small product of queries and keys is multiplied by, and by what scores are then to be multiplied to be
-    /// logarithms to base two.
+    /// The factor of a small product of queries and keys, and the factor that turns its scores into logarithms to base
+    /// two.
     pub(super) fn factors(&self) -> (f32, f32) {
         let scale = self.attention.scale as f32;
-        match self.attention.softcap.is_none() && self.bias.is_none() {
-            true => (scale * LOG2_E, 1.0),
-            false => (scale, LOG2_E),
+        if self.attention.softcap.is_none() && self.bias.is_none() {
+            (scale * LOG2_E, 1.0)
+        } else {
+            (scale, LOG2_E)
         }
     }
 }
@@ -117,7 +118,7 @@ pub(super) fn scores(
     }
 }
 
-/// The biases of one head after another, by how many positions a key lies after its query.
+/// The biases of one head after another, by the distance from a query to its key.
 pub(super) struct Distances<'a> {
     bias: Bias<'a, f32>,
     /// The least distance.
@@ -195,7 +196,7 @@ impl Row<'_> {
 }
 
 /// Bounds the scores of a row, if there is a bound, and adds the bias, if there is one; `slopes` are filled with the
-/// derivatives of what is bounded.
+/// derivatives of the cap.
 pub(super) fn finish_scores<E>(
     simd: &Simd,
     problem: &Problem<'_, E>,

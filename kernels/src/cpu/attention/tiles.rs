@@ -17,17 +17,17 @@ pub(super) struct Block {
     pub(super) queries: Range<usize>,
     /// For each query the keys that it sees, ascending.
     seen: Vec<Vec<Range<usize>>>,
-    /// Tiles of which something is kept, ascending.
+    /// Tiles that are not empty, ascending.
     pub(super) tiles: Vec<Tile>,
 }
 
-/// What a mask leaves of a tile that is not empty.
+/// The pairs of a tile that the mask leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum MaskCoverage {
     /// Every pair.
-    All,
+    Full,
     /// Some pairs.
-    Some,
+    Partial,
 }
 
 /// Neighbouring keys of which some query of a block sees each.
@@ -38,8 +38,8 @@ pub(super) struct Tile {
     pub(super) start: usize,
     /// For each group of rows of a small product the columns from the first that one of them sees to the last.
     pub(super) columns: Vec<Range<usize>>,
-    /// What is left of it.
-    pub(super) kept: Kept,
+    /// The pairs that the mask leaves.
+    pub(super) coverage: MaskCoverage,
 }
 
 impl Block {
@@ -68,7 +68,7 @@ impl Block {
         Self { queries, seen, tiles }
     }
 
-    /// Pairs of a query and a key of a tile, kept or not.
+    /// Pairs of a query and a key of a tile, coverage or not.
     pub(super) fn pairs(&self) -> usize {
         self.tiles.iter().map(|tile| tile.keys.len() * self.queries.len()).sum()
     }
@@ -79,7 +79,7 @@ impl Block {
     }
 }
 
-/// The parts of ascending ranges that lie in another.
+/// The intersections of ascending ranges with another range.
 fn within<'a>(ranges: &'a [Range<usize>], keys: &'a Range<usize>) -> impl Iterator<Item = Range<usize>> + 'a {
     let first = ranges.partition_point(|range| range.end <= keys.start);
     ranges[first..]
@@ -90,7 +90,7 @@ fn within<'a>(ranges: &'a [Range<usize>], keys: &'a Range<usize>) -> impl Iterat
 
 impl Tile {
     fn new(simd: &Simd, seen: &[Vec<Range<usize>>], keys: Range<usize>, start: usize) -> Self {
-        let mut kept = Kept::All;
+        let mut coverage = MaskCoverage::Full;
         let mut reach = |rows: &[Vec<Range<usize>>]| {
             let mut all: Option<Range<usize>> = None;
             for row in rows {
@@ -101,7 +101,7 @@ impl Tile {
                     own = Some(own.map_or(part.clone(), |own| own.start..part.end));
                 }
                 if pieces != 1 || own != Some(keys.clone()) {
-                    kept = Kept::Some;
+                    coverage = MaskCoverage::Partial;
                 }
                 if let Some(own) = own {
                     all = Some(all.map_or(own.clone(), |all| all.start.min(own.start)..all.end.max(own.end)));
@@ -110,7 +110,7 @@ impl Tile {
             all.map_or(0..0, |all| all.start - start..all.end - start)
         };
         let columns = seen.chunks(simd.rows).map(&mut reach).collect();
-        Self { keys, start, columns, kept }
+        Self { keys, start, columns, coverage }
     }
 
     /// The columns that are keys.

@@ -10,7 +10,7 @@ use crate::cpu::attention::{Incoming, Problem, backward, forward};
 use crate::cpu::gemm::Element;
 use crate::oracle::attention::{Bias, Extent};
 use crate::oracle::eval::eval;
-use crate::oracle::{Elements, Operand, Value, Wanted};
+use crate::oracle::{Elements, Operand, ResultSpec, Value};
 use crate::tensor::whole;
 
 /// Sequences, queries, keys, heads, key/value heads, width of keys and of values; whole tiles and blocks and parts of them.
@@ -74,8 +74,8 @@ impl Case {
                     elements: Elements::Real(data),
                 })
                 .collect();
-            let wanted: Vec<Wanted<'_>> =
-                results.iter().map(|ty| Wanted { ty, region: whole(&self.space.shape(ty)) }).collect();
+            let wanted: Vec<ResultSpec<'_>> =
+                results.iter().map(|ty| ResultSpec { ty, region: whole(&self.space.shape(ty)) }).collect();
             let values = eval(&self.space, &op, &operands, &wanted).unwrap();
             values
                 .into_iter()

@@ -1,4 +1,4 @@
-//! Collectives that travel as one message give what they give alone, on the oracle and on the runtime.
+//! Coalesced collectives give the results of separate ones, on the oracle and on the runtime.
 
 use ithaca_ir::{Module, text, traffic};
 

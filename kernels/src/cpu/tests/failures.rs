@@ -1,4 +1,4 @@
-//! One rank goes wrong: the others stop, and the error says where it was.
+//! One rank fails: the others stop, and the error names the rank and task.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn a_fault_stops_all_and_is_named() {
     let (schedule, tensors) = schedule();
     let block = schedule.frames.values().next().unwrap();
     let first = |stream| block.tasks.iter().position(|task| task.stream == stream).unwrap();
-    for (kind, says) in [(FaultKind::Error, "a fault was asked for"), (FaultKind::Panic, "panicked: a fault")]
+    for (kind, says) in [(FaultKind::Error, "a fault was requested"), (FaultKind::Panic, "panicked: a fault")]
     {
         for stream in Stream::ALL {
             let at = first(stream);
@@ -64,7 +64,7 @@ fn who_waits_for_a_rank_that_hangs_gives_up() {
         let options = Options { timeout: Some(Duration::from_millis(300)), ..hang };
         let error = execute(&schedule, &tensors, &tensors, &options).unwrap_err().to_string();
         // Its group waits for it, and theirs for them.
-        assert!(error.contains("waits for rank") && error.contains("longer than was allowed"), "{error}");
+        assert!(error.contains("waits for rank") && error.contains("longer than the timeout"), "{error}");
         assert!(error.contains("of `block` at layer 2"), "{error}");
     }
     let options = Options { timeout: None, ..fault(1, "block", (0, None), FaultKind::Hang) };
@@ -88,7 +88,7 @@ fn a_place_that_is_none_is_refused_with_those_there_are() {
     );
     assert!(refused(fault(0, "block", (0, Some(3)), kind)).ends_with("it does for layers 0..3"));
     let nowhere = NoSuchTask::Elsewhere { rank: 0, frame: "main".to_owned(), task: 3, layers: Vec::new() };
-    assert_eq!(nowhere.to_string(), "rank 0 does not run task 3 of `main`, which is of another stage");
+    assert_eq!(nowhere.to_string(), "rank 0 does not run task 3 of `main`, which belongs to another stage");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn the_first_task_that_writes_nan_is_named_when_asked() {
     let buffer = schedule.frames.values().last().unwrap().buffers[*buffer].name.clone();
     let quiet = execute(&schedule, &tensors, &tensors, &Options::default()).unwrap();
     assert!(quiet.outputs["p"].data.iter().any(|x| x.is_nan()));
-    let options = Options { look_for_nan: LookForNan::InWhatIsWritten, ..Options::default() };
+    let options = Options { look_for_nan: LookForNan::Writes, ..Options::default() };
     match execute(&schedule, &tensors, &tensors, &options) {
         // Ranks 2 and 3, at 1 along `u`, have the second half.
         Err(RunError::Rank { rank: 2 | 3, task: 0, work, cause, .. }) => {

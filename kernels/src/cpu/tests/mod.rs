@@ -25,7 +25,7 @@ use super::threads::Threads;
 use super::{Options, execute, gemm};
 use crate::error::RunError;
 use crate::oracle::tests::{attention_op, module, noise, source, space, ulysses, ulysses_weights};
-use crate::oracle::{Elements, Operand, Wanted, eval, run, run_ranks};
+use crate::oracle::{Elements, Operand, ResultSpec, eval, run, run_ranks};
 use crate::store::{RandomTensors, Tensors};
 use crate::tensor::{Tensor, whole};
 
@@ -91,7 +91,7 @@ fn lower_function(
                 let callee = FrameId::new(callee.index());
                 let base = frame.bytes;
                 frame.bytes += callees[callee].bytes;
-                // Results of several layers lie where the arguments do, so arguments are copied there first.
+                // Results of several layers have the place of the arguments, so arguments are copied there first.
                 let mut arguments = reads.clone();
                 for (i, (&read, &write)) in reads.iter().zip(&writes).enumerate() {
                     frame.tasks.push(task(Work::Copy, vec![read], vec![write]));
@@ -262,7 +262,7 @@ fn too_much_memory_is_refused_with_the_bytes() {
 fn one_failing_rank_stops_all_and_is_named() {
     let module = layered();
     let random = RandomTensors::of_module(&module, 7);
-    // The last token lies on ranks 2 and 3 only; it is outside the table.
+    // The last token is on ranks 2 and 3 only; it is outside the table.
     let ids: Tensors =
         [("ids", Tensor::new(vec![7], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))].into_iter().collect();
     match execute(&lower(&module), &random, &ids, &Options::default()) {
@@ -332,7 +332,7 @@ fn products_of_every_shape_agree_with_plain_loops() {
         let operands = [operand(&x, &xs), operand(&y, &ys)];
         let region = whole(&space.shape(&z));
         let found = gemm::einsum(&operands[0], &operands[1], &z, &region, Threads::ONE).unwrap();
-        let wanted = [Wanted { ty: &z, region: region.clone() }];
+        let wanted = [ResultSpec { ty: &z, region: region.clone() }];
         let expected = eval::eval(&space, &Op::Einsum, &operands, &wanted).unwrap().pop();
         let Some(crate::oracle::Value::Real(expected)) = expected else {
             panic!("einsum gives real numbers")

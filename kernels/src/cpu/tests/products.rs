@@ -7,7 +7,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
     noise(n, seed).into_iter().map(|x| x as f32).collect()
 }
 
-/// Views of a matrix as rows, as columns, and with room between elements; with what they need.
+/// Views of a matrix as rows, as columns, and with gaps between elements; each with its size.
 fn views(rows: usize, columns: usize) -> [(View, usize); 3] {
     [
         (View { start: 3, row: columns + 2, column: 1 }, 3 + rows * (columns + 2)),

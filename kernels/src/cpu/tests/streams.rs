@@ -1,4 +1,4 @@
-//! Two streams: that they overlap, and that events are what keeps them apart.
+//! Two streams: they overlap, and events order them.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex};
@@ -14,7 +14,7 @@ use super::{Options, execute, layered, lower};
 use crate::error::RunError;
 use crate::store::RandomTensors;
 
-/// Every collective on the stream of communication, with an event before it and one behind it.
+/// Every collective on the stream of communication, with an event before and after it.
 pub(super) fn in_two_streams(mut schedule: Schedule) -> Schedule {
     let ids: Vec<_> = schedule.frames.ids().collect();
     for id in ids {
@@ -37,7 +37,7 @@ pub(super) fn in_two_streams(mut schedule: Schedule) -> Schedule {
     schedule
 }
 
-/// A gather of `x`, and two kernels that have nothing to do with it, issued behind it.
+/// A gather of `x`, and two kernels that have nothing to do with it, issued after it.
 fn gather_and_kernels() -> (Schedule, RandomTensors) {
     let module = module(
         "%x = input {name=\"x\"} : f32[k@u l]\n%y = input {name=\"y\"} : f32[k@u l]\n\
@@ -58,7 +58,7 @@ fn gather_and_kernels() -> (Schedule, RandomTensors) {
     (schedule, tensors)
 }
 
-/// Mailboxes that hold back what a rank sends until its other stream has begun so many tasks.
+/// Mailboxes that delay the blocks of a rank until its other stream has begun a number of tasks.
 struct Gate {
     inner: Mailboxes,
     tasks: usize,
@@ -75,9 +75,10 @@ impl Communicator for Gate {
         // It comes at once, or never.
         let (begun, waited) = self.wake.wait_timeout_while(begun, Duration::from_secs(60), few).unwrap();
         drop(begun);
-        match waited.timed_out() {
-            true => Err(RunError::invalid("no kernel ran while the collective did")),
-            false => self.inner.send(from, to, block),
+        if waited.timed_out() {
+            Err(RunError::invalid("no kernel ran while the collective did"))
+        } else {
+            self.inner.send(from, to, block)
         }
     }
 

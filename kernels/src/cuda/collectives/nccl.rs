@@ -31,7 +31,7 @@ const SHARED_GPU_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 /// The first version that does.
 const SHARED_GPU_VERSION: (u32, u32, u32) = (2, 30, 3);
 
-/// How long communicators that are not used any more may take to finalize.
+/// The time limit for finalizing communicators.
 const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The communicators of one rank.
@@ -277,14 +277,14 @@ impl Collectives for Nccl<'_> {
 }
 
 impl Drop for Nccl<'_> {
-    /// Ranks finalize together, as each waits for the others; a rank that does not is aborted.
+    /// Ranks finalize together, as each waits for the others; a communicator that does not end is aborted.
     fn drop(&mut self) {
         let mut members = self.members.take();
         for (i, member) in members.iter_mut().enumerate() {
             if self.devices[i].enter().is_err() {
                 return;
             }
-            // Libraries that cannot finalize in the background do so when they are dropped.
+            // Without `ncclCommFinalize` a communicator ends when it is dropped.
             for part in member.axes.iter_mut().flatten() {
                 drop(part.finalize());
             }

@@ -25,8 +25,8 @@ impl Steps<'_> {
         seats: &[usize],
     ) -> Result<(), RunError> {
         match (self.look_for_nan, self.recording) {
-            (LookForNan::InWhatIsWritten, Recording::Off) => {}
-            (LookForNan::Nowhere, _) | (_, Recording::On) => return Ok(()),
+            (LookForNan::Writes, Recording::Off) => {}
+            (LookForNan::Off, _) | (_, Recording::On) => return Ok(()),
         }
         self.wait()?;
         for &seat in seats {

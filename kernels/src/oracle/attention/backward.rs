@@ -1,4 +1,4 @@
-//! Gradients of attention, by the probabilities that the forward's lse gives back (FlashAttention-2, arXiv 2307.08691,
+//! Gradients of attention, by the probabilities recomputed from the forward's lse (FlashAttention-2, arXiv 2307.08691,
 //! algorithm 2).
 
 use ithaca_ir::Space;
@@ -69,7 +69,7 @@ pub(in crate::oracle) fn attention_backward<T: Real>(
     Ok([dq, dk, dv].into_iter().chain(d_bias).collect())
 }
 
-/// What the backward pass gets beside the operands of the forward pass, row by row as queries are.
+/// The operands of the backward pass beside those of the forward pass, in rows of queries.
 pub(crate) struct Gradient<'a, T> {
     /// The gradient of the output.
     pub(crate) d_o: &'a [T],
@@ -86,11 +86,10 @@ impl<'a, T: Real> Gradient<'a, T> {
         let alike = operands[3].region[..rows.len().min(operands[3].region.len())] == *rows
             && operands[3].shape().last() == Some(&x.value_width)
             && operands[4..6].iter().all(|operand| operand.region == *rows);
-        match alike {
-            true => {
-                Ok(Self { d_o: operands[3].real()?, lse: operands[4].real()?, delta: operands[5].real()? })
-            }
-            false => Err(RunError::invalid("d_o, lse and delta are held otherwise than the queries")),
+        if alike {
+            Ok(Self { d_o: operands[3].real()?, lse: operands[4].real()?, delta: operands[5].real()? })
+        } else {
+            Err(RunError::invalid("d_o, lse and delta are held otherwise than the queries"))
         }
     }
 }

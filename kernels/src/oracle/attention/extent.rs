@@ -1,4 +1,4 @@
-//! What one rank computes of an attention, in indices and positions: shared by the oracle and the runtime.
+//! The part of an attention on one rank, in indices and positions: shared by the oracle and the runtime.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use ithaca_ir::{DimId, Mask, Space, TensorType};
 
 use crate::error::RunError;
 use crate::oracle::value::Held;
-use crate::place;
+use crate::positions;
 use crate::tensor::{Offsets, extents, index, length, strides};
 
 /// Sizes and positions of the queries and keys that a rank holds.
 ///
-/// Queries and keys are counted as they are held; their positions may be in any order, and either may be none.
+/// Queries and keys are counted as they are held; their positions may be in any order, and either may be empty.
 #[derive(Clone, Debug)]
 pub struct Extent {
     /// Combinations of the shared dimensions in front.
@@ -83,8 +83,8 @@ impl Extent {
             kv_heads: length(&k[n - 2]),
             width: length(&q[n - 1]),
             value_width: length(&v[n - 1]),
-            query_positions: place::positions(space, queries, q[n - 3].clone()),
-            key_positions: place::positions(space, keys, k[n - 3].clone()),
+            query_positions: positions::sequence_positions(space, queries, q[n - 3].clone()),
+            key_positions: positions::sequence_positions(space, keys, k[n - 3].clone()),
             served_by: served_by(space, attention, &q[n - 2], &k[n - 2])?,
             head_numbers: q[n - 2].clone().map(|head| space.origin(heads, head)).collect(),
             sequences: Offsets::new(front_shape, steps, first).map(|i| i as u64).collect(),
@@ -96,27 +96,11 @@ impl Extent {
     pub fn seen(&self, mask: &Mask, query: usize) -> Vec<Range<usize>> {
         let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) else { return Vec::new() };
         let span = first.position..last.position + last.len;
-        let mut runs = self.runs.iter().peekable();
-        let mut seen: Vec<Range<usize>> = Vec::new();
-        for visible in mask.runs(self.query_positions[query], span) {
-            // Both are ascending by position: what ends before this interval is needed no more.
-            while let Some(run) = runs.peek() {
-                let held = run.positions();
-                let (start, end) = (held.start.max(visible.start), held.end.min(visible.end));
-                if start < end {
-                    let first = run.index + (start - held.start);
-                    seen.push(index(first)..index(first + (end - start)));
-                }
-                if held.end > visible.end {
-                    break;
-                }
-                runs.next();
-            }
-        }
-        joined(seen)
+        let wide = |r: Range<u64>| i128::from(r.start)..i128::from(r.end);
+        self.held(mask.runs(self.query_positions[query], span).into_iter().map(wide))
     }
 
-    /// What [`seen`](Self::seen) says of each of these queries, by the strips of the mask where their positions are
+    /// [`seen`](Self::seen) for each of these queries, by the strips of the mask where their positions are
     /// neighbours.
     pub fn seen_by_each(&self, mask: &Mask, queries: Range<usize>) -> Vec<Vec<Range<usize>>> {
         let mut seen: Vec<Vec<Range<usize>>> = vec![Vec::new(); queries.len()];
@@ -145,7 +129,7 @@ impl Extent {
         let mut seen = Vec::with_capacity(1);
         let mut runs = self.runs.iter().peekable();
         for visible in visible {
-            // Both are ascending by position: what ends before this interval is needed no more.
+            // Both are ascending by position, so runs that end before this interval are done.
             while let Some(run) = runs.peek() {
                 let (first, end) = (i128::from(run.position), i128::from(run.position + run.len));
                 let (from, to) = (first.max(visible.start), end.min(visible.end));
@@ -172,7 +156,7 @@ impl Extent {
         (front * self.keys + key) * self.kv_heads + kv_head
     }
 
-    /// How many positions a key lies after a query.
+    /// The distance in positions from a query to a key.
     pub fn offset(&self, query: usize, key: usize) -> i64 {
         self.key_positions[key].cast_signed().wrapping_sub(self.query_positions[query].cast_signed())
     }
@@ -181,10 +165,7 @@ impl Extent {
     pub fn kept(&self, dropout: &Dropout, front: usize, query: usize, head: usize, key: usize) -> f64 {
         let head = self.head_numbers[head];
         let (query, key) = (self.query_positions[query], self.key_positions[key]);
-        match dropout.drops(self.sequences[front], head, query, key) {
-            true => 0.0,
-            false => 1.0 / (1.0 - dropout.rate),
-        }
+        if dropout.drops(self.sequences[front], head, query, key) { 0.0 } else { 1.0 / (1.0 - dropout.rate) }
     }
 }
 
@@ -210,12 +191,15 @@ pub(crate) fn served_by(
     kv_heads: &Range<u64>,
 ) -> Result<Vec<usize>, RunError> {
     let group = (space.size(attention.heads) / space.size(attention.kv_heads).max(1)).max(1);
-    let serving = |head: u64| match kv_heads.contains(&(head / group)) {
-        true => Ok(index(head / group - kv_heads.start)),
-        false => Err(RunError::invalid(format!(
-            "query head {head} is held without its key/value head {}",
-            head / group
-        ))),
+    let serving = |head: u64| {
+        if kv_heads.contains(&(head / group)) {
+            Ok(index(head / group - kv_heads.start))
+        } else {
+            Err(RunError::invalid(format!(
+                "query head {head} is held without its key/value head {}",
+                head / group
+            )))
+        }
     };
     heads.clone().map(serving).collect()
 }
@@ -234,7 +218,7 @@ fn key_runs(space: &Space, keys: DimId, held: &Range<u64>) -> Vec<Run> {
     runs
 }
 
-/// Refuses what no part of a program can compute alone.
+/// Refuses attention that a rank cannot compute.
 ///
 /// # Errors
 /// [`RunError::Unsupported`] for dropout that follows the order of a device's own computation.

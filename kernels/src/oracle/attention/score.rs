@@ -89,9 +89,10 @@ impl<'a, T: Real> Bias<'a, T> {
             };
         };
         let buckets = space.size(relative.buckets);
-        match operand.shape() == [crate::tensor::index(buckets), extent.heads] {
-            true => Ok(Some(Self { relative, buckets, heads: extent.heads, table: operand.real()? })),
-            false => Err(RunError::invalid("the bias of `attention` is held otherwise than its heads")),
+        if operand.shape() == [crate::tensor::index(buckets), extent.heads] {
+            Ok(Some(Self { relative, buckets, heads: extent.heads, table: operand.real()? }))
+        } else {
+            Err(RunError::invalid("the bias of `attention` is held otherwise than its heads"))
         }
     }
 
@@ -105,7 +106,7 @@ impl<'a, T: Real> Bias<'a, T> {
         self.table[self.place(bucket, head)]
     }
 
-    /// Where the bias of a bucket for a head held lies.
+    /// The offset of the bias of a bucket for a head held.
     pub(crate) fn place(&self, bucket: usize, head: usize) -> usize {
         bucket * self.heads + head
     }

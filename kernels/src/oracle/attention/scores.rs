@@ -13,7 +13,7 @@ use crate::oracle::value::Operand;
 use crate::real::Real;
 use crate::tensor::length;
 
-/// Scores, row by row of a query's head, in `columns` columns: −∞ where the mask hides a key, and behind the keys held.
+/// Scores, row by row of a query's head, in `columns` columns: −∞ where the mask hides a key, and after the keys held.
 pub(in crate::oracle) fn scores<T: Real>(
     space: &Space,
     attention: &Attention,

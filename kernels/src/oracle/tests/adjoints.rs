@@ -1,7 +1,7 @@
 //! The adjoint of every operation against finite differences in `f64`, and the same programs on ranks.
 //!
 //! A case is the body of a program. Its outputs are weighed by inputs `g.…` and summed; the slope of the sum by each input
-//! is what the adjoints must give, chained from the last node to the first.
+//! is the expected result of the adjoints, chained from the last node to the first.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Output;

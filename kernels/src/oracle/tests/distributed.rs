@@ -18,7 +18,7 @@ pub(crate) struct Case {
     pub(crate) ranks: Module,
 }
 
-/// What an attention is like.
+/// The variant of an attention.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) mask: &'static str,
@@ -62,11 +62,12 @@ impl Kind {
         if self.bias { ", %bias" } else { "" }
     }
 
-    /// The gradient of the bias behind the others, by this name, and its type, pending over these axes.
+    /// The gradient of the bias after the others, by this name, and its type, pending over these axes.
     fn gradient(&self, name: &str, pending: &str) -> (String, String) {
-        match self.bias {
-            true => (format!(", %{name}"), format!(", f32[u h]{pending}")),
-            false => (String::new(), String::new()),
+        if self.bias {
+            (format!(", %{name}"), format!(", f32[u h]{pending}"))
+        } else {
+            (String::new(), String::new())
         }
     }
 
@@ -77,9 +78,10 @@ impl Kind {
 
     /// The sum of a gradient of the bias over the ranks.
     fn total(&self, name: &str, axis: &str) -> String {
-        match self.bias {
-            true => format!("  %dc = all_reduce %{name} {{axis={axis}}} : f32[u h]\n"),
-            false => String::new(),
+        if self.bias {
+            format!("  %dc = all_reduce %{name} {{axis={axis}}} : f32[u h]\n")
+        } else {
+            String::new()
         }
     }
 
@@ -286,7 +288,7 @@ pub(crate) fn tensors(n: u64) -> Tensors {
     shapes.into_iter().enumerate().map(fill).collect()
 }
 
-/// Orders of 12 tokens, the last with padding: the size and what stands behind it.
+/// Orders of 12 tokens, the last with padding: the size and the order.
 const ORDERS: [&str; 5] = [
     "12",
     "12 order zigzag(2)",

@@ -6,10 +6,8 @@ use crate::store::{TensorSource, Tensors};
 
 /// Attention of queries on other keys, of other lengths.
 fn cross(kind: &Kind, more: &str) -> String {
-    let (bias, dc, ty, out) = match kind.bias {
-        true => (", %bias", ", %dc", ", f32[u h]", ", dbias = %dc"),
-        false => ("", "", "", ""),
-    };
+    let (bias, dc, ty, out) =
+        if kind.bias { (", %bias", ", %dc", ", f32[u h]", ", dbias = %dc") } else { ("", "", "", "") };
     let forward = kind.attrs("s", "t", "returns=with_lse");
     let backward = kind.attrs("s", "t", "");
     format!(
@@ -26,7 +24,7 @@ fn cross(kind: &Kind, more: &str) -> String {
     )
 }
 
-/// What `sink` makes of the output; without one, the output itself.
+/// The output after `sink`; without one, the output itself.
 const WITH_SINK: &str = "  %o, %lse = sink %a, %c, %sink : f64[b s h e], f32[b s h]\n";
 const WITHOUT: &str =
     "  %o = scale %a {factor=1.0} : f64[b s h e]\n  %lse = scale %c {factor=1.0} : f32[b s h]\n";
@@ -71,7 +69,7 @@ fn gradients_are_slopes() {
         Kind { mask: "causal(queries=2, keys=12)", extra: "softcap=0.7, ", bias: false },
         Kind { mask: "full", extra: "dropout=uniform(rate=0.5, seed=3, keyed=position), ", bias: false },
     ];
-    // Of self-attention are masks that speak of one sequence.
+    // Masks of one sequence belong to self-attention.
     let alone = |kind: &&Kind| kind.mask == "causal" || kind.mask.contains("documents");
     for kind in KINDS.iter().filter(|kind| !alone(kind)).chain(&more) {
         check_against_differences(kind, WITHOUT);
@@ -81,7 +79,7 @@ fn gradients_are_slopes() {
 
 #[test]
 fn rows_that_see_nothing_are_finite_forward_and_backward() {
-    // The first query sees two keys, the second none.
+    // The first query sees two keys, the second sees no key.
     let kind = Kind { mask: "blocks(size=1, rows=[[1, 4], []])", extra: "", bias: false };
     let tensors = with_gradient();
     let alone = run::<f64>(&module(&cross(&kind, WITHOUT)), &tensors, &tensors).unwrap();

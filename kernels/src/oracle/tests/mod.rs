@@ -251,12 +251,13 @@ fn dense(
     let mut out = Vec::new();
     for (bi, qi, hi) in (0..b * s * h).map(|i| (i / (s * h), i / h % s, i % h)) {
         let gi = hi * g / h;
-        let weight = |ki: usize| match mask.allows(qi as u64, ki as u64) {
-            true => {
+        let weight = |ki: usize| {
+            if mask.allows(qi as u64, ki as u64) {
                 let at = |c| q[((bi * s + qi) * h + hi) * d + c] * k[((bi * t + ki) * g + gi) * d + c];
                 (0.7 * (0..d).map(at).sum::<f64>()).exp()
+            } else {
+                0.0
             }
-            false => 0.0,
         };
         let total: f64 = (0..t).map(weight).sum();
         for c in 0..d {

@@ -1,4 +1,4 @@
-//! What training adds, on ranks: programs whose dimensions are split one by one and two by two compute what the whole does.
+//! Operations of training on ranks: programs with one or two split dimensions give the results of the whole program.
 //!
 //! A small sharder splits every dimension that it is told to wherever an operation allows it, and takes pending sums when
 //! somebody asks; so every factor rule is put to the test by every program that uses the operation.
@@ -41,9 +41,10 @@ fn sharded(module: &Module, mesh: Mesh, splits: &Splits) -> Module {
         // Everything as it is split, or all whole.
         let mut found = None;
         for splits in [splits, &none] {
-            let declared: Vec<TensorType> = match node.operands.is_empty() {
-                true => declared.iter().map(|ty| split(ty, splits)).collect(),
-                false => declared.clone(),
+            let declared: Vec<TensorType> = if node.operands.is_empty() {
+                declared.iter().map(|ty| split(ty, splits)).collect()
+            } else {
+                declared.clone()
             };
             let wanted: Vec<TensorType> = node.operands.iter().map(|v| split(main.ty(*v), splits)).collect();
             let types: Vec<&TensorType> = wanted.iter().collect();
@@ -58,9 +59,10 @@ fn sharded(module: &Module, mesh: Mesh, splits: &Splits) -> Module {
         let mut operands = Vec::new();
         for (operand, ty) in node.operands.iter().zip(wanted) {
             let held = map[ithaca_ir::entity::Entity::index(*operand)];
-            operands.push(match *b.ty(held) == ty {
-                true => held,
-                false => b.push_as(Op::Reshard, &[held], ty).unwrap(),
+            operands.push(if *b.ty(held) == ty {
+                held
+            } else {
+                b.push_as(Op::Reshard, &[held], ty).unwrap()
             });
         }
         map.extend(b.node(node.op.clone(), &operands, &declared).unwrap());
@@ -166,7 +168,7 @@ fn steps_of_the_optimizer_on_ranks_are_those_of_the_whole() {
     }
 }
 
-/// A vocabulary in parts: each rank's sum of exponentials, told apart by `p`, and the label's logit from whoever has it.
+/// A vocabulary in parts: each rank's sum of exponentials, distinguished by `p`, and the label's logit from the rank that holds it.
 #[test]
 fn a_loss_over_parts_of_the_vocabulary_is_that_of_the_whole() {
     let dims = "dim b = 2\ndim s = 3\ndim v = 8 valid 7\n";
@@ -207,8 +209,7 @@ fn a_label_outside_the_vocabulary_is_named_with_its_place() {
         let labels = Tensor::new(vec![2, 3], vec![0.0, -100.0, 6.0, 3.0, 5.0, wrong]);
         let tensors: Tensors = [("x", x.clone()), ("i", labels)].into_iter().collect();
         let error = run::<f64>(&module, &tensors, &tensors).unwrap_err().to_string();
-        let expected =
-            format!("label {wrong} of the token at [1, 2] does not lie in a vocabulary of 7 (`v`)");
+        let expected = format!("label {wrong} of the token at [1, 2] is outside a vocabulary of 7 (`v`)");
         assert_eq!(error, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Loops over layers with stacks, and what lasts from step to step, against values taken by hand.
+//! Loops over layers with stacks, and persistent tensors, against values taken by hand.
 
 use ithaca_ir::{Module, text, verify};
 
@@ -18,7 +18,7 @@ fn tensors(named: &[(&str, &[usize], &[f64])]) -> Tensors {
     named.iter().map(|&(n, shape, data)| (n, Tensor::new(shape.to_vec(), data.to_vec()))).collect()
 }
 
-/// So many steps, each reading what those before it kept.
+/// Runs steps, each on the updates of the previous one.
 fn steps(module: &Module, weights: &Tensors, n: usize) -> Vec<Results<f64>> {
     let mut kept = Tensors::new();
     (0..n)
@@ -150,6 +150,6 @@ fn later_reads_see_assignments_and_steps_go_on_from_what_was_kept() {
     let kept = &results[2].kept;
     assert_eq!(kept.keys().collect::<Vec<_>>(), ["fused", "sum.0", "sum.1", "w.0", "w.1"]);
     assert_eq!(kept["w.0"].data, [1.0, 2.0]);
-    // Row 1 of the fused tensor is nobody's: it stays what it was before the first step, zero.
+    // Row 1 of the fused tensor belongs to no rank: it keeps its value from before the first step, zero.
     assert_eq!(kept["fused"], Tensor::new(vec![3, 2], vec![7.0, 3.5, 0.0, 0.0, 0.5, 0.25]));
 }

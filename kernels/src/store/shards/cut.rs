@@ -11,19 +11,19 @@ use super::manifest::{INDEX, Identity, Index, REST, Shard, Whole, rank_file};
 use super::part::Part;
 use super::part::product;
 use super::resolve::resolve;
-use crate::lasting;
+use crate::persistent;
 use crate::store::whole::folder;
 use crate::store::{About, Checkpoint, Entry, StoreError, TensorSource, Writer};
 use crate::tensor::index;
 
-/// What was cut.
+/// The sizes of a cut checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Stored tensors that ranks have parts of.
     pub tensors: usize,
     /// For each rank, bytes of its parts.
     pub bytes: Vec<u64>,
-    /// Tensors of the checkpoint that are none of the plan's.
+    /// Tensors of the checkpoint that the plan does not use.
     pub left_out: Vec<String>,
 }
 
@@ -32,16 +32,17 @@ struct Source {
     whole: Whole,
     /// Its tensors in the checkpoint, several for a stack.
     members: Vec<String>,
-    /// For each of its different parts, what each rank has; nothing where others have it, as other stages of a pipeline.
+    /// For each of its different parts, the part of each rank, if it has one.
     parts: Vec<Vec<Option<Part>>>,
 }
 
-/// Cuts `from` for the ranks of `schedule` into files of the folder `to`, which is made: each rank's weights, and states of
+/// Cuts `from` for the ranks of `schedule` into files of the folder `to`, which is created: each rank's weights, and states of
 /// the optimizer where the checkpoint has them. One stored tensor is held in memory at a time.
 ///
 /// # Errors
-/// [`ShardError::Occupied`], and [`ShardError::Store`] for weights that are not there or of another shape, for states of
-/// which some are missing, and for what cannot be written; [`ShardError::Invalid`] for experts of different types. The folder is there only when all is in it.
+/// [`ShardError::Occupied`], and [`ShardError::Store`] for weights that are missing or of another shape, for states of
+/// which some are missing, and for files that cannot be written; [`ShardError::Invalid`] for experts of different
+/// types. The folder appears only when it is complete.
 pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path) -> Result<Cut, ShardError> {
     if to.exists() && !std::fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none()) {
         return Err(ShardError::Occupied(to.to_owned()));
@@ -69,12 +70,11 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     }
     let kept_whole: Vec<&(&String, &Source)> =
         order.iter().filter(|(name, _)| uncovered.contains(name.as_str())).collect();
-    let mut rest = match kept_whole.is_empty() {
-        true => None,
-        false => {
-            let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.entry(name)).collect();
-            Some(Writer::create(&beside.path().join(REST), &About::new(), &entries)?)
-        }
+    let mut rest = if kept_whole.is_empty() {
+        None
+    } else {
+        let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.entry(name)).collect();
+        Some(Writer::create(&beside.path().join(REST), &About::new(), &entries)?)
     };
     for (name, source) in &order {
         let mut stored = Vec::new();
@@ -99,7 +99,7 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     std::fs::write(beside.path().join(INDEX), document.to_json()).map_err(io)?;
     set_searchable(beside.path()).map_err(io)?;
     std::fs::rename(beside.path(), to).map_err(io)?;
-    // What it held has gone where it belongs, so that there is nothing left to remove.
+    // The temporary folder has been renamed, so there is nothing to remove.
     let _ = beside.keep();
     let taken: BTreeSet<&String> = sources.values().flat_map(|s| &s.members).collect();
     let left_out = from.names().into_iter().filter(|name| !taken.contains(name)).collect();
@@ -111,7 +111,7 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
     let space = &schedule.space;
     let mut sources: BTreeMap<String, Source> = BTreeMap::new();
     let (mut absent, mut has_states) = (None, false);
-    for one in lasting::of(schedule)?.iter().filter(|one| !one.is_gradient()) {
+    for one in persistent::tensors(schedule)?.iter().filter(|one| !one.is_gradient()) {
         let expected = one.binding.stored_shape(space, one.ty);
         let Some(binding) = resolve(from, one.binding, one.layer, &expected)? else {
             let name =
@@ -153,7 +153,7 @@ fn sources(schedule: &Schedule, from: &Checkpoint) -> Result<BTreeMap<String, So
     }
 }
 
-/// The tensors of a rank's file, in the order of the file, and what each is a part of.
+/// The tensors of a rank's file, in the order of the file, each with its part.
 fn of_rank(order: &[(&String, &Source)], rank: u64) -> (Vec<Entry>, BTreeMap<String, Part>) {
     let (mut entries, mut parts) = (Vec::new(), BTreeMap::new());
     for (name, source) in order {
@@ -172,9 +172,9 @@ impl Source {
         Entry { name: name.to_owned(), stored: self.whole.dtype, shape: self.whole.shape.clone() }
     }
 
-    /// Whether some of its elements are no rank's.
+    /// Whether some of its elements are on no rank.
     fn leaves_out_some(&self) -> bool {
-        // Ranks together hold all of what a plan takes, so that only windows leave anything out.
+        // Ranks together hold everything that a plan uses, so only windows can leave elements out.
         let parts = || self.parts.iter().flatten().flatten();
         if parts().any(|part| part.window.is_empty()) {
             return false;
@@ -187,7 +187,7 @@ impl Source {
     }
 }
 
-/// Temporary folders are private; what is written for others has the usual permissions.
+/// Temporary folders are private; the result has the usual permissions.
 #[cfg(unix)]
 fn set_searchable(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;

@@ -14,7 +14,7 @@ pub enum ShardError {
     /// The schedule contradicts itself.
     #[error(transparent)]
     Schedule(#[from] RunError),
-    /// The folder for parts has something in it.
+    /// The folder for parts is not empty.
     #[error("{} is there and not an empty folder", .0.display())]
     Occupied(PathBuf),
     /// A file is not one of parts, or contradicts itself or the index; or a checkpoint cannot be cut.
@@ -22,7 +22,7 @@ pub enum ShardError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
     /// A file of another plan than the index.

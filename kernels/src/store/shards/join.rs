@@ -1,4 +1,4 @@
-//! Joins what was cut.
+//! Joins the files of a cut checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::part::product;
 use crate::store::{Entry, Raw, SafeTensorsFile, StoreError, TensorSource, Writer};
 use crate::tensor::unravel;
 
-/// What was joined.
+/// The sizes of a joined checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
     /// Tensors of the file.
@@ -34,17 +34,14 @@ struct Held<'a> {
 ///
 /// # Errors
 /// [`ShardError`]: files that are missing, cut off or of another plan, parts that are missing, or that have different bits
-/// for one element. Nothing is left at `to` then that was not there before.
+/// for one element. `to` is then unchanged.
 pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
     let index = Index::read(from)?;
     let mut files = Vec::new();
     for rank in 0..index.ranks {
         files.push(SafeTensorsFile::open(from.join(rank_file(rank)))?);
     }
-    let rest = match index.has_rest {
-        true => Some(SafeTensorsFile::open(from.join(REST))?),
-        false => None,
-    };
+    let rest = if index.has_rest { Some(SafeTensorsFile::open(from.join(REST))?) } else { None };
     let mut parts = parts(&files, &index)?;
     let mut order: Vec<(&String, &Whole)> = index.tensors.iter().collect();
     let entry = |name: &str, whole: &Whole| Entry {
@@ -56,7 +53,7 @@ pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
     let mut entries = Vec::new();
     for (name, whole) in &order {
         let whole_entry = entry(name, whole);
-        // That its elements are there keeps an index from asking for more memory than files have.
+        // The check bounds the memory that an index can request by the size of the files.
         check(&whole_entry, parts.get(*name).map_or(&[], Vec::as_slice), rest.as_ref(), from)?;
         entries.extend(members(&whole_entry));
     }
@@ -113,7 +110,7 @@ fn check(
     let is_stack = source::members(name, 1) != [name.as_str()];
     let elements = product(shape).filter(|&n| !is_stack || (n > 0 && !shape.is_empty()));
     let Some(elements) = elements else {
-        let reason = format!("`{name}` has the shape {shape:?}, which no tensor has");
+        let reason = format!("`{name}` has the invalid shape {shape:?}");
         return Err(ShardError::Invalid { path: from.join(INDEX), reason });
     };
     if let Some(rest) = rest.filter(|rest| rest.shape(name).is_some()) {
@@ -125,13 +122,10 @@ fn check(
         return Ok(());
     }
     let in_parts: usize = held.iter().map(|h| product(&h.part.extents()).unwrap_or(0)).sum();
-    match in_parts < elements {
-        true => Err(missing(entry, held)),
-        false => Ok(()),
-    }
+    if in_parts < elements { Err(missing(entry, held)) } else { Ok(()) }
 }
 
-/// What parts lack of a tensor; takes memory for the elements that they have, however many are asked for.
+/// The error of elements that no part has. Its memory is bounded by the elements of the parts.
 fn missing(entry: &Entry, held: &[Held<'_>]) -> ShardError {
     let Entry { name, stored: _, shape } = entry;
     let mut known: Vec<usize> = Vec::new();

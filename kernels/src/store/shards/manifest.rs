@@ -1,4 +1,4 @@
-//! What the files of a cut checkpoint say of themselves.
+//! The metadata of the files of a cut checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::store::{About, SafeTensorsFile, StoreError, Stored};
 /// The index of a folder of parts.
 pub const INDEX: &str = "shards.json";
 
-/// The file of what no rank holds of tensors that ranks hold parts of.
+/// The file of the elements that no rank holds.
 pub const REST: &str = "rest.safetensors";
 
-/// The version of what is written.
+/// The version of the format.
 const VERSION: u32 = 1;
 
-/// Under which key a file of parts says what they are.
+/// The metadata key of a file of parts.
 const KEY: &str = "ithaca.shard";
 
 /// The file of a rank.
@@ -27,11 +27,11 @@ pub fn rank_file(rank: u64) -> String {
     format!("rank-{rank:05}.safetensors")
 }
 
-/// What a checkpoint is cut for.
+/// The plan for which a checkpoint is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// The digest of what every rank runs.
+    /// The digest of the plan.
     pub plan: String,
     /// The model.
     pub model: String,
@@ -47,13 +47,13 @@ pub struct Identity {
 pub(super) struct Index {
     /// The version of this document.
     pub(super) version: u32,
-    /// What was cut for what.
+    /// The plan.
     pub(super) identity: Identity,
     /// Number of ranks, each with its file.
     pub(super) ranks: u64,
     /// Whether there is a file of the rest.
     pub(super) has_rest: bool,
-    /// What the checkpoint says of itself.
+    /// The metadata of the checkpoint.
     pub(super) about: About,
     /// The stored tensors that have parts.
     pub(super) tensors: BTreeMap<String, Whole>,
@@ -69,7 +69,7 @@ pub(super) struct Whole {
     pub(super) shape: Vec<u64>,
 }
 
-/// What a rank's file says.
+/// The metadata of a rank's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Shard {
@@ -81,12 +81,12 @@ pub(super) struct Shard {
     pub(super) rank: u64,
     /// Number of ranks.
     pub(super) ranks: u64,
-    /// For each tensor of the file, what it is a part of.
+    /// The part of each tensor of the file.
     pub(super) parts: BTreeMap<String, Part>,
 }
 
 impl Index {
-    /// The index of what is cut now.
+    /// The index of a new checkpoint.
     pub(super) fn new(
         identity: Identity,
         ranks: u64,
@@ -107,7 +107,7 @@ impl Index {
     /// Reads the index of a folder.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when there is none; [`ShardError::Invalid`] for another document or version.
+    /// [`StoreError::Io`] when it is missing; [`ShardError::Invalid`] for another document or version.
     pub(super) fn read(folder: &Path) -> Result<Self, ShardError> {
         let path = folder.join(INDEX);
         let text = std::fs::read_to_string(&path).map_err(|source| StoreError::Io {
@@ -120,7 +120,7 @@ impl Index {
 }
 
 impl Shard {
-    /// What `rank`'s file says of these parts.
+    /// The metadata of `rank`'s file with these parts.
     pub(super) fn new(index: &Index, rank: u64, parts: BTreeMap<String, Part>) -> Self {
         let plan = index.identity.plan.clone();
         Self { version: VERSION, plan, rank, ranks: index.ranks, parts }
@@ -128,11 +128,11 @@ impl Shard {
 
     /// Metadata of the file.
     pub(super) fn about(&self) -> About {
-        let text = serde_json::to_string(self).expect("what a shard says is JSON");
+        let text = serde_json::to_string(self).expect("the metadata of a shard is JSON");
         [(KEY.to_owned(), text), ("format".to_owned(), "pt".to_owned())].into()
     }
 
-    /// What a file says, which is to be the one of `rank` of this index.
+    /// The metadata of a file, which must be that of `rank` of this index.
     ///
     /// # Errors
     /// [`ShardError::Invalid`] for another file, [`ShardError::OtherPlan`].
@@ -150,7 +150,7 @@ impl Shard {
         }
         if (shard.rank, shard.ranks) != (rank, index.ranks) {
             return Err(invalid(format!(
-                "it is of rank {} of {}, where rank {rank} of {} belongs",
+                "it is of rank {} of {}, but rank {rank} of {} is expected",
                 shard.rank, shard.ranks, index.ranks
             )));
         }

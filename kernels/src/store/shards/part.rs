@@ -4,7 +4,7 @@ use ithaca_ir::ops::{Binding, source};
 use ithaca_ir::{Rank, Space, TensorType};
 use serde::{Deserialize, Serialize};
 
-use crate::place;
+use crate::positions;
 use crate::tensor::{Offsets, index, whole};
 
 /// A part of a stored tensor.
@@ -25,7 +25,7 @@ pub struct Part {
     /// First and one past the last index of each dimension of the view that are taken; all when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub window: Vec<[u64; 2]>,
-    /// The shape as which what is taken is read.
+    /// The shape in which the window is read.
     pub shape: Vec<u64>,
     /// For each dimension of `shape` the indices that the part has, in its order.
     pub places: Vec<Vec<Run>>,
@@ -37,14 +37,14 @@ pub struct Part {
 pub struct Run(pub Option<u64>, pub u64, pub u64);
 
 impl Run {
-    /// The index at `i` of the run; none for padding.
+    /// The index at `i` of the run; `None` for padding.
     fn at(self, i: u64) -> Option<u64> {
         self.0.map(|first| first + i * self.2)
     }
 }
 
 impl Part {
-    /// What `rank` holds of a weight or a state, `binding` naming the stored tensor outright.
+    /// The part of a weight or state on `rank`; `binding` names the stored tensor itself.
     pub(super) fn of(space: &Space, binding: &Binding, ty: &TensorType, rank: Rank) -> Self {
         let held = space.local_box(ty, rank);
         let along = ty.dims.iter().zip(held);
@@ -54,28 +54,29 @@ impl Part {
             view: binding.view.clone(),
             window: binding.window.iter().map(|w| [w.start, w.end]).collect(),
             shape: ty.dims.iter().map(|&d| source::stored_size(space, d)).collect(),
-            places: along.map(|(&d, range)| runs(&place::loaded_from(space, d, range))).collect(),
+            places: along.map(|(&d, range)| runs(&positions::loaded_from(space, d, range))).collect(),
         }
     }
 
-    /// The shape of the part; what has been checked does not overflow.
+    /// The shape of the part; that of a checked part does not overflow.
     pub fn extents(&self) -> Vec<u64> {
         self.places.iter().map(|runs| runs.iter().fold(0, |n: u64, run| n.saturating_add(run.1))).collect()
     }
 
-    /// Whether the numbers go together.
+    /// Checks that the numbers are consistent.
     ///
     /// # Errors
-    /// What does not.
+    /// The contradiction.
     pub(super) fn check(&self) -> Result<(), String> {
         let seen = if self.view.is_empty() { &self.stored } else { &self.view };
         let elements = product(&self.stored);
         if elements.is_none() || elements != product(seen) {
             return Err(format!("a tensor of shape {:?} cannot be seen as {seen:?}", self.stored));
         }
-        let taken: Vec<u64> = match self.window.is_empty() {
-            true => seen.clone(),
-            false => self.window.iter().map(|[start, end]| end.saturating_sub(*start)).collect(),
+        let taken: Vec<u64> = if self.window.is_empty() {
+            seen.clone()
+        } else {
+            self.window.iter().map(|[start, end]| end.saturating_sub(*start)).collect()
         };
         let inside = self.window.iter().zip(seen).all(|([start, end], n)| start <= end && end <= n);
         if taken.len() != seen.len() || !inside || product(&taken) != product(&self.shape) {
@@ -105,15 +106,14 @@ impl Part {
             runs.iter().flat_map(|run| (0..run.1).map(|i| run.at(i).map(index))).collect()
         };
         let shape: Vec<usize> = self.shape.iter().map(|&n| index(n)).collect();
-        let (starts, row) = place::rows(self.places.iter().map(expand).collect(), &shape);
+        let (starts, row) = positions::rows(self.places.iter().map(expand).collect(), &shape);
         let seen = if self.view.is_empty() { &self.stored } else { &self.view };
-        // Where each element of the window lies in the stored tensor; all lies where it is without one.
-        let window: Vec<usize> = match self.window.is_empty() {
-            true => Vec::new(),
-            false => {
-                let part = self.window.iter().map(|&[start, end]| start..end).collect();
-                Offsets::of_part(&whole(seen), &part).collect()
-            }
+        // The offset of each element of the window in the stored tensor; empty without a window.
+        let window: Vec<usize> = if self.window.is_empty() {
+            Vec::new()
+        } else {
+            let part = self.window.iter().map(|&[start, end]| start..end).collect();
+            Offsets::of_part(&whole(seen), &part).collect()
         };
         for (n, start) in starts.enumerate() {
             let Some(start) = start else { continue };

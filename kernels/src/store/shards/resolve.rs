@@ -1,4 +1,4 @@
-//! Under which name a checkpoint has what a binding names.
+//! The name under which a checkpoint has the tensor of a binding.
 
 use ithaca_ir::ops::{Binding, source};
 
@@ -10,7 +10,7 @@ use crate::store::{Checkpoint, StoreError, TensorSource};
 /// the prefix of a model with a head, under Mixtral's other name, or in a tensor of all experts.
 ///
 /// # Errors
-/// [`StoreError::Missing`] when some members of a stack are there and others are not. `None` when nothing is there.
+/// [`StoreError::Missing`] when some members of a stack are there and others are not. `None` when all are missing.
 pub(super) fn resolve(
     from: &Checkpoint,
     of: &Binding,

@@ -1,4 +1,4 @@
-//! What lasts from one run of a schedule to the next: its weights and states, under the names that files have.
+//! The tensors that persist from one run of a schedule to the next: its weights and states, under their stored names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,22 +13,22 @@ use crate::error::RunError;
 
 /// A weight or a state of one layer, as one binding has it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Lasting<'a> {
-    /// Which of the two.
+pub struct PersistentTensor<'a> {
+    /// Weight or state.
     pub target: Target,
-    /// Where it lies in files.
+    /// Its place in files.
     pub binding: &'a Binding,
     /// Its dimensions, element type and layout.
     pub ty: &'a TensorType,
     /// The layer.
     pub layer: u64,
-    /// Which ranks have it, those of one or another place; all of them where one place is absent.
+    /// The places whose ranks have it; `None` means all ranks.
     pub places: Vec<Option<At>>,
     /// Whether the schedule writes it.
     pub is_written: bool,
 }
 
-impl Lasting<'_> {
+impl PersistentTensor<'_> {
     /// The name of its stored tensor; a stack's is that of all its members.
     pub fn stored_name(&self) -> String {
         self.binding.stored_name(self.layer)
@@ -43,28 +43,26 @@ impl Lasting<'_> {
     pub fn stored(&self, space: &Space) -> Vec<(String, Vec<u64>)> {
         let shape = self.binding.stored_shape(space, self.ty);
         let names = source::members(&self.stored_name(), shape.first().copied().unwrap_or(1));
-        let of_member = match self.binding.is_stack() {
-            true => shape.get(1..).unwrap_or_default().to_vec(),
-            false => shape,
-        };
+        let of_member =
+            if self.binding.is_stack() { shape.get(1..).unwrap_or_default().to_vec() } else { shape };
         names.into_iter().map(|name| (name, of_member.clone())).collect()
     }
 
-    /// Whether it is a gradient, which no step needs of the one before.
+    /// Whether it is a gradient, which the next step does not need.
     pub fn is_gradient(&self) -> bool {
         self.target == Target::State && state::is_gradient(&self.binding.name)
     }
 }
 
-/// All that lasts of a schedule, in order of frames, each once.
+/// The persistent tensors of a schedule, in order of frames, each once.
 ///
 /// # Errors
-/// [`RunError::Invalid`] for a schedule that contradicts itself; a verified one does not.
-pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
+/// [`RunError::Invalid`] for a schedule that contradicts itself; verification finds it.
+pub fn tensors(schedule: &Schedule) -> Result<Vec<PersistentTensor<'_>>, RunError> {
     let layers = cpu::layers_of(schedule)?;
-    let mut found: Vec<Lasting<'_>> = Vec::new();
+    let mut found: Vec<PersistentTensor<'_>> = Vec::new();
     let mut known: BTreeMap<(Target, String, usize), usize> = BTreeMap::new();
-    // A name may have several bindings or types; which of them one is, is told by its number among these.
+    // A name may have several bindings or types, numbered here.
     let mut kinds: Vec<(&Binding, &TensorType)> = Vec::new();
     let mut written: BTreeSet<(Target, String)> = BTreeSet::new();
     for (frame_id, frame) in schedule.frames.iter() {
@@ -86,14 +84,21 @@ pub fn of(schedule: &Schedule) -> Result<Vec<Lasting<'_>>, RunError> {
                 kinds.len() - 1
             });
             let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
-            // Stages of a pipeline have it under one name.
+            // Stages of a pipeline share its name.
             for &(layer, at) in &layers[frame_id.index()] {
                 let name = binding.stored_name(layer);
                 if is_written {
                     written.insert((target, name.clone()));
                 }
                 let number = *known.entry((target, name, kind)).or_insert_with(|| {
-                    found.push(Lasting { target, binding, ty, layer, places: Vec::new(), is_written: false });
+                    found.push(PersistentTensor {
+                        target,
+                        binding,
+                        ty,
+                        layer,
+                        places: Vec::new(),
+                        is_written: false,
+                    });
                     found.len() - 1
                 });
                 let places = &mut found[number].places;

@@ -9,10 +9,10 @@ use ithaca_ir::{Space, TensorType};
 use super::ranks::Held;
 use super::value::Value;
 use crate::error::RunError;
-use crate::kept::{self, Part};
 use crate::real::Real;
 use crate::store::TensorSource;
 use crate::tensor::Outputs;
+use crate::updates::{self, Update};
 
 /// One binding, at one layer.
 struct Entry<T: Real> {
@@ -22,7 +22,7 @@ struct Entry<T: Real> {
     held: Held<T>,
 }
 
-/// What was assigned last, by stored names.
+/// The last assignments, by stored names.
 pub(super) struct Assigned<T: Real> {
     entries: BTreeMap<String, Vec<Entry<T>>>,
 }
@@ -34,7 +34,7 @@ impl<T: Real> Default for Assigned<T> {
 }
 
 impl<T: Real> Assigned<T> {
-    /// What was assigned to a binding, if anything was.
+    /// The last value assigned to a binding.
     ///
     /// # Errors
     /// [`RunError::Invalid`] when it was assigned as another type.
@@ -79,7 +79,7 @@ impl<T: Real> Assigned<T> {
         Ok(())
     }
 
-    /// Everything that was assigned, as files have it; `before` has what was there.
+    /// All assignments in their stored form; `before` has the earlier values.
     pub(super) fn kept(&self, space: &Space, before: &dyn TensorSource) -> Result<Outputs<T>, RunError> {
         let mut kept = Outputs::new();
         for (name, entries) in &self.entries {
@@ -90,9 +90,9 @@ impl<T: Real> Assigned<T> {
                     Value::Int(_) => Err(RunError::invalid(format!("integers are assigned to `{name}`"))),
                 };
                 let held = entry.held.iter().map(real).collect::<Result<_, _>>()?;
-                parts.push(Part { binding: &entry.binding, ty: &entry.ty, held });
+                parts.push(Update { binding: &entry.binding, ty: &entry.ty, held });
             }
-            kept.extend(kept::members(name, kept::join(space, name, &parts, before)?));
+            kept.extend(updates::unstack(name, updates::merge(space, name, &parts, before)?));
         }
         Ok(kept)
     }

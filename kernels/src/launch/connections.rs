@@ -1,4 +1,4 @@
-//! The connections of a process, and how its rank exchanges blocks over them.
+//! The connections of a process, over which its rank exchanges blocks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufReader, BufWriter, Write};
@@ -19,27 +19,27 @@ use crate::tensor::index;
 /// Connections to other ranks, each with the address of the other side.
 pub(super) type Peers = BTreeMap<u64, (TcpStream, SocketAddr)>;
 
-/// How much is read or written at a time, bytes.
+/// The size of read and write buffers, bytes.
 const BUFFER: usize = 1 << 17;
 
-/// The most of a failure's words that travel, bytes.
-const WORDS: usize = 1 << 16;
+/// The longest message of a failure that is sent, bytes.
+const MAX_MESSAGE: usize = 1 << 16;
 
 /// The connections of one process to all the others.
 #[derive(Debug)]
-pub(super) struct Mesh {
+pub(super) struct Connections {
     rank: u64,
     world: u64,
     timeout: Duration,
     shared: Arc<Shared>,
-    /// By rank; none for its own.
+    /// By rank; `None` for this one.
     peers: Vec<Option<Peer>>,
 }
 
 #[derive(Debug)]
 struct Peer {
     address: SocketAddr,
-    /// To the thread that writes; none once no more is said.
+    /// To the writing thread; `None` once closed.
     queue: Mutex<Option<Sender<Outgoing>>>,
 }
 
@@ -49,7 +49,7 @@ enum Outgoing {
     Frame(Kind, Vec<u8>),
 }
 
-/// What the threads of a process share.
+/// The state that the threads of a process share.
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
@@ -58,26 +58,26 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// By rank; the own one stays empty.
+    /// By rank; that of this rank stays empty.
     inboxes: Vec<Inbox>,
-    /// The first failure that was heard of.
+    /// The first failure that was noticed.
     failure: Option<Failure>,
-    /// Whether this process has told the others of a failure.
-    has_told: bool,
+    /// Whether this process has sent a failure to the others.
+    has_aborted: bool,
     limits: Limits,
-    /// Threads that write, and threads that read.
+    /// The number of running threads.
     open: usize,
 }
 
 #[derive(Debug, Default)]
 struct Inbox {
-    /// What was sent while a schedule runs.
+    /// Blocks, and the ends of steps.
     blocks: VecDeque<Item>,
-    /// Steps that have ended here, and of whose blocks of this sender some may be left over.
+    /// Steps that have ended here while blocks of this sender may be left over.
     ended: usize,
     messages: VecDeque<(Kind, Vec<u8>)>,
-    /// Whether the connection may close.
-    has_left: bool,
+    /// Whether the sender may close the connection.
+    is_finalized: bool,
 }
 
 #[derive(Debug)]
@@ -88,13 +88,13 @@ enum Item {
 
 #[derive(Clone, Debug)]
 enum Failure {
-    /// A connection that should not have closed.
+    /// A connection closed unexpectedly.
     Lost { rank: u64, address: SocketAddr, why: String },
-    /// A rank said that it failed.
-    Told { rank: u64, words: String },
+    /// A rank reported its failure.
+    Reported { rank: u64, message: String },
 }
 
-impl Mesh {
+impl Connections {
     /// Takes connections to all other ranks.
     ///
     /// # Errors
@@ -103,18 +103,19 @@ impl Mesh {
         let state = State {
             inboxes: (0..world).map(|_| Inbox::default()).collect(),
             failure: None,
-            has_told: false,
+            has_aborted: false,
             limits: Limits::default(),
             open: 0,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
-        let mut mesh = Mesh { rank, world, timeout, shared, peers: (0..world).map(|_| None).collect() };
+        let mut connections =
+            Connections { rank, world, timeout, shared, peers: (0..world).map(|_| None).collect() };
         for (other, (stream, address)) in peers {
-            let peer = mesh.connect(other, stream, address);
+            let peer = connections.connect(other, stream, address);
             let peer = peer.map_err(|source| LaunchError::Setup { address: address.to_string(), source })?;
-            mesh.peers[index(other)] = Some(peer);
+            connections.peers[index(other)] = Some(peer);
         }
-        Ok(mesh)
+        Ok(connections)
     }
 
     fn connect(&self, rank: u64, stream: TcpStream, address: SocketAddr) -> std::io::Result<Peer> {
@@ -125,8 +126,8 @@ impl Mesh {
         let (queue, outgoing) = mpsc::channel();
         type Work = Box<dyn FnOnce(&Shared) + Send>;
         let threads: [(&str, Work); 2] = [
-            ("from", Box::new(move |shared| listen(shared, (rank, address), reading))),
-            ("to", Box::new(move |_| speak(&outgoing, stream))),
+            ("from", Box::new(move |shared| recv_loop(shared, (rank, address), reading))),
+            ("to", Box::new(move |_| send_loop(&outgoing, stream))),
         ];
         for (name, work) in threads {
             self.shared.state().open += 1;
@@ -149,8 +150,8 @@ impl Mesh {
         self.world
     }
 
-    /// Allows frames of these sizes.
-    pub(super) fn allow(&self, limits: Limits) {
+    /// Sets the largest frames that are accepted.
+    pub(super) fn set_limits(&self, limits: Limits) {
         self.shared.state().limits = limits;
     }
 
@@ -160,8 +161,8 @@ impl Mesh {
         (0..self.world).filter(move |&other| other != own)
     }
 
-    /// A rank with its address, for a message.
-    pub(super) fn named(&self, rank: u64) -> String {
+    /// A rank with its address, for messages.
+    pub(super) fn describe(&self, rank: u64) -> String {
         let peer = usize::try_from(rank).ok().and_then(|i| self.peers.get(i)).and_then(Option::as_ref);
         match peer {
             Some(peer) => format!("rank {rank} ({})", peer.address),
@@ -169,43 +170,35 @@ impl Mesh {
         }
     }
 
-    /// Queues a frame; what cannot be sent any more is noticed by the thread that reads.
-    pub(super) fn tell(&self, to: u64, kind: Kind, body: Vec<u8>) {
+    /// Queues a frame. The reading thread notices a closed connection.
+    pub(super) fn send_frame(&self, to: u64, kind: Kind, body: Vec<u8>) {
         self.queue(to, Outgoing::Frame(kind, body));
     }
 
-    fn queue(&self, to: u64, what: Outgoing) {
+    fn queue(&self, to: u64, outgoing: Outgoing) {
         if let Some(peer) = &self.peers[index(to)]
             && let Some(queue) = &*peer.queue.lock().unwrap_or_else(PoisonError::into_inner)
         {
-            // The thread that writes ends when the connection does.
-            let _ = queue.send(what);
+            // The writing thread ends with the connection.
+            let _ = queue.send(outgoing);
         }
     }
 
-    /// Waits for the next message of `from`, which must be of one of these kinds, for as long as `patience` says.
+    /// Waits for the next message of `from`, which must be of one of these kinds.
     ///
     /// # Errors
-    /// [`RunError::Told`] when a rank has failed, [`RunError::Lost`], [`RunError::Deadlock`] after the time.
-    pub(super) fn message(
-        &self,
-        from: u64,
-        kinds: &[Kind],
-        patience: Patience,
-    ) -> Result<(Kind, Vec<u8>), RunError> {
-        let deadline = match patience {
-            Patience::Limited => Some(Instant::now() + self.timeout),
-            Patience::Unlimited => None,
+    /// [`RunError::RemoteFailure`] when a rank has failed, [`RunError::Lost`], [`RunError::Deadlock`] after the timeout.
+    pub(super) fn message(&self, from: u64, kinds: &[Kind], wait: Wait) -> Result<(Kind, Vec<u8>), RunError> {
+        let deadline = match wait {
+            Wait::Timeout => Some(Instant::now() + self.timeout),
+            Wait::Unbounded => None,
         };
         let found = self.wait(from, deadline, |inbox| inbox.messages.pop_front().map(Ok));
-        let (kind, body) = found.map_err(|error| self.explained(error))?;
-        match kinds.contains(&kind) {
-            true => Ok((kind, body)),
-            false => Err(bytes::malformed()),
-        }
+        let (kind, body) = found.map_err(|error| self.with_cause(error))?;
+        if kinds.contains(&kind) { Ok((kind, body)) } else { Err(bytes::malformed()) }
     }
 
-    /// Waits for what `find` finds in what came from a rank.
+    /// Waits until `find` finds its result in the inbox of a rank.
     fn wait<T>(
         &self,
         from: u64,
@@ -221,12 +214,12 @@ impl Mesh {
                 return Err(self.failed(failure, Some(from)));
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let in_vain = match (left, state.inboxes[index(from)].has_left) {
+            let deadlock = match (left, state.inboxes[index(from)].is_finalized) {
                 (_, true) => Some("which has ended without sending"),
-                (Some(Duration::ZERO), false) => Some("longer than was allowed"),
+                (Some(Duration::ZERO), false) => Some("longer than the timeout"),
                 (Some(_) | None, false) => None,
             };
-            if let Some(why) = in_vain {
+            if let Some(why) = deadlock {
                 return Err(RunError::Deadlock { rank: self.rank, from, why });
             }
             let wake = &self.shared.wake;
@@ -237,10 +230,10 @@ impl Mesh {
         }
     }
 
-    /// A failure as it shows to a task of this rank, which may wait for another.
+    /// The error of a task of this rank, which may wait for another rank.
     fn failed(&self, failure: &Failure, waits_for: Option<u64>) -> RunError {
         match failure {
-            Failure::Told { .. } => RunError::Stopped,
+            Failure::Reported { .. } => RunError::Stopped,
             Failure::Lost { rank, address, why } => {
                 let meanwhile = match waits_for {
                     None => String::new(),
@@ -252,11 +245,11 @@ impl Mesh {
         }
     }
 
-    /// In place of an error that says only that another rank failed, what that rank said.
-    pub(super) fn explained(&self, error: RunError) -> RunError {
+    /// Replaces [`RunError::Stopped`] by the failure that another rank reported.
+    pub(super) fn with_cause(&self, error: RunError) -> RunError {
         match &self.shared.state().failure {
-            Some(Failure::Told { rank, words }) if error.is_stopped() => {
-                RunError::Told { rank: self.named(*rank), words: words.clone() }
+            Some(Failure::Reported { rank, message }) if error.is_stopped() => {
+                RunError::RemoteFailure { rank: self.describe(*rank), message: message.clone() }
             }
             Some(_) | None => error,
         }
@@ -267,40 +260,40 @@ impl Mesh {
         self.shared.state().failure.is_some()
     }
 
-    /// What a rank that failed said, in place of an error that may follow from it.
-    pub(super) fn cause_of(&self, error: RunError) -> RunError {
+    /// The failure of another rank, in place of an error that may follow from it.
+    pub(super) fn with_first_cause(&self, error: RunError) -> RunError {
         match &self.shared.state().failure {
-            Some(Failure::Told { rank, words }) => {
-                RunError::Told { rank: self.named(*rank), words: words.clone() }
+            Some(Failure::Reported { rank, message }) => {
+                RunError::RemoteFailure { rank: self.describe(*rank), message: message.clone() }
             }
             Some(failure @ Failure::Lost { .. }) => self.failed(failure, None),
             None => error,
         }
     }
 
-    /// Tells all others that this rank has failed, or what it was told itself; the first time only.
-    pub(super) fn abort(&self, words: &str) {
+    /// Sends a failure to all others, once: the one that was reported to this rank, else `message`.
+    pub(super) fn abort(&self, message: &str) {
         let mut state = self.shared.state();
-        if std::mem::replace(&mut state.has_told, true) {
+        if std::mem::replace(&mut state.has_aborted, true) {
             return;
         }
-        let (rank, words) = match &state.failure {
-            Some(Failure::Told { rank, words }) => (*rank, words.clone()),
-            Some(Failure::Lost { .. }) | None => (self.rank, words.to_owned()),
+        let (rank, message) = match &state.failure {
+            Some(Failure::Reported { rank, message }) => (*rank, message.clone()),
+            Some(Failure::Lost { .. }) | None => (self.rank, message.to_owned()),
         };
         drop(state);
         let mut body = Writer::new();
-        body.number(rank).text(&words[..words.floor_char_boundary(WORDS)]);
+        body.number(rank).text(&message[..message.floor_char_boundary(MAX_MESSAGE)]);
         let body = body.into_bytes();
-        self.others().for_each(|other| self.tell(other, Kind::Abort, body.clone()));
+        self.others().for_each(|other| self.send_frame(other, Kind::Abort, body.clone()));
     }
 
-    /// Says nothing more, and waits a while until all was sent and the others have closed as well.
-    pub(super) fn close(&self, patience: Duration) {
+    /// Closes all connections; waits until all frames are sent and the others have closed theirs, up to `timeout`.
+    pub(super) fn close(&self, timeout: Duration) {
         for peer in self.peers.iter().flatten() {
             peer.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut state = self.shared.state();
         while state.open > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -312,16 +305,16 @@ impl Mesh {
     }
 }
 
-/// How long a message is waited for.
+/// The limit of a wait for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Patience {
-    /// As long as was allowed.
-    Limited,
-    /// As long as the connection stands: the other computes something of its own.
-    Unlimited,
+pub(super) enum Wait {
+    /// The timeout of a message.
+    Timeout,
+    /// None, while the connection is open: the other rank computes.
+    Unbounded,
 }
 
-impl Communicator for Mesh {
+impl Communicator for Connections {
     fn send(&self, _from: Rank, to: Rank, block: Vec<f32>) -> Result<(), RunError> {
         self.check()?;
         self.queue(to.0, Outgoing::Block(block));
@@ -341,7 +334,7 @@ impl Communicator for Mesh {
                 }
                 match inbox.blocks.pop_front()? {
                     Item::Block(block) if inbox.ended == 0 => return Some(Ok(block)),
-                    // Left over from a step before.
+                    // Left over from an earlier step.
                     Item::Block(_) => {}
                     Item::End => inbox.ended -= 1,
                 }
@@ -360,7 +353,7 @@ impl Communicator for Mesh {
         let mut state = self.shared.state();
         state.inboxes.iter_mut().for_each(|inbox| inbox.ended += 1);
         drop(state);
-        self.others().for_each(|other| self.tell(other, Kind::End, Vec::new()));
+        self.others().for_each(|other| self.send_frame(other, Kind::End, Vec::new()));
     }
 
     fn fail(&self, _rank: Rank, error: &RunError) {
@@ -374,15 +367,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a failure, if it is the first.
+    /// Records a failure, if it is the first.
     fn fail(&self, failure: Failure) {
         self.state().failure.get_or_insert(failure);
         self.wake.notify_all();
     }
 }
 
-/// Writes what is queued until the queue ends, then says that no more will come.
-fn speak(outgoing: &Receiver<Outgoing>, stream: TcpStream) {
+/// Writes queued frames until the queue is closed, then closes the writing side.
+fn send_loop(outgoing: &Receiver<Outgoing>, stream: TcpStream) {
     let mut out = BufWriter::with_capacity(BUFFER, stream);
     let mut send = || -> std::io::Result<()> {
         loop {
@@ -403,14 +396,14 @@ fn speak(outgoing: &Receiver<Outgoing>, stream: TcpStream) {
             }
         }
     };
-    // A connection that does not take it any more is noticed by the thread that reads.
+    // The reading thread notices a closed connection.
     let _ = send();
     let (stream, _) = out.into_parts();
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-/// Reads what comes from a rank until its connection ends.
-fn listen(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream) {
+/// Reads the frames of a rank until its connection ends.
+fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream) {
     let mut input = BufReader::with_capacity(BUFFER, stream);
     let lost = |why: String| shared.fail(Failure::Lost { rank, address, why });
     loop {
@@ -418,12 +411,12 @@ fn listen(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream
         let (kind, body) = match frame {
             Ok(frame) => frame,
             Err(error) => {
-                let has_left = shared.state().inboxes[index(rank)].has_left;
+                let is_finalized = shared.state().inboxes[index(rank)].is_finalized;
                 match error {
-                    FrameError::Closed if has_left => {}
+                    FrameError::Closed if is_finalized => {}
                     FrameError::Closed => lost("closed its connection".to_owned()),
-                    FrameError::Io(error) => lost(format!("cannot be heard any more ({error})")),
-                    FrameError::Malformed(what) => lost(format!("cannot be understood: {what}")),
+                    FrameError::Io(error) => lost(format!("cannot be read from ({error})")),
+                    FrameError::Malformed(message) => lost(format!("sent a malformed frame: {message}")),
                 }
                 return;
             }
@@ -435,29 +428,30 @@ fn listen(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream
                 Some(block) => inbox.blocks.push_back(Item::Block(block)),
                 None => {
                     drop(state);
-                    return lost("cannot be understood: it sent half a number".to_owned());
+                    return lost("sent a malformed block".to_owned());
                 }
             },
             Kind::End => inbox.blocks.push_back(Item::End),
-            Kind::Bye => inbox.has_left = true,
+            Kind::Finalize => inbox.is_finalized = true,
             Kind::Abort => {
-                // It will close next, and the failure is what it says.
-                inbox.has_left = true;
-                let (rank, words) = told(&body).unwrap_or((rank, "it does not say why".to_owned()));
-                state.failure.get_or_insert(Failure::Told { rank, words });
+                // It closes next, and its message is the failure.
+                inbox.is_finalized = true;
+                let (rank, message) =
+                    parse_failure(&body).unwrap_or((rank, "for no stated reason".to_owned()));
+                state.failure.get_or_insert(Failure::Reported { rank, message });
             }
-            // It saw another leave when rank 0 had already seen them all.
+            // It noticed a closed connection after rank 0 had seen all connected.
             Kind::Refuse => {
-                inbox.has_left = true;
-                let words = String::from_utf8_lossy(&body).into_owned();
-                state.failure.get_or_insert(Failure::Told { rank, words });
+                inbox.is_finalized = true;
+                let message = String::from_utf8_lossy(&body).into_owned();
+                state.failure.get_or_insert(Failure::Reported { rank, message });
             }
-            Kind::Agree | Kind::Part | Kind::Kept | Kind::KeptEnd | Kind::Verdict => {
+            Kind::Agree | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
                 inbox.messages.push_back((kind, body));
             }
-            Kind::Hello | Kind::Table | Kind::Met => {
+            Kind::Hello | Kind::Addresses | Kind::Connected => {
                 drop(state);
-                return lost("cannot be understood: it introduces itself again".to_owned());
+                return lost("sent a frame of the rendezvous".to_owned());
             }
         }
         drop(state);
@@ -465,8 +459,8 @@ fn listen(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStream
     }
 }
 
-/// Who failed, and why.
-fn told(body: &[u8]) -> Option<(u64, String)> {
+/// The rank that failed, and its error.
+fn parse_failure(body: &[u8]) -> Option<(u64, String)> {
     let mut input = Reader::new(body);
     Some((input.number().ok()?, input.text().ok()?))
 }

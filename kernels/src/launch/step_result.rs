@@ -1,4 +1,4 @@
-//! What a rank has after a step, and tensors by name, as bytes.
+//! The results of a rank, and named tensors, as bytes.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::cpu::{RankResult, TaskSpan, Timing, Timings};
 use crate::error::RunError;
 use crate::tensor::Tensor;
 
-/// A part, and how much memory its process took.
-pub(super) fn encode(part: &RankResult, memory_bytes: u64) -> Vec<u8> {
-    let RankResult { rank, outputs, written, arena_used, timings, traffic, spans } = part;
+/// The results of a rank, and the memory of its process.
+pub(super) fn encode(result: &RankResult, memory_bytes: u64) -> Vec<u8> {
+    let RankResult { rank, outputs, written, arena_used, timings, traffic, spans } = result;
     let mut out = Writer::new();
     out.number(rank.0).number(memory_bytes).number(*arena_used);
     for tensors in [outputs, written] {
@@ -26,7 +26,7 @@ pub(super) fn encode(part: &RankResult, memory_bytes: u64) -> Vec<u8> {
     let timings = timings.rows();
     out.number(timings.len() as u64);
     for (work, Timing { count, total }) in timings {
-        // A run of five hundred years takes more.
+        // 64 bits overflow after five hundred years.
         let nanoseconds = u64::try_from(total.as_nanos()).unwrap_or(u64::MAX);
         out.text(work).number(count).number(nanoseconds);
     }
@@ -44,7 +44,7 @@ pub(super) fn encode(part: &RankResult, memory_bytes: u64) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// What [`encode`] made.
+/// Decodes the output of [`encode`].
 pub(super) fn decode(bytes: &[u8]) -> Result<(RankResult, u64), RunError> {
     let mut input = Reader::new(bytes);
     let (rank, memory_bytes, arena_used) = (Rank(input.number()?), input.number()?, input.number()?);
@@ -76,7 +76,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(RankResult, u64), RunError> {
     Ok((RankResult { rank, outputs, written, arena_used, timings, traffic, spans }, memory_bytes))
 }
 
-/// A tensor under its name.
+/// A tensor with its name.
 pub(super) fn encode_tensor(name: &str, tensor: &Tensor<f32>) -> Vec<u8> {
     let mut out = Writer::new();
     out.text(name).number(tensor.shape.len() as u64);
@@ -87,7 +87,7 @@ pub(super) fn encode_tensor(name: &str, tensor: &Tensor<f32>) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// What [`encode_tensor`] made.
+/// Decodes the output of [`encode_tensor`].
 pub(super) fn decode_tensor(bytes: &[u8]) -> Result<(String, Tensor<f32>), RunError> {
     let mut input = Reader::new(bytes);
     let name = input.text()?;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_arrive_as_they_were() {
+    fn results_survive_the_round_trip() {
         let timing = Timing { count: 2, total: Duration::from_nanos(1_234_567) };
         let row = Traffic {
             kind: "all_to_all".to_owned(),
@@ -115,7 +115,7 @@ mod tests {
             count: 4,
             bytes_sent_per_rank: 640,
         };
-        let part = RankResult {
+        let result = RankResult {
             rank: Rank(3),
             outputs: vec![vec![1.0, -0.0], vec![]],
             written: vec![vec![2.5]],
@@ -131,15 +131,15 @@ mod tests {
                 end: Duration::from_micros(34),
             }],
         };
-        let bytes = encode(&part, 99);
-        assert_eq!(decode(&bytes).unwrap(), (part, 99));
+        let bytes = encode(&result, 99);
+        assert_eq!(decode(&bytes).unwrap(), (result, 99));
         for n in 0..bytes.len() {
             assert!(decode(&bytes[..n]).is_err(), "cut off after {n} bytes");
         }
     }
 
     #[test]
-    fn tensors_arrive_as_they_were() {
+    fn tensors_survive_the_round_trip() {
         let tensor = Tensor::new(vec![2, 1], vec![0.5, 8.0]);
         let bytes = encode_tensor("w", &tensor);
         assert_eq!(decode_tensor(&bytes).unwrap(), ("w".to_owned(), tensor));

@@ -1,4 +1,4 @@
-//! Where the elements that a rank holds belong in a stored tensor: ranks hold indices, files hold positions.
+//! The positions of a rank's elements in a stored tensor: ranks hold indices, files hold positions.
 //!
 //! A dimension with an order deals its positions to indices; inputs and weights are loaded so, and outputs put back.
 //! A dimension that is fetched has no positions of its own, and is stored as it is: its indices in a row.
@@ -33,14 +33,14 @@ pub(crate) fn stored_at(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<O
 }
 
 /// The positions of `indices` in the sequence that they are of; a fetched token keeps that of where it comes from.
-pub(crate) fn positions(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<u64> {
+pub(crate) fn sequence_positions(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<u64> {
     space.position_runs(dim, indices).iter().flat_map(ithaca_ir::order::Run::positions).collect()
 }
 
 /// Which of `indices` carry data; the others are padding.
 pub(crate) fn carries_data(space: &Space, dim: DimId, indices: Range<u64>) -> Vec<bool> {
     let valid = space.dims[space.sequence(dim)].valid;
-    positions(space, dim, indices).into_iter().map(|position| position < valid).collect()
+    sequence_positions(space, dim, indices).into_iter().map(|position| position < valid).collect()
 }
 
 /// Positions by the dimension's own order.

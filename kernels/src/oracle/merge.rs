@@ -1,7 +1,7 @@
-//! What joins parts of an attention: `merge`, `merge_parts`, `accumulate`, `sink`.
+//! Operations that merge partial attentions: `merge`, `merge_parts`, `accumulate`, `sink`.
 //!
 //! A part is an output and, for each of its rows, the logarithm of its sum of exponentials. A part of no keys is o = 0
-//! and lse = −∞, and what is merged with it stays as it was.
+//! and lse = −∞, and merging with it changes nothing.
 
 use super::attention::Rows;
 use super::value::Operand;
@@ -11,10 +11,7 @@ use crate::tensor::Offsets;
 
 /// The weight that a part has in a sum of exponentials: `exp(part − all)`, zero for a part of nothing.
 pub(super) fn share<T: Real>(part: T, all: T) -> T {
-    match part == T::NEG_INFINITY {
-        true => T::ZERO,
-        false => (part - all).through(f64::exp),
-    }
+    if part == T::NEG_INFINITY { T::ZERO } else { (part - all).through(f64::exp) }
 }
 
 /// Two parts become one; a second part that the rank does not hold changes nothing.
@@ -93,7 +90,7 @@ pub(super) fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> 
         }
     }
     if max == T::NEG_INFINITY {
-        // Added up, so that what is not a number stays that.
+        // Summed, so that NaN stays NaN.
         return numbers.fold(max, |sum, x| sum + x);
     }
     let mut sum = T::ZERO;
@@ -106,10 +103,7 @@ pub(super) fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> 
 /// `log(exp(x) + exp(y))`; −∞ of two that are.
 pub(super) fn log_add_exp<T: Real>(x: T, y: T) -> T {
     let (less, more) = if x < y { (x, y) } else { (y, x) };
-    match less == T::NEG_INFINITY {
-        true => more,
-        false => more + (less - more).through(|d| d.exp().ln_1p()),
-    }
+    if less == T::NEG_INFINITY { more } else { more + (less - more).through(|d| d.exp().ln_1p()) }
 }
 
 /// Elements of a row of o.

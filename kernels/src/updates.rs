@@ -1,8 +1,8 @@
-//! What a run keeps: weights and states that it assigned, as a file has them.
+//! The weights and states that a run assigned, in their stored form.
 //!
-//! A part is what one binding writes, of one layer. The parts of a stored tensor (windows of a fused one, say) are put
-//! together from what ranks hold, padding cut and copies of one element compared; where nothing was written, the
-//! stored tensor is what it was before the run.
+//! An update is written by one binding, of one layer. The updates of a stored tensor (windows of a fused one, say) are
+//! assembled from the parts of ranks; padding is cut and copies of one element are compared. Elements without an update
+//! have their value from before the run.
 
 use std::borrow::Cow;
 
@@ -11,21 +11,21 @@ use ithaca_ir::{Rank, Space, TensorType};
 
 use crate::assemble::put_together;
 use crate::error::RunError;
-use crate::place;
+use crate::positions;
 use crate::real::Real;
 use crate::store::TensorSource;
 use crate::tensor::{Tensor, extents, index, read_part, whole, write_part};
 
-/// What one binding wrote.
-pub(crate) struct Part<'a, T: Clone> {
+/// The values that one binding wrote.
+pub(crate) struct Update<'a, T: Clone> {
     pub(crate) binding: &'a Binding,
     pub(crate) ty: &'a TensorType,
-    /// What each rank holds, in order of ranks.
+    /// The part of each rank, in order of ranks.
     pub(crate) held: Vec<Cow<'a, [T]>>,
 }
 
 /// A stored tensor under its name, the members of a stack under theirs.
-pub(crate) fn members<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
+pub(crate) fn unstack<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
     let n = tensor.shape.first().copied().unwrap_or(1);
     let names = source::members(name, n as u64);
     if names.len() == 1 && names[0] == name {
@@ -37,34 +37,34 @@ pub(crate) fn members<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Te
     names.into_iter().zip(parts).collect()
 }
 
-/// The stored tensor `name`, of which `parts` were written; `before` has what it was.
+/// The stored tensor `name`, with its `parts`; `before` has its earlier value.
 ///
 /// # Errors
 /// [`RunError::ReplicasDiffer`] when two elements that are stored as one differ; [`RunError::Store`].
-pub(crate) fn join<T: Real>(
+pub(crate) fn merge<T: Real>(
     space: &Space,
     name: &str,
-    parts: &[Part<'_, T>],
+    parts: &[Update<'_, T>],
     before: &dyn TensorSource,
 ) -> Result<Tensor<T>, RunError> {
     let Some(first) = parts.first() else {
-        return Err(RunError::invalid(format!("nothing was written to `{name}`")));
+        return Err(RunError::invalid(format!("`{name}` has no updates")));
     };
     let shape = first.binding.stored_shape(space, first.ty);
     let mut stored: Vec<Option<T>> = vec![None; shape.iter().map(|&n| index(n)).product()];
-    for Part { binding, ty, held } in parts {
+    for Update { binding, ty, held } in parts {
         if binding.stored_shape(space, ty) != shape {
             return Err(RunError::invalid(format!("`{name}` is stored in two shapes")));
         }
         let sizes: Vec<usize> = ty.dims.iter().map(|&d| index(source::stored_size(space, d))).collect();
         let local = |rank: Rank| Ok(Cow::Borrowed(held[index(rank.0)].as_ref()));
-        let part = put_together(space, name, ty, &sizes, place::loaded_from, local)?;
+        let part = put_together(space, name, ty, &sizes, positions::loaded_from, local)?;
         let seen = if binding.view.is_empty() { &shape } else { &binding.view };
         let window = if binding.window.is_empty() { whole(seen) } else { binding.window.clone() };
         if extents(&window).iter().product::<usize>() != part.len() {
             return Err(RunError::invalid(format!("`{name}` is bound to a type of another size")));
         }
-        // What several stages of a pipeline write is one.
+        // Several stages of a pipeline may write the same elements.
         let before = read_part(&whole(seen), &stored, &window);
         let differs = |x: &Option<T>, y: &Option<T>| match (x, y) {
             (Some(x), Some(y)) => x.to_f64().to_bits() != y.to_f64().to_bits(),
@@ -101,13 +101,13 @@ pub(crate) fn join<T: Real>(
             false => Tensor::filled(shape.clone(), 0.0),
         };
         if rest.shape != shape {
-            return Err(RunError::invalid(format!("`{name}` has another shape than the program says")));
+            return Err(RunError::invalid(format!("`{name}` has another shape than in the program")));
         }
         for (element, &x) in stored.iter_mut().zip(&rest.data) {
             element.get_or_insert(T::from_f64(x));
         }
     }
     let data: Option<Vec<T>> = stored.into_iter().collect();
-    let data = data.ok_or_else(|| RunError::invalid(format!("`{name}` is not known in full")))?;
+    let data = data.ok_or_else(|| RunError::invalid(format!("some elements of `{name}` are unknown")))?;
     Ok(Tensor::new(shape, data))
 }
