@@ -25,7 +25,7 @@ fi
 packages=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 cuda=$packages/nvidia/cu13
 nccl=$packages/nvidia/nccl
-for file in "$cuda/bin/nvcc" "$cuda/include/cublas_v2.h" "$cuda/lib/libnvrtc.so.13" "$nccl/include/nccl.h"; do
+for file in "$cuda/bin/nvcc" "$cuda/include/cublasLt.h" "$cuda/lib/libnvrtc.so.13" "$nccl/include/nccl.h"; do
     if [ ! -e "$file" ]; then
         echo "$file is missing: the wheels are laid out differently from what this script expects" >&2
         exit 1

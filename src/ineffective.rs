@@ -15,8 +15,8 @@ use crate::cli::{
     self, DeviceArg, LayoutArgs, OptArgs, RunArgs, StorageArg, SubjectArgs, VerifyArgs, WorkloadArgs,
 };
 use crate::error::{Failure, Result};
+use crate::job::Job;
 use crate::kind::Kind;
-use crate::subject::Job;
 
 /// An option of the training step, as given.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ pub mod error;
 pub mod evaluate;
 pub mod files;
 pub mod ineffective;
+pub mod job;
 pub mod kind;
 pub mod shell;
 pub mod subject;

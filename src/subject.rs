@@ -23,6 +23,7 @@ use serde_json::Value;
 use crate::cli::{self, DEFAULT_CLUSTER, LayoutArgs, SubjectArgs, WorkloadArgs};
 use crate::error::{Failure, Result};
 use crate::ineffective::{self, Setting};
+use crate::job::Job;
 use crate::kind::{self, Kind, Wanted};
 
 /// A model description.
@@ -169,95 +170,6 @@ pub fn mesh(args: &LayoutArgs) -> Result<(Option<Mesh>, Option<u64>)> {
     }
     let gpus = args.gpus.or(mesh.as_ref().map(Mesh::ranks));
     Ok((mesh, gpus))
-}
-
-/// A program and its layout.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// The name for reports.
-    pub title: String,
-    /// The whole program.
-    pub program: Module,
-    /// The same step in one stage, without recomputation and loss chunks, where that is another program.
-    pub plain: Option<Module>,
-    /// Its layout.
-    pub options: ShardOptions,
-    /// The cluster whose prices choose collectives.
-    pub cluster: Cluster,
-    /// The path of the weights, if it is known.
-    pub weights: Option<PathBuf>,
-    /// The known strategies and movements.
-    pub registry: Registry,
-    /// The plan of the program; its stated figures must hold.
-    pub plan: Option<Box<Plan>>,
-    /// Notes on options without effect.
-    pub notes: Vec<String>,
-}
-
-impl Job {
-    /// The job's per-rank program and schedule.
-    ///
-    /// # Errors
-    /// The rule that the layout breaks, with repairs that were checked; `M33` for a plan whose stated figures differ.
-    pub fn compile(&self) -> Result<Compiled> {
-        let compiled = self.lay_out()?;
-        if let Some(plan) = &self.plan {
-            plan.check_stated(&compiled)?;
-        }
-        Ok(compiled)
-    }
-
-    fn lay_out(&self) -> Result<Compiled> {
-        compile_with(&self.registry, &self.program, &self.options, &self.cluster).map_err(|mut refusal| {
-            let program = Program { module: &self.program, cluster: &self.cluster };
-            let compiler = Extended { program, registry: &self.registry };
-            if let [only] = refusal.as_mut_slice()
-                && only.code.starts_with("P2")
-            {
-                only.repairs = planner::repairs(&compiler, &self.cluster, &self.options);
-                if !only.repairs.is_empty() {
-                    // Degrees that one rule allows may break another; the repairs were checked against all rules.
-                    only.helps.clear();
-                }
-            }
-            Failure::from(refusal)
-        })
-    }
-
-    /// The program whose results are expected.
-    pub fn reference(&self) -> &Module {
-        self.plain.as_ref().unwrap_or(&self.program)
-    }
-
-    /// The largest change of an element of a weight that an optimizer can make in so many steps.
-    pub fn reach(&self, steps: u64) -> f64 {
-        let nodes = self.program.functions.values().flat_map(|f| &f.nodes);
-        let farthest = nodes.filter_map(|node| match &node.op {
-            Op::Optimizer(Optimizer::AdamW(adamw)) => Some(adamw.reach()),
-            _ => None,
-        });
-        farthest.fold(0.0, f64::max) * steps as f64
-    }
-
-    /// Whether the program has states that carry over to the next step.
-    pub fn has_state(&self) -> bool {
-        let mut nodes = self.program.functions.values().flat_map(|f| &f.nodes);
-        nodes.any(|node| matches!(node.op, Op::Assign { .. }))
-    }
-
-    /// FLOPs of the whole program.
-    pub fn flops(&self) -> u128 {
-        let Module { space, functions, .. } = &self.program;
-        let runs = self.program.run_counts();
-        let mut flops: u128 = 0;
-        for (function, &runs) in functions.values().zip(&runs) {
-            for node in &function.nodes {
-                let cost = node.op.cost(space, &function.operand_types(node), &function.result_types(node));
-                flops = flops.saturating_add(u128::from(runs).saturating_mul(cost.flops));
-            }
-        }
-        flops
-    }
 }
 
 /// The program and the layout that arguments describe.

@@ -9,7 +9,6 @@ const fn code(code: &'static str, rule: &'static str) -> Code {
 /// Codes of schedules that have no emitted form.
 pub const EMIT: &[Code] = &[
     code("S40", "every task and collective of the schedule has an emitted form"),
-    code("S41", "tensors have at most as many dimensions as emitted kernels take"),
     code("S42", "dropout of an emitted attention is keyed by position"),
 ];
 

@@ -17,6 +17,7 @@ use crate::ops::table::elementwise::Binary;
 use crate::ops::table::op::Op;
 use crate::ops::table::source::Binding;
 use crate::ops::table::structure::Scan;
+use crate::phase::Phase;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -34,6 +35,35 @@ impl<'a> FunctionBuilder<'a> {
     /// Starts a function that lives in `space` and may call `functions`.
     pub fn new(name: impl Into<String>, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
         Self { space, functions, function: Function::new(name), names: BTreeSet::new() }
+    }
+
+    /// Starts a function with the name, the phase and the origin of `source`.
+    pub fn like(source: &Function, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
+        let mut b = Self::part_of(source.name.as_str(), source, space, functions);
+        b.function.origin.clone_from(&source.origin);
+        b
+    }
+
+    /// Starts a function that is made from `source` and runs in its phase.
+    pub fn part_of(
+        name: impl Into<String>,
+        source: &Function,
+        space: &'a Space,
+        functions: &'a Arena<FuncId, Function>,
+    ) -> Self {
+        Self::new(name, space, functions).made_from(source.model_name()).in_phase(source.phase)
+    }
+
+    /// The same, made from a function of the model.
+    pub fn made_from(mut self, origin: impl Into<String>) -> Self {
+        self.function.origin = Some(origin.into());
+        self
+    }
+
+    /// The same, in another phase.
+    pub fn in_phase(mut self, phase: Phase) -> Self {
+        self.function.phase = phase;
+        self
     }
 
     /// The function so far.

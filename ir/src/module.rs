@@ -14,6 +14,7 @@ use crate::layout::At;
 use crate::ops::attr::FunctionNames;
 use crate::ops::table::op::Op;
 use crate::ops::table::structure::Stage;
+use crate::phase::Phase;
 use crate::space::Space;
 use crate::types::TensorType;
 
@@ -129,6 +130,10 @@ impl Module {
 pub struct Function {
     /// The name, without its `@`.
     pub name: String,
+    /// When in a step it runs.
+    pub phase: Phase,
+    /// The function of the model from which a pass made this one; absent for functions of the model itself.
+    pub origin: Option<String>,
     /// Parameters; the first values of the arena.
     pub params: Vec<ValueId>,
     /// All values, in order of definition.
@@ -145,6 +150,11 @@ impl Function {
     /// A function with no parameters and no nodes.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The name of the function of the model that this one is, or was made from.
+    pub fn model_name(&self) -> &str {
+        self.origin.as_deref().unwrap_or(&self.name)
     }
 
     /// The type of a value.
@@ -166,8 +176,10 @@ impl Function {
 /// Spans do not take part in equality: a function equals its reparsed text.
 impl PartialEq for Function {
     fn eq(&self, other: &Self) -> bool {
-        let Self { name, params, values, nodes, outputs, span: _ } = self;
+        let Self { name, phase, origin, params, values, nodes, outputs, span: _ } = self;
         *name == other.name
+            && *phase == other.phase
+            && *origin == other.origin
             && *params == other.params
             && *values == other.values
             && *nodes == other.nodes

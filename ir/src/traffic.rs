@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::boxes;
 use crate::entity::Entity;
@@ -16,38 +16,7 @@ use crate::ops::table::op::Op;
 use crate::schedule::{BufferId, Frame, Schedule, Task, Work};
 use crate::space::Space;
 
-/// When in a step a collective runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// In the forward pass.
-    Forward,
-    /// In the backward pass.
-    Backward,
-    /// In the step of the optimizer.
-    Update,
-}
-
-impl Phase {
-    /// When the function called `name` runs: `block.backward` in the backward pass, `block.update` in the step of the
-    /// optimizer.
-    pub fn of_function(name: &str) -> Phase {
-        match name.rsplit_once('.').map(|(_, what)| what) {
-            Some("backward") => Phase::Backward,
-            Some("update" | "squares" | "zero") => Phase::Update,
-            Some(_) | None => Phase::Forward,
-        }
-    }
-
-    /// The spelling in plans and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Forward => "forward",
-            Phase::Backward => "backward",
-            Phase::Update => "update",
-        }
-    }
-}
+pub use crate::phase::Phase;
 
 /// The key of a row: the kind of collective, the mesh axis (`mesh` for a permute), the phase.
 pub type Key = (&'static str, String, Phase);
@@ -107,7 +76,7 @@ pub fn key(space: &Space, phase: Phase, parcels: &[Parcel]) -> Option<Key> {
 /// When a collective of a function runs: in the phase of the function; what passes between stages of a pipeline in that
 /// of the calls that made it.
 pub fn phase_of_node(module: &Module, function: &Function, node: &Node) -> Phase {
-    let own = Phase::of_function(&function.name);
+    let own = function.phase;
     match (node.operands.first(), node.results.first()) {
         (Some(&x), Some(&y)) if function.ty(x).layout.at != function.ty(y).layout.at => {
             made_in(module, function, x).unwrap_or(own)
@@ -120,14 +89,14 @@ pub fn phase_of_node(module: &Module, function: &Function, node: &Node) -> Phase
 fn made_in(module: &Module, function: &Function, value: ValueId) -> Option<Phase> {
     let maker = function.nodes.iter().find(|n| n.results.contains(&value))?;
     match maker.op {
-        Op::Call { callee, .. } => Some(Phase::of_function(&module.functions[callee].name)),
+        Op::Call { callee, .. } => Some(module.functions[callee].phase),
         _ => maker.operands.iter().filter_map(|&v| made_in(module, function, v)).max(),
     }
 }
 
 /// The same of the task of a frame with this number, which communicates.
 pub fn phase_of_task(schedule: &Schedule, frame: &Frame, task: usize) -> Phase {
-    let own = Phase::of_function(&frame.name);
+    let own = frame.phase;
     let Some(Task { work, reads, .. }) = frame.tasks.get(task) else { return own };
     match (work, reads.first()) {
         (Work::Exchange(transfer), Some(&sent)) if moves(transfer.first()) => {
@@ -146,7 +115,7 @@ fn moves(parcel: &Parcel) -> bool {
 fn written_in(schedule: &Schedule, frame: &Frame, before: usize, buffer: BufferId) -> Option<Phase> {
     let at = frame.tasks[..before].iter().rposition(|task| task.writes.contains(&buffer))?;
     match frame.tasks[at].work {
-        Work::Call { callee, .. } => Some(Phase::of_function(&schedule.frames[callee].name)),
+        Work::Call { callee, .. } => Some(schedule.frames[callee].phase),
         _ => frame.tasks[at].reads.iter().filter_map(|&b| written_in(schedule, frame, at, b)).max(),
     }
 }

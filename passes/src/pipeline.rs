@@ -83,11 +83,6 @@ pub const PASSES: &[PassInfo] = &[
         options: prefetch::OPTIONS,
     },
     PassInfo {
-        name: fuse::fold::NAME,
-        summary: "lets kernels write and read tensors where they lie on the wire, so that nothing packs or unpacks them",
-        options: "none",
-    },
-    PassInfo {
         name: "rules",
         summary: "applies the rewrite rules of the file of `--rules`, which are tried before they are used",
         options: "none",
@@ -182,7 +177,6 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         "overlap" => Ok(Box::new(Overlap::from_pipeline(&stage.options)?)),
         "prefetch" => Ok(Box::new(Prefetch::from_pipeline(&stage.options)?)),
         "pack" => Ok(Box::new(Pack::from_pipeline(&stage.options)?)),
-        fuse::fold::NAME => without_options(&stage).map(|()| Box::new(fuse::fold::Fold) as _),
         "rules" => {
             let message = "`rules` takes its rules from a file, and has no options";
             Err(Diagnostic::new("P02", message).help("name the file by `ithaca opt --rules FILE`"))

@@ -2,7 +2,7 @@
 
 use clap::CommandFactory;
 
-use super::Done;
+use super::session::Done;
 use crate::cli::{Cli, CompletionsArgs};
 use crate::error::Result;
 

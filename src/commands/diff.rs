@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::DiffArgs;
 use crate::error::Result;
 use crate::subject;

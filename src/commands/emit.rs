@@ -10,7 +10,7 @@ use ithaca_passes::import;
 use ithaca_passes::lower::lower;
 use ithaca_passes::simulate;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::{EmitArgs, Target};
 use crate::error::Result;
 use crate::{files, subject};
@@ -36,7 +36,8 @@ pub(super) fn emit(args: &EmitArgs, session: &mut Session<'_>) -> Result<Done> {
             let program = import::program(&plan.model.config, &plan.model.name, &plan.workload.to_import()?)?;
             // On one device there are no stages, and nothing to lay out.
             let reference = lower(verify(&program)?)?;
-            let emitted = cuda::emit(&compiled.schedule, Some(&reference), ithaca_kernels::cuda::SOURCES)?;
+            let emitted =
+                cuda::emit(schedule::verify(&compiled.schedule)?, Some(schedule::verify(&reference)?))?;
             let list: Vec<(PathBuf, Vec<u8>)> =
                 emitted.into_iter().map(|f| (PathBuf::from(f.path), f.contents.into_bytes())).collect();
             files::write_all(folder, &list)?;

@@ -11,7 +11,7 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::simulate::discrete;
 
 use super::plan::heading;
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::ExplainArgs;
 use crate::error::Result;
 use crate::subject;

@@ -7,8 +7,8 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_kernels::launch::{self, LaunchEnv};
 
 use super::run::{job, run_job};
-use super::{Done, Session};
-use crate::cli::{DeviceArg, RunArgs, StorageArg};
+use super::session::{Done, Session};
+use crate::cli::RunArgs;
 use crate::error::Result;
 
 /// How long a process that cannot run waits for the others, to tell them.
@@ -55,24 +55,4 @@ pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
             Err(failure)
         }
     }
-}
-
-/// What processes must agree on beside the schedule.
-pub(super) fn said(args: &RunArgs) -> [(&'static str, String); 6] {
-    let storage = match args.storage() {
-        StorageArg::Wide => "wide",
-        StorageArg::Typed => "typed",
-    };
-    let device = match args.device {
-        DeviceArg::Cpu => "cpu",
-        DeviceArg::Cuda => "cuda",
-    };
-    [
-        ("`--device`", device.to_owned()),
-        ("number of `--steps`", args.steps.to_string()),
-        ("`--storage`", storage.to_owned()),
-        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
-        ("choice of `--resume`", args.resume.is_some().to_string()),
-        ("choice of `--trace`", args.trace.is_some().to_string()),
-    ]
 }

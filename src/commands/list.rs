@@ -8,7 +8,7 @@ use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::pipeline::PASSES;
 use ithaca_passes::shard::table;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::{ListArgs, Listing};
 use crate::error::Result;
 

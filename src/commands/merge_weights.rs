@@ -2,7 +2,7 @@
 
 use ithaca_kernels::store::{self, shards};
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::MergeWeightsArgs;
 use crate::error::Result;
 use crate::files;

@@ -11,7 +11,7 @@ use ithaca_passes::pass::{Context, Instrument, Pass, Prices, run_passes};
 use ithaca_passes::pipeline;
 use ithaca_passes::rules::{self, ApplyRules};
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::{DEFAULT_CLUSTER, OptArgs};
 use crate::error::{Failure, Result};
 use crate::evaluate::Oracle;

@@ -11,7 +11,7 @@ use ithaca_passes::plan::{self, Plan};
 use ithaca_passes::planner::{self, Extended, Program, Request, Staged};
 use ithaca_passes::shard::strategy::STAGE_AXIS;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::PlanArgs;
 use crate::error::{Failure, Result};
 use crate::{files, ineffective, subject};

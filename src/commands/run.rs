@@ -21,19 +21,18 @@ use ithaca_kernels::{Outputs, Real, RunError, Storage, cpu, oracle};
 use ithaca_passes::import::OPTIONAL_INPUTS;
 
 use super::device::{Device, look_for_nan};
-use super::{Done, Session, fault, launch};
+use super::fault;
+use super::session::{Done, Session};
 use crate::cli::{DeviceArg, RunArgs, StorageArg, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::files;
 use crate::ineffective;
+use crate::job::Job;
 use crate::kind;
-use crate::subject::{self, Job, Lengths};
+use crate::subject::{self, Lengths};
 
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
-    match args.launch {
-        true => launch::run(args, session),
-        false => run_job(&job(args, session)?, args, session, None),
-    }
+    run_job(&job(args, session)?, args, session, None)
 }
 
 /// What is run.
@@ -43,6 +42,26 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     ineffective::run(args, &job)?;
     refuse_hours(&job, args)?;
     Ok(job)
+}
+
+/// The settings that processes must agree on, beside the schedule.
+fn settings(args: &RunArgs) -> [(&'static str, String); 6] {
+    let storage = match args.storage() {
+        StorageArg::Wide => "wide",
+        StorageArg::Typed => "typed",
+    };
+    let device = match args.device {
+        DeviceArg::Cpu => "cpu",
+        DeviceArg::Cuda => "cuda",
+    };
+    [
+        ("`--device`", device.to_owned()),
+        ("number of `--steps`", args.steps.to_string()),
+        ("`--storage`", storage.to_owned()),
+        ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
+        ("choice of `--resume`", args.resume.is_some().to_string()),
+        ("choice of `--trace`", args.trace.is_some().to_string()),
+    ]
 }
 
 /// Runs all ranks here, or one rank as one process of several, of which the first does all that is not running its rank.
@@ -97,7 +116,7 @@ pub(super) fn run_job(
     let mut traffic = Vec::new();
     let mut timings = Timings::default();
     let mut ran: Vec<Vec<Span>> = Vec::new();
-    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &launch::said(args)));
+    let agreed = process.map(|process| process.agree(&compiled.schedule, &options, &settings(args)));
     let agreed = agreed.transpose()?;
     let mut left = args.steps;
     let found = steps(args.steps, weights, |weights| {

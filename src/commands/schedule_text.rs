@@ -10,7 +10,7 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::pass::{Context, Unwatched, run_passes};
 use ithaca_passes::pipeline;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::{Failure, Result};
 use crate::kind::{self, Kind, Wanted};

@@ -12,7 +12,7 @@ use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::OrderChoice;
 use num_integer::lcm;
 
-use super::{Done, Session};
+use super::session::{Done, Session};
 use crate::cli::{ShardWeightsArgs, SubjectArgs};
 use crate::error::{Failure, Result};
 use crate::kind;

@@ -9,12 +9,14 @@ use ithaca_kernels::compare::{Judge, Smallest};
 use ithaca_kernels::{Outputs, Storage, oracle};
 
 use super::run::{Data, Expected, USUAL, all, heading, judge, lengths_of, steps};
-use super::{Done, Session, schedule_text};
+use super::schedule_text;
+use super::session::{Done, Session};
 use crate::cli::VerifyArgs;
 use crate::error::Result;
 use crate::ineffective;
+use crate::job::Job;
 use crate::kind::Kind;
-use crate::subject::{self, Job};
+use crate::subject;
 
 /// The largest absolute difference that double precision explains at these sizes.
 const EXACT: f64 = 1e-9;

@@ -3,6 +3,7 @@
 
 use ithaca_ir::{Diagnostics, Module, diagnostic};
 use ithaca_kernels::store::{FusedExperts, TensorSource};
+use ithaca_kernels::tensor::Tensor;
 use ithaca_kernels::{Outputs, Storage, oracle};
 use ithaca_passes::compile::passes;
 use ithaca_passes::differentiate::{Recompute, Training};
@@ -14,7 +15,8 @@ use libtest_mimic::Trial;
 use crate::golden::{self, Golden};
 use crate::{is_chosen, open, report, trial};
 
-/// Largest accepted error of a loss or an element of a gradient, beside another implementation.
+/// Largest accepted error of a loss, relative to it, and of an element of a gradient, relative to the largest of all
+/// gradients, beside another implementation.
 const GRADIENT: f64 = 1e-4;
 
 impl Golden {
@@ -39,6 +41,8 @@ impl Golden {
         let mut unmet: u64 =
             self.gradients().iter().filter_map(|name| self.io.shape(name)).map(elements).sum();
         let fused = FusedExperts::new(&self.io);
+        let largest = self.gradients().into_iter().map(|name| magnitude(&self.io.read(&name).unwrap()));
+        let largest = largest.fold(0.0, f64::max);
         let found =
             kept.iter().chain(outputs).filter(|(name, _)| name.starts_with("grad.") || *name == "loss");
         for (name, found) in found {
@@ -46,7 +50,8 @@ impl Golden {
             if name != "loss" {
                 unmet = unmet.saturating_sub(expected.data.len() as u64);
             }
-            let errors = found.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs());
+            let scale = if name == "loss" { magnitude(&expected) } else { largest };
+            let errors = found.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs() / scale);
             let worst = errors.fold(0.0, |a: f64, b| if b <= a { a } else { b });
             if worst > GRADIENT || worst.is_nan() || found.data.len() != expected.data.len() {
                 wrong.push(format!("{name}: {worst:.1e}"));
@@ -57,6 +62,11 @@ impl Golden {
         }
         wrong
     }
+}
+
+/// The magnitude of the largest element.
+fn magnitude(tensor: &Tensor<f64>) -> f64 {
+    tensor.data.iter().fold(0.0, |largest, x| x.abs().max(largest))
 }
 
 /// A way to take a step: the training, the layout, and the codes with which it may be refused.

@@ -25,7 +25,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use ithaca_codegen::cuda;
-use ithaca_ir::schedule::Schedule;
+use ithaca_ir::schedule::{self, Schedule};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Mask, Module};
 use ithaca_kernels::oracle;
@@ -66,9 +66,15 @@ fn emit(module: &Module, options: &ShardOptions, out: &Path) {
     write_program(&compiled.schedule, Some(&whole), out);
 }
 
+/// The files of the program of a schedule.
+fn emitted(schedule: &Schedule, reference: Option<&Schedule>) -> Vec<cuda::File> {
+    let [schedule, reference] = [Some(schedule), reference].map(|s| s.map(|s| schedule::verify(s).unwrap()));
+    cuda::emit(schedule.unwrap(), reference).unwrap_or_else(|d| panic!("{}", d[0].render(None)))
+}
+
 /// Writes the program of a schedule into a directory.
 fn write_program(schedule: &Schedule, reference: Option<&Schedule>, out: &Path) {
-    for file in cuda::emit(schedule, reference, ithaca_kernels::cuda::SOURCES).unwrap() {
+    for file in emitted(schedule, reference) {
         let path = out.join(file.path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, file.contents).unwrap();
@@ -190,7 +196,7 @@ fn the_source_does_not_grow_with_the_ranks() {
     let length = |ranks: &str| {
         let options = options("ulysses+megatron-tp", &[("ulysses", ranks), ("tp", "8")]);
         let schedule = compile(&module, &options, &Volume).unwrap().schedule;
-        cuda::emit(&schedule, None, &[]).unwrap()[0].contents.len()
+        emitted(&schedule, None)[0].contents.len()
     };
     // Beyond 8 heads in all, key/value heads are copied, which adds tasks; from then on nothing changes but digits.
     assert!(length("16").abs_diff(length("2")) < 500);
@@ -224,7 +230,7 @@ fn the_emitted_program_reads_as_it_was_reviewed() {
     let directory = root().join("tests/goldens/llama-gqa");
     let module = module(&directory, &Workload::prefill(1, 32));
     let schedule = compile(&module, &options("ulysses", &[("ulysses", "2")]), &Volume).unwrap().schedule;
-    let files = cuda::emit(&schedule, None, &[]).unwrap();
+    let files = emitted(&schedule, None);
     let main = files.iter().find(|f| f.path.ends_with("main.cu")).unwrap();
     insta::assert_snapshot!("main_cu_of_llama_gqa", main.contents);
 }

@@ -19,7 +19,10 @@ pub(crate) fn files(folder: &str) -> Vec<(PathBuf, String)> {
 /// What the language has to say about a text, module or schedule.
 pub(crate) fn diagnose(source: &str) -> Diagnostics {
     if source.lines().next().is_some_and(|line| line.contains(" schedule")) {
-        return schedule::parse(source).and_then(|s| schedule::verify(&s)).err().unwrap_or_default();
+        return schedule::parse(source)
+            .and_then(|s| schedule::verify(&s).map(drop))
+            .err()
+            .unwrap_or_default();
     }
     match text::parse(source) {
         Ok(module) => verify::verify(&module).err().unwrap_or_default(),

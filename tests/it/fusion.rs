@@ -11,8 +11,9 @@ use ithaca_passes::cluster::Cluster;
 use ithaca_passes::compile::{Compiled, compile, compile_by, passes};
 use ithaca_passes::differentiate::Training;
 use ithaca_passes::fuse::levels::{Choose, TwoLevel};
-use ithaca_passes::fuse::{Fusion, Messages, Packing};
+use ithaca_passes::fuse::{Fusion, Messages};
 use ithaca_passes::import::{Mode, Workload, program};
+use ithaca_passes::lower::Packing;
 use ithaca_passes::pass::{Unwatched, Volume};
 use ithaca_passes::shard::{ShardOptions, Zero, parse_mesh};
 use ithaca_passes::simulate::{simulate, timeline};
@@ -176,7 +177,7 @@ fn two_levels_are_the_whole() {
             let one = compiled(&module, &options, Fusion::NONE);
             let mut passes = passes(&options);
             passes.insert(2, Box::new(TwoLevel { inside: Some(2), ..TwoLevel::default() }));
-            let two = compile_by(&passes, &module, &Volume, &mut Unwatched)
+            let two = compile_by(&passes, Packing::Apart, &module, &Volume, &mut Unwatched)
                 .unwrap_or_else(|d| panic!("{title}: {}", diagnostic::render(&d, None)));
             let names: Vec<&str> = two.schedule.space.mesh.axes.values().map(|a| a.name.as_str()).collect();
             assert!(names.iter().any(|n| n.ends_with("_inside")), "{title}: {names:?} {:?}", two.notes);

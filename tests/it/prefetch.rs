@@ -144,7 +144,7 @@ fn layers_work_for_both_neighbours() {
     let module = step(&llama(3), Training { recompute: Recompute::FULL, ..Training::default() });
     let ranks = compiled(&module, &options("data-parallel", "dp=2", "prefetch+pack"), &SlowLinks).per_rank;
     for name in
-        ["block.shards", "block.first", "block.last", "block.assign.backward", "block.ahead.turn.backward"]
+        ["block.shards", "block.first", "block.last", "block.backward.assign", "block.backward.ahead.turn"]
     {
         assert!(ranks.function(name).is_some(), "there is no @{name}");
     }
@@ -205,7 +205,7 @@ fn nothing_is_kept_of_layers_that_nobody_runs() {
         wrong.extend(differences(&module, ("data-parallel", "dp=2"), "prefetch+pack", &SlowLinks));
         let ranks =
             compiled(&module, &options("data-parallel", "dp=2", "prefetch+pack"), &SlowLinks).per_rank;
-        assert!(ranks.function("block.first.backward").is_some());
+        assert!(ranks.function("block.backward.first").is_some());
         assert!(ranks.function("block.ahead.backward").is_none());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

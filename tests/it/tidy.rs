@@ -1,6 +1,8 @@
 //! What holds of the repository as a whole: module documentation, lengths, dependencies between packages, words, links,
 //! tables of codes, snapshots.
 
+mod modules;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -118,6 +120,27 @@ fn packages_depend_on_each_other_in_one_direction() {
             assert!(allowed.contains(&named.as_str()), "{package} depends on {named}");
         }
         assert!(!root().join(package).join("build.rs").exists(), "{package} has a build script");
+    }
+}
+
+/// Crates whose modules are seen to form no cycle.
+const WITHOUT_CYCLES: &[&str] = &[
+    "",
+    "kernels/device",
+    "passes",
+    "passes/differentiate",
+    "passes/import",
+    "passes/layout",
+    "passes/pass",
+    "passes/plan",
+];
+
+#[test]
+fn modules_form_no_cycle() {
+    for package in WITHOUT_CYCLES {
+        let graph = modules::Graph::of(&root().join(package).join("src/lib.rs"));
+        let cycles = graph.cycles();
+        assert!(cycles.is_empty(), "modules of `{package}` depend on each other:\n{}", cycles.join("\n"));
     }
 }
 

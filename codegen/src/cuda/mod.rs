@@ -1,20 +1,23 @@
 //! A self-contained C++17, CUDA and NCCL program from a schedule.
 //!
-//! The generated part, `main.cu`, states the space, the types and the tasks; what follows from them for a rank (extents,
-//! strides, the geometry of collectives) is computed when the program starts. So the source has the same length for 2
-//! and for 1024 ranks, and uneven splits need no tables. The rest of the program (`runtime/*.hpp`, `kernels/*.cuh`) is
-//! the same for every schedule.
+//! The generated part, `main.cu`, is the schedule's device program as C++: each launch, product and transfer with its arguments.
+//! The rest of an artifact (`runtime/*.hpp`, `kernels/*.cuh`) is the same for every schedule: it starts the program, loads and
+//! writes tensors, waits, and compares.
 
-mod attention;
-mod experts;
 mod frame;
+mod lines;
 mod names;
+mod number;
+mod part;
 mod program;
-mod tables;
+mod record;
 
-use ithaca_ir::ops::Op;
-use ithaca_ir::schedule::{self, Schedule, Work};
-use ithaca_ir::{DType, Diagnostics};
+use std::collections::BTreeSet;
+
+use ithaca_device::{DeviceProgram, LowerError, SOURCES};
+use ithaca_ir::ops::{Attention, Keyed, Op};
+use ithaca_ir::schedule::{Schedule, Verified, Work};
+use ithaca_ir::{Diagnostic, Diagnostics};
 
 /// A file of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,31 +28,13 @@ pub struct File {
     pub contents: String,
 }
 
-/// Most dimensions of a tensor that the emitted kernels take.
-pub const MAX_DIMS: usize = 8;
-
 const RUNTIME: &[(&str, &str)] = &[
     ("check.hpp", include_str!("runtime/check.hpp")),
-    ("space.hpp", include_str!("runtime/space.hpp")),
-    ("boxes.hpp", include_str!("runtime/boxes.hpp")),
-    ("rendezvous.hpp", include_str!("runtime/rendezvous.hpp")),
+    ("ranks.hpp", include_str!("runtime/ranks.hpp")),
     ("safetensors.hpp", include_str!("runtime/safetensors.hpp")),
     ("source.hpp", include_str!("runtime/source.hpp")),
-    ("task.hpp", include_str!("runtime/task.hpp")),
-    ("patience.hpp", include_str!("runtime/patience.hpp")),
-    ("communicators.hpp", include_str!("runtime/communicators.hpp")),
     ("watch.hpp", include_str!("runtime/watch.hpp")),
     ("device.hpp", include_str!("runtime/device.hpp")),
-    ("launch.hpp", include_str!("runtime/launch.hpp")),
-    ("ops.hpp", include_str!("runtime/ops.hpp")),
-    ("experts.hpp", include_str!("runtime/experts.hpp")),
-    ("attention.hpp", include_str!("runtime/attention.hpp")),
-    ("random.hpp", include_str!("runtime/random.hpp")),
-    ("training.hpp", include_str!("runtime/training.hpp")),
-    ("einsum.hpp", include_str!("runtime/einsum.hpp")),
-    ("collective.hpp", include_str!("runtime/collective.hpp")),
-    ("message.hpp", include_str!("runtime/message.hpp")),
-    ("gather.hpp", include_str!("runtime/gather.hpp")),
     ("compare.hpp", include_str!("runtime/compare.hpp")),
     ("driver.hpp", include_str!("runtime/driver.hpp")),
 ];
@@ -57,52 +42,32 @@ const RUNTIME: &[(&str, &str)] = &[
 /// The program that runs `schedule`, one process per rank.
 ///
 /// `reference` is a schedule of the whole program on a mesh of one; with it the program can check itself on one GPU.
-/// `kernel_sources` is the device code by file name.
 ///
 /// # Errors
-/// What the schedule's verifier finds; `S40` for a task that has no emitted form, `S41` for a tensor of more than
-/// [`MAX_DIMS`] dimensions.
-pub fn emit(
-    schedule: &Schedule,
-    reference: Option<&Schedule>,
-    kernel_sources: &[(&str, &str)],
-) -> Result<Vec<File>, Diagnostics> {
-    let mut main = String::from(
-        "#include \"runtime/attention.hpp\"\n\
-         #include \"runtime/collective.hpp\"\n\
-         #include \"runtime/message.hpp\"\n\
-         #include \"runtime/driver.hpp\"\n\
-         #include \"runtime/einsum.hpp\"\n\
-         #include \"runtime/ops.hpp\"\n\
-         #include \"runtime/training.hpp\"\n",
-    );
-    if [Some(schedule), reference].into_iter().flatten().any(has_experts) {
-        main.push_str("#include \"runtime/experts.hpp\"\n");
-    }
-    if [Some(schedule), reference].into_iter().flatten().any(draws) {
-        main.push_str("#include \"runtime/random.hpp\"\n");
-    }
-    main.push('\n');
-    let mut dtypes = Vec::new();
-    for (namespace, schedule) in
-        [("ranks", Some(schedule)), ("whole", reference)].into_iter().filter_map(|(n, s)| Some((n, s?)))
-    {
-        schedule::verify(schedule)?;
-        let program = program::emit(namespace, schedule).map_err(|d| vec![d])?;
-        main.push_str(&program.source);
-        main.push('\n');
-        dtypes.extend(program.dtypes);
+/// `S40` for a task that has no emitted form; `S42` for dropout that follows a device.
+pub fn emit(schedule: Verified<'_>, reference: Option<Verified<'_>>) -> Result<Vec<File>, Diagnostics> {
+    let (schedule, reference) = (schedule.schedule(), reference.map(Verified::schedule));
+    let mut namespaces = String::new();
+    let mut kernels = BTreeSet::new();
+    for (namespace, schedule) in [("ranks", Some(schedule)), ("whole", reference)] {
+        let Some(schedule) = schedule else { continue };
+        check_dropout(schedule).map_err(|d| vec![d])?;
+        let program = lower(schedule).map_err(|d| vec![d])?;
+        namespaces.push_str(&program::print(namespace, schedule, &program).map_err(|d| vec![d])?);
+        namespaces.push('\n');
+        kernels.extend(program.kernels());
     }
     let whole = if reference.is_some() { "&whole::program()" } else { "nullptr" };
-    main.push_str(&format!(
-        "int main(int argc, char** argv) {{ return ithaca::drive(argc, argv, ranks::program(), {whole}); }}\n"
-    ));
+    let main = format!(
+        "{}{}\n{namespaces}int main(int argc, char** argv) {{ return ithaca::drive(argc, argv, ranks::program(), {whole}); }}\n",
+        header(schedule),
+        includes(&kernels),
+    );
 
-    let mut files = vec![File { path: "main.cu".into(), contents: header(schedule) + &main }];
+    let mut files = vec![File { path: "main.cu".into(), contents: main }];
     let file = |path: String, contents: &str| File { path, contents: contents.to_owned() };
-    files.extend(kernel_sources.iter().map(|(name, text)| file(format!("kernels/{name}"), text)));
+    files.extend(SOURCES.iter().map(|(name, text)| file(format!("kernels/{name}"), text)));
     files.extend(RUNTIME.iter().map(|(name, text)| file(format!("runtime/{name}"), text)));
-    files.push(File { path: "runtime/config.hpp".into(), contents: config(&dtypes) });
     files.push(file("Makefile".into(), include_str!("runtime/Makefile")));
     let readme = include_str!("runtime/README.md")
         .replace("@NAME@", &names::comment(&schedule.name))
@@ -112,39 +77,52 @@ pub fn emit(
     Ok(files)
 }
 
-/// Whether a schedule computes what only models with experts, or with latent attention, do.
-fn has_experts(schedule: &Schedule) -> bool {
-    let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
-    tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Experts(_) | Op::Window(_))))
+/// The device program; its errors as diagnostics.
+fn lower(schedule: &Schedule) -> Result<DeviceProgram, Diagnostic> {
+    let refusal =
+        |error: LowerError| Diagnostic::new("S40", format!("the schedule has no emitted form: {error}"));
+    ithaca_device::lower(schedule, ithaca_device::Options::default()).map_err(refusal)
 }
 
-/// Whether a schedule draws random numbers.
-fn draws(schedule: &Schedule) -> bool {
-    let tasks = schedule.frames.values().flat_map(|f| &f.tasks);
-    tasks.into_iter().any(|t| matches!(&t.work, Work::Compute(Op::Random(_))))
+/// Refuses dropout by a stream of random numbers, which is the order of one device.
+fn check_dropout(schedule: &Schedule) -> Result<(), Diagnostic> {
+    let attention = |work: &Work| match work {
+        Work::Compute(Op::Attention(a) | Op::AttentionBackward(a)) => follows_stream(a),
+        _ => false,
+    };
+    if schedule.frames.values().flat_map(|f| &f.tasks).any(|task| attention(&task.work)) {
+        let message = "dropout of an emitted attention is keyed by the order in which a device computes: the ranks \
+                       would drop other weights than one device does, and backward other ones than forward";
+        return Err(
+            Diagnostic::new("S42", message).help("key it by position: dropout=uniform(…, keyed=position)")
+        );
+    }
+    Ok(())
+}
+
+fn follows_stream(attention: &Attention) -> bool {
+    attention.dropout.as_ref().is_some_and(|dropout| dropout.keyed == Keyed::Stream)
+}
+
+/// The headers of the runtime and of these kernels.
+fn includes(kernels: &BTreeSet<String>) -> String {
+    let names: BTreeSet<&str> = kernels.iter().filter_map(|kernel| kernel.split('<').next()).collect();
+    let declares = |text: &str| {
+        let mut declared = text.split("__global__ void ").skip(1);
+        declared.any(|text| text.split('(').next().is_some_and(|name| names.contains(name)))
+    };
+    let headers = SOURCES.iter().filter(|(_, text)| declares(text));
+    let lines: String = headers.map(|(name, _)| format!("#include \"kernels/{name}\"\n")).collect();
+    format!("{lines}#include \"runtime/driver.hpp\"\n")
 }
 
 fn header(schedule: &Schedule) -> String {
+    let mesh = &schedule.space.mesh;
+    let shape = if mesh.axes.is_empty() { "of one".to_owned() } else { mesh.to_string() };
     format!(
-        "// {}: {} ranks, mesh {}.\n// Pipeline: {}\n\n",
+        "// {}: {} ranks, mesh {shape}.\n// Pipeline: {}\n\n",
         names::comment(&schedule.name),
-        schedule.space.mesh.ranks(),
-        match schedule.space.mesh.axes.is_empty() {
-            true => "of one".to_owned(),
-            false => schedule.space.mesh.to_string(),
-        },
+        mesh.ranks(),
         names::comment(&schedule.pipeline.join(",")),
     )
-}
-
-/// Which element types kernels are compiled for.
-fn config(dtypes: &[DType]) -> String {
-    let mut out = String::from(
-        "// The floating-point types of the program; kernels are compiled for these.\n#pragma once\n\n",
-    );
-    for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
-        let has = u8::from(dtypes.contains(&dtype));
-        out.push_str(&format!("#define ITHACA_HAS_{} {has}\n", dtype.name().to_uppercase()));
-    }
-    out
 }

@@ -8,12 +8,28 @@ pub(super) struct Names {
     taken: Vec<String>,
 }
 
+/// Words that a variable of a frame's function cannot have as its name: keywords, macros, and names that the function uses.
+const RESERVED: &str = "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const \
+    constexpr continue decltype default delete do double else enum explicit export extern false float for friend goto if \
+    inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register \
+    reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this throw true \
+    try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq assert errno stdin \
+    stdout stderr linux unix main ranks whole ithaca kernel program tables run c s in i k kCompute kComm \
+    kWorld";
+
 impl Names {
+    /// Names for variables of a frame's function.
+    pub(super) fn for_variables() -> Self {
+        Self { taken: RESERVED.split_whitespace().map(str::to_owned).collect() }
+    }
+
     /// An identifier for `name` that no earlier call returned; it starts with `prefix`.
     pub(super) fn fresh(&mut self, prefix: &str, name: &str) -> String {
         let clean: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        // Variables start with a lower-case letter, unlike types.
+        let is_variable = !prefix.is_empty() || clean.starts_with(|c: char| c.is_ascii_lowercase());
+        let mut identifier = if is_variable { prefix.to_owned() } else { "v_".to_owned() };
         // Two underscores in a row are reserved in C++.
-        let mut identifier = prefix.to_owned();
         for c in clean.chars() {
             if !(c == '_' && identifier.ends_with('_')) {
                 identifier.push(c);
@@ -86,6 +102,15 @@ mod tests {
         assert_eq!(names.fresh("b_", "x-y"), "b_x_y_2");
         assert_eq!(names.fresh("b_", "x_y_2"), "b_x_y_2_2");
         assert_eq!(names.fresh("b_", "_π_"), "b_");
+    }
+
+    #[test]
+    fn variables_are_no_keywords() {
+        let mut names = Names::for_variables();
+        assert_eq!(names.fresh("", "new"), "new_2");
+        assert_eq!(names.fresh("", "12"), "v_12");
+        assert_eq!(names.fresh("", "Address"), "v_Address");
+        assert_eq!(names.fresh("", "k.out"), "k_out");
     }
 
     #[test]

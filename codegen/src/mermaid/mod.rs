@@ -9,6 +9,7 @@
 mod load;
 mod mesh;
 mod repeat;
+mod step;
 mod steps;
 mod write;
 

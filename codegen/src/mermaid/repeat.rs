@@ -1,6 +1,6 @@
 //! Steps that repeat, as those of a ring do, become a loop.
 
-use super::steps::{Phase, Step};
+use super::step::{Phase, Step};
 
 /// The most steps of a loop's body.
 const LONGEST_BODY: usize = 24;

@@ -3,82 +3,11 @@
 use ithaca_ir::layout::At;
 use ithaca_ir::message::{self, Parcel};
 use ithaca_ir::ops::{Binding, Op, Stage};
-use ithaca_ir::{FuncId, Module, Node, traffic};
+use ithaca_ir::{FuncId, Function, Module, Node, traffic};
 
-use super::mesh::{Arrows, Drawn, Ends};
+use super::mesh::{Drawn, Ends};
 use super::repeat;
-
-/// The part of a training step that something belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Before anything is computed of inputs.
-    Load,
-    /// The model.
-    Forward,
-    /// Gradients.
-    Backward,
-    /// The optimizer.
-    Update,
-}
-
-impl Phase {
-    /// The title of its part of the diagram.
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Phase::Load => "load",
-            Phase::Forward => "forward",
-            Phase::Backward => "backward",
-            Phase::Update => "update",
-        }
-    }
-}
-
-/// One thing that all ranks do, or those of a stage of a pipeline.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Step {
-    /// Local work.
-    Local {
-        /// Operations by name, in order of first use, with their numbers.
-        ops: Vec<(&'static str, u64)>,
-        /// The ranks that do it.
-        over: Ends,
-    },
-    /// Collectives of one kind along the same axes, one after another.
-    Exchange {
-        /// The operation's name.
-        kind: &'static str,
-        /// The axes, as plans name them.
-        axis: String,
-        /// How many.
-        count: u64,
-        /// Bytes that the busiest rank sends in all of them.
-        bytes: u64,
-        /// Between whom.
-        arrows: Arrows,
-    },
-    /// A call.
-    Call {
-        /// The function's name.
-        name: String,
-        /// The ranks that run it.
-        over: Ends,
-        /// The stage of a pipeline that they are, as types have it.
-        stage: Option<String>,
-        /// How often it runs: over how many layers, or parts of the batch.
-        layers: u64,
-        /// The phase of all that it does; none where it calls functions of its own.
-        phase: Option<Phase>,
-        /// What it does.
-        steps: Vec<(Phase, Step)>,
-    },
-    /// The same steps again and again, as those of a ring.
-    Again {
-        /// How often.
-        times: u64,
-        /// The steps.
-        steps: Vec<(Phase, Step)>,
-    },
-}
+use super::step::{Phase, Step};
 
 /// The steps of a function and of those that it calls.
 pub(super) fn of_function(module: &Module, drawn: &Drawn, id: FuncId) -> Vec<(Phase, Step)> {
@@ -139,9 +68,10 @@ fn call(
     layers: u64,
     phase: Phase,
 ) -> Step {
-    let name = module.functions[callee].name.clone();
-    let own = phase_of(&name);
-    let is_leaf = !module.functions[callee].nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
+    let function = &module.functions[callee];
+    let name = function.name.clone();
+    let own = phase_of(function);
+    let is_leaf = !function.nodes.iter().any(|n| matches!(n.op, Op::Call { .. }));
     let phase = own.unwrap_or(if is_leaf { Phase::Forward } else { phase });
     let steps = from(module, drawn, callee, phase);
     let mesh = &module.space.mesh;
@@ -149,11 +79,11 @@ fn call(
     Step::Call { name, over, stage, layers, phase: is_leaf.then_some(phase), steps }
 }
 
-/// The phase that a function's name tells: what was made from `@block` is `@block.backward` and so on.
-fn phase_of(name: &str) -> Option<Phase> {
-    let is_zero = name.ends_with(".zero");
-    match traffic::Phase::of_function(name) {
-        traffic::Phase::Update if is_zero => Some(Phase::Load),
+/// The phase of a function; absent where what it does tells. Sums that are cleared belong to what is loaded.
+fn phase_of(function: &Function) -> Option<Phase> {
+    let clears = function.params.is_empty() && function.outputs.is_empty();
+    match function.phase {
+        traffic::Phase::Update if clears => Some(Phase::Load),
         traffic::Phase::Backward => Some(Phase::Backward),
         traffic::Phase::Update => Some(Phase::Update),
         traffic::Phase::Forward => None,

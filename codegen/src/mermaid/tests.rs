@@ -87,8 +87,8 @@ fn runs_of_equal_collectives_are_one_and_what_repeats_is_a_loop() {
 fn a_training_step_goes_through_its_phases() {
     let body = "func @block(%x: f32[s@u m]) {\n  %w = param {name=\"w.{layer}\"} : f32[m]\n  %y = mul %x, %w : f32[s@u m]\n  \
                 return %y\n}\n\n\
-                func @block.backward(%x: f32[s@u m]) {\n  %y = silu %x : f32[s@u m]\n  return %y\n}\n\n\
-                func @block.update(%g: f32[] partial(u)) {\n  %n = all_reduce %g {axis=u} : f32[]\n  \
+                func @block.backward(%x: f32[s@u m]) phase backward origin @block {\n  %y = silu %x : f32[s@u m]\n  return %y\n}\n\n\
+                func @block.update(%g: f32[] partial(u)) phase update origin @block {\n  %n = all_reduce %g {axis=u} : f32[]\n  \
                 %s = state {name=\"optimizer.exp_avg.w.{layer}\"} : f32[m]\n  \
                 assign %s {target=state, name=\"optimizer.exp_avg.w.{layer}\"}\n  return %g\n}\n\n\
                 func @main() {\n  %x = input {name=\"x\"} : f32[s@u m]\n  \

@@ -6,7 +6,7 @@ use ithaca_ir::{AxisId, Mesh, Module, Rank};
 
 use super::load::Load;
 use super::mesh::{Arrow, Arrows, Drawn, Ends, coordinates};
-use super::steps::{Phase, Step};
+use super::step::{Phase, Step};
 
 /// The most kinds of operations in a line of a note.
 const OPS_IN_A_LINE: usize = 4;

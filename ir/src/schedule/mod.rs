@@ -15,7 +15,7 @@ mod verify;
 
 pub use reach::{Operand, reaches};
 pub use text::{parse, print};
-pub use verify::{Party, verify, verify_meaning, verify_together};
+pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,6 +32,7 @@ use crate::message::Parcel;
 use crate::ops::table::op::Op;
 use crate::ops::table::source::Binding;
 use crate::ops::table::structure::{Scan, Stage};
+use crate::phase::Phase;
 use crate::space::Space;
 use crate::strided::Strided;
 use crate::types::TensorType;
@@ -166,6 +167,8 @@ impl Schedule {
 pub struct Frame {
     /// The function's name, without its `@`.
     pub name: String,
+    /// When in a step it runs.
+    pub phase: Phase,
     /// Number of arguments; argument `i` is the buffer placed at [`Place::Argument`]`(i)`.
     pub n_arguments: usize,
     /// What the frame returns: its name in `main`, and the buffer that holds it. A buffer that is placed at

@@ -13,6 +13,7 @@ use crate::mesh::{Axis, AxisId};
 use crate::ops::attr::{Attr, Attrs, FunctionNames, Names, Quoted};
 use crate::ops::table::op::{Op, TABLE};
 use crate::order::{Order, write_ranges};
+use crate::phase::Phase;
 use crate::space::Space;
 use crate::text::cursor::{Cursor, Parsed, suggest, unknown};
 use crate::text::lexer::Token;
@@ -255,6 +256,15 @@ pub(crate) fn read_dtype(cx: &mut Cursor<'_>) -> Parsed<DType> {
         .into_iter()
         .find(|d| d.name() == name)
         .ok_or_else(|| unknown("element type", name, span, DType::ALL.iter().map(|d| d.name())))
+}
+
+/// Reads `phase NAME`, where it is there.
+pub(crate) fn read_phase(cx: &mut Cursor<'_>) -> Parsed<Phase> {
+    if !cx.eat(Token::Word("phase")) {
+        return Ok(Phase::default());
+    }
+    let (name, span) = cx.word("a phase of a step")?;
+    Phase::parse(name).ok_or_else(|| unknown("phase", name, span, Phase::ALL.map(Phase::name)))
 }
 
 /// Reads a type.

@@ -9,7 +9,7 @@ use crate::entity::{Arena, Entity};
 use crate::handles::{FuncId, ValueId};
 use crate::module::{Function, Level, Module, Node, Output, Value};
 use crate::text::cursor::{Cursor, Parsed, unknown};
-use crate::text::grammar::{Header, make_op, read_attrs, read_header, read_type, twice};
+use crate::text::grammar::{Header, make_op, read_attrs, read_header, read_phase, read_type, twice};
 use crate::text::lexer::Token;
 use crate::types::TensorType;
 
@@ -84,6 +84,11 @@ impl<'a> FunctionReader<'_, 'a> {
             let ty = read_type(self.cx, &self.module.space)?;
             let value = self.define(name, span, ty)?;
             self.function.params.push(value);
+        }
+        self.function.phase = read_phase(self.cx)?;
+        if self.cx.eat(Token::Word("origin")) {
+            let (origin, _) = self.cx.sigil('@', "the function of the model, `@name`")?;
+            self.function.origin = Some(origin.to_owned());
         }
         self.cx.expect('{')?;
         while !self.cx.eat(Token::Word("return")) {

@@ -7,6 +7,7 @@ use crate::entity::Entity;
 use crate::handles::ValueId;
 use crate::module::{Function, Module, Node, Output};
 use crate::ops::attr::Names;
+use crate::phase::Phase;
 use crate::text::grammar::{write_attrs, write_header};
 use crate::text::show::show;
 
@@ -35,7 +36,14 @@ fn write_function(out: &mut String, module: &Module, function: &Function) -> fmt
         let ty = show(&module.space, function.ty(param));
         write!(out, "{}{}: {ty}", if i == 0 { "" } else { ", " }, ValueText(function, param))?;
     }
-    out.push_str(") {\n");
+    out.push(')');
+    if function.phase != Phase::default() {
+        write!(out, " phase {}", function.phase.name())?;
+    }
+    if let Some(origin) = &function.origin {
+        write!(out, " origin @{origin}")?;
+    }
+    out.push_str(" {\n");
     for node in &function.nodes {
         write_node(out, module, function, node)?;
     }

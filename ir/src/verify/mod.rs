@@ -64,10 +64,13 @@ fn check_functions(module: &Module, found: &mut Diagnostics) {
         if found.len() >= MAX_DIAGNOSTICS {
             return;
         }
-        let Function { name, span, .. } = function;
+        let Function { name, origin, span, .. } = function;
         let at = |code, message: String| Diagnostic::new(code, message).at(*span).label("this function");
         if !is_identifier(name) {
             found.push(at("V02", format!("`{name}` is no name for a function")));
+        }
+        if let Some(origin) = origin.as_ref().filter(|origin| !is_identifier(origin)) {
+            found.push(at("V02", format!("`{origin}` is no name for the origin of `@{name}`")));
         }
         if names.insert(name, id).is_some() {
             found.push(at("V15", format!("there are two functions `@{name}`")));

@@ -20,7 +20,6 @@ use crate::cpu::{Execution, FaultKind, Job, LookForNan, RankResult, Timings, gua
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::index;
-use crate::updates::{self, Update};
 
 /// The GPUs of this machine, with the kernels of a schedule.
 pub struct Machine {
@@ -131,8 +130,8 @@ pub fn kernels_of(schedule: &Schedule, options: &Options) -> Result<BTreeSet<Str
 /// The device program of a schedule that runs as `options` say.
 fn lowered(schedule: &Schedule, options: &Options) -> Result<DeviceProgram, CudaError> {
     let checks = match options.look_for_nan {
-        LookForNan::Nowhere => Checks::None,
-        LookForNan::InWhatIsWritten => Checks::OfWrittenBuffers,
+        LookForNan::Off => Checks::None,
+        LookForNan::Writes => Checks::OfWrittenBuffers,
     };
     Ok(ithaca_device::lower(schedule, lower::Options { checks })?)
 }

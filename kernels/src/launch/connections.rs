@@ -446,7 +446,7 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
                 let message = String::from_utf8_lossy(&body).into_owned();
                 state.failure.get_or_insert(Failure::Reported { rank, message });
             }
-            Kind::Agree | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
+            Kind::Agree | Kind::Shared | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
                 inbox.messages.push_back((kind, body));
             }
             Kind::Hello | Kind::Addresses | Kind::Connected => {

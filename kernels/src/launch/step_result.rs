@@ -57,7 +57,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(RankResult, u64), RunError> {
     let timings: Timings = input.list(timing)?.into_iter().collect();
     let traffic = input.list(|input| {
         let (kind, axis, phase) = (input.text()?, input.text()?, input.text()?);
-        let phase = [Phase::Forward, Phase::Backward, Phase::Update].into_iter().find(|p| p.name() == phase);
+        let phase = Phase::parse(&phase);
         let (count, bytes_sent_per_rank) = (input.number()?, input.number()?);
         Ok(Traffic { kind, axis, phase: phase.ok_or_else(malformed)?, count, bytes_sent_per_rank })
     })?;

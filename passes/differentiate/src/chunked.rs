@@ -247,7 +247,7 @@ pub(super) fn halves(
     let kind_of = |node: &Node| node.results.first().map_or(Kind::Shared, |&v| kind(v));
     let sums_tokens =
         |node: &Node| kind_of(node) == Kind::Sum && node.operands.iter().any(|&v| kind(v) == Kind::Token);
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, &none);
+    let mut b = FunctionBuilder::like(source, space, &none);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for &param in &source.params {
         map[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
@@ -420,7 +420,7 @@ fn pruned(space: &Space, function: &Function) -> Result<Function, OpError> {
         }
     }
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(function.name.as_str(), space, &none);
+    let mut b = FunctionBuilder::like(function, space, &none);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     for &param in &function.params {
         map[param.index()] =

@@ -49,7 +49,7 @@ pub(super) fn without(module: &Module) -> Result<Module, OpError> {
 }
 
 fn of_function(module: &Module, function: &Function) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
+    let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
     let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
     for &param in &function.params {
         map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));

@@ -133,7 +133,7 @@ struct Counted {
 fn cut(module: &Module, main: FuncId, chunks: &[Option<usize>], every: u64) -> Result<Cut, OpError> {
     let source = &module.functions[main];
     let is_layer = layers_among(module, source);
-    let mut b = FunctionBuilder::new(source.name.as_str(), &module.space, &module.functions);
+    let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let (mut groups, mut of_chunks) = (Vec::new(), Vec::new());
     let mut n_groups = 0;
@@ -262,8 +262,10 @@ impl Part {
         let ascending = calls.iter().all(|(_, layers, _)| layers.start >= number * every);
         let (number, stride) = if ascending { (number, every) } else { (0, 0) };
         let by = number * stride;
-        let name = calls.first().map_or("", |(callee, _, _)| module.functions[*callee].name.as_str());
-        let mut b = FunctionBuilder::new(format!("{name}.group"), &module.space, &module.functions);
+        let (first, _, _) = calls.first().expect("a group has a call");
+        let first = &module.functions[*first];
+        let name = format!("{}.group", first.name);
+        let mut b = FunctionBuilder::part_of(name, first, &module.space, &module.functions);
         let mut map: Vec<Option<ValueId>> = vec![None; main.values.len()];
         for &v in &self.params {
             map[v.index()] = Some(b.param(main.ty(v).clone(), None));
@@ -328,7 +330,7 @@ fn calls(
     first: usize,
 ) -> Result<(Function, Vec<Option<usize>>), OpError> {
     let source = &cut.function;
-    let mut b = FunctionBuilder::new(source.name.as_str(), &grouped.space, &grouped.functions);
+    let mut b = FunctionBuilder::like(source, &grouped.space, &grouped.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let mut chunks = Vec::with_capacity(steps.len());
     for step in steps {

@@ -9,7 +9,6 @@ use ithaca_ir::ops::{Binary, Binding, OpError, Returns, Target, state};
 use ithaca_ir::{DType, FunctionBuilder, Op, Space, TensorType};
 
 use super::active::Activity;
-use super::update::assign;
 
 /// The joint function.
 pub(super) struct Joint {
@@ -67,7 +66,7 @@ pub(super) fn joint(
     kept: impl Fn(&Binding) -> Kept,
 ) -> Result<Joint, OpError> {
     let none = ithaca_ir::Arena::new();
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, &none);
+    let mut b = FunctionBuilder::like(source, space, &none);
     let mut map: Vec<ValueId> = Vec::with_capacity(source.values.len());
     for &param in &source.params {
         map.push(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
@@ -245,4 +244,14 @@ pub(super) fn copy_node(
         map[old.index()] = Some(new);
     }
     Ok(())
+}
+
+/// Writes `value` to what is kept.
+pub(super) fn assign(
+    b: &mut FunctionBuilder<'_>,
+    target: Target,
+    binding: Binding,
+    value: ValueId,
+) -> Result<(), OpError> {
+    b.node(Op::Assign { target, binding }, &[value], &[]).map(|_| ())
 }

@@ -40,6 +40,7 @@ use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Dim, DimId, Module, Op, TensorType};
 use ithaca_pass::roles::Roles;
@@ -200,6 +201,8 @@ fn stepped(
             halves.forward = regroup::forward(&inner, &stepped.space, &stepped.functions, &halves)?;
         } else if is_member {
             halves.forward.name = format!("{}.again.backward", function.name);
+            halves.forward.origin = Some(function.model_name().to_owned());
+            halves.forward.phase = Phase::Backward;
         }
         let forward = stepped.functions.push(halves.forward.clone());
         let backward = Some(stepped.functions.push(std::mem::take(&mut halves.backward)));

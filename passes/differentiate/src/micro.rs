@@ -66,7 +66,7 @@ pub(super) fn functions(
     };
     let micro = functions.push(micro);
 
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(source, space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {
         match node.op {

@@ -16,14 +16,15 @@
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Layers, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, Binding, OpError, Random, Stage, Target, source, state};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Module, Op, Space, TensorType};
 
-use super::joint::{Kept, copy_node, renamed};
+use super::joint::{Kept, assign, copy_node, renamed};
 use super::micro::{Cut, is_key, is_outside, only_loss};
 use super::order::{self, Half, Shape, Step};
 use super::stages::Staged;
-use super::step::{Cx, Optimize, Place, Run, Sweep};
-use super::update::{Owned, assign, gradient_type};
+use super::step::{Cx, Optimize, Run, Sweep};
+use super::update::{Owned, Place, gradient_type};
 
 /// Which stage runs which layers of each function.
 pub(super) struct Stages {
@@ -148,8 +149,10 @@ pub(super) fn exchanges(
     for (i, one) in distinct(tied).into_iter().enumerate() {
         let Tied { binding, ty, owner, user } = one;
         let wide = gradient_type(ty);
-        let builder =
-            |of: &str, what: &str| FunctionBuilder::new(format!("{of}.{what}{i}.update"), space, &none);
+        let builder = |of: &str, part: &str| {
+            let b = FunctionBuilder::new(format!("{of}.{part}{i}.update"), space, &none);
+            b.made_from(of).in_phase(Phase::Update)
+        };
         let returns = |value: ValueId| [Output { name: None, value }];
 
         let mut b = builder(&user.0, "give");
@@ -215,7 +218,7 @@ pub(super) fn main(
 ) -> Result<Function, OpError> {
     let source = cx.function();
     only_loss(source)?;
-    let mut b = FunctionBuilder::new(source.name.as_str(), &module.space, &module.functions);
+    let mut b = FunctionBuilder::like(source, &module.space, &module.functions);
     let mut known: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let whole = needed_whole(cx, cut);
     for node in source.nodes.iter().filter(|n| is_outside(cx, n)) {

@@ -30,7 +30,7 @@ pub(super) fn joint(
     functions: &Arena<FuncId, Function>,
 ) -> Result<Joint, OpError> {
     let source = cx.function();
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(source, space, functions);
     let mut known = vec![None; source.values.len()];
     for &param in &source.params {
         known[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));
@@ -68,7 +68,7 @@ pub(super) fn forward(
     halves: &Halves,
 ) -> Result<Function, OpError> {
     let source = cx.function();
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(source, space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     for &param in &source.params {
         map[param.index()] = Some(b.param(source.ty(param).clone(), source.values[param].name.as_deref()));

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Binary, OpError, Random};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 
 use super::active::Activity;
@@ -91,7 +92,7 @@ pub(super) fn split(
         again: &again,
         gives: &gives,
     };
-    let backward = backward((space, functions), &source.name, joint, &halves, &needs)?;
+    let backward = backward((space, functions), joint, &halves, &needs)?;
     Ok(Halves { forward, backward, n_results, seeds, sums, again, gives })
 }
 
@@ -193,7 +194,7 @@ fn forward(
     joint: &Joint,
     kept: &BTreeSet<ValueId>,
 ) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(source, space, functions);
     let mut map: Vec<Option<ValueId>> = vec![None; joint.function.values.len()];
     for &param in &joint.function.params[..source.params.len()] {
         let value = &joint.function.values[param];
@@ -224,13 +225,13 @@ struct Shape<'a> {
 
 fn backward(
     (space, functions): (&Space, &Arena<FuncId, Function>),
-    name: &str,
     joint: &Joint,
     shape: &Shape<'_>,
     needs: &Needs,
 ) -> Result<Function, OpError> {
     let source = &joint.function;
-    let mut b = FunctionBuilder::new(format!("{name}.backward"), space, functions);
+    let name = format!("{}.backward", source.name);
+    let mut b = FunctionBuilder::part_of(name, source, space, functions).in_phase(Phase::Backward);
     let mut map: Vec<Option<ValueId>> = vec![None; source.values.len()];
     let param = |b: &mut FunctionBuilder<'_>, v: ValueId| {
         b.param(source.ty(v).clone(), source.values[v].name.as_deref())

@@ -50,7 +50,7 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
     for (_, other) in module.functions.iter().filter(|&(id, _)| id != main) {
         cut.functions.push(other.clone());
     }
-    let mut b = FunctionBuilder::new(function.name.as_str(), &cut.space, &cut.functions);
+    let mut b = FunctionBuilder::like(function, &cut.space, &cut.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     let mut chunks: Vec<Option<usize>> = Vec::new();
     // By new value.

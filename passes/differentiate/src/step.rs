@@ -6,9 +6,9 @@ use ithaca_ir::ops::{Binary, Binding, OpError, Optimizer, Random, Scan, ScanOrde
 use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 
 use super::active::Activity;
-use super::joint::{Kept, Tape, copy_node, keep, zeros};
+use super::joint::{Kept, Tape, assign, copy_node, keep, zeros};
 use super::split::Halves;
-use super::update::assign;
+use super::update::Place;
 
 /// A function of the program and what it became.
 pub(super) struct Differentiated {
@@ -286,9 +286,6 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Layers, and the stage that has them.
-pub(super) type Place = (Layers, Option<Stage>);
-
 /// What runs over the layers of the functions that own weights.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sweep {
@@ -371,7 +368,7 @@ pub(super) fn main(
     (zero, optimize): (&Sweep, Option<&Optimize>),
 ) -> Result<Function, OpError> {
     let source = cx.function();
-    let mut b = FunctionBuilder::new(source.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(source, space, functions);
     let mut map = vec![None; source.values.len()];
     zero.run(&mut b, &[])?;
     cx.forward_and_backward(&mut b, &mut map, loss, |_| true)?;

@@ -3,12 +3,15 @@
 //! For each function that owns weights there are up to three: `.zero` clears gradients that are summed, `.squares` adds up
 //! the squares of gradients, `.update` changes the weights. They run over the layers that the function runs over.
 
-use ithaca_ir::module::{Function, Output, ValueId};
-use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Target, state};
+use ithaca_ir::module::{FuncId, Function, Layers, Output, ValueId};
+use ithaca_ir::ops::{AdamW, Binary, Binding, OpError, Optimizer, Stage, Target, state};
+use ithaca_ir::phase::Phase;
 use ithaca_ir::{Arena, DType, FunctionBuilder, Op, Space, TensorType};
 
-use super::joint::{Kept, renamed, wide, zeros};
-use super::step::Place;
+use super::joint::{Kept, assign, renamed, wide, zeros};
+
+/// Layers, and the stage that has them.
+pub(super) type Place = (Layers, Option<Stage>);
 
 /// Weights that one function owns: each weight of the program is owned once.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +25,17 @@ pub(super) struct Owned {
 }
 
 impl Owned {
+    /// Starts `@name.part`, which runs in the step of the optimizer.
+    fn builder<'a>(
+        &self,
+        part: &str,
+        space: &'a Space,
+        functions: &'a Arena<FuncId, Function>,
+    ) -> FunctionBuilder<'a> {
+        let b = FunctionBuilder::new(format!("{}.{part}", self.name), space, functions);
+        b.made_from(self.name.as_str()).in_phase(Phase::Update)
+    }
+
     /// Whether gradients must be cleared at the start of a step.
     pub(super) fn is_summed(&self) -> bool {
         self.weights.iter().any(|(_, _, kept)| kept.is_summed())
@@ -31,7 +45,7 @@ impl Owned {
 /// `@name.zero()`.
 pub(super) fn zero(space: &Space, owned: &Owned) -> Result<Function, OpError> {
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{}.zero", owned.name), space, &none);
+    let mut b = owned.builder("zero", space, &none);
     for (binding, ty, kept) in owned.weights.iter().filter(|(_, _, kept)| kept.is_summed()) {
         let zero = zeros(&mut b, &gradient_type(ty))?;
         assign(&mut b, Target::State, kept.home(binding), zero)?;
@@ -42,7 +56,7 @@ pub(super) fn zero(space: &Space, owned: &Owned) -> Result<Function, OpError> {
 /// `@name.squares(sum) → sum`, in the type that gradients are kept in.
 pub(super) fn squares(space: &Space, owned: &Owned, scalar: &TensorType) -> Result<Function, OpError> {
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{}.squares", owned.name), space, &none);
+    let mut b = owned.builder("squares", space, &none);
     let mut sum = b.param(scalar.clone(), Some("squares"));
     for (binding, ty, _) in &owned.weights {
         let gradient = gradient(&mut b, binding, ty)?;
@@ -60,7 +74,7 @@ pub(super) fn update(
     scalar: &TensorType,
 ) -> Result<Function, OpError> {
     let none = Arena::new();
-    let mut b = FunctionBuilder::new(format!("{}.update", owned.name), space, &none);
+    let mut b = owned.builder("update", space, &none);
     let step = b.param(scalar.clone(), Some("step"));
     let clip = b.param(scalar.clone(), Some("clip"));
     for (binding, ty, _) in &owned.weights {
@@ -86,16 +100,6 @@ pub(super) fn update(
         assign(&mut b, Target::Param, binding.clone(), weight)?;
     }
     Ok(b.finish([]))
-}
-
-/// Writes `value` to what is kept.
-pub(super) fn assign(
-    b: &mut FunctionBuilder<'_>,
-    target: Target,
-    binding: Binding,
-    value: ValueId,
-) -> Result<(), OpError> {
-    b.node(Op::Assign { target, binding }, &[value], &[]).map(|_| ())
 }
 
 pub(super) fn gradient(

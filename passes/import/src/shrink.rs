@@ -7,7 +7,8 @@ use ithaca_ir::{Diagnostic, Mask};
 use num_integer::gcd;
 use serde_json::{Map, Value, json};
 
-use super::family::{self, Family};
+use super::family;
+use super::spec::Family;
 use super::spec::{Bert, Mlp, Spec, Structure, T5};
 
 /// How small.

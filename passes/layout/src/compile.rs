@@ -8,7 +8,7 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module, Op};
 use ithaca_pass::{Context, Instrument, Pass, Prices, Unwatched, run_passes};
 
-use crate::lower::lower;
+use crate::lower::{Packing, lower_with};
 use crate::lower_movements::LowerMovements;
 use crate::movement::LOCAL;
 use crate::registry::Registry;
@@ -76,7 +76,7 @@ pub fn compile_with(
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
-    compile_by(&passes_with(registry, options), module, prices, &mut Unwatched)
+    compile_by(&passes_with(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
 }
 
 /// As [`compile`], with an instrument that sees every pass.
@@ -89,7 +89,7 @@ pub fn compile_watched(
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
-    compile_by(&passes(options), module, prices, instrument)
+    compile_by(&passes(options), options.fusion.packing, module, prices, instrument)
 }
 
 /// A program to a verified schedule by `passes`, which leave a per-rank program: those of [`passes_with`], with passes of
@@ -99,11 +99,12 @@ pub fn compile_watched(
 /// `P` diagnostics of the pass that refused, or of the verifier when a pass broke the module.
 pub fn compile_by(
     passes: &[Box<dyn Pass>],
+    packing: Packing,
     module: &Module,
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
 ) -> Result<Compiled, Diagnostics> {
-    let compiled = draft_by(passes, module, prices, instrument)?;
+    let compiled = draft_by(passes, packing, module, prices, instrument)?;
     verify_schedule(&compiled)?;
     Ok(compiled)
 }
@@ -128,11 +129,12 @@ pub fn draft_with(
     options: &ShardOptions,
     prices: &dyn Prices,
 ) -> Result<Compiled, Diagnostics> {
-    draft_by(&passes_with(registry, options), module, prices, &mut Unwatched)
+    draft_by(&passes_with(registry, options), options.fusion.packing, module, prices, &mut Unwatched)
 }
 
 fn draft_by(
     passes: &[Box<dyn Pass>],
+    packing: Packing,
     module: &Module,
     prices: &dyn Prices,
     instrument: &mut dyn Instrument,
@@ -141,7 +143,7 @@ fn draft_by(
     let mut seen = Seen { attention: None, watched: instrument };
     let per_rank = run_passes(module.clone(), passes, &mut cx, &mut seen)?;
     let attention = seen.attention.unwrap_or_default();
-    let schedule = lower(verify(&per_rank)?)?;
+    let schedule = lower_with(verify(&per_rank)?, packing)?;
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 

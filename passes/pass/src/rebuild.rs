@@ -25,7 +25,7 @@ pub fn rebuild(
     let broken = |error: OpError| vec![Diagnostic::new(error.code, error.message)];
     let mut rebuilt = module.emptied(module.level);
     for function in module.functions.values() {
-        let mut b = FunctionBuilder::new(function.name.as_str(), &rebuilt.space, &rebuilt.functions);
+        let mut b = FunctionBuilder::like(function, &rebuilt.space, &rebuilt.functions);
         let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
         for &param in &function.params {
             map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));

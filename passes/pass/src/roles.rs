@@ -6,11 +6,6 @@ use ithaca_ir::module::{Function, Node};
 use ithaca_ir::ops::{Experts, Op, Window};
 use ithaca_ir::{DimId, Module, ValueId};
 
-/// The name of the function that `name` was made from: `block` of `block.backward`.
-pub fn origin(name: &str) -> &str {
-    name.split('.').next().unwrap_or(name)
-}
-
 /// Dimensions by role. A dimension has at most one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roles {
@@ -41,7 +36,7 @@ impl Roles {
         let mut stacks = BTreeSet::new();
         let mut explicit = Explicit::default();
         // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
-        let forward = |f: &&Function| origin(&f.name) == f.name;
+        let forward = |f: &&Function| f.origin.is_none();
         for function in module.functions.values().filter(forward) {
             // What comes in, passes between functions, comes from a table or is normalised is the residual stream.
             for &value in function.params.iter().filter(|&&v| function.ty(v).dtype.is_float()) {

@@ -15,7 +15,7 @@ use crate::tier;
 /// What the checks say of a schedule that should do what a program says.
 pub(super) fn judge(mutant: &Schedule, case: &Case) -> Option<Diagnostic> {
     let program = verify::verify(&case.per_rank).unwrap();
-    let said = schedule::verify(mutant).and_then(|()| schedule::verify_meaning(mutant, program));
+    let said = schedule::verify(mutant).and_then(|_| schedule::verify_meaning(mutant, program));
     said.err().map(|diagnostics| diagnostics[0].clone())
 }
 

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use ithaca_codegen::cuda;
-use ithaca_ir::schedule::{Schedule, Task, Work};
+use ithaca_ir::schedule::{self, Schedule, Task, Work};
 use ithaca_ir::verify::verify;
 use ithaca_ir::{DType, Module, Op, text};
 use ithaca_kernels::oracle;
@@ -380,6 +380,6 @@ fn a_cache_that_is_split() {
 fn dropout_that_follows_a_device_is_refused() {
     let stream = "dropout=uniform(rate=0.4, seed=7, keyed=stream), ";
     let whole = lower(verify(&program(&[kind("causal", stream)])).unwrap()).unwrap();
-    let refused = cuda::emit(&whole, None, &[]).unwrap_err();
+    let refused = cuda::emit(schedule::verify(&whole).unwrap(), None).unwrap_err();
     assert_eq!(refused[0].code, "S42");
 }

@@ -6,7 +6,6 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ithaca_codegen::cuda;
 use ithaca_ir::verify::verify;
 use ithaca_kernels::RunError;
 use ithaca_kernels::cuda::collectives::InProcess;
@@ -193,10 +192,10 @@ fn frames_that_nobody_calls_are_left_out() {
     );
     let schedule = lower(verify(&whole).unwrap()).unwrap();
     assert!(schedule.frames.values().any(|frame| frame.name == "spare"), "frames are as functions are");
-    let files = cuda::emit(&schedule, None, &[]).unwrap();
+    let files = super::emitted(&schedule, None);
     let text = |path: &str| &files.iter().find(|file| file.path == path).unwrap().contents;
     let main = text("main.cu");
     assert!(!main.contains("spare"), "{main}");
     assert!(main.contains("{\"used.{layer}\"") && main.contains("{{2, 4}}"), "{main}");
-    assert!(text("runtime/config.hpp").contains("ITHACA_HAS_F64 0"));
+    assert!(!main.contains("DType::F64"));
 }

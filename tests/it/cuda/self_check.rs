@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ithaca_codegen::cuda;
 use ithaca_ir::ops::state;
 use ithaca_ir::verify::verify;
 use ithaca_ir::{Diagnostics, Module};
@@ -23,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::distributed::noise;
 use super::together::{self, Case, Sources};
-use super::{can_run, can_run_in_full, compiler, module, root, write_program};
+use super::{can_run, can_run_in_full, compiler, emitted, module, root, write_program};
 
 fn model(kind: &str, dtype: &str) -> Value {
     json!({
@@ -153,13 +152,13 @@ static std::vector<HostTensor> all_of(const char* path) {
         out.push_back({name, DType::F64, t.shape, {}});
         int64_t n = 1;
         for (int64_t extent : t.shape) n *= extent;
-        for (int64_t i = 0; i < n; ++i) out.back().values.push_back(element_of(t, i));
+        for (int64_t i = 0; i < n; ++i) out.back().values.push_back(load_element(t.dtype, t.data, i));
     }
     return out;
 }
 int main(int, char** argv) {
     const auto ours = all_of(argv[1]), theirs = all_of(argv[2]);
-    Smallest smallest;
+    SmallestGradients smallest;
     smallest.after(theirs);
     const Judge judge(theirs, std::atof(argv[3]), smallest);
     for (size_t i = 0; i < ours.size(); ++i) {
@@ -281,7 +280,7 @@ fn the_judge_of_emitted_programs_is_the_cpus() {
 #[test]
 fn emitted_programs_have_the_constants_of_the_cpu() {
     let whole = module(&root().join("tests/goldens/llama-gqa"), &Workload::prefill(1, 8));
-    let files = cuda::emit(&lower(verify(&whole).unwrap()).unwrap(), None, &[]).unwrap();
+    let files = emitted(&lower(verify(&whole).unwrap()).unwrap(), None);
     let said = |file: &str, name: &str| -> String {
         let text = &files.iter().find(|f| f.path == file).unwrap().contents;
         let value = text.split_once(&format!(" {name} = ")).unwrap_or_else(|| panic!("{name}")).1;

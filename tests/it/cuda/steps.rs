@@ -55,7 +55,7 @@ fn layers_that_work_for_their_neighbours_over_steps() {
         ..ShardOptions::new("ulysses", parse_mesh("ulysses=2").unwrap())
     };
     let ranks = compile(&whole, &options, &SlowLinks).unwrap().per_rank;
-    for name in ["block.ahead.turn.backward", "block.assign.backward", "block.shards"] {
+    for name in ["block.backward.ahead.turn", "block.backward.assign", "block.shards"] {
         assert!(ranks.function(name).is_some(), "there is no @{name}");
     }
     check(&[("neighbours".to_owned(), whole, ranks)]);

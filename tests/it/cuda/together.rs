@@ -10,13 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ithaca_codegen::cuda;
 use ithaca_ir::DType;
 use ithaca_ir::schedule::{Buffer, Content, Place, Schedule};
 use ithaca_kernels::store::{self, SafeTensorsFile, Stored, TensorSource};
 use ithaca_kernels::tensor::Tensor;
 
-use super::{device, root};
+use super::{device, emitted, root};
 
 /// A program to be run on the host, a process for each rank.
 pub(super) struct Case {
@@ -126,28 +125,21 @@ pub(super) const WHICH: &str = "ITHACA_TEST_PROGRAM";
 
 /// Writes programs as one, which runs the one that the environment says.
 pub(super) fn write(programs: &[Program<'_>], out: &Path) {
-    let (mut includes, mut bodies, mut types) = (Vec::new(), Vec::new(), Vec::new());
-    let mut calls = Vec::new();
+    let (mut includes, mut bodies, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
     for (i, Program { name, schedule, reference }) in programs.iter().enumerate() {
-        let files = cuda::emit(schedule, *reference, ithaca_kernels::cuda::SOURCES)
-            .unwrap_or_else(|d| panic!("{name}: {}", d[0]));
-        for file in files {
-            match file.path.as_str() {
-                "main.cu" => {
-                    // What is included comes first: a name that is replaced in a program may stand in it too.
-                    let (above, body): (Vec<&str>, Vec<&str>) =
-                        file.contents.lines().partition(|line| line.starts_with("#include"));
-                    includes.extend(above.into_iter().map(str::to_owned));
-                    fs::write(out.join(format!("main_{i}.cuh")), body.join("\n") + "\n").unwrap();
-                    calls.push(called(&body));
-                }
-                "runtime/config.hpp" => types.push(file.contents),
-                _ => {
-                    let path = out.join(&file.path);
-                    fs::create_dir_all(path.parent().unwrap()).unwrap();
-                    fs::write(path, &file.contents).unwrap();
-                }
+        for file in emitted(schedule, *reference) {
+            if file.path != "main.cu" {
+                let path = out.join(&file.path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, &file.contents).unwrap();
+                continue;
             }
+            // Headers come first: a name that is replaced in a program may occur in one.
+            let (headers, body): (Vec<&str>, Vec<&str>) =
+                file.contents.lines().partition(|line| line.starts_with("#include"));
+            includes.extend(headers.into_iter().map(str::to_owned));
+            fs::write(out.join(format!("main_{i}.cuh")), body.join("\n") + "\n").unwrap();
+            kernels.push(launched(&body));
         }
         let names = ["ranks", "whole", "main"];
         let [define, undefine]: [String; 2] = [
@@ -159,7 +151,7 @@ pub(super) fn write(programs: &[Program<'_>], out: &Path) {
     includes.push("#include <cstdlib>".to_owned());
     includes.sort();
     includes.dedup();
-    let for_device = that_call_all(&calls);
+    let for_device = covering(&kernels);
     let (both, host): (Vec<usize>, Vec<usize>) = (0..bodies.len()).partition(|i| for_device.contains(i));
     let [both, host] =
         [both, host].map(|programs| -> String { programs.iter().map(|&i| bodies[i].as_str()).collect() });
@@ -172,28 +164,26 @@ pub(super) fn write(programs: &[Program<'_>], out: &Path) {
     }
     writeln!(main, "        default: return 2;\n    }}\n}}\n#endif").unwrap();
     fs::write(out.join("main.cu"), main).unwrap();
-    // Of each type the larger answer: whether any program has it.
-    let lines = types[0].lines().enumerate();
-    let any = lines.map(|(i, _)| types.iter().filter_map(|t| t.lines().nth(i)).max().unwrap());
-    let config: Vec<&str> = any.collect();
-    fs::write(out.join("runtime/config.hpp"), config.join("\n") + "\n").unwrap();
 }
 
-/// The functions of the runtime that the tasks of a program call, with the template's arguments.
-fn called(lines: &[&str]) -> BTreeSet<String> {
-    let calls =
-        lines.iter().filter_map(|line| Some(line.split_once(", layer); ")?.1.split_once('(')?.0.to_owned()));
-    calls.collect()
+/// The kernels that a program launches, with the template's arguments.
+fn launched(lines: &[&str]) -> BTreeSet<String> {
+    let kernel = |line: &&str| {
+        let launch = line.split_once("(kernel::")?.1;
+        let end = launch.find(|c| c == '>' || c == ';').or_else(|| launch.find(','))?;
+        Some(launch[..end].to_owned())
+    };
+    lines.iter().filter_map(kernel).collect()
 }
 
-/// The numbers of programs that call together what all of them call: those with the most that is new come first.
-fn that_call_all(calls: &[BTreeSet<String>]) -> BTreeSet<usize> {
-    let (mut chosen, mut left) = (BTreeSet::new(), calls.iter().flatten().collect::<BTreeSet<_>>());
-    assert!(!left.is_empty(), "programs call something");
+/// The numbers of programs that together launch all that any of them launches: those with the most new kernels come first.
+fn covering(kernels: &[BTreeSet<String>]) -> BTreeSet<usize> {
+    let (mut chosen, mut left) = (BTreeSet::new(), kernels.iter().flatten().collect::<BTreeSet<_>>());
+    assert!(!left.is_empty(), "programs launch kernels");
     while !left.is_empty() {
-        let new = |i: &usize| calls[*i].iter().filter(|call| left.contains(call)).count();
-        let most = (0..calls.len()).max_by_key(new).expect("there are programs");
-        left.retain(|call| !calls[most].contains(*call));
+        let new = |i: &usize| kernels[*i].iter().filter(|kernel| left.contains(kernel)).count();
+        let most = (0..kernels.len()).max_by_key(new).expect("there are programs");
+        left.retain(|kernel| !kernels[most].contains(*kernel));
         chosen.insert(most);
     }
     chosen

@@ -102,6 +102,7 @@ mod tests {
     use ithaca::kernels::store::RandomTensors;
     use ithaca::kernels::{compare, cpu, oracle};
     use ithaca::passes::compile::compile_by;
+    use ithaca::passes::lower::Packing;
     use ithaca::passes::pass::{Unwatched, Volume};
     use ithaca::passes::pipeline::parse_with;
 
@@ -110,7 +111,7 @@ mod tests {
         let source = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/attention.ith"));
         let whole: Module = text::parse(source).unwrap();
         let passes = parse_with(&super::registry(), passes).unwrap();
-        let compiled = compile_by(&passes, &whole, &Volume, &mut Unwatched).unwrap();
+        let compiled = compile_by(&passes, Packing::Apart, &whole, &Volume, &mut Unwatched).unwrap();
         let random = RandomTensors::of_module(&whole, 1);
 
         // In double precision, against the whole.

@@ -1,78 +1,86 @@
-// Errors: every call is checked, and a failure says which task, where and why, and ends the process with status 1.
+// Errors. Every call is checked. A failure prints the task, the place in the source and the cause, and ends the process
+// with status 1.
 #pragma once
 
-#include <cublas_v2.h>
+#include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace ithaca {
 
-// A user's mistake or a broken file; `main` prints it and exits with status 2.
+// A user's mistake or a broken file. `main` prints it and exits with status 2.
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// What the program knows of a failure's place, and what it does before it ends.
-struct Ending {
+struct NotCopied {
+    NotCopied() = default;
+    NotCopied(const NotCopied&) = delete;
+    NotCopied& operator=(const NotCopied&) = delete;
+};
+
+// How a failure is reported: `where` names the rank and the task, `abort` releases ranks that wait for this one.
+struct FailureHandler {
     std::string (*where)() = nullptr;
     void (*abort)() = nullptr;
 };
-inline Ending& ending() {
-    static Ending at_hand;
-    return at_hand;
-}
+inline FailureHandler failure_handler;
 
 [[noreturn]] inline void fail(const char* file, int line, const char* call, const char* why) {
-    const Ending how = ending();
-    // What fails on the way out ends it.
-    ending() = {};
-    if (how.where != nullptr) std::fprintf(stderr, "error: %s: ", how.where().c_str());
+    const FailureHandler handler = failure_handler;
+    failure_handler = {};  // a failure inside the handler ends the process
+    if (handler.where != nullptr) std::fprintf(stderr, "error: %s: ", handler.where().c_str());
     std::fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, why);
     std::fflush(stderr);
-    if (how.abort != nullptr) how.abort();
-    // Other ranks may be inside a collective: leave at once, and the launcher ends them.
+    if (handler.abort != nullptr) handler.abort();
+    // Other ranks may be inside a collective. The launcher ends them.
     std::_Exit(1);
 }
 
-inline const char* describe(cublasStatus_t status) {
-    switch (status) {
-        case CUBLAS_STATUS_SUCCESS: return "success";
-        case CUBLAS_STATUS_NOT_INITIALIZED: return "cuBLAS is not initialized";
-        case CUBLAS_STATUS_ALLOC_FAILED: return "out of memory";
-        case CUBLAS_STATUS_INVALID_VALUE: return "invalid value";
-        case CUBLAS_STATUS_ARCH_MISMATCH: return "not supported by this device";
-        case CUBLAS_STATUS_EXECUTION_FAILED: return "execution failed";
-        case CUBLAS_STATUS_NOT_SUPPORTED: return "not supported";
-        default: return "cuBLAS error";
-    }
-}
-
-// What goes on in the background is looked at where it is waited for.
+// Calls in progress are checked where they are waited for.
 inline bool has_failed(ncclResult_t status) { return status != ncclSuccess && status != ncclInProgress; }
+
+// A wait with a timeout. The library calls are polled, because a blocking call could not be given up.
+class Deadline {
+  public:
+    explicit Deadline(double seconds) : seconds_(seconds) {}
+
+    void renew() { since_ = Clock::now(); }
+    // Sleeps before the next poll; false after the timeout. For the first 20 ms it polls without sleep.
+    bool pause() const {
+        const double waited = this->waited();
+        if (waited > seconds_) return false;
+        if (waited < 0.02) std::this_thread::yield();
+        else std::this_thread::sleep_for(std::chrono::microseconds(100));
+        return true;
+    }
+
+    std::string message() const { return "it has not ended after " + std::to_string(waited()) + " s"; }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    double waited() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
+
+    double seconds_;
+    Clock::time_point since_ = Clock::now();
+};
 
 }  // namespace ithaca
 
-#define ITHACA_CUDA(call)                                                                                     \
-    do {                                                                                                      \
-        const cudaError_t status_ = (call);                                                                   \
-        if (status_ != cudaSuccess) ::ithaca::fail(__FILE__, __LINE__, #call, cudaGetErrorString(status_));   \
+#define ITHACA_CHECK(call, type, is_failure, message)                                         \
+    do {                                                                                      \
+        const type status_ = (call);                                                          \
+        if (is_failure) ::ithaca::fail(__FILE__, __LINE__, #call, message(status_));          \
     } while (0)
-
-#define ITHACA_CUBLAS(call)                                                                                   \
-    do {                                                                                                      \
-        const cublasStatus_t status_ = (call);                                                                \
-        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                 \
-            ::ithaca::fail(__FILE__, __LINE__, #call, ::ithaca::describe(status_));                           \
-    } while (0)
-
-#define ITHACA_NCCL(call)                                                                                     \
-    do {                                                                                                      \
-        const ncclResult_t status_ = (call);                                                                  \
-        if (::ithaca::has_failed(status_))                                                                    \
-            ::ithaca::fail(__FILE__, __LINE__, #call, ncclGetErrorString(status_));                           \
-    } while (0)
+#define ITHACA_CUDA(call) ITHACA_CHECK(call, cudaError_t, status_ != cudaSuccess, cudaGetErrorString)
+#define ITHACA_CUBLAS(call) ITHACA_CHECK(call, cublasStatus_t, status_ != CUBLAS_STATUS_SUCCESS, cublasLtGetStatusString)
+#define ITHACA_NCCL(call) ITHACA_CHECK(call, ncclResult_t, ::ithaca::has_failed(status_), ncclGetErrorString)

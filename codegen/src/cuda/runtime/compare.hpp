@@ -1,83 +1,151 @@
-// Judges outputs: how far they are from what one GPU computed. The rules and constants are those by which the compiler judges
-// what it runs itself (its kernels/src/compare.rs), but that nothing above the noise is measured by anything but its own norm.
+// Outputs and updated tensors, whole on rank 0, and the self-check: their distances from those of one GPU. The rules and
+// constants are those of the compiler's kernels/src/compare.rs, except that tensors above the noise are measured by their own
+// norm only.
 //
-// An optimizer such as AdamW makes whole steps of a gradient, however small it is. Where a gradient is rounding alone a weight
-// may go either way, and is judged by how far steps can take it.
+// An optimizer such as AdamW makes whole steps of a gradient, however small it is. Where a gradient is rounding alone, a
+// weight may move either way, and is compared by the distance that the steps allow.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
-#include <string>
-#include <vector>
 
-#include "config.hpp"
-#include "safetensors.hpp"
-#include "source.hpp"
+#include "device.hpp"
 
 namespace ithaca {
 
-// What rounding cannot be told from, in parts of the largest element of all gradients; `NOISE` of the compiler.
+// The bytes at `mine` of a rank, on rank 0; nothing on other ranks.
+inline std::vector<char> fetch_part(Device& device, int64_t rank, Address mine, size_t count) {
+    const ncclComm_t comm = device.communicators.world;
+    const bool is_remote = rank != 0;
+    const auto settle = [&] { device.watch.settle(comm), device.synchronize(); };
+    if (device.rank == rank && is_remote) {
+        ITHACA_NCCL(ncclSend(mine, count, ncclInt8, 0, comm, device.streams[kCompute]));
+        settle();
+    }
+    if (device.rank != 0) return {};
+    void* from = mine;
+    if (is_remote) {
+        ITHACA_CUDA(cudaMalloc(&from, count));
+        ITHACA_NCCL(ncclRecv(from, count, ncclInt8, static_cast<int>(rank), comm, device.streams[kCompute]));
+        settle();
+    }
+    std::vector<char> host(count);
+    ITHACA_CUDA(cudaMemcpy(host.data(), from, count, cudaMemcpyDeviceToHost));
+    if (is_remote) ITHACA_CUDA(cudaFree(from));
+    return host;
+}
+
+// Fetches each distinct part of a tensor from the first rank that holds it, and calls `put` on rank 0 with the place and the
+// value of each element.
+template <typename Holds, typename PlacesOf, typename Put>
+void gather_parts(Device& device, const Tensor& tensor, Address mine, const Holds& holds, const PlacesOf& places_of, const Put& put) {
+    const Mesh& mesh = device.program.mesh;
+    for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+        bool is_first = holds(rank);
+        for (int axis : tensor.copies)
+            for (int64_t c = mesh.coordinate(rank, axis), before = rank; c-- > 0;) is_first &= !holds(before -= mesh.stride(axis));
+        const std::vector<int64_t> places = is_first ? places_of(rank) : std::vector<int64_t>{};
+        if (places.empty()) continue;
+        const std::vector<char> host = fetch_part(device, rank, mine, places.size() * bytes_of(tensor.dtype));
+        for (size_t i = 0; i < places.size() && device.rank == 0; ++i)
+            if (places[i] >= 0) put(places[i], load_element(tensor.dtype, host.data(), static_cast<int64_t>(i)));
+    }
+}
+
+// The stored tensors that the program updates, by name, if it has the prefix. Elements that no part covers keep their initial
+// value.
+inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& tensors, const char* prefix = "") {
+    const Program& program = device.program;
+    std::map<std::string, HostTensor> updated;
+    for (size_t s = 0; s < program.sources.size(); ++s) {
+        const Source& source = program.sources[s];
+        if (!source.is_written || !has_prefix(source.name, prefix)) continue;
+        for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer) {
+            const auto runs = [&](const Layers& l) { return l.start <= layer && layer < l.end; };
+            if (std::none_of(source.layers.begin(), source.layers.end(), runs)) continue;
+            HostTensor& whole = updated[stored_name(source, layer)];
+            if (whole.name.empty()) {
+                whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
+                const auto initial = initial_elements(source, layer, tensors);
+                const int64_t n = device.rank == 0 ? product_of(whole.shape) : 0;
+                for (int64_t i = 0; i < n; ++i) whole.values.push_back(initial(i));
+            }
+            gather_parts(
+                device, source.tensor, device.source(s, layer), [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); },
+                [&](int64_t rank) { return stored_places(source, rank); }, [&](size_t place, double value) { whole.values[place] = value; });
+        }
+    }
+    std::vector<HostTensor> out;
+    for (auto& [name, tensor] : updated) {
+        const std::vector<std::string> names = members(name, tensor.shape);
+        if (names.size() == 1 && names.front() == name) {
+            out.push_back(std::move(tensor));
+            continue;
+        }
+        // A stack has its members in a row. Only rank 0 has values.
+        const std::vector<int64_t> each(tensor.shape.begin() + 1, tensor.shape.end());
+        const auto size = static_cast<std::ptrdiff_t>(tensor.values.size() / std::max<size_t>(names.size(), 1));
+        auto first = tensor.values.begin();
+        for (const std::string& member : names) {
+            out.push_back({member, tensor.dtype, each, {first, first + size}});
+            first += size;
+        }
+    }
+    return out;
+}
+
+// Outputs, without padding and with partial sums added, then updated tensors.
+inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
+    std::vector<HostTensor> out;
+    for (const Output& output : device.program.outputs) {
+        const Tensor& tensor = output.tensor;
+        HostTensor whole{output.name, tensor.dtype, tensor.shape, {}};
+        if (device.rank == 0) whole.values.assign(product_of(tensor.shape), 0);
+        gather_parts(
+            device, tensor, device.arena() + output.offset(device.rank), [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
+            [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { whole.values[place] += value; });
+        out.push_back(std::move(whole));
+    }
+    for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));
+    return out;
+}
+
+// Gradients below this part of the largest of all gradients are rounding; `NOISE` of the compiler.
 inline constexpr double kNoise = 1e-5;
-// What elements of rounding are at least taken to be, in parts of the largest of their kind; `FLOOR` of the compiler.
+// Elements of rounding count as at least this part of the largest of their kind; `FLOOR` of the compiler.
 inline constexpr double kFloor = 1e-4;
-// In parts of what steps can do, what two elements differ by that differ visibly; `VISIBLE` of the compiler.
+// The part of the allowed distance from which a difference is reported; `VISIBLE` of the compiler.
 inline constexpr double kVisible = 1e-3;
 
-// The tolerance of a tensor: by the narrowest type of the program, whose rounding every result has come through.
-inline double tolerance_of(DType dtype) {
-    const double halves = ITHACA_HAS_BF16 ? 5e-2 : ITHACA_HAS_F16 ? 1e-2 : 0;
-    switch (dtype) {
-        // Parts of attention and their lse are in single precision, whatever the operands are.
-        case DType::F64: return std::max(halves, ITHACA_HAS_F32 ? 1e-5 : 1e-10);
-        case DType::F32: return std::max(halves, 1e-4);
-        case DType::F16: case DType::BF16: return halves;
-        case DType::I32: case DType::Bool: return 0;
-    }
-    return 0;
-}
-
-// Half the distance of neighbouring numbers of a type, in parts of them.
+// Half the relative distance of neighbouring numbers.
 inline double rounding_of(DType dtype) {
-    switch (dtype) {
-        case DType::F64: return 0x1p-53;
-        case DType::F32: return 0x1p-24;
-        case DType::F16: return 0x1p-11;
-        case DType::BF16: return 0x1p-8;
-        case DType::I32: case DType::Bool: return 0;
-    }
-    return 0;
+    static constexpr double rounding[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8, 0, 0, 0};
+    return rounding[int(dtype)];
 }
 
-// The largest magnitude that is finite of all tensors whose names begin so.
+// The largest finite magnitude in all tensors whose names have a prefix.
 inline double largest_of(const std::vector<HostTensor>& tensors, const char* prefix) {
     double largest = 0;
-    for (const HostTensor& t : tensors) {
-        if (!begins_with(t.name, prefix)) continue;
-        for (double value : t.values)
-            if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
-    }
+    for (const HostTensor& t : tensors) for (double value : t.values)
+            if (has_prefix(t.name, prefix) && std::isfinite(value)) largest = std::max(largest, std::fabs(value));
     return largest;
 }
 
-// For each weight and each of its elements the smallest magnitude that its gradient had in any step, in parts of the largest
-// element of all gradients of that step.
-class Smallest {
+// For each element of each weight the smallest magnitude of its gradient in any step, as a part of the largest element of all
+// gradients of that step.
+class SmallestGradients {
   public:
-    // Takes a step's gradients into account, among whatever else there is.
     void after(const std::vector<HostTensor>& step) {
         const double largest = largest_of(step, kGradient);
         for (const HostTensor& gradient : step) {
-            if (!begins_with(gradient.name, kGradient)) continue;
+            if (!has_prefix(gradient.name, kGradient)) continue;
             std::vector<double>& parts = parts_[gradient.name.substr(std::strlen(kGradient))];
             if (parts.empty()) parts.assign(gradient.values.size(), std::numeric_limits<double>::infinity());
             for (size_t i = 0; i < parts.size(); ++i)
                 parts[i] = std::fmin(parts[i], largest > 0 ? std::fabs(gradient.values[i]) / largest : 0);
         }
     }
-
-    // Whether an element of a weight, or of what is kept for it, has a gradient that is rounding alone.
+    // Whether the gradient of an element of a weight is rounding alone.
     bool is_rounding(const std::string& weight, size_t i) const {
         const auto found = parts_.find(weight);
         return found != parts_.end() && i < found->second.size() && found->second[i] <= kNoise;
@@ -89,76 +157,56 @@ class Smallest {
 
 struct Verdict {
     double largest = 0, relative = 0;
-    // Elements that are judged by what steps can do, and differ visibly.
-    int64_t by_reach = 0;
+    int64_t by_reach = 0;  // elements that are compared by the reach of the steps, and differ visibly
 };
 
-// How outputs are judged.
 class Judge {
   public:
-    // `reach` is how far an optimizer may have moved an element of a weight in all steps; zero without one.
-    Judge(const std::vector<HostTensor>& reference, double reach, const Smallest& smallest)
-        : reach_(reach),
-          smallest_(smallest),
-          kinds_{
-              {kSecondMoment, kFloor * kFloor * largest_of(reference, kSecondMoment)},
-              {kFirstMoment, std::min(kFloor * largest_of(reference, kFirstMoment), kNoise)},
-              {kGradient, std::min(kFloor * largest_of(reference, kGradient), kNoise)},
-              {kMaster, 0},
-          } {}
-
+    // `reach` is the largest distance by which the optimizer moves an element in all steps; zero without one.
+    Judge(const std::vector<HostTensor>& reference, double reach, const SmallestGradients& smallest)
+        : reach_(reach), smallest_(smallest), kinds_{{kSecondMoment, kFloor * kFloor * largest_of(reference, kSecondMoment)},
+                 {kFirstMoment, std::min(kFloor * largest_of(reference, kFirstMoment), kNoise)},
+                 {kGradient, std::min(kFloor * largest_of(reference, kGradient), kNoise)}, {kMaster, 0}} {}
     // Compares two tensors of one name and shape.
     Verdict compare(const HostTensor& ours, const HostTensor& theirs) const {
-        std::string weight = ours.name;
-        double floor = 0;
-        bool moves = true;  // as steps of an optimizer do
-        for (const auto& [prefix, of_kind] : kinds_) {
-            if (!begins_with(ours.name, prefix)) continue;
-            weight.erase(0, std::strlen(prefix));
-            floor = of_kind;
-            moves = prefix == kMaster;
-            break;
-        }
+        const auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& k) { return has_prefix(ours.name, k.first); });
+        const bool is_state = kind != kinds_.end(), moves = !is_state || kind->first == kMaster;  // with the steps
+        const std::string weight = is_state ? ours.name.substr(std::strlen(kind->first)) : ours.name;
+        const double floor = is_state ? kind->second : 0;  // the size of elements of rounding
         Verdict verdict;
         double error = 0, error_of_rounding = 0, norm = 0;
         for (size_t i = 0; i < ours.values.size(); ++i) {
             const double a = ours.values[i], b = theirs.values[i];
-            // The logarithm of a sum of nothing.
-            if (std::isinf(a) && a < 0 && a == b) continue;
+            if (std::isinf(a) && a < 0 && a == b) continue;  // the logarithm of an empty sum
             norm += b * b;
             const double apart = std::fabs(a - b);
             const bool is_rounding = smallest_.is_rounding(weight, i);
-            // Both may have gone all the way, in opposite directions, and were rounded then.
+            // Both may have moved all the way, in opposite directions, and were rounded afterwards.
             const double bound = 2 * reach_ + rounding_of(ours.dtype) * (std::fabs(a) + std::fabs(b));
             if (is_rounding && moves && apart <= bound) {
                 verdict.by_reach += apart > kVisible * reach_;
                 continue;
             }
-            // What is not a number stays the largest.
-            if (!std::isnan(verdict.largest) && !(apart <= verdict.largest)) verdict.largest = apart;
+            if (!std::isnan(verdict.largest) && !(apart <= verdict.largest)) verdict.largest = apart;  // NaN stays the largest
             (is_rounding ? error_of_rounding : error) += apart * apart;
         }
         const double noise = floor * floor * static_cast<double>(ours.values.size());
-        auto parts = [](double x, double of) { return x == 0 ? 0 : x / of; };
-        verdict.relative = std::sqrt(parts(error, norm) + parts(error_of_rounding, std::max(norm, noise)));
+        const auto part = [](double x, double of) { return x == 0 ? 0 : x / of; };
+        verdict.relative = std::sqrt(part(error, norm) + part(error_of_rounding, std::max(norm, noise)));
         return verdict;
     }
 
   private:
-    struct Kind {
-        const char* prefix;
-        double floor;  // the size of elements that are rounding
-    };
     double reach_;
-    const Smallest& smallest_;
-    std::vector<Kind> kinds_;
+    const SmallestGradients& smallest_;
+    std::vector<std::pair<const char*, double>> kinds_;
 };
 
-// Prints the errors of each tensor; true when all are within the tolerance, that of their types where it is negative.
+// Prints the errors of each tensor; whether all are within the tolerance, which is that of their types if it is negative.
 inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<HostTensor>& reference, double reach,
-                  const Smallest& smallest, double tolerance) {
+                  const SmallestGradients& smallest, double tolerance, const double (&tolerances)[4]) {
     bool good = outputs.size() == reference.size();
-    int64_t elements = 0, tensors = 0;
+    long long elements = 0, tensors = 0;
     const Judge judge(reference, reach, smallest);
     for (const HostTensor& ours : outputs) {
         const auto theirs = std::find_if(reference.begin(), reference.end(),
@@ -169,8 +217,8 @@ inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<Host
             continue;
         }
         const Verdict verdict = judge.compare(ours, *theirs);
-        const double bound = tolerance >= 0 ? tolerance : tolerance_of(ours.dtype);
-        const bool close = verdict.relative <= bound;  // false for what is not a number
+        const double bound = tolerance >= 0 ? tolerance : int(ours.dtype) < 4 ? tolerances[int(ours.dtype)] : 0;
+        const bool close = verdict.relative <= bound;  // false for NaN
         std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
                     verdict.largest, verdict.relative, bound, close ? "ok" : "FAILED");
         good = good && close;
@@ -178,9 +226,8 @@ inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<Host
         tensors += verdict.by_reach > 0;
     }
     if (elements > 0)
-        std::printf("self-check: %lld elements of %lld weights were judged by how far steps can take them, %.1e: their gradients are "
-                    "rounding alone, of which the optimizer makes whole steps\n",
-                    static_cast<long long>(elements), static_cast<long long>(tensors), reach);
+        std::printf("self-check: %lld elements of %lld weights were judged by how far steps can take them, %.1e: their gradients "
+                    "are rounding alone, and the optimizer makes whole steps of them\n", elements, tensors, reach);
     return good;
 }
 

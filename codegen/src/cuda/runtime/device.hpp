@@ -1,264 +1,390 @@
-// One rank's device: memory, streams, events.
+// The device of one rank: memory, streams, events, matrix products by cuBLASLt, and what frames issue to them.
 #pragma once
 
 #include <array>
-#include <string>
-#include <vector>
 
-#include "boxes.hpp"
-#include "check.hpp"
-#include "communicators.hpp"
-#include "kernels/copy.cuh"
 #include "source.hpp"
-#include "task.hpp"
 #include "watch.hpp"
 
 namespace ithaca {
 
-// The result buffers of a frame, or its arguments.
-using Pointers = std::vector<char*>;
+// An address in the memory of the device, in bytes. It converts to a pointer of any type.
+struct Address {
+    char* at = nullptr;
 
-struct OutputOf {
-    const char* name;
-    const Type& type;
-    int64_t offset;  // from the start of the frame of main, bytes
+    Address operator+(int64_t bytes) const { return {at + bytes}; }
+    template <typename T>
+    operator T*() const {
+        return reinterpret_cast<T*>(at);
+    }
 };
 
-// A dimension of a tensor whose positions kernels ask for.
-struct SequenceOf {
-    const Type& type;
-    size_t dim;  // counted in the type
+// Column-major; `step` is the distance between the matrices of a batch.
+struct Matrix {
+    Address at;
+    cublasOperation_t op;
+    int64_t leading, step;
 };
 
-// An end of a collective.
-enum Side { kSent = 0, kReceived = 1 };
-
-// What the ranks of a place need of memory for their buffers, bytes.
-struct ArenaOf {
-    int64_t bytes;
-    At at = {};
-};
-
-class Device;
-
-// A schedule, as the generated source states it.
-struct Program {
-    const Space& space;
-    std::vector<ArenaOf> arenas;
-    int n_events;
-    std::vector<const Source*> sources;
-    std::vector<std::vector<double>> tables;  // constants that kernels read: rotary frequencies, masks
-    std::vector<SequenceOf> sequences;
-    std::vector<const Transfer*> transfers;
-    std::vector<OutputOf> outputs;
-    int64_t id_bound;  // token ids lie below
-    double reach;      // how far a step of an optimizer may move an element of a weight; zero without one
-    void (*run)(const Device& device, char* frame);
-};
-
-constexpr int64_t kAlignment = 256;
-inline int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// What a rank needs to run a program: everything is allocated here, nothing while it runs.
-class Device {
+class Products : NotCopied {
   public:
-    // Ranks wait for each other at most so many seconds.
-    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
-        : program_(program), rank_(rank), communicators_(communicators), watch_(rank, seconds, communicators.all()) {
-        for (cudaStream_t& stream : streams_) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        events_.resize(static_cast<size_t>(program.n_events) + 2);
-        for (cudaEvent_t& event : events_) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-        ITHACA_CUBLAS(cublasCreate(&blas_));
-        for (const Transfer* transfer : program.transfers) {
-            exchanges_.push_back(exchange_of(program.space, *transfer, rank));
+    Products() { ITHACA_CUBLAS(cublasLtCreate(&handle_)); }
+    ~Products() {
+        for (void* memory : workspaces_) cudaFree(memory);
+        cublasLtDestroy(handle_);
+    }
+    // c[i] = a[i] b[i] for matrices `rows x inner` and `inner x columns`.
+    void multiply(Queue queue, cudaStream_t stream, DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch,
+                  const std::array<Matrix, 3>& abc) {
+        static constexpr cudaDataType_t types[] = {CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF};
+        const bool is_wide = dtype == DType::F64;
+        cublasLtMatmulDescOpaque_t desc;
+        ITHACA_CUBLAS(cublasLtMatmulDescInit(&desc, is_wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, is_wide ? CUDA_R_64F : CUDA_R_32F));
+        cublasLtMatrixLayoutOpaque_t layouts[3];
+        std::vector<int64_t> shape = {static_cast<int64_t>(dtype), rows, columns, inner, batch};
+        uint32_t alignments[3];
+        const int64_t extents[3][2] = {{rows, inner}, {inner, columns}, {rows, columns}};
+        for (size_t i = 0; i < 3; ++i) {
+            const Matrix& m = abc[i];
+            const int32_t op = m.op, count = static_cast<int32_t>(batch);
+            const auto stored = [&](bool first) { return static_cast<uint64_t>(extents[i][first == (op == CUBLAS_OP_N) ? 0 : 1]); };
+            ITHACA_CUBLAS(cublasLtMatrixLayoutInit(&layouts[i], types[int(dtype)], stored(true), stored(false), m.leading));
+            ITHACA_CUBLAS(cublasLtMatrixLayoutSetAttribute(&layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+            ITHACA_CUBLAS(cublasLtMatrixLayoutSetAttribute(&layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &m.step, sizeof m.step));
+            const auto transposed = i == 0 ? CUBLASLT_MATMUL_DESC_TRANSA : CUBLASLT_MATMUL_DESC_TRANSB;
+            if (i < 2) ITHACA_CUBLAS(cublasLtMatmulDescSetAttribute(&desc, transposed, &op, sizeof op));
+            // The largest power of two up to 256 that divides the address of every matrix of the batch.
+            const auto step = static_cast<uint64_t>(batch > 1 ? m.step * bytes_of(dtype) : 0);
+            const uint64_t bits = reinterpret_cast<uint64_t>(m.at.at) | step | 256;
+            alignments[i] = static_cast<uint32_t>(bits & (~bits + 1));
+            shape.insert(shape.end(), {op, m.leading, m.step, alignments[i]});
         }
-        list_runs();
-        list_pieces();
-        allocate();
+        auto known = algorithms_.find(shape);
+        if (known == algorithms_.end()) known = algorithms_.emplace(shape, choose(desc, layouts, alignments)).first;
+        void*& workspace = workspaces_[queue];
+        if (workspace == nullptr) ITHACA_CUDA(cudaMalloc(&workspace, kWorkspaceBytes));
+        static constexpr double wide[] = {1, 0};
+        static constexpr float narrow[] = {1, 0};
+        const void *one = narrow, *zero = narrow + 1;
+        if (is_wide) one = wide, zero = wide + 1;
+        const auto& [a, b, c] = abc;
+        ITHACA_CUBLAS(cublasLtMatmul(handle_, &desc, one, a.at, &layouts[0], b.at, &layouts[1], zero, c.at, &layouts[2], c.at,
+                                     &layouts[2], &known->second, workspace, kWorkspaceBytes, stream));
+    }
+
+  private:
+    static constexpr uint64_t kWorkspaceBytes = uint64_t{32} << 20;
+
+    cublasLtMatmulAlgo_t choose(cublasLtMatmulDescOpaque_t& desc, cublasLtMatrixLayoutOpaque_t* layouts, const uint32_t* alignments) {
+        cublasLtMatmulPreferenceOpaque_t preference;
+        ITHACA_CUBLAS(cublasLtMatmulPreferenceInit(&preference));
+        const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+            ITHACA_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value));
+        };
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[2]);
+        cublasLtMatmulHeuristicResult_t found{};
+        int n_found = 0;
+        ITHACA_CUBLAS(cublasLtMatmulAlgoGetHeuristic(handle_, &desc, &layouts[0], &layouts[1], &layouts[2], &layouts[2], &preference,
+                                                     1, &found, &n_found));
+        if (n_found == 0) fail(__FILE__, __LINE__, "cublasLtMatmulAlgoGetHeuristic", "no algorithm for this product");
+        return found.algo;
+    }
+
+    cublasLtHandle_t handle_ = nullptr;
+    std::map<std::vector<int64_t>, cublasLtMatmulAlgo_t> algorithms_;
+    void* workspaces_[2] = {};
+};
+
+using Addresses = std::vector<Address>;
+
+struct Output {
+    const char* name;
+    Tensor tensor;
+    Place place;                      // the ranks that hold it
+    int64_t (*offset)(int64_t rank);  // in the arena, bytes
+};
+
+// Bytes of the arena for the ranks of a place.
+struct Arena {
+    int64_t bytes;
+    Place place = {};
+};
+
+// Lists of numbers that kernels read.
+struct Tables {
+    std::vector<std::vector<char>> lists;
+
+    template <typename T>
+    void add(const std::vector<T>& numbers) {
+        const char* const bytes = reinterpret_cast<const char*>(numbers.data());
+        lists.emplace_back(bytes, bytes + numbers.size() * sizeof(T));
+    }
+};
+
+// A schedule, as main.cu states it.
+struct Program {
+    Mesh mesh;
+    std::vector<Arena> arenas;
+    int n_events;
+    double tolerances[4];  // of the self-check, for f64, f32, f16 and bf16
+    std::vector<Source> sources;
+    std::vector<Output> outputs;
+    int64_t id_bound;  // of token ids
+    double reach;      // the largest step of the optimizer for one element; zero without one
+    void (*tables)(int64_t rank, Tables& tables);
+    void (*run)(class Device& device, Address arena);
+};
+
+// All memory of a program is allocated before it runs.
+class Device : NotCopied {
+  public:
+    Device(const Program& program, int64_t rank, const Communicators& communicators, const Tensors& tensors, double seconds)
+        : program(program), rank(rank), communicators(communicators), watch(rank, seconds, communicators.all()) {
+        for (cudaStream_t& stream : streams) ITHACA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        events_.resize(program.n_events + 2);
+        for (cudaEvent_t& event : events_) ITHACA_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
         load(tensors);
         ITHACA_CUDA(cudaDeviceSynchronize());
     }
-
     ~Device() {
-        cublasDestroy(blas_);
         for (cudaEvent_t event : events_) cudaEventDestroy(event);
-        for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
-        cudaFree(memory_);
+        for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+        cudaFree(memory_.at);
     }
-    Device(const Device&) = delete;
-    Device& operator=(const Device&) = delete;
 
-    const Space& space() const { return program_.space; }
-    int64_t rank() const { return rank_; }
-    cudaStream_t stream(Queue queue) const { return streams_[queue]; }
-    const Communicators& communicators() const { return communicators_; }
-    const Exchange& exchange(size_t transfer) const { return exchanges_[transfer]; }
-    const Transfer& transfer(size_t transfer) const { return *program_.transfers[transfer]; }
-    // Whether this rank is one of a place's.
-    bool is_at(const At& at) const { return space().is_at(at, rank_); }
-    char* arena() const { return memory_; }
     int64_t bytes() const { return bytes_; }
-
-    // Products on a stream.
-    cublasHandle_t blas(Queue queue) const {
-        ITHACA_CUBLAS(cublasSetStream(blas_, streams_[queue]));
-        return blas_;
+    Address arena() const { return memory_; }
+    Address table(size_t i) const { return memory_ + tables_[i]; }
+    // The part of a source of a layer; null where other ranks have it.
+    Address source(size_t i, int64_t layer) const {
+        const Source& source = program.sources[i];
+        const int64_t offset = offsets_[i][source.is_per_layer() ? static_cast<size_t>(layer - source.all_layers().start) : 0];
+        return offset < 0 ? Address{} : memory_ + offset;
     }
 
-    // A weight or an input, of a layer; null where other ranks have it.
-    char* source(size_t i, int64_t layer) const {
-        const Source& source = *program_.sources[i];
-        const bool per_layer = std::strstr(source.name, "{layer}") != nullptr;
-        const int64_t offset = offsets_[i][per_layer ? static_cast<size_t>(layer - layers_of(source).start) : 0];
-        return offset < 0 ? nullptr : memory_ + offset;
+    void wait(Queue queue, int event) { ITHACA_CUDA(cudaStreamWaitEvent(streams[queue], events_[event], 0)); }
+    void record(Queue queue, int event) { ITHACA_CUDA(cudaEventRecord(events_[event], streams[queue])); }
+    // Each stream waits for the other.
+    void meet() {
+        for (Queue queue : {kCompute, kComm}) record(queue, program.n_events + queue);
+        wait(kCompute, program.n_events + kComm);
+        wait(kComm, program.n_events + kCompute);
     }
-    const double* table(size_t i) const { return reinterpret_cast<const double*>(memory_ + tables_[i]); }
-
-    // The positions of the tokens that this rank holds.
-    kernel::Sequence sequence(size_t i) const {
-        return {integers(sequences_[i]), static_cast<int64_t>(lists_[sequences_[i]].size()) / 3};
-    }
-    // The pieces of a fetch or its adjoint, and the dimension of its tensors that they cut.
-    kernel::Pieces pieces(size_t transfer, Side side) const {
-        const size_t list = pieces_[transfer][side];
-        return {integers(list), static_cast<int64_t>(lists_[list].size()) / 3};
-    }
-    size_t fetched_at(size_t transfer) const { return fetched_at_[transfer]; }
-
-    void wait(Queue queue, int event) const { ITHACA_CUDA(cudaStreamWaitEvent(streams_[queue], events_[event], 0)); }
-    void record(Queue queue, int event) const { ITHACA_CUDA(cudaEventRecord(events_[event], streams_[queue])); }
-
-    // Both streams have done what was issued before either goes on.
-    void meet() const {
-        const int last = program_.n_events;
-        for (Queue queue : {kCompute, kComm}) record(queue, last + queue);
-        wait(kCompute, last + kComm);
-        wait(kComm, last + kCompute);
+    void synchronize() { watch.wait(streams); }
+    void run() {
+        program.run(*this, memory_);
+        synchronize();
     }
 
-    Profile& profile() const { return profile_; }
-
-    void run() const { program_.run(*this, memory_); }
-    void synchronize() const { watch_.wait(streams_); }
-    Watch& watch() const { return watch_; }
+    const Program& program;
+    const int64_t rank;
+    const Communicators& communicators;
+    cudaStream_t streams[2] = {};
+    Products products;
+    Profile profile;
+    Watch watch;
 
   private:
-    void list_runs() {
-        for (const SequenceOf& of : program_.sequences) {
-            const Range held = space().local_box(of.type, rank_)[of.dim];
-            std::vector<int64_t> list;
-            for (const Run& run : space().position_runs(of.type.dims[of.dim], held))
-                list.insert(list.end(), {run.index - held.start, run.position, run.len});
-            sequences_.push_back(lists_.size());
-            lists_.push_back(list);
-        }
-    }
-
-    void list_pieces() {
-        for (size_t i = 0; i < exchanges_.size(); ++i) {
-            const Transfer& x = *program_.transfers[i];
-            pieces_.push_back({0, 0});
-            fetched_at_.push_back(0);
-            if (!x.is_fetch()) continue;
-            const std::vector<int>& dims = x.sums() ? x.from.dims : x.to.dims;
-            fetched_at_[i] = static_cast<size_t>(std::find(dims.begin(), dims.end(), x.fetched) - dims.begin());
-            for (Side side : {kSent, kReceived}) {
-                const Exchange& e = exchanges_[i];
-                pieces_[i][side] = lists_.size();
-                lists_.push_back(side == kSent ? pieces_of(e.send, e.mine, fetched_at_[i])
-                                               : pieces_of(e.recv, e.wanted, fetched_at_[i]));
-            }
-        }
-    }
-
-    const int64_t* integers(size_t list) const {
-        return reinterpret_cast<const int64_t*>(memory_ + offsets_of_lists_[list]);
-    }
-
-    // One allocation: the arena, then weights and inputs, then tables.
-    void allocate() {
-        for (const ArenaOf& arena : program_.arenas)
-            if (is_at(arena.at)) bytes_ = std::max(bytes_, aligned(arena.bytes));
-        for (const Source* source : program_.sources) {
-            const int64_t each = aligned(elements(space().local_box(source->type, rank_)) * bytes_of(source->type.dtype));
-            const Range layers = layers_of(*source);
-            offsets_.push_back({});
-            for (int64_t l = layers.start; l < layers.end; ++l) {
-                const bool here = has_layer(space(), *source, l, rank_);
-                offsets_.back().push_back(here ? bytes_ : -1);
-                if (here) bytes_ += each;
-            }
-        }
-        for (const auto& table : program_.tables) {
-            tables_.push_back(bytes_);
-            bytes_ += aligned(static_cast<int64_t>(table.size() * sizeof(double)));
-        }
-        for (const auto& list : lists_) {
-            offsets_of_lists_.push_back(bytes_);
-            bytes_ += aligned(static_cast<int64_t>(list.size() * sizeof(int64_t)));
-        }
-        ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
-    }
-
+    // One allocation: the arena, then sources, then tables.
     void load(const Tensors& tensors) {
-        for (size_t i = 0; i < program_.sources.size(); ++i) {
-            const Source& source = *program_.sources[i];
-            for (size_t l = 0; l < offsets_[i].size(); ++l) {
-                if (offsets_[i][l] < 0) continue;
-                const int64_t layer = layers_of(source).start + static_cast<int64_t>(l);
-                const std::vector<char> host = load_source(space(), source, layer, rank_, tensors);
-                ITHACA_CUDA(cudaMemcpy(memory_ + offsets_[i][l], host.data(), host.size(), cudaMemcpyHostToDevice));
+        const auto reserve = [&](int64_t bytes) {
+            const int64_t offset = bytes_;
+            bytes_ += (bytes + 255) / 256 * 256;
+            return offset;
+        };
+        int64_t arena = 0;
+        for (const Arena& a : program.arenas) if (program.mesh.is_at(a.place, rank)) arena = std::max(arena, a.bytes);
+        reserve(arena);
+        for (const Source& source : program.sources) {
+            int64_t bytes = bytes_of(source.tensor.dtype);
+            for (const DimPart& dim : source.tensor.part(rank)) bytes *= dim.end - dim.start;
+            offsets_.emplace_back();
+            for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer)
+                offsets_.back().push_back(source.has_layer(program.mesh, layer, rank) ? reserve(bytes) : -1);
+        }
+        Tables tables;
+        program.tables(rank, tables);
+        for (const std::vector<char>& list : tables.lists) tables_.push_back(reserve(static_cast<int64_t>(list.size())));
+        ITHACA_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_.at), static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
+        const auto upload = [&](int64_t offset, const std::vector<char>& data) {
+            ITHACA_CUDA(cudaMemcpy(memory_ + offset, data.data(), data.size(), cudaMemcpyHostToDevice));
+        };
+        for (size_t i = 0; i < offsets_.size(); ++i) for (size_t l = 0; l < offsets_[i].size(); ++l) {
+                const int64_t layer = program.sources[i].all_layers().start + static_cast<int64_t>(l);
+                if (offsets_[i][l] >= 0) upload(offsets_[i][l], load_source(program.sources[i], layer, rank, tensors));
             }
-        }
-        for (size_t i = 0; i < tables_.size(); ++i) {
-            const std::vector<double>& table = program_.tables[i];
-            ITHACA_CUDA(cudaMemcpy(memory_ + tables_[i], table.data(), table.size() * sizeof(double),
-                                   cudaMemcpyHostToDevice));
-        }
-        for (size_t i = 0; i < lists_.size(); ++i)
-            ITHACA_CUDA(cudaMemcpy(memory_ + offsets_of_lists_[i], lists_[i].data(), lists_[i].size() * sizeof(int64_t),
-                                   cudaMemcpyHostToDevice));
+        for (size_t i = 0; i < tables_.size(); ++i) upload(tables_[i], tables.lists[i]);
     }
 
-    const Program& program_;
-    int64_t rank_;
-    const Communicators& communicators_;
-    cudaStream_t streams_[2] = {};
-    std::vector<cudaEvent_t> events_;
-    cublasHandle_t blas_ = nullptr;
-    std::vector<Exchange> exchanges_;
-    std::vector<std::vector<int64_t>> offsets_;
-    std::vector<int64_t> tables_;
-    // Lists of integers that depend on the rank, where they lie, and who they are for.
-    std::vector<std::vector<int64_t>> lists_;
-    std::vector<int64_t> offsets_of_lists_;
-    std::vector<size_t> sequences_, fetched_at_;
-    std::vector<std::array<size_t, 2>> pieces_;
-    char* memory_ = nullptr;
+    Address memory_;
     int64_t bytes_ = 0;
-    mutable Profile profile_;
-    mutable Watch watch_;
+    std::vector<cudaEvent_t> events_;
+    std::vector<std::vector<int64_t>> offsets_;  // of sources, by layer
+    std::vector<int64_t> tables_;
 };
 
-// While it lives, what is issued to a stream belongs to a task.
-class Task {
+// Blocks for `n` peers, or from them: those of the first, and the distances to the next.
+struct Blocks {
+    int64_t peer;
+    Address at;
+    int64_t count, n = 1, peer_step = 1, byte_step = 0;
+};
+
+inline constexpr int kWorld = -1;  // the communicator of all ranks; others are numbered by axis
+
+// What a frame is called with.
+struct Scope {
+    Device& device;
+    Address frame;  // its part of the arena
+    Addresses arguments, results;
+    int64_t layer;
+};
+
+// One run of a frame: issues its tasks.
+class Frame : NotCopied {
   public:
-    Task(const Device& device, Queue queue, const TaskOf& task, int64_t layer)
-        : device_(device), queue_(queue), range_(task.name) {
-        device_.watch().begin(task, layer);
-        if (device_.profile().is_on()) device_.profile().begin(task, layer, queue_, device_.stream(queue_));
+    Frame(const Scope& scope, const char* name) : device_(scope.device) {
+        task_.frame = name;
+        task_.layer = scope.layer;
+        ITHACA_RANGE_PUSH(name);
     }
-    ~Task() {
-        if (device_.profile().is_on()) device_.profile().end(device_.stream(queue_));
-        device_.watch().issued(queue_, device_.stream(queue_));
+    ~Frame() {
+        end();
+        ITHACA_RANGE_POP();
     }
-    Task(const Task&) = delete;
-    Task& operator=(const Task&) = delete;
+    // What is issued from now on belongs to this task.
+    void task(Queue queue, int number, const char* name, const char* kind) {
+        end();
+        task_ = {task_.frame, task_.layer, queue, number, name, kind};
+        is_open_ = true;
+        ITHACA_RANGE_PUSH(name);
+        device_.watch.begin(task_);
+        device_.profile.begin(task_, stream());
+    }
+    void wait(Queue queue, int event) { end(), device_.wait(queue, event); }
+    void record(Queue queue, int event) { end(), device_.record(queue, event); }
+    void meet() { end(), device_.meet(); }
+    void call(void (*frame)(const Scope&), Address at, const Addresses& arguments, const Addresses& results, int64_t layer) {
+        end(), frame({device_, at, arguments, results, layer});
+    }
+    // Kernels take any grid: one that fills the device, but no larger than needed.
+    template <typename... Parameters, typename... Arguments>
+    void launch(void (*kernel)(Parameters...), int64_t threads, Arguments... arguments) {
+        start((threads + 255) / 256, 256, 0, kernel, static_cast<Parameters>(arguments)...);
+    }
+    // A kernel whose threads work together takes any number of blocks, but these threads and this shared memory.
+    template <typename... Parameters, typename... Arguments>
+    void launch_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes, Arguments... arguments) {
+        if (blocks > 0) ITHACA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+        start(blocks, threads, shared_bytes, kernel, static_cast<Parameters>(arguments)...);
+    }
+    // c = a b for `batch` matrices `rows x inner` and `inner x columns`.
+    void product(DType dtype, int64_t rows, int64_t columns, int64_t inner, int64_t batch, const Matrix& a, const Matrix& b,
+                 const Matrix& c) {
+        device_.products.multiply(task_.queue, stream(), dtype, rows, columns, inner, batch, {a, b, c});
+    }
+    void copy(Address to, Address from, int64_t bytes) {
+        if (bytes > 0 && from.at != to.at) ITHACA_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
+    }
+    // Sends and receives blocks, as one group; the rank's own blocks are left out.
+    void exchange(int axis, DType dtype, std::initializer_list<Blocks> sent, std::initializer_list<Blocks> received) {
+        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+            each(axis, sent, [&](int peer, Address at, size_t count, bool is_own) {
+                if (is_own) return;
+                sends(dtype, static_cast<int64_t>(count));
+                ITHACA_NCCL(ncclSend(at, count, type, peer, comm, stream()));
+            });
+            each(axis, received, [&](int peer, Address at, size_t count, bool is_own) {
+                if (!is_own) ITHACA_NCCL(ncclRecv(at, count, type, peer, comm, stream()));
+            });
+        });
+    }
+    // Sums blocks of different sizes, each to its peer.
+    void reduce(int axis, DType dtype, std::initializer_list<Blocks> blocks, Address to) {
+        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+            each(axis, blocks, [&](int peer, Address at, size_t count, bool is_own) {
+                if (!is_own) sends(dtype, static_cast<int64_t>(count));
+                ITHACA_NCCL(ncclReduce(at, to, count, type, ncclSum, peer, comm, stream()));
+            });
+        });
+    }
+    // Even collectives: `count` elements of each member.
+    void all_to_all(int axis, DType dtype, Address from, Address to, int64_t count) {
+        const int64_t n = size(axis), bytes = count * bytes_of(dtype), own = number(axis) * bytes;
+        copy(to + own, from + own, bytes);
+        exchange(axis, dtype, {{0, from, count, n, 1, bytes}}, {{0, to, count, n, 1, bytes}});
+    }
+    void all_gather(int axis, DType dtype, Address from, Address to, int64_t count) {
+        sends(dtype, count * (size(axis) - 1));
+        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+            ITHACA_NCCL(ncclAllGather(from, to, count, type, comm, stream()));
+        });
+    }
+    void reduce_scatter(int axis, DType dtype, Address from, Address to, int64_t count) {
+        sends(dtype, count * (size(axis) - 1));
+        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+            ITHACA_NCCL(ncclReduceScatter(from, to, count, type, ncclSum, comm, stream()));
+        });
+    }
+    // Counted as a reduce-scatter of nearly equal chunks, the first ones longer, and an all-gather.
+    void all_reduce(int axis, DType dtype, Address from, Address to, int64_t count) {
+        const int64_t n = size(axis), own = count / n + (number(axis) < count % n ? 1 : 0);
+        sends(dtype, count - own + (n - 1) * own);
+        collective(axis, dtype, [&](ncclComm_t comm, ncclDataType_t type) {
+            ITHACA_NCCL(ncclAllReduce(from, to, count, type, ncclSum, comm, stream()));
+        });
+    }
 
   private:
-    const Device& device_;
-    Queue queue_;
-    NamedRange range_;
+    cudaStream_t stream() const { return device_.streams[task_.queue]; }
+    const Mesh& mesh() const { return device_.program.mesh; }
+    int64_t size(int axis) const { return axis == kWorld ? mesh().ranks() : mesh().axes[axis].size; }
+    int64_t number(int axis) const { return axis == kWorld ? device_.rank : mesh().coordinate(device_.rank, axis); }
+    void sends(DType dtype, int64_t count) { device_.profile.sends(count * bytes_of(dtype)); }
+
+    void end() {
+        if (!is_open_) return;
+        is_open_ = false;
+        device_.profile.end(stream());
+        device_.watch.issued(task_.queue, stream());
+        ITHACA_RANGE_POP();
+    }
+    template <typename Issue>
+    void collective(int axis, DType dtype, const Issue& issue) {
+        static constexpr ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclFloat16, ncclBfloat16, ncclInt32, ncclInt8};
+        const Communicators& all = device_.communicators;
+        const ncclComm_t comm = axis == kWorld ? all.world : all.axes[axis];
+        sends(dtype, 0);  // counted even where this rank has nothing to send
+        ITHACA_NCCL(ncclGroupStart());
+        issue(comm, types[int(dtype)]);
+        ITHACA_NCCL(ncclGroupEnd());
+        device_.watch.settle(comm);
+    }
+    template <typename Call>
+    void each(int axis, std::initializer_list<Blocks> blocks, const Call& call) const {
+        for (const Blocks& b : blocks) for (int64_t i = 0; i < b.n && b.count > 0; ++i) {
+                const int64_t peer = b.peer + i * b.peer_step;
+                call(static_cast<int>(peer), b.at + i * b.byte_step, b.count, peer == number(axis));
+            }
+    }
+    template <typename... Parameters>
+    void start(int64_t blocks, int64_t threads, int shared_bytes, void (*kernel)(Parameters...), Parameters... arguments) {
+        if (blocks <= 0) return;
+        cudaLaunchConfig_t config{};
+        config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, int64_t{1} << 20)));
+        config.blockDim = dim3(static_cast<unsigned>(threads));
+        config.dynamicSmemBytes = shared_bytes;
+        config.stream = stream();
+        ITHACA_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+    }
+
+    Device& device_;
+    Task task_;
+    bool is_open_ = false;
 };
 
 }  // namespace ithaca

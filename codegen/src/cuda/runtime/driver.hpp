@@ -1,13 +1,9 @@
 // The command line of an emitted program: load, run, time, write, check.
 #pragma once
 
-#include <cerrno>
-#include <chrono>
 #include <set>
 
 #include "compare.hpp"
-#include "device.hpp"
-#include "gather.hpp"
 
 namespace ithaca {
 
@@ -24,18 +20,17 @@ inline constexpr const char* kHelp =
     "  --weights PATH       safetensors file, or a directory of them; may be given again\n"
     "  --inputs PATH        safetensors file of inputs\n"
     "  --random-weights N   weights (and inputs, when none are given) from seed N\n"
-    "  --output PATH        write the outputs and what the program keeps, assembled on rank 0\n"
+    "  --output PATH        write the outputs and the updated tensors, assembled on rank 0\n"
     "  --self-check         compare the outputs with one GPU running the whole program; exit 1 when they differ\n"
     "  --tolerance X        largest relative error of the self-check\n"
-    "  --steps N            run N times, each going on from what the one before kept, and print the time of each\n"
+    "  --steps N            run N times, each with the tensors that the run before updated, and print the time of each\n"
     "  --profile            measure the tasks of the last step; print rank 0's, and the rate at which it sent\n"
     "  --trace PREFIX       measure the last step and write PREFIX.RANK.json, for Chrome or Perfetto\n"
-    "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; 600 when left out\n"
+    "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
 
-inline constexpr const char* kOptions[] = {
-    "--weights", "--inputs", "--random-weights", "--output", "--self-check", "--tolerance",
-    "--steps", "--profile", "--trace", "--timeout", "--help"};
+inline constexpr const char* kOptions[] = {"--weights", "--inputs", "--random-weights", "--output", "--self-check",
+                                           "--tolerance", "--steps", "--profile", "--trace", "--timeout", "--help"};
 
 inline double number_of(const std::string& option, const char* text) {
     char* end = nullptr;
@@ -63,20 +58,15 @@ inline Options parse(int argc, char** argv) {
             std::printf(kHelp, argv[0], argv[0]);
             std::exit(0);
         }
-        if (std::none_of(std::begin(kOptions), std::end(kOptions), [&](const char* known) { return option == known; })) {
+        if (std::find(std::begin(kOptions), std::end(kOptions), option) == std::end(kOptions)) {
             std::string all;
             for (const char* known : kOptions) all += (all.empty() ? "" : ", ") + std::string(known);
             throw Error("unknown option `" + option + "`; there are " + all);
         }
         if (!given.insert(option).second && option != "--weights") throw Error(option + " is given twice");
-        if (option == "--self-check") {
-            options.self_check = true;
-            continue;
-        }
-        if (option == "--profile") {
-            options.profile = true;
-            continue;
-        }
+        options.self_check |= option == "--self-check";
+        options.profile |= option == "--profile";
+        if (option == "--self-check" || option == "--profile") continue;
         if (i + 1 == argc) throw Error(option + " takes a value");
         const char* value = argv[++i];
         if (option == "--weights") options.weights.push_back(value);
@@ -93,11 +83,11 @@ inline Options parse(int argc, char** argv) {
 }
 
 inline int run(const Options& options, const Program& program, const Program* reference) {
-    World self = world_of_environment();
-    self.seconds = options.seconds;
-    if (self.size != program.space.ranks())
-        throw Error("the program is for " + std::to_string(program.space.ranks()) + " ranks, but " +
-                    std::to_string(self.size) + " were started");
+    const World self = world_of_environment();
+    const auto seconds = static_cast<double>(options.seconds);
+    const int64_t n_ranks = program.mesh.ranks();
+    if (self.size != n_ranks)
+        throw Error("the program is for " + std::to_string(n_ranks) + " ranks, but " + std::to_string(self.size) + " were started");
     if (options.self_check && reference == nullptr) throw Error("the program was emitted without a reference to check against");
     Tensors tensors;
     for (const std::string& path : options.weights) tensors.weights.add(path);
@@ -108,59 +98,52 @@ inline int run(const Options& options, const Program& program, const Program* re
     int n_devices = 0;
     ITHACA_CUDA(cudaGetDeviceCount(&n_devices));
     if (n_devices == 0) throw Error("no GPU");
-    const bool shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
-    if (self.local_rank >= n_devices && !shared)
-        throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " +
-                    std::to_string(n_devices));
+    if (self.local_rank >= n_devices && std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
+        throw Error("local rank " + std::to_string(self.local_rank) + " has no GPU: the machine has " + std::to_string(n_devices));
     ITHACA_CUDA(cudaSetDevice(static_cast<int>(self.local_rank % n_devices)));
 
     Communicators communicators;
-    communicators.open(program.space, self);
+    communicators.open(program.mesh, self, seconds);
     std::vector<HostTensor> outputs;
     {
-        const auto seconds = static_cast<double>(options.seconds);
-        const Device device(program, self.rank, communicators, tensors, seconds);
+        Device device(program, self.rank, communicators, tensors, seconds);
         if (self.rank == 0)
-            std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(self.size),
-                        static_cast<double>(device.bytes()) / (1 << 20));
+            std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(n_ranks), static_cast<double>(device.bytes()) / (1 << 20));
         for (int64_t step = 0; step < options.steps; ++step) {
             const bool measured = step + 1 == options.steps && (options.profile || !options.trace.empty());
-            if (measured) device.profile().start(device.stream(kCompute));
+            if (measured) device.profile.start(device.streams[kCompute]);
             const auto start = std::chrono::steady_clock::now();
             device.run();
-            device.synchronize();
             const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
             if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
-            if (measured) device.profile().stop();
+            if (measured) device.profile.stop();
         }
-        if (self.rank == 0 && options.profile) device.profile().print();
-        if (!options.trace.empty())
-            device.profile().write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
-        if (options.self_check || !options.output.empty()) outputs = gather(program, device, tensors, self.size);
+        if (self.rank == 0 && options.profile) device.profile.print();
+        if (!options.trace.empty()) device.profile.write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
+        if (options.self_check || !options.output.empty()) outputs = gather(device, tensors);
     }
     bool good = true;
     if (self.rank == 0 && !options.output.empty()) write_tensors(options.output, outputs);
     if (self.rank == 0 && options.self_check) {
-        // One device has no one to talk to.
-        const Communicators nobody;
-        const Device device(*reference, 0, nobody, tensors, static_cast<double>(options.seconds));
-        // Only a program that keeps something gives other outputs when it runs again.
-        const int64_t steps = keeps(*reference) ? options.steps : 1;
-        Smallest smallest;
+        const Communicators none;
+        Device device(*reference, 0, none, tensors, seconds);
+        // A second run gives other outputs only if the first updated something.
+        const bool updates = std::any_of(reference->sources.begin(), reference->sources.end(), [](const Source& s) { return s.is_written; });
+        const int64_t steps = updates ? options.steps : 1;
+        SmallestGradients smallest;
         for (int64_t step = 0; step < steps; ++step) {
             device.run();
-            device.synchronize();
-            smallest.after(gather_kept(*reference, device, tensors, 1, kGradient));
+            smallest.after(gather_updated(device, tensors, kGradient));
         }
         const double reach = reference->reach * static_cast<double>(steps);
-        good = agree(outputs, gather(*reference, device, tensors, 1), reach, smallest, options.tolerance);
+        good = agree(outputs, gather(device, tensors), reach, smallest, options.tolerance, program.tolerances);
     }
     communicators.close();
     return good ? 0 : 1;
 }
 
+// Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
 inline int drive(int argc, char** argv, const Program& program, const Program* reference) {
-    // Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
     try {
         const int status = run(parse(argc, argv), program, reference);
         std::fflush(stdout);

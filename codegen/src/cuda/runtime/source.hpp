@@ -1,88 +1,123 @@
-// Sources: from stored tensors, or from a seed, to the part of a weight or input that a rank holds.
+// Stored tensors and the part of each that a rank holds.
 #pragma once
 
 #include <functional>
-#include <limits>
-#include <string>
 
-#include "kernels/numeric.cuh"
+#include "ranks.hpp"
 #include "safetensors.hpp"
-#include "space.hpp"
 
 namespace ithaca {
 
 enum class File { Weights, Inputs, States };
 
-// What the names of states begin with; the rest is the weight's.
+// Prefixes of the names of states; the rest is the name of the weight.
 inline constexpr const char* kGradient = "grad.";
 inline constexpr const char* kFirstMoment = "optimizer.exp_avg.";
 inline constexpr const char* kSecondMoment = "optimizer.exp_avg_sq.";
 inline constexpr const char* kMaster = "optimizer.master.";  // the weight in full precision
 
-inline bool begins_with(const std::string& name, const char* prefix) { return name.rfind(prefix, 0) == 0; }
+inline bool has_prefix(const std::string& name, const char* prefix) { return name.rfind(prefix, 0) == 0; }
+
+// The indices `start..end` of a dimension. Each position is repeated `copies` times in a row. `runs` has three numbers for each
+// run of positions that is not in order: index, position, length.
+struct DimPart {
+    int64_t start, end, copies = 1;
+    std::vector<int64_t> runs = {};
+
+    std::vector<int64_t> positions() const {
+        std::vector<int64_t> out;
+        size_t r = 0;
+        for (int64_t i = start; i < end; ++i) {
+            const int64_t index = i / copies;
+            while (r < runs.size() && index >= runs[r] + runs[r + 2]) r += 3;
+            out.push_back(r < runs.size() && index >= runs[r] ? index - runs[r] + runs[r + 1] : index);
+        }
+        return out;
+    }
+};
+
+// The part of a tensor that a rank holds.
+using Part = std::vector<DimPart>;
+
+template <typename T>
+std::vector<T> choose(int64_t i, const std::vector<std::vector<T>>& lists) {
+    return lists[i];
+}
+
+// n triples, each the one before plus a step.
+inline std::vector<int64_t> progression(int64_t n, const std::vector<int64_t>& first, const std::vector<int64_t>& step) {
+    std::vector<int64_t> out;
+    for (int64_t i = 0; i < 3 * n; ++i) out.push_back(first[i % 3] + i / 3 * step[i % 3]);
+    return out;
+}
 
 // Layers, and the ranks that run them.
 struct Layers {
     int64_t start, end;
-    At at = {};
+    Place place = {};
 };
 
-// A weight, an input or a state. The stored tensor is seen as `view`, cut to `window` and read in row-major order as the dimensions of the type;
-// `{layer}` in the name stands for the layer, `{expert}` for each index of the first stored dimension.
+struct Range {
+    int64_t start, end;
+};
+
+// A tensor of which ranks hold parts. Ranks that differ along the axes `copies` only hold the same part.
+struct Tensor {
+    DType dtype;
+    std::vector<int64_t> shape;  // without padding and copies
+    std::vector<int> copies;
+    Part (*part)(int64_t rank);
+};
+
+// A weight, an input or a state. The stored tensor, reshaped to `view` and cut to `window`, has the elements of `tensor` in
+// row-major order. `{layer}` in the name stands for the layer, `{expert}` for each index of the first stored dimension.
 struct Source {
     const char* name;
-    const Type& type;
-    std::vector<int64_t> stored;  // empty: the shape of the type
-    std::vector<int64_t> view;    // empty: as it is stored
-    std::vector<Range> window;    // of the view; empty: all
-    std::vector<Layers> layers;   // the layers it is loaded for; one layer 0..1 when the name has no {layer}
-    File file;                    // a state is among the weights, or what it begins with
-    bool is_written = false;      // by the program, which keeps it from step to step
-    int64_t ahead = 0;            // an index of the last dimension reads what is stored so many places further on
-    int64_t fill = 0;             // what is read in padding, and beyond the end
-    int64_t below = -1;           // integers are not negative and lie below, or are `ignored`; -1: they may be any
+    Tensor tensor;
+    std::vector<int64_t> stored;  // empty: the shape of the tensor
+    std::vector<int64_t> view;    // empty: the stored shape
+    std::vector<Range> window;    // empty: all
+    std::vector<Layers> layers;   // 0..1 if the name has no {layer}
+    File file;                    // a state is among the weights, or has a default
+    bool is_written = false;      // the program updates it
+    int64_t ahead = 0;            // an index of the last dimension reads the position so much further on
+    int64_t fill = 0;             // the value of padding and beyond the end
+    int64_t below = -1;           // inputs are in 0..below, or `ignored`; -1: any
     int64_t ignored = 0;
+
+    bool is_per_layer() const { return std::strstr(name, "{layer}") != nullptr; }
+    Range all_layers() const {
+        Range all = {layers.front().start, layers.front().end};
+        for (const Layers& l : layers) all = {std::min(all.start, l.start), std::max(all.end, l.end)};
+        return all;
+    }
+    bool has_layer(const Mesh& mesh, int64_t layer, int64_t rank) const {
+        return std::any_of(layers.begin(), layers.end(), [&](const Layers& l) {
+            return l.start <= layer && layer < l.end && mesh.is_at(l.place, rank);
+        });
+    }
+    const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }
 };
 
-// The first layer, and one behind the last, that some rank has.
-inline Range layers_of(const Source& source) {
-    Range all = {source.layers.front().start, source.layers.front().end};
-    for (const Layers& l : source.layers) all = {std::min(all.start, l.start), std::max(all.end, l.end)};
-    return all;
+inline std::string replaced(std::string text, const std::string& hole, int64_t number) {
+    for (size_t at; (at = text.find(hole)) != std::string::npos;) text.replace(at, hole.size(), std::to_string(number));
+    return text;
 }
+inline std::string stored_name(const Source& source, int64_t layer) { return replaced(source.name, "{layer}", layer); }
 
-// Whether a rank has the source of a layer.
-inline bool has_layer(const Space& space, const Source& source, int64_t layer, int64_t rank) {
-    return std::any_of(source.layers.begin(), source.layers.end(), [&](const Layers& l) {
-        return l.start <= layer && layer < l.end && space.is_at(l.at, rank);
-    });
-}
-
-inline std::string stored_name(const Source& source, int64_t layer) {
-    std::string name = source.name;
-    const std::string hole = "{layer}";
-    for (size_t at; (at = name.find(hole)) != std::string::npos;) name.replace(at, hole.size(), std::to_string(layer));
-    return name;
-}
-
-// The names of the n members of a stack, which `{expert}` tells apart; the name alone when it is no stack.
-inline std::vector<std::string> members(const std::string& name, int64_t n) {
-    const std::string hole = "{expert}";
-    if (name.find(hole) == std::string::npos) return {name};
+// The names of the members of a stack; the name alone if it is none.
+inline std::vector<std::string> members(const std::string& name, const std::vector<int64_t>& shape) {
+    if (name.find("{expert}") == std::string::npos) return {name};
     std::vector<std::string> names;
-    for (int64_t i = 0; i < n; ++i) {
-        names.push_back(name);
-        for (size_t at; (at = names.back().find(hole)) != std::string::npos;)
-            names.back().replace(at, hole.size(), std::to_string(i));
-    }
+    for (int64_t i = 0; i < (shape.empty() ? 1 : shape.front()); ++i) names.push_back(replaced(name, "{expert}", i));
     return names;
 }
 
-// Where tensors come from: files, or a seed when it is not negative.
+// Files, or a seed if it is not negative.
 struct Tensors {
     TensorFiles weights, inputs;
     int64_t seed = -1;
-    int64_t id_bound = 1;  // random integers lie below
+    int64_t id_bound = 1;  // of random integers
 };
 
 inline uint64_t scramble(uint64_t x) {
@@ -93,188 +128,93 @@ inline uint64_t scramble(uint64_t x) {
     return x ^ x >> 31;
 }
 
-inline double element_of(const StoredTensor& t, int64_t i) {
-    auto read = [&](auto value) {
-        std::memcpy(&value, t.data + i * static_cast<int64_t>(sizeof value), sizeof value);
-        return value;
-    };
-    switch (t.dtype) {
-        case Stored::F64: return read(double{});
-        case Stored::F32: return read(float{});
-        case Stored::F16: return widen(read(__half{}));
-        case Stored::BF16: return widen(read(__nv_bfloat16{}));
-        case Stored::I64: return static_cast<double>(read(int64_t{}));
-        case Stored::I32: return read(int32_t{});
-    }
-    return 0;
-}
-
-inline void store_element(DType dtype, char* to, double value) {
-    auto write = [&](auto stored) { std::memcpy(to, &stored, sizeof stored); };
-    switch (dtype) {
-        case DType::F64: return write(value);
-        case DType::F32: return write(static_cast<float>(value));
-        case DType::F16: return write(narrow<__half>(value));
-        case DType::BF16: return write(narrow<__nv_bfloat16>(value));
-        case DType::I32: return write(static_cast<int32_t>(value));
-        case DType::Bool: return write(static_cast<uint8_t>(value != 0));
-    }
-}
-
-inline double load_element(DType dtype, const char* from) {
-    auto read = [&](auto value) {
-        std::memcpy(&value, from, sizeof value);
-        return value;
-    };
-    switch (dtype) {
-        case DType::F64: return read(double{});
-        case DType::F32: return read(float{});
-        case DType::F16: return widen(read(__half{}));
-        case DType::BF16: return widen(read(__nv_bfloat16{}));
-        case DType::I32: return read(int32_t{});
-        case DType::Bool: return read(uint8_t{});
-    }
-    return 0;
-}
-
 inline std::string show(const std::vector<int64_t>& shape) {
     std::string text = "[";
     for (size_t d = 0; d < shape.size(); ++d) text += (d ? " " : "") + std::to_string(shape[d]);
     return text + "]";
 }
 
-// What a file holds of each dimension: no padding, and a repeated element once.
-inline std::vector<int64_t> held_of(const Space& space, const Type& type) {
-    std::vector<int64_t> held;
-    for (int d : type.dims) {
-        const Dim& dim = space.dims[d];
-        held.push_back((dim.copies < 0 ? dim : space.dims[dim.copies]).valid);
-    }
-    return held;
-}
-
-// The shape of the stored tensor.
-inline std::vector<int64_t> stored_shape(const Space& space, const Source& source) {
-    return source.stored.empty() ? held_of(space, source.type) : source.stored;
-}
-
-// The elements of the stored tensor before the program runs: of a file, or from the seed. Where the file has no state of that
-// name, a weight in full precision begins as the weight, and any other state as zeros.
-inline std::function<double(int64_t)> elements_before(const Space& space, const Source& source, int64_t layer,
-                                                      const Tensors& tensors) {
-    const Type& type = source.type;
+// The elements of the stored tensor before the program runs, from a file or from the seed. For a state that the file lacks, a
+// master weight begins as the weight, any other state as zeros.
+inline std::function<double(int64_t)> initial_elements(const Source& source, int64_t layer, const Tensors& tensors) {
+    const bool is_input = source.file == File::Inputs, is_integer = source.tensor.dtype == DType::I32;
+    const std::vector<int64_t>& shape = source.stored_shape();
+    const TensorFiles& files = is_input ? tensors.inputs : tensors.weights;
     std::string name = stored_name(source, layer);
-    const std::vector<int64_t> shape = stored_shape(space, source);
-    const TensorFiles& files = source.file == File::Inputs ? tensors.inputs : tensors.weights;
-    const int64_t n_members = shape.empty() ? 1 : shape.front();
-    std::vector<std::string> names = members(name, n_members);
+    std::vector<std::string> names = members(name, shape);
     if (source.file == File::States && (names.empty() || files.find(names.front()) == nullptr)) {
-        if (!begins_with(name, kMaster)) return [](int64_t) { return 0.0; };
+        if (!has_prefix(name, kMaster)) return [](int64_t) { return 0.0; };
         name.erase(0, std::strlen(kMaster));
-        names = members(name, n_members);
+        names = members(name, shape);
     }
     std::vector<const StoredTensor*> stored;
-    for (const std::string& member : names)
-        if (const StoredTensor* found = files.find(member)) stored.push_back(found);
+    for (const std::string& member : names) if (const StoredTensor* found = files.find(member)) stored.push_back(found);
     if (!names.empty() && stored.size() == names.size()) {
-        const bool stack = names.front() != name;
-        const std::vector<int64_t> each(shape.begin() + (stack ? 1 : 0), shape.end());
-        int64_t size = 1;
-        for (int64_t extent : each) size *= extent;
+        const std::vector<int64_t> each(shape.begin() + (names.front() != name ? 1 : 0), shape.end());
         for (size_t m = 0; m < names.size(); ++m) {
             if (stored[m]->shape != each)
                 throw Error("tensor `" + names[m] + "` has shape " + show(stored[m]->shape) + ", but the model needs " + show(each));
-            const bool integers = stored[m]->dtype == Stored::I64 || stored[m]->dtype == Stored::I32;
-            if (integers != (type.dtype == DType::I32))
+            const bool integers = stored[m]->dtype == DType::I64 || stored[m]->dtype == DType::I32;
+            if (integers != is_integer)
                 throw Error("tensor `" + names[m] + "` holds " + (integers ? "integers" : "real numbers") +
                             ", but the model needs the other");
         }
-        return [stored, size](int64_t i) { return element_of(*stored[static_cast<size_t>(i / size)], i % size); };
-    }
-    if (tensors.seed >= 0 && files.empty()) {
-        uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
-        for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
-        const bool vector = shape.size() == 1;
-        return [key, vector, &type, &tensors](int64_t i) {
-            const uint64_t bits = scramble(key + static_cast<uint64_t>(i));
-            if (type.dtype == DType::I32)
-                return static_cast<double>(bits % static_cast<uint64_t>(tensors.id_bound));
-            const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;
-            // Vectors are gains or biases, matrices keep the size of what they multiply.
-            return vector ? 1 + 0.1 * uniform : 0.05 * uniform;
+        return [stored, n = product_of(each)](int64_t i) {
+            const StoredTensor& member = *stored[i / n];
+            return load_element(member.dtype, member.data, i % n);
         };
     }
-    if (files.empty())
-        throw Error(source.file == File::Inputs ? "inputs are needed: --inputs FILE" : "weights are needed: --weights FILE");
-    throw Error("tensor `" + name + "` is not in the file of " + (source.file == File::Inputs ? "inputs" : "weights"));
-}
-
-// For each element that a rank holds of a source, dense and row-major, its place in the stored tensor; -1 for padding and what
-// lies beyond the end.
-inline std::vector<int64_t> stored_places(const Space& space, const Source& source, int64_t rank) {
-    const Type& type = source.type;
-    const size_t n_dims = type.dims.size();
-    const std::vector<int64_t> held = held_of(space, type), shape = stored_shape(space, source);
-    const std::vector<int64_t> view = source.view.empty() ? shape : source.view;
-    std::vector<Range> window = source.window;
-    if (window.empty()) {
-        for (int64_t extent : view) window.push_back({0, extent});
-    }
-    std::vector<int64_t> cut;
-    for (const Range& w : window) cut.push_back(w.size());
-    const std::vector<int64_t> view_strides = row_major(view), held_strides = row_major(held);
-
-    // Where the i-th element of the cut lies in the stored tensor.
-    auto stored_index = [&](int64_t i) {
-        int64_t at = 0;
-        for (size_t d = cut.size(); d-- > 0;) {
-            at += (window[d].start + i % cut[d]) * view_strides[d];
-            i /= cut[d];
-        }
-        return at;
+    if (!files.empty()) throw Error("tensor `" + name + "` is not in the file of " + (is_input ? "inputs" : "weights"));
+    if (tensors.seed < 0) throw Error(is_input ? "inputs are needed: --inputs FILE" : "weights are needed: --weights FILE");
+    uint64_t key = scramble(static_cast<uint64_t>(tensors.seed));
+    for (char c : name) key = scramble(key ^ static_cast<unsigned char>(c));
+    return [key, is_integer, is_vector = shape.size() == 1, bound = static_cast<uint64_t>(tensors.id_bound)](int64_t i) {
+        const uint64_t bits = scramble(key + static_cast<uint64_t>(i));
+        if (is_integer) return static_cast<double>(bits % bound);
+        const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;
+        // Vectors are gains or biases; matrices keep the size of their operand.
+        return is_vector ? 1 + 0.1 * uniform : 0.05 * uniform;
     };
-
-    // Where the stored tensor has each index that the rank holds: by position, a copy where its original is.
-    const Region box = space.local_box(type, rank);
-    std::vector<std::vector<int64_t>> places;
-    for (size_t d = 0; d < n_dims; ++d) {
-        const int dim = type.dims[d], of = space.dims[dim].copies;
-        if (of < 0) {
-            places.push_back(space.own_positions(dim, box[d]));
-            continue;
-        }
-        const int64_t copies = space.dims[dim].size / space.dims[of].size;
-        const std::vector<int64_t> originals = space.own_positions(of, {0, space.dims[of].size});
-        places.push_back({});
-        for (int64_t i = box[d].start; i < box[d].end; ++i)
-            places.back().push_back(originals[static_cast<size_t>(i / copies)]);
-    }
-    if (n_dims > 0)
-        for (int64_t& place : places.back()) place += source.ahead;
-    std::vector<int64_t> out(static_cast<size_t>(elements(box)), -1);
-    std::vector<size_t> index(n_dims, 0);
-    for (int64_t& out_place : out) {
-        int64_t at = 0;
-        bool padding = false;
-        for (size_t d = 0; d < n_dims; ++d) {
-            const int64_t place = places[d][index[d]];
-            padding = padding || place >= held[d];
-            at += place * held_strides[d];
-        }
-        if (!padding) out_place = stored_index(at);
-        for (size_t d = n_dims; d-- > 0 && ++index[d] == places[d].size();) index[d] = 0;
-    }
-    return out;
 }
 
-// Refuses integers of a file that are not what the program takes. A kernel would take a row or a label that no rank has as one
-// that another rank has, and nobody would notice.
-inline void check_integers(const Space& space, const Source& source, int64_t layer, const Tensors& tensors) {
-    if (source.type.dtype != DType::I32 || source.file != File::Inputs) return;
-    const std::function<double(int64_t)> element = elements_before(space, source, layer, tensors);
-    int64_t n = 1, last = 1;
-    for (int64_t extent : stored_shape(space, source)) n *= last = extent;
-    for (int64_t i = 0; i < n; ++i) {
+// For each element of a part, dense and row-major, its index in a row-major tensor of this shape; -1 for padding, and for
+// positions beyond the end after `ahead` is added to those of the last dimension.
+inline std::vector<int64_t> places_of(const Part& part, const std::vector<int64_t>& shape, int64_t ahead = 0) {
+    std::vector<int64_t> places = {0};
+    for (size_t d = 0; d < part.size(); ++d) {
+        const std::vector<int64_t> positions = part[d].positions();
+        std::vector<int64_t> next;
+        for (int64_t before : places) for (int64_t position : positions) {
+                const int64_t at = position + (d + 1 == part.size() ? ahead : 0);
+                next.push_back(before >= 0 && at < shape[d] ? before * shape[d] + at : -1);
+            }
+        places = std::move(next);
+    }
+    return places;
+}
+
+// The same in the stored tensor of a source.
+inline std::vector<int64_t> stored_places(const Source& source, int64_t rank) {
+    std::vector<int64_t> places = places_of(source.tensor.part(rank), source.tensor.shape, source.ahead);
+    if (source.window.empty()) return places;
+    const std::vector<int64_t>& view = source.view.empty() ? source.stored_shape() : source.view;
+    for (int64_t& place : places) {
+        if (place < 0) continue;
+        int64_t at = 0, stride = 1, rest = place;
+        for (size_t d = view.size(); d-- > 0; stride *= view[d]) {
+            const int64_t extent = source.window[d].end - source.window[d].start;
+            at += (source.window[d].start + rest % extent) * stride;
+            rest /= extent;
+        }
+        place = at;
+    }
+    return places;
+}
+
+// Refuses integers of inputs that have no meaning: a kernel would treat a row or label that no rank has as another rank's.
+inline void check_integers(const Source& source, int64_t layer, const std::function<double(int64_t)>& element) {
+    const std::vector<int64_t>& shape = source.stored_shape();
+    for (int64_t i = 0; i < product_of(shape); ++i) {
         const double value = element(i);
         auto refuse = [&](const std::string& what) {
             throw Error("tensor `" + stored_name(source, layer) + "` holds " +
@@ -282,8 +222,7 @@ inline void check_integers(const Space& space, const Source& source, int64_t lay
         };
         if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
             refuse("which is not a 32-bit integer");
-        // What lies before the first that is read.
-        if (source.below < 0 || i % last < source.ahead) continue;
+        if (source.below < 0 || (!shape.empty() && i % shape.back() < source.ahead)) continue;  // not read
         const bool inside = value >= 0 && value < static_cast<double>(source.below);
         if (!inside && (source.ignored == 0 || value != static_cast<double>(source.ignored)))
             refuse("but the model needs integers from 0 and below " + std::to_string(source.below) +
@@ -291,17 +230,16 @@ inline void check_integers(const Space& space, const Source& source, int64_t lay
     }
 }
 
-// A rank's part of a source, dense and row-major, padding filled.
-inline std::vector<char> load_source(const Space& space, const Source& source, int64_t layer, int64_t rank,
-                                     const Tensors& tensors) {
-    const std::function<double(int64_t)> element = elements_before(space, source, layer, tensors);
-    check_integers(space, source, layer, tensors);
-    const std::vector<int64_t> places = stored_places(space, source, rank);
-    const size_t width = static_cast<size_t>(bytes_of(source.type.dtype));
-    std::vector<char> out(places.size() * width, 0);
+// A rank's part of a source, dense and row-major.
+inline std::vector<char> load_source(const Source& source, int64_t layer, int64_t rank, const Tensors& tensors) {
+    const std::function<double(int64_t)> element = initial_elements(source, layer, tensors);
+    if (source.tensor.dtype == DType::I32 && source.file == File::Inputs) check_integers(source, layer, element);
+    const std::vector<int64_t> places = stored_places(source, rank);
+    const size_t width = bytes_of(source.tensor.dtype);
+    std::vector<char> out(places.size() * width);
     for (size_t i = 0; i < places.size(); ++i) {
         const double value = places[i] >= 0 ? element(places[i]) : static_cast<double>(source.fill);
-        store_element(source.type.dtype, out.data() + i * width, value);
+        store_element(source.tensor.dtype, out.data() + i * width, value);
     }
     return out;
 }

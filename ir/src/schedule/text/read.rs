@@ -15,7 +15,9 @@ use crate::schedule::{
     Work,
 };
 use crate::text::cursor::{Cursor, Parsed, unknown};
-use crate::text::grammar::{Header, make_op, read_attrs, read_dtype, read_header, read_type, twice};
+use crate::text::grammar::{
+    Header, make_op, read_attrs, read_dtype, read_header, read_phase, read_type, twice,
+};
 use crate::text::lexer::Token;
 use crate::text::read::check_length;
 
@@ -75,6 +77,7 @@ impl FrameReader<'_, '_> {
         self.cx.expect('(')?;
         self.frame.n_arguments = self.cx.count()?;
         self.cx.expect(')')?;
+        self.frame.phase = read_phase(self.cx)?;
         self.cx.keyword("bytes")?;
         self.frame.bytes = self.cx.int()?;
         self.cx.keyword("events")?;

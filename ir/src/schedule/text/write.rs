@@ -8,6 +8,7 @@ use crate::message::Parcel;
 use crate::ops::attr::{Attr, Names, NoFunctions};
 use crate::ops::attribute::Attribute;
 use crate::ops::table::op::Op;
+use crate::phase::Phase;
 use crate::schedule::{Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Task, Work};
 use crate::space::Space;
 use crate::text::grammar::{write_attrs, write_header};
@@ -24,8 +25,12 @@ fn write_schedule(out: &mut String, schedule: &Schedule) -> fmt::Result {
     let Schedule { name, pipeline, space, frames } = schedule;
     write_header(out, "schedule", name, pipeline, space)?;
     for frame in frames.values() {
-        let Frame { name, n_arguments, n_events, bytes, buffers, tasks, outputs } = frame;
-        writeln!(out, "\nframe @{name}({n_arguments}) bytes {bytes} events {n_events} {{")?;
+        let Frame { name, phase, n_arguments, n_events, bytes, buffers, tasks, outputs } = frame;
+        write!(out, "\nframe @{name}({n_arguments})")?;
+        if *phase != Phase::default() {
+            write!(out, " phase {}", phase.name())?;
+        }
+        writeln!(out, " bytes {bytes} events {n_events} {{")?;
         for buffer in buffers.values() {
             write_buffer(out, space, frame, buffer)?;
         }

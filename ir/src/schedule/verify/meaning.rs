@@ -52,6 +52,11 @@ pub fn verify_meaning(schedule: &Schedule, program: Verified<'_>) -> Result<(), 
             found.push(in_frame(frame, OpError::new("S18", message)));
             continue;
         }
+        if function.phase != frame.phase {
+            let (is, stated) = (function.phase.name(), frame.phase.name());
+            let message = format!("it runs in the {is} phase, and states {stated}");
+            found.push(in_frame(frame, OpError::new("S18", message)));
+        }
         let mut values = Values::new(&effects);
         let said = values.of_function(function, id);
         values.of_frame(frame, &said, &mut found);

@@ -32,6 +32,19 @@ use crate::schedule::verify::report::in_frame;
 use crate::schedule::{Frame, Schedule, communicating};
 use crate::verify::check_space;
 
+/// Proof that a schedule was verified.
+#[derive(Clone, Copy, Debug)]
+pub struct Verified<'a> {
+    schedule: &'a Schedule,
+}
+
+impl<'a> Verified<'a> {
+    /// The schedule.
+    pub fn schedule(self) -> &'a Schedule {
+        self.schedule
+    }
+}
+
 /// Checks a schedule: that tasks fit their buffers, that streams and events order what must be ordered, that memory
 /// holds what is read from it, that collectives bring every rank what its types say, and that ranks meet.
 ///
@@ -40,8 +53,8 @@ use crate::verify::check_space;
 ///
 /// # Errors
 /// `S` diagnostics; `V22` and `V23` for the space; at most 64.
-pub fn verify(schedule: &Schedule) -> Result<(), Diagnostics> {
-    verify_together(&[Party { at: None, schedule }])
+pub fn verify(schedule: &Schedule) -> Result<Verified<'_>, Diagnostics> {
+    verify_together(&[Party { at: None, schedule }]).map(|()| Verified { schedule })
 }
 
 /// Checks schedules that different ranks run side by side: each as [`verify`] does, and that their ranks meet.

@@ -15,11 +15,11 @@ use ithaca_ir::{
     DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
 };
 
-use super::Built;
 use super::drops::{Drops, Place};
+use super::tensors::Built;
 use super::tensors::Tensors;
-use crate::Workload;
 use crate::spec::{Bert, BertHead};
+use crate::workload::Workload;
 
 #[derive(Clone, Copy)]
 struct Dims {

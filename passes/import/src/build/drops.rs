@@ -8,9 +8,9 @@ use std::cell::Cell;
 use ithaca_ir::ops::{Attention, Dropout, Keyed, Random};
 use ithaca_ir::{DType, FunctionBuilder, Op, TensorType, ValueId};
 
-use super::Built;
-use crate::Mode;
+use super::tensors::Built;
 use crate::spec::Dropouts;
+use crate::workload::Mode;
 
 /// Where something is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

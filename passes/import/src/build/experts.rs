@@ -7,47 +7,12 @@
 
 use ithaca_ir::ops::Binary;
 use ithaca_ir::ops::experts::{Capacity, Experts, Route, Slots};
-use ithaca_ir::{DType, Dim, DimId, FunctionBuilder, Op, Space, ValueId};
+use ithaca_ir::{DType, DimId, FunctionBuilder, Op, ValueId};
 
-use super::gated::LAYER;
-use super::{Built, Cx};
-use crate::Workload;
-use crate::family::Family;
-use crate::spec::ExpertSpec;
-
-/// Dimensions of experts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Dims {
-    /// Experts.
-    e: DimId,
-    /// Experts, as the router scores them: all of them are compared, wherever they are.
-    r: DimId,
-    /// Experts of a token.
-    n: DimId,
-    /// Width of an expert.
-    x: DimId,
-    /// Width of what all tokens share.
-    y: Option<DimId>,
-    /// Groups of tokens, and their slots at an expert, where these are bounded.
-    bound: Option<[DimId; 2]>,
-}
-
-impl Dims {
-    pub(super) fn declare(space: &mut Space, spec: &ExpertSpec, workload: &Workload) -> Self {
-        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
-        Self {
-            e: dim("e", spec.count),
-            r: dim("r", spec.count),
-            n: dim("n", spec.top),
-            x: dim("x", spec.ffn),
-            y: spec.shared.map(|n| dim("y", n)),
-            bound: workload.capacity.map(|capacity| {
-                let tokens = workload.sequence / capacity.groups.max(1);
-                [dim("g", capacity.groups), dim("c", capacity.slots(tokens, spec.top, spec.count))]
-            }),
-        }
-    }
-}
+use super::cx::{Cx, LAYER};
+use super::dims::{self, ExpertDims};
+use super::tensors::Built;
+use crate::spec::{ExpertSpec, Family};
 
 /// Names of an expert's matrices: gate, up, down.
 fn names(family: Family) -> (String, [&'static str; 3]) {
@@ -72,11 +37,11 @@ fn names(family: Family) -> (String, [&'static str; 3]) {
 pub(super) fn mlp(
     cx: &Cx<'_>,
     spec: &ExpertSpec,
-    dims: Dims,
+    dims: ExpertDims,
     f: &mut FunctionBuilder<'_>,
     x: ValueId,
 ) -> Built<ValueId> {
-    let super::Dims { b, s, m, .. } = cx.dims;
+    let dims::Dims { b, s, m, .. } = cx.dims;
     let (module, [gate, up, down]) = names(cx.spec.family);
     let [gates, choices] = route(cx, spec, dims, f, x, &module)?;
     let capacity = dims.bound.map(|[groups, slots]| Capacity { sequence: s, groups, slots });
@@ -114,12 +79,12 @@ pub(super) fn mlp(
 fn route(
     cx: &Cx<'_>,
     spec: &ExpertSpec,
-    dims: Dims,
+    dims: ExpertDims,
     f: &mut FunctionBuilder<'_>,
     x: ValueId,
     module: &str,
 ) -> Built<[ValueId; 2]> {
-    let super::Dims { b, s, m, .. } = cx.dims;
+    let dims::Dims { b, s, m, .. } = cx.dims;
     let wide = match cx.tensors.dtype {
         DType::F64 => DType::F64,
         DType::F32 | DType::BF16 | DType::F16 | DType::I32 | DType::Bool => DType::F32,
@@ -164,7 +129,7 @@ fn route(
 
 /// The network that all tokens share.
 fn shared(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId, y: DimId) -> Built<ValueId> {
-    let super::Dims { b, s, m, .. } = cx.dims;
+    let dims::Dims { b, s, m, .. } = cx.dims;
     let name = |part: &str| format!("{LAYER}.mlp.shared_experts.{part}_proj.weight");
     let w = cx.tensors.weight(f, &name("gate"), &[y, m])?;
     let gate = f.einsum(x, w, &[b, s, y])?;

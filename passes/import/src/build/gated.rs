@@ -11,12 +11,12 @@ use ithaca_ir::module::Output;
 use ithaca_ir::ops::Binary;
 use ithaca_ir::{DType, DimId, Function, FunctionBuilder, Op, ValueId};
 
+use super::cx::{Cx, LAYER};
+use super::dims::Dims;
 use super::drops::{Key, Place};
-use super::{Built, Cx, Dims, experts, latent};
-use crate::family::Family;
-use crate::spec::{Kind, Mlp, QkNorm};
-
-pub(super) const LAYER: &str = "model.layers.{layer}";
+use super::tensors::Built;
+use super::{experts, latent};
+use crate::spec::{Family, Kind, Mlp, QkNorm};
 
 /// The names of a block's norms, where it has them.
 struct Norms {

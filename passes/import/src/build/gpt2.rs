@@ -8,8 +8,10 @@
 use ithaca_ir::module::Output;
 use ithaca_ir::{Function, FunctionBuilder, Op, ValueId};
 
+use super::cx::Cx;
+use super::dims::Dims;
 use super::drops::Place;
-use super::{Built, Cx, Dims};
+use super::tensors::Built;
 use crate::spec::Kind;
 
 const LAYER: &str = "transformer.h.{layer}";

@@ -10,53 +10,26 @@
 use std::ops::Range;
 
 use ithaca_ir::ops::{Binding, Rotary, Turn, Window};
-use ithaca_ir::{Dim, DimId, FunctionBuilder, Op, Space, ValueId};
+use ithaca_ir::{DimId, FunctionBuilder, Op, ValueId};
 
+use super::cx::{Cx, LAYER};
+use super::dims::{self, LatentDims};
 use super::drops::Key;
-use super::gated::LAYER;
-use super::{Built, Cx};
-use crate::spec::{Kind, Latent};
+use super::tensors::Built;
+use crate::spec::Kind;
 
 /// The library's norms of latents have an epsilon of their own.
 const EPS: f64 = 1e-6;
 
-/// Dimensions of latents and of the parts of a head.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Dims {
-    /// Latent of queries.
-    queries: Option<DimId>,
-    /// Latent of keys and values.
-    keys: DimId,
-    /// The part of a head that is not rotated.
-    plain: DimId,
-    /// The part of a head that is rotated.
-    rotated: DimId,
-    /// Width of a value.
-    value: DimId,
-}
-
-impl Dims {
-    pub(super) fn declare(space: &mut Space, latent: &Latent) -> Self {
-        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
-        Self {
-            queries: latent.queries.map(|n| dim("cq", n)),
-            keys: dim("ckv", latent.keys),
-            plain: dim("dn", latent.plain),
-            rotated: dim("dr", latent.rotated),
-            value: dim("dv", latent.value),
-        }
-    }
-}
-
 /// Attention with its projections, `[b s m]` to `[b s m]`.
 pub(super) fn attend(
     cx: &Cx<'_>,
-    dims: Dims,
+    dims: LatentDims,
     (kind, key): (&Kind, Key),
     f: &mut FunctionBuilder<'_>,
     x: ValueId,
 ) -> Built<ValueId> {
-    let super::Dims { b, s, m, h, d, .. } = cx.dims;
+    let dims::Dims { b, s, m, h, d, .. } = cx.dims;
     let name = |part: &str| format!("{LAYER}.self_attn.{part}");
     let size = |f: &FunctionBuilder<'_>, d: DimId| f.space().size(d);
 
@@ -118,7 +91,7 @@ fn project(
     (all, rows): (u64, Range<u64>),
     part: DimId,
 ) -> Built<ValueId> {
-    let super::Dims { b, s, m, .. } = cx.dims;
+    let dims::Dims { b, s, m, .. } = cx.dims;
     let name = format!("{LAYER}.self_attn.kv_a_proj_with_mqa");
     let columns = f.space().size(m);
     let window = vec![rows.clone(), 0..columns];

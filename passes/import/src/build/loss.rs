@@ -9,7 +9,7 @@ use ithaca_ir::ops::{Binary, Binding, Loss, OpError};
 use ithaca_ir::{DType, Diagnostic, DimId, FunctionBuilder, Module, Op, TensorType};
 use ithaca_pass::rebuild::copy_node;
 
-use crate::Labels;
+use crate::workload::Labels;
 
 /// The program that returns `loss` where `module` returns `logits`.
 ///
@@ -53,7 +53,7 @@ fn build(
 
 /// The head, with labels and their count as further arguments, and the loss in place of the logits.
 fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new(head.name.as_str(), &module.space, &module.functions);
+    let mut b = FunctionBuilder::like(head, &module.space, &module.functions);
     let mut map: Vec<ValueId> = Vec::new();
     for &param in &head.params {
         map.push(b.param(head.ty(param).clone(), head.values[param].name.as_deref()));
@@ -79,7 +79,7 @@ fn with_loss(module: &Module, head: &Function, labels: Labels) -> Result<Functio
 
 /// `main`, which reads labels and counts those that count.
 fn with_labels(module: &Module, main: &Function, call: &Node, labels: Labels) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new(main.name.as_str(), &module.space, &module.functions);
+    let mut b = FunctionBuilder::like(main, &module.space, &module.functions);
     let mut map: Vec<ValueId> = Vec::new();
     for node in &main.nodes {
         if node != call {

@@ -5,6 +5,8 @@
 //! granule of `h`, so no pass can tear a group.
 
 mod bert;
+mod cx;
+mod dims;
 mod drops;
 mod experts;
 mod gated;
@@ -17,17 +19,15 @@ mod tensors;
 
 use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, Rotary, Turn, Unary};
-use ithaca_ir::{
-    DType, Diagnostic, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType,
-    ValueId,
-};
+use ithaca_ir::ops::{Binary, Binding, OpError, Unary};
+use ithaca_ir::{DType, Diagnostic, FuncId, Function, FunctionBuilder, Level, Module, Op, Space, TensorType};
 
-use super::family::Family;
-use super::spec::{Kind, Model, Spec, Structure};
-use super::{Mode, Workload};
-use drops::{Drops, Key, Place};
-use tensors::Tensors;
+use crate::spec::{Family, Model, Spec, Structure};
+use crate::workload::{Mode, Workload};
+use cx::Cx;
+use dims::Dims;
+use drops::{Drops, Place};
+use tensors::{Built, Tensors};
 
 /// The program of a model.
 ///
@@ -87,126 +87,7 @@ fn decoder(spec: &Spec, name: &str, workload: &Workload, drops: Drops) -> Result
     Ok(Module { level: Level::Program, name: name.to_owned(), pipeline: Vec::new(), space, functions })
 }
 
-/// The dimensions of a model.
-#[derive(Clone, Copy, Debug)]
-struct Dims {
-    b: DimId,
-    s: DimId,
-    m: DimId,
-    h: DimId,
-    /// `h` itself where there are as many key/value heads.
-    k: DimId,
-    d: DimId,
-    f: DimId,
-    v: DimId,
-    p: Option<DimId>,
-    experts: Option<experts::Dims>,
-    latent: Option<latent::Dims>,
-}
-
-impl Dims {
-    fn declare(space: &mut Space, spec: &Spec, workload: &Workload) -> Self {
-        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
-        let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", spec.hidden));
-        let h = dim("h", spec.heads);
-        let k = match spec.kv_heads == spec.heads {
-            true => h,
-            false => dim("k", spec.kv_heads),
-        };
-        let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
-        let p = spec.learned.map(|n| dim("p", n));
-        space.dims[h].granule = spec.heads / spec.kv_heads;
-        let experts = spec.experts.as_ref().map(|e| experts::Dims::declare(space, e, workload));
-        let latent = spec.latent.as_ref().map(|l| latent::Dims::declare(space, l));
-        Self { b, s, m, h, k, d, f, v, p, experts, latent }
-    }
-}
-
-/// What the functions of a model share.
-struct Cx<'a> {
-    spec: &'a Spec,
-    dims: Dims,
-    tensors: Tensors,
-    drops: Drops,
-}
-
-/// Shorthand of the families' files.
-type Built<T> = Result<T, OpError>;
-
 impl Cx<'_> {
-    fn rms_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
-        let weight = self.tensors.weight(f, name, &[over])?;
-        let offset = match self.spec.family {
-            Family::Gemma2 => 1.0,
-            Family::Llama
-            | Family::Mistral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Phi3
-            | Family::Olmo2
-            | Family::Starcoder2
-            | Family::GptNeox
-            | Family::Gpt2
-            | Family::Mixtral
-            | Family::Qwen3Moe
-            | Family::DeepseekV3 => 0.0,
-        };
-        f.push(Op::RmsNorm { over, eps: self.spec.eps, offset }, &[x, weight])
-    }
-
-    fn layer_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str) -> Built<ValueId> {
-        let over = self.dims.m;
-        let weight = self.tensors.weight(f, &format!("{name}.weight"), &[over])?;
-        let bias = self.tensors.weight(f, &format!("{name}.bias"), &[over])?;
-        f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
-    }
-
-    /// Attention of a token to those that the kind's mask leaves, in a block with this key.
-    fn attention(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        (kind, key): (&Kind, Key),
-        qkv: [ValueId; 3],
-    ) -> Built<ValueId> {
-        let Dims { s, h, k: kv_heads, d, .. } = self.dims;
-        let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
-        let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
-        attention.softcap = kind.softcap;
-        self.drops.attend(f, key, attention, &qkv)
-    }
-
-    /// Turns queries and keys by their positions, where the kind does, and names the three.
-    fn rotate(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        kind: &Kind,
-        [mut q, mut k, v]: [ValueId; 3],
-    ) -> Built<[ValueId; 3]> {
-        if let Some(rotary) = &kind.rotary {
-            let positions = self.positions(f)?;
-            let op = Op::Rotary(Rotary {
-                over: self.dims.d,
-                width: rotary.width,
-                theta: rotary.theta,
-                scaling: rotary.scaling.clone(),
-                pairs: rotary.pairs,
-                turn: Turn::Forth,
-            });
-            q = f.push(op.clone(), &[q, positions])?;
-            k = f.push(op, &[k, positions])?;
-        }
-        for (value, name) in [(q, "q"), (k, "k"), (v, "v")] {
-            f.name(value, Some(name));
-        }
-        Ok([q, k, v])
-    }
-
-    fn positions(&self, f: &mut FunctionBuilder<'_>) -> Built<ValueId> {
-        let positions = f.push_as(Op::Positions, &[], TensorType::new(DType::I32, [self.dims.s]))?;
-        f.name(positions, Some("positions"));
-        Ok(positions)
-    }
-
     /// `@embed`: tokens to the residual stream, learned positions added.
     fn embed(&self, space: &Space) -> Built<Function> {
         let Dims { b, s, m, v, p, .. } = self.dims;
@@ -302,29 +183,6 @@ impl Cx<'_> {
         let logits = f.call(head, 0..1, &[x])?[0];
         f.name(logits, Some("logits"));
         Ok(f.finish([Output { name: Some("logits".to_owned()), value: logits }]))
-    }
-
-    /// The name of the embedding's table.
-    fn embedding(&self) -> &'static str {
-        match self.spec.family {
-            Family::Llama
-            | Family::Mistral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Phi3
-            | Family::Gemma2
-            | Family::Olmo2
-            | Family::Starcoder2
-            | Family::Mixtral
-            | Family::Qwen3Moe
-            | Family::DeepseekV3 => "model.embed_tokens.weight",
-            Family::GptNeox => "gpt_neox.embed_in.weight",
-            Family::Gpt2 => "transformer.wte.weight",
-        }
-    }
-
-    fn activation(&self) -> Unary {
-        self.spec.activation
     }
 }
 

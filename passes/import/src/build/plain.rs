@@ -8,8 +8,11 @@
 use ithaca_ir::module::Output;
 use ithaca_ir::{Function, FunctionBuilder, Op, ValueId};
 
+use super::cx::{Cx, LAYER};
+use super::dims::Dims;
 use super::drops::{Key, Place};
-use super::{Built, Cx, Dims, gated};
+use super::gated;
+use super::tensors::Built;
 use crate::spec::{Kind, Residual};
 
 /// The names of a family's tensors, and how it stores projections.
@@ -28,7 +31,7 @@ enum Projections {
 }
 
 pub(super) const STARCODER2: Layout =
-    Layout { layer: gated::LAYER, projections: Projections::Apart, up: "mlp.c_fc", down: "mlp.c_proj" };
+    Layout { layer: LAYER, projections: Projections::Apart, up: "mlp.c_fc", down: "mlp.c_proj" };
 
 pub(super) const GPT_NEOX: Layout = Layout {
     layer: "gpt_neox.layers.{layer}",

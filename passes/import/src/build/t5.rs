@@ -16,11 +16,11 @@ use ithaca_ir::{
     DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
 };
 
-use super::Built;
 use super::drops::{Drops, Key, Place};
+use super::tensors::Built;
 use super::tensors::Tensors;
-use crate::Workload;
 use crate::spec::T5;
+use crate::workload::Workload;
 
 const TABLE: &str = "shared.weight";
 

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use ithaca_ir::ops::Binding;
+use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::{DType, DimId, FunctionBuilder, Space, TensorType, ValueId};
 
-use super::Built;
+/// What building a part of a program gives.
+pub(super) type Built<T> = Result<T, OpError>;
 
 /// How a model's tensors are typed and bound.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
-use super::{derived_head_dim, padding_row, read_activation};
+use super::sizes::{derived_head_dim, padding_row, read_activation};
 use crate::fields::Fields;
 use crate::spec::{Bert, BertHead, check_layers};
 

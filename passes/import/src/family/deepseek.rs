@@ -8,9 +8,11 @@ use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
 use super::experts::{groups, kinds, read_loss};
-use super::{Family, Rope, Sizes, padding_row, read_activation, usual_scale};
+use super::sizes::{Sizes, padding_row, read_activation, usual_scale};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::rope::{COMMON, Partial};
+use crate::spec::Family;
 use crate::spec::{Biases, ExpertSpec, Latent, Spec, check_layers};
 
 /// Fields that other families must leave neutral.

@@ -4,8 +4,9 @@ use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
 use ithaca_ir::{Diagnostic, Mask};
 use serde_json::json;
 
-use super::{Rope, Sizes, usual_scale};
+use super::sizes::{Sizes, usual_scale};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::spec::{ExpertSpec, Kind, Mlp, window};
 
 /// The kinds of block of layers with experts where `has_experts` says so, and the kind of each layer. All have the same

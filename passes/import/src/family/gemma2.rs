@@ -9,9 +9,11 @@ use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
 use super::layer_types::{FULL, SLIDING, by_type};
-use super::{Defaults, Family, HeadDim, Rope, read_activation, read_sizes};
+use super::sizes::{Defaults, HeadDim, read_activation, read_sizes};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::rope::{COMMON, Partial};
+use crate::spec::Family;
 use crate::spec::{Biases, Kind, Mlp, Spec};
 
 /// Fields that other families must leave neutral.

@@ -6,8 +6,9 @@
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 
-use super::{Family, derived_head_dim, read_activation, usual_scale};
+use super::sizes::{derived_head_dim, read_activation, usual_scale};
 use crate::fields::Fields;
+use crate::spec::Family;
 use crate::spec::{Biases, Kind, Mlp, QkNorm, Residual, Spec, check_layers, runs};
 
 pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagnostic> {

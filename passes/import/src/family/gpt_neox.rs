@@ -3,9 +3,12 @@
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 
-use super::{Family, Rope, Sizes, check_layers, derived_head_dim, read_activation, usual_scale};
+use super::sizes::{Sizes, derived_head_dim, read_activation, usual_scale};
 use crate::fields::Fields;
 use crate::rope::Partial;
+use crate::rope::Rope;
+use crate::spec::Family;
+use crate::spec::check_layers;
 use crate::spec::{Biases, Kind, Mlp, Residual, Spec};
 
 pub(super) fn read<'a>(

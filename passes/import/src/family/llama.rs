@@ -2,9 +2,11 @@
 
 use ithaca_ir::{DType, Diagnostic, Mask};
 
-use super::{Family, Rope, USUAL, read_sizes, usual_scale};
+use super::sizes::{USUAL, read_sizes, usual_scale};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::rope::{COMMON, Partial};
+use crate::spec::Family;
 use crate::spec::{Biases, Kind, Mlp, Spec};
 
 pub(super) fn read<'a>(

@@ -5,9 +5,11 @@ use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
 use super::experts::{by_softmax, kinds, read_loss};
-use super::{Defaults, Family, Rope, USUAL, read_sizes};
+use super::sizes::{Defaults, USUAL, read_sizes};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::rope::{COMMON, Partial, RopeContext};
+use crate::spec::Family;
 use crate::spec::Spec;
 
 /// Fields that other families must leave neutral.

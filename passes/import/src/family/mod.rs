@@ -17,17 +17,16 @@ mod olmo2;
 mod phi3;
 mod qwen;
 mod qwen_moe;
+mod sizes;
 mod starcoder2;
 mod t5;
 
-use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::known::{GENERATION, INERT, must_be_neutral};
 use super::fields::Fields;
-use super::rope::{Rope, RopeContext};
-use super::spec::{Biases, Dropouts, Kind, Model, QkNorm, Residual, Spec, Structure, check_layers, runs};
+use super::spec::{Dropouts, Family, Model, Spec, Structure};
 
 /// The families that can be imported: `model_type` and what it covers.
 pub const FAMILIES: [(&str, &str); 15] = [
@@ -59,60 +58,7 @@ enum ModelType {
     Bert,
 }
 
-/// A family of decoders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
-    Llama,
-    Mistral,
-    Qwen2,
-    Qwen3,
-    Phi3,
-    Gemma2,
-    Olmo2,
-    Starcoder2,
-    GptNeox,
-    Gpt2,
-    Mixtral,
-    Qwen3Moe,
-    DeepseekV3,
-}
-
 impl Family {
-    const ALL: [Family; 13] = [
-        Family::Llama,
-        Family::Mistral,
-        Family::Qwen2,
-        Family::Qwen3,
-        Family::Phi3,
-        Family::Gemma2,
-        Family::Olmo2,
-        Family::Starcoder2,
-        Family::GptNeox,
-        Family::Gpt2,
-        Family::Mixtral,
-        Family::Qwen3Moe,
-        Family::DeepseekV3,
-    ];
-
-    /// The family's `model_type`.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Family::Llama => "llama",
-            Family::Mistral => "mistral",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-            Family::Phi3 => "phi3",
-            Family::Gemma2 => "gemma2",
-            Family::Olmo2 => "olmo2",
-            Family::Starcoder2 => "starcoder2",
-            Family::GptNeox => "gpt_neox",
-            Family::Gpt2 => "gpt2",
-            Family::Mixtral => "mixtral",
-            Family::Qwen3Moe => "qwen3_moe",
-            Family::DeepseekV3 => "deepseek_v3",
-        }
-    }
-
     /// The library's class with a language model's head.
     fn architectures(self) -> &'static [&'static str] {
         match self {
@@ -343,200 +289,6 @@ fn read_dtype(fields: &mut Fields<'_>) -> Result<DType, Diagnostic> {
             .help("supported: float32, bfloat16, float16, float64")
             .repairs(["--dtype bf16".to_owned()])
     })
-}
-
-/// The function of the MLP, by the library's name.
-fn read_activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result<Unary, Diagnostic> {
-    let word = fields.word(name)?.unwrap_or(default);
-    activation(word).ok_or_else(|| {
-        fields
-            .unsupported(name, &json!(word))
-            .help("supported: silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, tanh")
-    })
-}
-
-/// The function that the library calls `name`.
-fn activation(name: &str) -> Option<Unary> {
-    Some(match name {
-        "silu" | "swish" => Unary::Silu,
-        "gelu" | "gelu_python" => Unary::Gelu,
-        // All of these are the tanh approximation, written in different ways.
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => {
-            Unary::GeluTanh
-        }
-        "quick_gelu" => Unary::QuickGelu,
-        "relu" => Unary::Relu,
-        "tanh" => Unary::Tanh,
-        _ => return None,
-    })
-}
-
-/// Sizes of a family with rotary positions.
-struct Sizes {
-    hidden: u64,
-    heads: u64,
-    kv_heads: u64,
-    head_dim: u64,
-    ffn: u64,
-    vocab: u64,
-    layers: u64,
-    eps: f64,
-    activation: Unary,
-    max_positions: u64,
-    tied: bool,
-    padding: Option<u64>,
-}
-
-/// What absent fields mean, family by family.
-struct Defaults {
-    vocab: u64,
-    hidden: u64,
-    ffn: u64,
-    layers: u64,
-    heads: u64,
-    /// `None` is as many as query heads.
-    kv_heads: Option<u64>,
-    head_dim: HeadDim,
-    max_positions: u64,
-    /// The field of the norms' epsilon, and its value.
-    eps: (&'static str, f64),
-    /// The field of the MLP's function, and its value.
-    activation: (&'static str, &'static str),
-    tied: bool,
-    /// The token of padding.
-    padding: Option<i64>,
-}
-
-/// What most families have in common.
-const USUAL: Defaults = Defaults {
-    vocab: 32_000,
-    hidden: 4096,
-    ffn: 11_008,
-    layers: 32,
-    heads: 32,
-    kv_heads: None,
-    head_dim: HeadDim::Derived,
-    max_positions: 2048,
-    eps: ("rms_norm_eps", 1e-6),
-    activation: ("hidden_act", "silu"),
-    tied: false,
-    padding: None,
-};
-
-/// What an absent `head_dim` means.
-enum HeadDim {
-    /// `hidden_size / num_attention_heads`; so does null.
-    Derived,
-    /// This many; null is refused.
-    Fixed(u64),
-}
-
-fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Diagnostic> {
-    let hidden = fields.size("hidden_size", defaults.hidden)?;
-    let heads = fields.size("num_attention_heads", defaults.heads)?;
-    let kv_heads = fields.nullable_size("num_key_value_heads", defaults.kv_heads)?.unwrap_or(heads);
-    let head_dim = match defaults.head_dim {
-        HeadDim::Fixed(n) => fields.size("head_dim", n)?,
-        HeadDim::Derived => match fields.nullable_size("head_dim", None)? {
-            Some(n) => n,
-            None => derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads))?,
-        },
-    };
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(Diagnostic::new(
-            "M07",
-            format!(
-                "`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}: each \
-                 key/value head serves a whole group of query heads"
-            ),
-        ));
-    }
-    let layers = fields.count("num_hidden_layers", defaults.layers)?;
-    let vocab = fields.size("vocab_size", defaults.vocab)?;
-    Ok(Sizes {
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn: fields.size("intermediate_size", defaults.ffn)?,
-        vocab,
-        layers: check_layers("num_hidden_layers", layers)?,
-        eps: fields.epsilon(defaults.eps.0, defaults.eps.1)?,
-        activation: read_activation(fields, defaults.activation.0, defaults.activation.1)?,
-        max_positions: fields.size("max_position_embeddings", defaults.max_positions)?,
-        tied: fields.flag("tie_word_embeddings", defaults.tied)?,
-        padding: padding_row(fields, defaults.padding, vocab)?,
-    })
-}
-
-/// The row of the embedding through which no gradient flows: that of the token of padding, counted from the end where it is
-/// negative. A token beyond the vocabulary has none.
-fn padding_row(fields: &mut Fields<'_>, absent: Option<i64>, vocab: u64) -> Result<Option<u64>, Diagnostic> {
-    let token = match fields.raw("pad_token_id") {
-        None => absent,
-        Some(Value::Null) => None,
-        Some(value) => Some(
-            value.as_i64().ok_or_else(|| fields.wrong("pad_token_id", value, "a whole number or null"))?,
-        ),
-    };
-    let row = token.map(|token| if token < 0 { i128::from(vocab) + i128::from(token) } else { token.into() });
-    Ok(row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < vocab))
-}
-
-fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Result<u64, Diagnostic> {
-    if !hidden.1.is_multiple_of(heads.1) {
-        return Err(Diagnostic::new(
-            "M07",
-            format!("`{}` {} is not a multiple of `{}` {}", hidden.0, hidden.1, heads.0, heads.1),
-        )
-        .help("the width of a head is their quotient, unless `head_dim` is given"));
-    }
-    Ok(hidden.1 / heads.1)
-}
-
-/// The scale of scores that all families but one have.
-fn usual_scale(head_dim: u64) -> f64 {
-    1.0 / (head_dim as f64).sqrt()
-}
-
-impl Sizes {
-    /// The model with kinds of block and the kind of each layer.
-    fn spec(
-        self,
-        family: Family,
-        dtype: DType,
-        kinds: Vec<Kind>,
-        layers: impl IntoIterator<Item = usize>,
-    ) -> Spec {
-        Spec {
-            family,
-            dtype,
-            hidden: self.hidden,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            ffn: self.ffn,
-            vocab: self.vocab,
-            eps: self.eps,
-            activation: self.activation,
-            kinds,
-            runs: runs(layers),
-            bias: Biases::default(),
-            qk_norm: QkNorm::None,
-            residual: Residual::Serial,
-            logit_cap: None,
-            tied: self.tied,
-            padding: self.padding,
-            learned: None,
-            experts: None,
-            latent: None,
-        }
-    }
-
-    fn rope_context<'t>(&self, types: &'t [&'static str], partial: super::rope::Partial) -> RopeContext<'t> {
-        let RopeContext { theta, .. } = RopeContext::USUAL;
-        RopeContext { head_dim: self.head_dim, max_positions: self.max_positions, types, partial, theta }
-    }
 }
 
 fn kind_of(value: &Value) -> &'static str {

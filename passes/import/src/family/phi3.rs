@@ -5,9 +5,11 @@
 use ithaca_ir::{DType, Diagnostic, Mask};
 use serde_json::json;
 
-use super::{Defaults, Family, Rope, USUAL, read_sizes, usual_scale};
+use super::sizes::{Defaults, USUAL, read_sizes, usual_scale};
 use crate::fields::Fields;
 use crate::rope::Partial;
+use crate::rope::Rope;
+use crate::spec::Family;
 use crate::spec::{Kind, Mlp, Spec, window};
 
 pub(super) fn read<'a>(

@@ -6,9 +6,11 @@
 use ithaca_ir::{DType, Diagnostic};
 
 use super::layer_types::{FULL, SLIDING, TYPES, by_type};
-use super::{Defaults, Family, HeadDim, Rope, Sizes, USUAL, read_sizes, usual_scale};
+use super::sizes::{Defaults, HeadDim, Sizes, USUAL, read_sizes, usual_scale};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::rope::{COMMON, Partial};
+use crate::spec::Family;
 use crate::spec::{Biases, Kind, Mlp, QkNorm, Spec};
 
 const DEFAULTS: Defaults =

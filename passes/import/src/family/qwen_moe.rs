@@ -4,9 +4,11 @@ use ithaca_ir::ops::experts::Gates;
 use ithaca_ir::{DType, Diagnostic};
 
 use super::experts::{by_softmax, kinds, read_loss};
-use super::{Defaults, Family, Rope, USUAL, read_sizes};
+use super::sizes::{Defaults, USUAL, read_sizes};
 use crate::fields::Fields;
+use crate::rope::Rope;
 use crate::rope::{COMMON, Partial};
+use crate::spec::Family;
 use crate::spec::{Biases, QkNorm, Spec};
 
 /// Fields that other families must leave neutral.

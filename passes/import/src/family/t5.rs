@@ -8,7 +8,7 @@
 use ithaca_ir::{DType, Diagnostic};
 use serde_json::json;
 
-use super::{activation, read_activation};
+use super::sizes::{activation, read_activation};
 use crate::fields::Fields;
 use crate::spec::{T5, check_layers};
 

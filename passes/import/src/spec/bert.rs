@@ -3,8 +3,8 @@
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
 
-use super::{check_elements, check_heads, check_no_target, check_positions, tokens};
-use crate::Workload;
+use super::limits::{check_elements, check_heads, check_no_target, check_positions, tokens};
+use crate::workload::Workload;
 
 /// A BERT, without its weights.
 #[derive(Clone, Debug)]

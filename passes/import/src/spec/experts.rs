@@ -3,7 +3,8 @@
 use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
 use ithaca_ir::{Diagnostic, Dim};
 
-use super::{Workload, check_elements, check_heads, tokens};
+use super::limits::{check_elements, check_heads, tokens};
+use crate::workload::Workload;
 
 /// What stands behind attention in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

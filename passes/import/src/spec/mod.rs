@@ -2,20 +2,22 @@
 
 mod bert;
 mod experts;
+mod family;
+mod limits;
 mod t5;
 
 use std::ops::Range;
 
-use ithaca_ir::diagnostic::counted;
-use ithaca_ir::ops::structure::MAX_LAYERS;
 use ithaca_ir::ops::{Pairs, Scaling, Unary};
-use ithaca_ir::{DType, Diagnostic, Dim, Mask};
+use ithaca_ir::{DType, Diagnostic, Mask};
 
-use super::Workload;
-use super::family::Family;
+use crate::workload::Workload;
+use limits::{check_elements, check_heads, check_no_target, check_positions, tokens};
 
 pub(super) use bert::{Bert, BertHead};
 pub(super) use experts::{ExpertSpec, Latent, Mlp};
+pub(super) use family::Family;
+pub(super) use limits::check_layers;
 pub(super) use t5::T5;
 
 /// A model, without its weights.
@@ -217,71 +219,5 @@ impl Spec {
             Some(n) => check_positions("n_positions", n, workload),
             None => Ok(()),
         }
-    }
-}
-
-/// Elements of all heads together.
-fn check_heads(heads: u64, head_dim: u64) -> Result<u64, Diagnostic> {
-    let wide = heads.saturating_mul(head_dim);
-    match wide > Dim::MAX_SIZE {
-        true => Err(Diagnostic::new(
-            "M04",
-            format!("{heads} heads of {head_dim} elements are more than {}", Dim::MAX_SIZE),
-        )),
-        false => Ok(wide),
-    }
-}
-
-fn tokens(batch: u64, sequence: u64) -> u128 {
-    u128::from(batch) * u128::from(sequence)
-}
-
-/// Bounds tensors (what they are, rows, columns), so that counts of elements, bytes and FLOPs stay far from overflow.
-fn check_elements(tensors: &[(&str, u128, u64)]) -> Result<(), Diagnostic> {
-    const MAX_ELEMENTS: u128 = 1 << 48;
-    for &(what, rows, columns) in tensors {
-        if rows * u128::from(columns) > MAX_ELEMENTS {
-            return Err(Diagnostic::new(
-                "M04",
-                format!("{what} are {rows} × {columns} elements, more than {MAX_ELEMENTS}"),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Refuses a sequence beyond the learned positions, of which `field` says that there are `n`.
-fn check_positions(field: &str, n: u64, workload: &Workload) -> Result<(), Diagnostic> {
-    if workload.sequence <= n {
-        return Ok(());
-    }
-    Err(Diagnostic::new(
-        "M08",
-        format!(
-            "a sequence of {}, but `{field}` is {n}: positions beyond have no embedding",
-            counted(workload.sequence, "token")
-        ),
-    )
-    .help(format!("ask for at most {}", counted(n, "token")))
-    .repairs([format!("--seq {n}")]))
-}
-
-/// Refuses a length of targets for a model that has one sequence only.
-fn check_no_target(model_type: &str, workload: &Workload) -> Result<(), Diagnostic> {
-    match workload.target_sequence {
-        None => Ok(()),
-        Some(n) => Err(Diagnostic::new(
-            "M10",
-            format!("a target sequence of {}, but a {model_type} has one sequence", counted(n, "token")),
-        )
-        .help("only models with an encoder and a decoder have a target sequence, as t5 has")),
-    }
-}
-
-/// The number of layers, checked.
-pub(super) fn check_layers(field: &str, n: u64) -> Result<u64, Diagnostic> {
-    match n {
-        1..=MAX_LAYERS => Ok(n),
-        _ => Err(Diagnostic::new("M04", format!("`{field}` is {n}; expected 1 to {MAX_LAYERS} layers"))),
     }
 }

@@ -3,8 +3,8 @@
 use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, Diagnostic};
 
-use super::{check_elements, check_heads, tokens};
-use crate::Workload;
+use super::limits::{check_elements, check_heads, tokens};
+use crate::workload::Workload;
 
 /// A T5 with the head of a language model, without its weights.
 #[derive(Clone, Debug)]

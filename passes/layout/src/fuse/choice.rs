@@ -5,11 +5,11 @@ use std::fmt;
 use ithaca_ir::Diagnostic;
 use ithaca_pass::Pass;
 
-use super::fold::Fold;
 use super::levels::{Choose, TwoLevel};
 use super::overlap::{MAX_CHUNKS, Overlap};
 use super::pack::Pack;
 use super::prefetch::{MAX_LAYERS, Prefetch};
+use crate::lower::Packing;
 
 /// The passes of fusion that a program goes through, around the choice of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Fusion {
     pub messages: Messages,
     /// Whether weights travel before they are needed and gradients after they are there, and how far.
     pub prefetch: Option<Prefetch>,
-    /// Who puts tensors on the wire, and takes them from it.
+    /// Which kernels pack and unpack; an option of lowering, not a pass.
     pub packing: Packing,
 }
 
@@ -35,16 +35,6 @@ pub enum Messages {
     /// Collectives and the kernels beside them are cut into at most so many chunks, and what is independent of a chunk
     /// becomes one message.
     Chunked(u64),
-}
-
-/// Who puts tensors on the wire, and takes them from it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Packing {
-    /// Kernels that do nothing else.
-    #[default]
-    Apart,
-    /// The kernels before and behind, where they can.
-    Folded,
 }
 
 /// How a word of `--fuse` says in which cases axes become two.
@@ -126,10 +116,6 @@ impl Fusion {
         };
         // Whole messages travel ahead.
         passes.extend(self.prefetch.map(|prefetch| Box::new(prefetch) as _));
-        match self.packing {
-            Packing::Apart => {}
-            Packing::Folded => passes.push(Box::new(Fold)),
-        }
         passes
     }
 }

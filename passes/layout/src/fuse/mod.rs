@@ -5,7 +5,6 @@
 //! `RULES.md`.
 
 mod choice;
-pub mod fold;
 mod graph;
 pub mod levels;
 pub mod overlap;
@@ -16,5 +15,5 @@ pub mod saturate;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{Fusion, Messages, Packing};
+pub use choice::{Fusion, Messages};
 pub use pack::{Kind, OPTIONS, Pack};

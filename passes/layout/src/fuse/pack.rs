@@ -287,7 +287,7 @@ fn rewritten(
     priority: &[usize],
 ) -> Result<Function, OpError> {
     let order = graph.order(groups, priority).expect("groups were joined only where an order remained");
-    let mut b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
+    let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     for &param in &function.params {
         let new = b.param(function.ty(param).clone(), function.values[param].name.as_deref());

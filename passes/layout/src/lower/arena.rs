@@ -13,6 +13,9 @@ use ithaca_ir::{Arena, Space, schedule};
 
 use super::fit::{self, Block};
 
+/// In the frame, at an offset that is yet to be found.
+pub(super) const UNPLACED: Place = Place::Frame(u64::MAX);
+
 /// What a block is for.
 #[derive(Clone, Copy)]
 enum Holder {

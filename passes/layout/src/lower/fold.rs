@@ -11,7 +11,7 @@ use ithaca_ir::schedule::{BufferId, Content, Frame, Operand, Place, Task, Transf
 use ithaca_ir::strided::Strided;
 use ithaca_ir::{Op, Space, TensorType};
 
-use super::UNPLACED;
+use super::arena::UNPLACED;
 
 /// Folds what can be folded, in a frame whose buffers have no offsets yet.
 pub(super) fn fold(frame: &mut Frame, space: &Space) {

@@ -27,15 +27,32 @@ use ithaca_ir::schedule::{
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Arena, Diagnostic, Diagnostics, DimId, Op, Space, TensorType};
 
+use arena::UNPLACED;
 use lasting::{Effects, Home, Homes};
 
-use crate::fuse::fold::is_asked;
+/// Which kernels pack tensors into wire buffers, and unpack them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Kernels that do nothing else.
+    #[default]
+    Apart,
+    /// The kernels before and after the message, where they can write and read tensors in the wire buffer.
+    Folded,
+}
+
+/// The schedule of a per-rank program, with kernels of their own that pack and unpack.
+///
+/// # Errors
+/// As [`lower_with`].
+pub fn lower(module: Verified<'_>) -> Result<Schedule, Diagnostics> {
+    lower_with(module, Packing::Apart)
+}
 
 /// The schedule of a per-rank program.
 ///
 /// # Errors
 /// `P03` when the program still has reshards or is not laid out; a program that was laid out on one device is fine.
-pub fn lower(module: Verified<'_>) -> Result<Schedule, Diagnostics> {
+pub fn lower_with(module: Verified<'_>, packing: Packing) -> Result<Schedule, Diagnostics> {
     let module = module.module();
     let reshards = module.functions.values().flat_map(|f| &f.nodes).any(|n| n.op == Op::Reshard);
     if reshards || module.level == Level::Sharded {
@@ -45,7 +62,7 @@ pub fn lower(module: Verified<'_>) -> Result<Schedule, Diagnostics> {
     let mut frames: Arena<FrameId, Frame> = Arena::new();
     let effects = Effects::of(module);
     for (id, _) in module.functions.iter() {
-        let frame = Lowering::new(module, id, &frames, &effects).frame();
+        let frame = Lowering::new(module, id, &frames, &effects, packing).frame();
         frames.push(frame);
     }
     Ok(Schedule {
@@ -62,7 +79,7 @@ struct Lowering<'a> {
     function: &'a Function,
     frames: &'a Arena<FrameId, Frame>,
     is_main: bool,
-    folding: Folding,
+    packing: Packing,
     frame: Frame,
     /// Names of buffers.
     names: BTreeSet<String>,
@@ -82,15 +99,6 @@ struct Lowering<'a> {
     passed_on: BTreeMap<usize, BufferId>,
 }
 
-/// Where tensors of a message lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Folding {
-    /// In buffers of their own: all are packed and unpacked.
-    Packed,
-    /// In the wire, where kernels can reach them there.
-    InWires,
-}
-
 /// A message that will be unpacked.
 struct Arrival {
     transfer: Transfer,
@@ -104,6 +112,7 @@ impl<'a> Lowering<'a> {
         id: FuncId,
         frames: &'a Arena<FrameId, Frame>,
         effects: &'a [Effects],
+        packing: Packing,
     ) -> Self {
         let function = &module.functions[id];
         let mut last_use = vec![0; function.values.len()];
@@ -115,8 +124,12 @@ impl<'a> Lowering<'a> {
         for output in &function.outputs {
             last_use[output.value.index()] = function.nodes.len();
         }
-        let frame =
-            Frame { name: function.name.clone(), n_arguments: function.params.len(), ..Frame::default() };
+        let frame = Frame {
+            name: function.name.clone(),
+            phase: function.phase,
+            n_arguments: function.params.len(),
+            ..Frame::default()
+        };
         let buffers = vec![None; function.values.len()];
         let homes = Homes::of(function, effects, &last_use);
         Self {
@@ -124,7 +137,7 @@ impl<'a> Lowering<'a> {
             function,
             frames,
             is_main: module.main() == Some(id),
-            folding: if is_asked(module) { Folding::InWires } else { Folding::Packed },
+            packing,
             frame,
             names: BTreeSet::new(),
             buffers,
@@ -148,7 +161,7 @@ impl<'a> Lowering<'a> {
         }
         std::mem::take(&mut self.arrivals).into_iter().for_each(|arrival| self.unpack(arrival));
         self.outputs();
-        if self.folding == Folding::InWires {
+        if self.packing == Packing::Folded {
             fold::fold(&mut self.frame, self.space);
         }
         arena::place(&mut self.frame, self.space, self.frames);
@@ -466,9 +479,6 @@ impl<'a> Lowering<'a> {
 fn task(stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) -> Task {
     Task { stream, work, reads, writes, waits: Vec::new(), records: None }
 }
-
-/// In the frame, at an offset that is yet to be found.
-const UNPLACED: Place = Place::Frame(u64::MAX);
 
 /// On which ends of a collective blocks must be gathered or dealt out.
 struct Ends {

@@ -3,7 +3,7 @@
 use ithaca_ir::ops::{Attention, OpError, Returns};
 use ithaca_ir::{FunctionBuilder, Op, ValueId};
 
-use super::forward::{gathered, split_by};
+use super::attend::{gathered, gradients, split_by};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, accumulate};
@@ -52,17 +52,6 @@ pub(super) fn backward(
             gradients(b, &a, &rows, &kv, bias)
         }
     }
-}
-
-pub(super) fn gradients(
-    b: &mut FunctionBuilder<'_>,
-    a: &Attention,
-    rows: &[ValueId],
-    kv: &[ValueId],
-    bias: &[ValueId],
-) -> Result<Vec<ValueId>, OpError> {
-    let operands: Vec<ValueId> = rows[..1].iter().chain(kv).chain(&rows[1..]).chain(bias).copied().collect();
-    Ok(b.node(Op::AttentionBackward(a.clone()), &operands, &[])?.to_vec())
 }
 
 fn steps_backward(

@@ -1,10 +1,10 @@
 //! The forward pass of an attention, by its plan.
 
 use ithaca_ir::layout::Layout;
-use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Binary, OpError, Returns};
 use ithaca_ir::{DimId, FunctionBuilder, Op, TensorType, ValueId};
 
+use super::attend::{attend, gathered, split_by};
 use super::groups::{self, Groups};
 use super::plan::Plan;
 use super::travel::{Sums, Travellers, merge};
@@ -53,35 +53,6 @@ pub(super) fn forward(
             Ok(b.node(Op::MergeParts { over: *parts }, &[o, lse], &[])?.to_vec())
         }
     }
-}
-
-pub(super) fn attend(
-    b: &mut FunctionBuilder<'_>,
-    a: &Attention,
-    qkv: [ValueId; 3],
-    bias: &[ValueId],
-) -> Result<Vec<ValueId>, OpError> {
-    let operands: Vec<ValueId> = qkv.iter().chain(bias).copied().collect();
-    Ok(b.node(Op::Attention(a.clone()), &operands, &[])?.to_vec())
-}
-
-/// `value` with `keys` whole on every rank.
-pub(super) fn gathered(b: &mut FunctionBuilder<'_>, keys: DimId, value: ValueId) -> Result<ValueId, OpError> {
-    split_by(b, keys, &[], value)
-}
-
-/// `value` with `keys` split by `axes` only.
-pub(super) fn split_by(
-    b: &mut FunctionBuilder<'_>,
-    keys: DimId,
-    axes: &[AxisId],
-    value: ValueId,
-) -> Result<ValueId, OpError> {
-    let ty = b.ty(value).clone().split(keys, axes.iter().copied());
-    if *b.ty(value) == ty {
-        return Ok(value);
-    }
-    b.push_as(Op::Reshard, &[value], ty)
 }
 
 fn steps_forward(

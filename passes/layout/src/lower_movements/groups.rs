@@ -18,8 +18,7 @@
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::{DimId, FunctionBuilder, Op, ValueId};
 
-use super::backward::gradients;
-use super::forward::{attend, gathered};
+use super::attend::{attend, gathered, gradients};
 
 /// The parts of heads that the groups have.
 #[derive(Clone, Copy)]

@@ -14,6 +14,7 @@
 //! ```
 //! The transfer of a step is issued before the work of the step before it, so that one hides behind the other.
 
+mod attend;
 mod backward;
 mod forward;
 mod groups;
@@ -73,7 +74,7 @@ impl Pass for LowerMovements {
             return Err(vec![Diagnostic::new("P03", message).help("run `shard` first")]);
         }
         for (id, function) in module.functions.iter() {
-            let mut b = FunctionBuilder::new(function.name.as_str(), &lowered.space, &lowered.functions);
+            let mut b = FunctionBuilder::like(function, &lowered.space, &lowered.functions);
             let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
             for &param in &function.params {
                 map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));

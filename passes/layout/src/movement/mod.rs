@@ -9,11 +9,13 @@ mod admit;
 mod balance;
 mod fetch;
 mod gather;
+mod known;
 mod reduce;
 mod rotate;
 mod two_pass;
 
 pub(crate) use admit::admit;
+pub use known::MOVEMENTS;
 
 use ithaca_ir::layout::Move;
 use ithaca_ir::mask::Positions;
@@ -257,19 +259,6 @@ fn pairs(attention: &Attention, queries: &[Run], keys: &[Run]) -> u128 {
     let [queries, keys] = [queries, keys].map(|runs| Positions::new(runs.iter().map(Run::positions)));
     attention.mask.pairs_between(&queries, &keys)
 }
-
-/// Every movement, in the order of the documentation.
-pub const MOVEMENTS: &[&dyn Movement] = &[
-    &gather::Gather,
-    &rotate::Rotate,
-    &rotate::RotateQueries,
-    &two_pass::TwoPass,
-    &balance::Balance,
-    &fetch::Fetch,
-    &fetch::Halo,
-    &fetch::Streaming,
-    &reduce::Reduce,
-];
 
 /// The name of the movement of attention that needs none: its keys are whole.
 pub const LOCAL: &str = "local";

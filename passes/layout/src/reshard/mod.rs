@@ -44,7 +44,7 @@ impl Pass for LowerReshards {
         let mut found = Found::new();
         let mut left = false;
         for function in module.functions.values() {
-            let mut b = FunctionBuilder::new(function.name.as_str(), &lowered.space, &lowered.functions);
+            let mut b = FunctionBuilder::like(function, &lowered.space, &lowered.functions);
             let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
             for &param in &function.params {
                 map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));

@@ -8,11 +8,11 @@ use ithaca_ir::ops::attr::Names;
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::draw::LAYOUT_OPS;
+use super::evaluate::{Evaluate, Evaluated};
 use super::instance::{Miss, instance};
 use super::rewrite::{Allow, Budget, World, rewrite};
 use super::sizes::{SCORED, Sizes, sizes};
 use super::syntax::Rule;
-use super::{Evaluate, Evaluated};
 
 /// Programs on which a rule must agree.
 pub const PROGRAMS: usize = 48;

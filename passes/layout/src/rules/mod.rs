@@ -16,6 +16,7 @@
 
 mod check;
 mod draw;
+mod evaluate;
 mod instance;
 mod lexer;
 mod matching;
@@ -40,6 +41,7 @@ pub(crate) use matching::{Bindings, bind_attrs, holds};
 pub(crate) use replace::{Place, Replacement, Site, Values, replacement};
 
 pub use check::{CheckedRules, DRAWS, PROGRAMS, check};
+pub use evaluate::{Evaluate, Evaluated};
 pub use parse::parse;
 pub use sizes::MAX_CONSTANT;
 pub use syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
@@ -48,27 +50,6 @@ use rewrite::{Allow, Budget, World};
 
 /// The most applications of one rule in one run of the pass.
 pub const MAX_APPLICATIONS: u64 = 1000;
-
-/// An output of a program, in double precision.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluated {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<u64>,
-    /// Its elements, row-major.
-    pub elements: Vec<f64>,
-}
-
-/// What runs programs, for rules to be tried: this crate computes nothing itself.
-pub trait Evaluate {
-    /// The outputs of `module`, a verified one of any level, in order. Its inputs are random numbers that `seed` and
-    /// the sources of `sources` determine, so that two programs with the same sources get the same inputs.
-    ///
-    /// # Errors
-    /// Why it cannot be run.
-    fn outputs(&self, module: &Module, sources: &Module, seed: u64) -> Result<Vec<Evaluated>, String>;
-}
 
 /// A program in which the left side of a rule occurs; none where the draw had no luck.
 #[cfg(test)]

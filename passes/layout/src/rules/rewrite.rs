@@ -101,7 +101,7 @@ struct Sweep<'a> {
 
 impl<'a> Sweep<'a> {
     fn new(world: World<'a>, function: &Function) -> Self {
-        let mut b = FunctionBuilder::new(function.name.as_str(), world.space, world.functions);
+        let mut b = FunctionBuilder::like(function, world.space, world.functions);
         // Slots of the old function's values are their numbers.
         let mut values = vec![None; function.values.len()];
         for &param in &function.params {
@@ -266,7 +266,7 @@ fn without_unused(world: World<'_>, function: &Function, kept: &[usize]) -> Resu
             node.operands.iter().for_each(|v| needed[v.index()] = true);
         }
     }
-    let mut b = FunctionBuilder::new(function.name.as_str(), world.space, world.functions);
+    let mut b = FunctionBuilder::like(function, world.space, world.functions);
     let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
     let here = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("what is needed stays");
     for &param in &function.params {

@@ -7,7 +7,7 @@ use ithaca_ir::ops::experts::{Capacity, Experts};
 use ithaca_ir::{Diagnostic, Dim, Mesh, Module, Space};
 use ithaca_pass::roles::Roles;
 
-use super::legality::legal_degrees;
+use super::degrees::legal_degrees;
 use super::strategy::Placement;
 
 /// Experts divide by the degree, and there are some.

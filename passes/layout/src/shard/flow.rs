@@ -1,26 +1,24 @@
 //! What passes between functions, and in which layout: what layers hand on, what a forward pass keeps for its backward
 //! pass, and what of that belongs inside attention.
 //!
-//! A function whose name goes on behind a dot, as `block.backward` does, belongs to the function before the dot. A result
-//! that only such functions read is *kept*: nobody else has to agree on its layout, so it stays where it was made, and a
-//! value that attention reads or returns stays inside attention.
+//! A result that is read only by functions of the same origin is *kept*: nobody else has to agree on its layout, so it
+//! stays where it was made, and a value that attention reads or returns stays inside attention.
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Op, OpError};
 use ithaca_ir::{FunctionBuilder, Module, TensorType};
-use ithaca_pass::roles::origin;
 
-use super::inner::Inner;
+use super::inner::{Inner, is_attention};
 
 /// How a result leaves its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passing {
     /// To the next layer, or to who reads it like any other value.
     Plain,
-    /// To functions of the same family alone, in the layout that it has.
+    /// To functions of the same origin alone, in the layout that it has.
     Kept,
-    /// To functions of the same family alone, where only attention reads it.
+    /// To functions of the same origin alone, where only attention reads it.
     Inside,
 }
 
@@ -67,10 +65,12 @@ impl Flows {
                 for (i, source) in node.operands.iter().enumerate().filter_map(|(i, v)| Some((i, of(v)?))) {
                     params[callee.index()][i].get_or_insert(source);
                     let by = &mut readers[source.function.index()][source.output];
-                    let kin = origin(&functions[*callee].name) == origin(&functions[source.function].name);
-                    match kin && *callee != source.function {
-                        true => by.kin.push((*callee, i)),
-                        false => by.others = true,
+                    let same_origin =
+                        functions[*callee].model_name() == functions[source.function].model_name();
+                    if same_origin && *callee != source.function {
+                        by.same_origin.push((*callee, i));
+                    } else {
+                        by.others = true;
                     }
                 }
             }
@@ -85,14 +85,14 @@ impl Flows {
             let beside = beside_attention(function);
             let outputs = function.outputs.iter().enumerate();
             let one = |(i, output): (usize, &Output)| {
-                let Readers { kin, others } = &readers[id.index()][i];
+                let Readers { same_origin, others } = &readers[id.index()][i];
                 let inside = |&(f, p): &(FuncId, usize)| {
                     let reads = inner[f.index()].reads(functions[f].params[p]);
                     !reads.outside && !leaves(&functions[f], functions[f].params[p])
                 };
                 match () {
-                    () if i < handed[id.index()] || *others || kin.is_empty() => Passing::Plain,
-                    () if beside[output.value.index()] && kin.iter().all(inside) => Passing::Inside,
+                    () if i < handed[id.index()] || *others || same_origin.is_empty() => Passing::Plain,
+                    () if beside[output.value.index()] && same_origin.iter().all(inside) => Passing::Inside,
                     () => Passing::Kept,
                 }
             };
@@ -122,7 +122,7 @@ impl Flows {
 #[derive(Clone, Debug, Default)]
 struct Readers {
     /// Parameters of functions of the same family.
-    kin: Vec<(FuncId, usize)>,
+    same_origin: Vec<(FuncId, usize)>,
     /// Whether anything else does.
     others: bool,
 }
@@ -219,7 +219,7 @@ impl Twins {
         id: FuncId,
         function: &Function,
     ) -> Result<Function, OpError> {
-        let mut b = FunctionBuilder::new(function.name.as_str(), &rebuilt.space, &rebuilt.functions);
+        let mut b = FunctionBuilder::like(function, &rebuilt.space, &rebuilt.functions);
         let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
         for &param in &function.params {
             map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
@@ -232,7 +232,7 @@ impl Twins {
             inside[param.index()] = Some(b.param(function.ty(param).clone(), None));
         }
         for (i, node) in function.nodes.iter().enumerate() {
-            let inner = super::is_attention(&node.op) || flows.inner(id).serves(i);
+            let inner = is_attention(&node.op) || flows.inner(id).serves(i);
             let operand = |v: &ValueId| inside[v.index()].filter(|_| inner).unwrap_or(map[v.index()]);
             let mut operands: Vec<ValueId> = node.operands.iter().map(operand).collect();
             if let Op::Call { callee, .. } = node.op {

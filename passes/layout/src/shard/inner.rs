@@ -39,7 +39,7 @@ impl Inner {
             own[output.value.index()] = true;
         }
         for node in &function.nodes {
-            if super::is_attention(&node.op) {
+            if is_attention(&node.op) {
                 let delta = matches!(node.op, Op::AttentionBackward(_)).then_some(DELTA);
                 let others = node.operands.iter().enumerate().filter(|&(i, _)| Some(i) != delta);
                 others.for_each(|(_, v)| own[v.index()] = true);
@@ -51,7 +51,7 @@ impl Inner {
                 inside && !outside && !own[v.index()]
             };
             nodes[i] = by_rows(node) && node.results.iter().all(serves);
-            let inside = nodes[i] || super::is_attention(&node.op);
+            let inside = nodes[i] || is_attention(&node.op);
             for operand in &node.operands {
                 let reads = &mut reads[operand.index()];
                 *if inside { &mut reads.inside } else { &mut reads.outside } = true;
@@ -119,4 +119,9 @@ fn by_rows(node: &Node) -> bool {
         | Op::FetchSum { .. }
         | Op::Coalesced(_) => false,
     }
+}
+
+/// Whether an operation is attention, forward or backward.
+pub(super) fn is_attention(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::AttentionBackward(_))
 }

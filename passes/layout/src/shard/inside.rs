@@ -53,11 +53,11 @@ pub(super) fn splits<'a>(
 ) -> Result<Vec<Inside<'a>>, Diagnostic> {
     let mut found = Vec::new();
     for function in module.functions.values() {
-        let placement = placements.function(&function.name);
+        let placement = placements.function(function);
         for node in &function.nodes {
             let (Op::Attention(attention) | Op::AttentionBackward(attention)) = &node.op else { continue };
-            let query_axes = placements.attention_sequence(&function.name, attention.queries);
-            let mut axes = placements.attention_sequence(&function.name, attention.keys);
+            let query_axes = placements.attention_sequence(function, attention.queries);
+            let mut axes = placements.attention_sequence(function, attention.keys);
             if roles.caches.contains(&attention.keys) {
                 axes.extend(placement.cache.iter().copied());
             }
@@ -77,7 +77,7 @@ pub(super) fn splits<'a>(
             if axes.is_empty() && placement.cache.is_empty() {
                 continue;
             }
-            match placements.movement(&function.name, attention) {
+            match placements.movement(function, attention) {
                 Some(by) => found.push(Inside {
                     attention,
                     axes,

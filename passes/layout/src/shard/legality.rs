@@ -14,6 +14,7 @@ use ithaca_pass::roles::Roles;
 use num_integer::lcm;
 
 use super::choice::AttentionChoice;
+use super::degrees::legal_degrees;
 use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
@@ -459,11 +460,4 @@ impl Check<'_> {
         ));
         Ok(())
     }
-}
-
-/// `size` and the degrees up to it that are legal.
-pub(super) fn legal_degrees(size: u64, what: &str, legal: impl Fn(u64) -> bool) -> String {
-    let degrees: Vec<String> = (1..=size.min(4096)).filter(|&p| legal(p)).map(|p| p.to_string()).collect();
-    let shown = if degrees.len() > 24 { &degrees[..24] } else { &degrees[..] };
-    format!("legal {what} degrees: {}{}", shown.join(", "), if degrees.len() > 24 { ", …" } else { "" })
 }

@@ -7,7 +7,7 @@ use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Node, ValueId};
 use ithaca_ir::ops::{Op, OpError, Random};
 
-use super::rewrite::{Outside, Rewriter};
+use super::rewriter::{Outside, Rewriter};
 
 impl Rewriter<'_> {
     /// Whether `node` draws a mask; then that is put off until it is known beside what the mask is to lie.

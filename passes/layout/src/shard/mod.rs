@@ -16,6 +16,7 @@
 //! ```
 
 mod choice;
+mod degrees;
 mod experts;
 mod flow;
 mod inner;
@@ -26,8 +27,11 @@ mod masks;
 mod options;
 mod orders;
 mod placements;
+mod replicas;
 mod respace;
 mod rewrite;
+mod rewriter;
+mod send;
 mod stages;
 pub mod table;
 mod training;
@@ -44,12 +48,13 @@ pub use crate::strategy::{self, Placement, STRATEGIES, Strategy, parse_mesh};
 pub use ithaca_pass::roles::Roles;
 
 use ithaca_ir::module::Level;
-use ithaca_ir::ops::{Op, OpError};
+use ithaca_ir::ops::OpError;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module};
 use ithaca_pass::{Context, Pass};
 
 use flow::Flows;
+use inner::is_attention;
 
 use crate::registry::Registry;
 
@@ -100,11 +105,11 @@ impl Pass for Shard {
         let roles = Roles::of(&sharded);
         let is_split = |d: DimId| roles.splits_weights(d) && !decisions.whole.contains(&d);
         let parts = respace::parts(&mut sharded, &placements.base.weights, is_split);
-        let replicas = zero::axes(&placements, &sharded.space);
+        let replicas = replicas::axes(&placements, &sharded.space);
         let flows = Flows::of(&sharded);
         let zero = self.options.zero;
-        let plan = rewrite::Plan { placements, roles, decisions, copies, parts, flows, zero, replicas };
-        for note in plan.decisions.notes.iter().cloned().chain(zero::notes(&sharded, &plan)) {
+        let plan = rewriter::Plan { placements, roles, decisions, copies, parts, flows, zero, replicas };
+        for note in plan.decisions.notes.iter().cloned().chain(replicas::notes(&sharded, &plan)) {
             cx.note(note);
         }
         let program = std::mem::take(&mut sharded.functions);
@@ -147,8 +152,4 @@ pub fn check_with(
 fn attentions(module: &Module) -> usize {
     let nodes = module.functions.values().flat_map(|f| &f.nodes);
     nodes.filter(|n| is_attention(&n.op)).count()
-}
-
-fn is_attention(op: &Op) -> bool {
-    matches!(op, Op::Attention(_) | Op::AttentionBackward(_))
 }

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use ithaca_ir::layout::AxisList;
 use ithaca_ir::mesh::AxisId;
 use ithaca_ir::ops::{Attention, Movement};
-use ithaca_ir::{Diagnostic, DimId, Mesh, Module};
+use ithaca_ir::{Diagnostic, DimId, Function, Mesh, Module};
 use ithaca_pass::roles::Roles;
-use ithaca_pass::roles::origin;
 
+use super::inner::is_attention;
 use super::options::ShardOptions;
 use super::strategy::{self, Placement};
 use crate::registry::Registry;
@@ -48,9 +48,9 @@ impl Placements {
             let known: Vec<&str> = module
                 .functions
                 .values()
-                .filter(|f| f.nodes.iter().any(|n| super::is_attention(&n.op)))
+                .filter(|f| f.nodes.iter().any(|n| is_attention(&n.op)))
+                .filter(|f| f.origin.is_none())
                 .map(|f| f.name.as_str())
-                .filter(|name| origin(name) == *name)
                 .collect();
             if !known.contains(&name.as_str()) {
                 let message =
@@ -85,9 +85,9 @@ impl Placements {
         Ok(placements)
     }
 
-    /// The placement of the function called `name`; that of `block.backward` is that of `block`.
-    pub fn function(&self, name: &str) -> &Placement {
-        self.layers.get(origin(name)).unwrap_or(&self.base)
+    /// The placement of a function: that of the function of the model that it was made from.
+    pub fn function(&self, function: &Function) -> &Placement {
+        self.layers.get(function.model_name()).unwrap_or(&self.base)
     }
 
     /// Every different placement that attention has.
@@ -105,18 +105,18 @@ impl Placements {
         self.sequence(dim).iter().chain(&self.base.residual).copied().collect()
     }
 
-    /// The axes that split sequence `dim` inside attention of the function called `function`.
-    pub fn attention_sequence(&self, function: &str, dim: DimId) -> AxisList {
+    /// The axes that split sequence `dim` inside attention of `function`.
+    pub fn attention_sequence(&self, function: &Function, dim: DimId) -> AxisList {
         let heads = &self.function(function).heads;
         self.sequence(dim).iter().filter(|a| !heads.contains(a)).copied().collect()
     }
 
-    /// How keys and queries meet that lie on different ranks, in `attention` of the function called `function`.
-    pub fn movement(&self, function: &str, attention: &Attention) -> Option<Movement> {
+    /// How keys and queries meet that lie on different ranks, in `attention` of `function`.
+    pub fn movement(&self, function: &Function, attention: &Attention) -> Option<Movement> {
         let named = |name: &String| Movement { name: name.clone(), options: Vec::new() };
         let strategy = |p: &Placement| p.movement.as_ref().map(named);
         let cross = self.cross_movement.clone().filter(|_| attention.queries != attention.keys);
-        cross.or_else(|| match self.layers.get(origin(function)) {
+        cross.or_else(|| match self.layers.get(function.model_name()) {
             Some(own) => strategy(own),
             None => self.movement.clone().or_else(|| strategy(&self.base)),
         })

@@ -3,59 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::layout::{At, AxisList, Layout};
+use ithaca_ir::layout::{AxisList, Layout};
 use ithaca_ir::module::{FuncId, Function, Node, Output, ValueId};
 use ithaca_ir::ops::{Attention, Loss, Op, OpError, Optimizer, Random};
-use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, Module, TensorType};
-use ithaca_pass::roles::Roles;
+use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, TensorType};
 
-use super::flow::{Flows, Passing};
+use super::flow::Passing;
+use super::inner::is_attention;
 use super::layouts::{Found, demand};
-use super::legality::Decisions;
-use super::placements::Placements;
+use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::stages::Stages;
-use super::strategy::Placement;
 use super::training;
-use super::zero::Zero;
-
-/// What the rewriting goes by.
-pub(super) struct Plan {
-    /// Which axes split what, by function.
-    pub(super) placements: Placements,
-    /// Roles of dimensions.
-    pub(super) roles: Roles,
-    /// What was decided about dimensions.
-    pub(super) decisions: Decisions,
-    /// For key/value heads as they are loaded, the dimension in which attention sees them.
-    pub(super) copies: BTreeMap<DimId, DimId>,
-    /// For a vocabulary that weights are split along, the dimension that tells apart what its parts give.
-    pub(super) parts: BTreeMap<DimId, DimId>,
-    /// What passes between functions.
-    pub(super) flows: Flows,
-    /// What is split over ranks that hold the same weights.
-    pub(super) zero: Zero,
-    /// The axes along which ranks hold the same weights.
-    pub(super) replicas: AxisList,
-}
-
-impl Plan {
-    /// A weight where the placement has it: split along heads, hidden width and vocabulary.
-    pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
-        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
-        let of_experts = ty.dims.iter().any(|d| self.roles.experts.contains(d));
-        for i in 0..ty.dims.len() {
-            let dim = ty.dims[i];
-            if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
-                // An axis that splits experts does not split their width as well.
-                let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
-                ty.layout.split[i] = placement.weights.iter().filter(free).copied().collect();
-            } else if self.roles.experts.contains(&dim) {
-                ty.layout.split[i].clone_from(&placement.experts);
-            }
-        }
-        ty
-    }
-}
 
 /// Fills `module` with the functions of `program`, laid out; returns how many attention operations were rewritten.
 pub(super) fn functions(
@@ -67,8 +25,8 @@ pub(super) fn functions(
     let mut outside: Vec<Vec<Option<TensorType>>> = Vec::with_capacity(program.len());
     let main = program.ids().next_back();
     for (id, function) in program.iter() {
-        let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
-        let placement = plan.placements.function(&function.name);
+        let b = FunctionBuilder::like(function, &module.space, &module.functions);
+        let placement = plan.placements.function(function);
         let mut rewriter = Rewriter {
             plan,
             placement,
@@ -114,54 +72,6 @@ struct Left {
     outside: Option<TensorType>,
 }
 
-/// What lies outside attention.
-#[derive(Clone, Copy)]
-pub(super) enum Outside {
-    /// Inputs, and integers between functions.
-    Inputs,
-    /// The residual stream.
-    Residual,
-}
-
-pub(super) struct Rewriter<'a> {
-    pub(super) plan: &'a Plan,
-    /// The placement of this function.
-    pub(super) placement: &'a Placement,
-    /// The functions before this one, laid out.
-    made: &'a Arena<FuncId, Function>,
-    /// For each result of these functions, what it was outside attention if it is left inside.
-    given: &'a [Vec<Option<TensorType>>],
-    pub(super) id: FuncId,
-    pub(super) source: &'a Function,
-    pub(super) b: FunctionBuilder<'a>,
-    /// The new value of each old one.
-    pub(super) map: Vec<ValueId>,
-    /// For old values that become what lasts, and for what these are made of by element: the layout that they end in.
-    pub(super) wanted: BTreeMap<ValueId, Layout>,
-    /// For old values that attention reads or returns, the new value inside.
-    inside: BTreeMap<ValueId, ValueId>,
-    /// For new values that came in inside attention, what they were outside.
-    outside: BTreeMap<ValueId, TensorType>,
-    /// For weights that are kept in shards, the layout in which they are used.
-    pub(super) gathered: BTreeMap<ValueId, Layout>,
-    /// For old scalars that are sums over different axes, all still to be taken: the summands.
-    pub(super) summands: BTreeMap<ValueId, Vec<ValueId>>,
-    /// For old masks that are yet to be drawn, the key and the operation.
-    pub(super) masks: BTreeMap<ValueId, (ValueId, Op)>,
-    /// Reshards made before: the same value is never moved twice to the same layout.
-    resharded: BTreeMap<(ValueId, Layout), ValueId>,
-    /// What each reshard was made of.
-    came_from: BTreeMap<ValueId, ValueId>,
-    /// Copies of heads made before.
-    repeated: BTreeMap<(ValueId, DimId), ValueId>,
-    /// Values that are weights, as they were loaded.
-    pub(super) weights: BTreeSet<ValueId>,
-    /// Stages of a pipeline.
-    pub(super) stages: Stages,
-    /// What was sent to other stages before.
-    pub(super) sent: BTreeMap<(ValueId, Option<At>), ValueId>,
-}
-
 impl Rewriter<'_> {
     /// Rewrites the function; gives how many attention operations it has, and what leaves it.
     fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
@@ -183,7 +93,7 @@ impl Rewriter<'_> {
         }
         let mut attentions = 0;
         for (i, node) in source.nodes.iter().enumerate() {
-            attentions += usize::from(super::is_attention(&node.op));
+            attentions += usize::from(is_attention(&node.op));
             self.node(i, node)?;
         }
         let mut left = Vec::with_capacity(source.outputs.len());
@@ -392,9 +302,7 @@ impl Rewriter<'_> {
             }
             let sequence = match (is_key, i < n_plain) {
                 (true, _) => self.key_sequence(attention.keys),
-                (false, true) => {
-                    self.plan.placements.attention_sequence(&self.source.name, attention.queries)
-                }
+                (false, true) => self.plan.placements.attention_sequence(self.source, attention.queries),
                 (false, false) => AxisList::new(),
             };
             let layout = self.inside(self.b.ty(value), &sequence);
@@ -402,7 +310,7 @@ impl Rewriter<'_> {
         }
         attention.kv_heads = copied.unwrap_or(attention.kv_heads);
         if !self.key_sequence(attention.keys).is_empty() {
-            let movement = self.plan.placements.movement(&self.source.name, &attention).ok_or_else(|| {
+            let movement = self.plan.placements.movement(self.source, &attention).ok_or_else(|| {
                 OpError::new("P14", "a strategy splits the sequence inside attention and names no movement")
             })?;
             attention.movement = Some(movement);
@@ -421,7 +329,7 @@ impl Rewriter<'_> {
 
     /// The axes that split `keys` inside attention.
     fn key_sequence(&self, keys: DimId) -> AxisList {
-        let mut axes = self.plan.placements.attention_sequence(&self.source.name, keys);
+        let mut axes = self.plan.placements.attention_sequence(self.source, keys);
         if self.plan.roles.caches.contains(&keys) {
             axes.extend(self.placement.cache.iter().copied());
         }
@@ -431,7 +339,7 @@ impl Rewriter<'_> {
     /// The layout inside attention of what goes with queries.
     pub(super) fn inside_rows(&self, ty: &TensorType) -> Layout {
         let sequence = ty.dims.iter().find(|d| self.plan.roles.sequences.contains(d));
-        let axes = sequence.map(|&d| self.plan.placements.attention_sequence(&self.source.name, d));
+        let axes = sequence.map(|&d| self.plan.placements.attention_sequence(self.source, d));
         self.inside(ty, &axes.unwrap_or_default())
     }
 
@@ -543,11 +451,4 @@ impl Rewriter<'_> {
         self.repeated.insert((value, to), made);
         Ok(made)
     }
-}
-
-/// The type once pending sums are taken, nothing else moved.
-pub(super) fn settled(ty: &TensorType) -> TensorType {
-    let mut ty = ty.clone();
-    ty.layout.partial.clear();
-    ty
 }

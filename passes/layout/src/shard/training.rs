@@ -9,9 +9,9 @@ use ithaca_ir::module::{Function, Node, ValueId};
 use ithaca_ir::ops::{Binary, Binding, Loss, Op, OpError, Target};
 use ithaca_ir::{DType, DimId, Space, TensorType};
 
-use super::rewrite::{Outside, Plan, Rewriter, settled};
+use super::replicas;
+use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::strategy::Placement;
-use super::zero;
 
 /// The type of what lasts under `binding`.
 fn lasting(
@@ -23,7 +23,7 @@ fn lasting(
 ) -> TensorType {
     let ty = plan.weight(placement, ty);
     match plan.zero.splits(target, binding) {
-        true => zero::split(space, &ty, &plan.replicas),
+        true => replicas::split(space, &ty, &plan.replicas),
         false => ty,
     }
 }

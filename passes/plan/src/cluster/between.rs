@@ -12,8 +12,8 @@
 use ithaca_ir::boxes;
 use ithaca_ir::{Op, Rank, Space, TensorType};
 
-use super::collective::{CollectiveTime, Pattern, link_rate};
 use super::load::{Load, Part, Way};
+use super::prices::{CollectiveTime, Pattern, link_rate};
 use crate::cluster::{Cluster, Level};
 
 /// The part of one rank in an exchange.

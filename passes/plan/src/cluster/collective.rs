@@ -16,32 +16,8 @@ use ithaca_ir::boxes;
 use ithaca_ir::{AxisId, Op, Rank, Space, TensorType};
 
 use crate::cluster::between::Between;
+use crate::cluster::prices::{CollectiveTime, Pattern, link_rate};
 use crate::cluster::{Cluster, Level};
-
-/// The time of one collective, seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CollectiveTime {
-    /// Paid however few bytes travel.
-    pub latency: f64,
-    /// Bytes over bandwidth, at the level that takes longest.
-    pub transfer: f64,
-}
-
-impl CollectiveTime {
-    /// Latency and transfer.
-    pub fn seconds(self) -> f64 {
-        self.latency + self.transfer
-    }
-}
-
-/// How a collective uses links.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pattern {
-    /// Around a ring, this many times.
-    Ring { rounds: u32 },
-    /// From each rank to each other.
-    Exchange,
-}
 
 impl Cluster {
     /// Seconds that the collective `op` from type `from` to type `to` takes; a slice takes what the copy takes, an
@@ -209,15 +185,6 @@ impl Cluster {
 
 fn join(a: CollectiveTime, b: CollectiveTime) -> CollectiveTime {
     CollectiveTime { latency: a.latency + b.latency, transfer: a.transfer.max(b.transfer) }
-}
-
-/// Bytes per second of one device over a link of a level that it has to itself.
-pub(super) fn link_rate(level: &Level, pattern: Pattern) -> f64 {
-    let efficiency = match pattern {
-        Pattern::Ring { .. } => level.ring_efficiency.value,
-        Pattern::Exchange => level.exchange_efficiency.value,
-    };
-    level.bandwidth.value * efficiency
 }
 
 fn level_time(

@@ -3,11 +3,7 @@
 //! A device has a link at each level, one direction of it for what leaves and one for what arrives, or shares it with its
 //! neighbours (`contention`). Here every load is what the link would take for it alone.
 
-use ithaca_ir::message::Parcel;
-use ithaca_ir::{Rank, Space, boxes};
-
-use super::Cluster;
-use super::between::Between;
+use ithaca_ir::Rank;
 
 /// A direction over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,39 +51,9 @@ pub struct Part {
     pub together: bool,
 }
 
-impl Cluster {
-    /// The part of `rank` in a message. Alone on its links it takes the latency and its largest load; tensors that travel
-    /// together pay the latency once.
-    pub fn part(&self, space: &Space, parcels: &[Parcel], rank: Rank) -> Part {
-        let mut whole = Part::default();
-        for Parcel { op, from, to } in parcels {
-            let between = Between { cluster: self, space, op, from, to };
-            let part = match between.is_such() {
-                true => between.part(rank),
-                false => {
-                    let mut part = Part { together: true, ..Part::default() };
-                    part.peers = boxes::group(space, op, from, to, rank);
-                    part.peers.retain(|&peer| peer != rank);
-                    for (level, time) in self.by_level(space, op, from, to) {
-                        part.latency += time.latency;
-                        let load = |way| Load { level, way, seconds: time.transfer, far: None };
-                        part.loads.extend([Way::Out, Way::In].map(load));
-                    }
-                    part
-                }
-            };
-            whole.add(part);
-        }
-        whole.peers.sort_unstable();
-        whole.peers.dedup();
-        whole.loads.sort_by_key(|load| (load.level, load.way));
-        whole
-    }
-}
-
 impl Part {
     /// Adds a tensor that travels with the others.
-    fn add(&mut self, other: Part) {
+    pub(super) fn add(&mut self, other: Part) {
         self.peers.extend(other.peers);
         self.latency = self.latency.max(other.latency);
         self.together |= other.together;

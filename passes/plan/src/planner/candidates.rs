@@ -7,7 +7,7 @@ use ithaca_layout::shard::strategy::{CONTEXT_AXES, DATA_AXIS, MAX_RANKS, STAGE_A
 use ithaca_layout::shard::{ShardOptions, Strategy};
 
 use crate::cluster::Cluster;
-use crate::planner::{Request, Sparsity};
+use crate::planner::request::{Request, Sparsity};
 
 /// The candidates of a request, in a fixed order: by strategy, then by order of axes, then by sizes.
 ///

@@ -6,7 +6,7 @@ use ithaca_layout::shard::strategy::{self, Placement};
 use ithaca_layout::shard::{ShardOptions, Zero};
 
 use crate::memory::{self, Memory};
-use crate::planner::Compiler;
+use crate::planner::compiler::Compiler;
 
 /// What one device would hold of a program, from which follows what each of several holds at least.
 ///

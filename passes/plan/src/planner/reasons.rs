@@ -5,7 +5,7 @@ use ithaca_ir::units::{bytes, seconds};
 use ithaca_layout::shard::ShardOptions;
 
 use crate::plan::{self, Alternative, Outcome, rounded, row, why_chosen};
-use crate::planner::Priced;
+use crate::planner::tried::Priced;
 
 /// A candidate that fits, beside the winner.
 pub(super) fn ranked(priced: &Priced, winner: &Priced) -> Alternative {

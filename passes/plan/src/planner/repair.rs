@@ -6,8 +6,11 @@ use ithaca_ir::units;
 use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 use crate::cluster::Cluster;
+use crate::planner::candidates::candidates_with;
+use crate::planner::compiler::Compiler;
+use crate::planner::request::Request;
 use crate::planner::search::Search;
-use crate::planner::{Compiler, Request, Tried, candidates_with};
+use crate::planner::tried::Tried;
 
 /// How many numbers of GPUs are tried on each side of the one asked for.
 const NEARBY: u64 = 64;

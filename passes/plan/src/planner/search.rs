@@ -8,9 +8,11 @@ use std::cell::Cell;
 
 use crate::cluster::Cluster;
 use crate::plan;
-use crate::planner::candidates::staged;
+use crate::planner::candidates::{candidates_with, staged};
+use crate::planner::compiler::Compiler;
 use crate::planner::floor::{Floor, Held};
-use crate::planner::{Compiler, Request, candidates_with, price};
+use crate::planner::request::Request;
+use crate::planner::tried::price;
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::ShardOptions;
 use ithaca_layout::shard::strategy::CONTEXT_AXES;

@@ -33,7 +33,7 @@ pub(super) fn cut(
     region: &Region,
     cuts: &Cuts,
 ) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new(function.name.as_str(), space, functions);
+    let mut b = FunctionBuilder::like(function, space, functions);
     let mut map = Values::of(function);
     for &param in &function.params {
         let name = function.values[param].name.as_deref();

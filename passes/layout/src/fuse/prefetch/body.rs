@@ -200,7 +200,7 @@ impl Body {
         function: &Function,
         called: &BTreeSet<Turn>,
     ) -> Result<Functions, OpError> {
-        let named = |what: &str| named(&function.name, what);
+        let named = |part: &str| format!("{}.{part}", function.name);
         let mut helpers = Helpers::default();
         let mut gather = None;
         if self.ahead().next().is_some() {
@@ -289,14 +289,6 @@ struct Helpers {
     assign: Option<FuncId>,
 }
 
-/// A name for a part of the function `name`, which runs in the same phase of a step.
-fn named(name: &str, what: &str) -> String {
-    match name.strip_suffix(".backward") {
-        Some(stem) => format!("{stem}.{what}.backward"),
-        None => format!("{name}.{what}"),
-    }
-}
-
 /// One layer further.
 fn above(callee: FuncId) -> Op {
     Op::Call { callee, layers: 1..2, stride: 1, scan: None, stage: None }
@@ -305,7 +297,7 @@ fn above(callee: FuncId) -> Op {
 /// Runs for the layer below: reads its parts of weights, which `layer` takes last, and calls that for the layer above.
 fn turned(module: &Module, layer: FuncId, shards: FuncId, name: String) -> Result<Function, OpError> {
     let (called, read) = (&module.functions[layer], &module.functions[shards]);
-    let mut b = FunctionBuilder::new(name, &module.space, &module.functions);
+    let mut b = FunctionBuilder::part_of(name, called, &module.space, &module.functions);
     let own = &called.params[..called.params.len() - read.outputs.len()];
     let mut arguments: Vec<ValueId> =
         own.iter().map(|&p| b.param(called.ty(p).clone(), called.values[p].name.as_deref())).collect();
@@ -325,7 +317,7 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn new(body: &'a Body, module: &'a Module, function: &'a Function, name: String) -> Self {
-        let b = FunctionBuilder::new(name, &module.space, &module.functions);
+        let b = FunctionBuilder::part_of(name, function, &module.space, &module.functions);
         Self { body, function, b, map: vec![None; function.values.len()] }
     }
 

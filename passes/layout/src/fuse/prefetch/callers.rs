@@ -176,7 +176,7 @@ impl Plan {
         let dims = self.cut.iter().filter(|&&(of, _)| of == id);
         let between: BTreeMap<DimId, DimId> =
             dims.filter_map(|&(_, dim)| Some((dim, declare(&mut module.space, dim)?))).collect();
-        let b = FunctionBuilder::new(function.name.as_str(), &module.space, &module.functions);
+        let b = FunctionBuilder::like(function, &module.space, &module.functions);
         let map = vec![Vec::new(); function.values.len()];
         let mut caller = Caller { plan: self, id, function, called, loops, between, b, map };
         for &param in &function.params {

@@ -156,7 +156,7 @@ impl<'f> Block<'f> {
         chosen: &BTreeMap<Id, Term>,
     ) -> Result<Option<Function>, OpError> {
         let function = self.function;
-        let b = FunctionBuilder::new(function.name.as_str(), cx.space, cx.functions);
+        let b = FunctionBuilder::like(function, cx.space, cx.functions);
         let mut writer = Writer { block: self, chosen, b, values: BTreeMap::new(), tuples: BTreeSet::new() };
         for &param in &function.params {
             let value = &function.values[param];

@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::Record;
 use super::links::Links;
 use super::program::{Does, Loop, Meeting, Program, on};
+use super::record::Record;
 
 /// Classes whose runs are written down at most; of more, every second one, or third.
 const WRITTEN: usize = 64;

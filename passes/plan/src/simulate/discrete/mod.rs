@@ -15,16 +15,19 @@ mod alike;
 mod engine;
 mod links;
 mod program;
+mod record;
 
 #[cfg(test)]
 mod tests;
+
+pub use record::Record;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::timeline::{self, Span};
 
-use super::Simulation;
+use super::simulation::Simulation;
 use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
@@ -66,15 +69,6 @@ pub struct Collective {
     pub total: f64,
     /// Seconds of these in which the compute stream stood still.
     pub exposed: f64,
-}
-
-/// Whether what ran when is written down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
-    /// Times only.
-    Times,
-    /// Every run of every task on the first rank of each class; of more than 64 classes, on some of them.
-    Spans,
 }
 
 /// Combinations of coordinates whose work may differ, at most: beyond, a contiguous ring of thousands, pricing each rank's

@@ -1,0 +1,388 @@
+//! Records as calls of the frame's runtime: launches, products, copies, transfers.
+
+use ithaca_device::{
+    Address, Arg, ArgType, Block, Collective, Communicator, Form, Grid, Int, Launch, Matrix, Product, Record,
+    Region, Scalar, Transfer, Varying, Word,
+};
+use ithaca_ir::entity::Entity;
+
+use super::names;
+use super::number::Numbers;
+
+/// Gives the pointer from which an address of a region counts, and how far it is from the region's start.
+pub(super) type Pointers<'p> = dyn Fn(Region, i64) -> (String, i64) + 'p;
+
+/// What a record's expressions refer to.
+#[derive(Clone, Copy)]
+pub(super) struct Writer<'w, 'a> {
+    pub(super) numbers: &'w Numbers<'a>,
+    pub(super) pointers: &'w Pointers<'w>,
+}
+
+impl Writer<'_, '_> {
+    /// The statements of records, in order of issue.
+    pub(super) fn records(&self, records: &[Record]) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut rest = records;
+        while let [first, ..] = rest {
+            let n = match first {
+                Record::Product(product) => self.products(product, rest, &mut lines),
+                Record::Launch(_) | Record::Copy { .. } | Record::Transfer(_) => {
+                    lines.push(self.record(first));
+                    1
+                }
+            };
+            rest = &rest[n..];
+        }
+        lines
+    }
+
+    fn record(&self, record: &Record) -> String {
+        match record {
+            Record::Launch(launch) => self.launch(launch),
+            Record::Product(product) => self.product(product, [&Int::ZERO; 3]),
+            Record::Copy { from, to, bytes } => {
+                let (from, to, bytes) = (self.address(from), self.address(to), self.numbers.int(bytes));
+                format!("s.copy({to}, {from}, {bytes});")
+            }
+            Record::Transfer(transfer) => self.transfer(transfer),
+        }
+    }
+
+    /// Products that differ by even distances only are a loop. Gives how many records it is.
+    fn products(&self, first: &Product, rest: &[Record], lines: &mut Vec<String>) -> usize {
+        let others = rest.iter().skip(1).map_while(|record| match record {
+            Record::Product(product) => distances(first, product),
+            Record::Launch(_) | Record::Copy { .. } | Record::Transfer(_) => None,
+        });
+        let distances: Vec<[i64; 3]> = others.collect();
+        let Some(&step) = distances.first() else {
+            lines.push(self.product(first, [&Int::ZERO; 3]));
+            return 1;
+        };
+        let is_even = |(i, d): (usize, &[i64; 3])| {
+            let i = i64::try_from(i).unwrap_or(i64::MAX);
+            d.iter().zip(step).all(|(d, step)| step.checked_mul(i + 1) == Some(*d))
+        };
+        let n = 1 + distances.iter().enumerate().take_while(|&pair| is_even(pair)).count();
+        lines.push(format!("for (int64_t k = 0; k < {n}; ++k)"));
+        let steps = step.map(Int::Const);
+        lines.push(format!("    {}", self.product(first, steps.each_ref())));
+        n
+    }
+
+    fn launch(&self, launch: &Launch) -> String {
+        let grid = match &launch.grid {
+            Grid::Threads(threads) => {
+                format!("s.launch(kernel::{}, {}", launch.kernel, self.numbers.int(threads))
+            }
+            Grid::Blocks { blocks, threads, shared_bytes } => format!(
+                "s.launch_blocks(kernel::{}, {}, {threads}, {shared_bytes}",
+                launch.kernel,
+                self.numbers.int(blocks)
+            ),
+        };
+        let args: String = launch.args.iter().map(|arg| format!(", {}", self.arg(arg))).collect();
+        format!("{grid}{args});")
+    }
+
+    fn product(&self, product: &Product, steps: [&Int; 3]) -> String {
+        let Product { dtype, rows, columns, inner, batch, a, b, c } = product;
+        let sizes: Vec<String> = [rows, columns, inner, batch].map(|n| self.numbers.int(n)).into();
+        let mut operands = Vec::new();
+        for (matrix, step) in [a, b, c].into_iter().zip(steps) {
+            operands.push(self.matrix(matrix, step));
+        }
+        format!("s.product({}, {}, {});", names::dtype(*dtype), sizes.join(", "), operands.join(", "))
+    }
+
+    fn matrix(&self, matrix: &Matrix, further: &Int) -> String {
+        let op = match matrix.form {
+            Form::Plain => "CUBLAS_OP_N",
+            Form::Transposed => "CUBLAS_OP_T",
+        };
+        let mut at = self.address(&matrix.at);
+        if let Some(step) = further.constant().filter(|&step| step != 0) {
+            at = format!("{at} + k * {step}");
+        }
+        let [leading, step] = [&matrix.leading, &matrix.step].map(|n| self.numbers.int(n));
+        format!("{{{at}, {op}, {leading}, {step}}}")
+    }
+
+    fn transfer(&self, transfer: &Transfer) -> String {
+        let among = match transfer.communicator {
+            Communicator::World => "kWorld".to_owned(),
+            Communicator::Axis(axis) => axis.index().to_string(),
+        };
+        let head = format!("{among}, {}", names::dtype(transfer.dtype));
+        let even = |name: &str, from: &Address, to: &Address, count: &Int| {
+            let (from, to, count) = (self.address(from), self.address(to), self.numbers.int(count));
+            format!("s.{name}({head}, {from}, {to}, {count});")
+        };
+        match &transfer.collective {
+            Collective::AllToAll { from, to, count } => even("all_to_all", from, to, count),
+            Collective::AllGather { from, to, count } => even("all_gather", from, to, count),
+            Collective::ReduceScatter { from, to, count } => even("reduce_scatter", from, to, count),
+            Collective::AllReduce { from, to, count } => even("all_reduce", from, to, count),
+            Collective::SendReceive { sends, receives } => {
+                let (sends, receives) = (self.blocks(sends), self.blocks(receives));
+                format!("s.exchange({head}, {sends}, {receives});")
+            }
+            Collective::Reduce { blocks, to } => {
+                let (blocks, to) = (self.blocks(blocks), self.address(to));
+                format!("s.reduce({head}, {blocks}, {to});")
+            }
+        }
+    }
+
+    /// Blocks for peers; those for peers in a row at even distances are one entry.
+    fn blocks(&self, blocks: &[Block]) -> String {
+        let mut entries = Vec::new();
+        let mut rest = blocks;
+        while let [first, ..] = rest {
+            let steps: Vec<Option<(i64, i64)>> =
+                rest.iter().skip(1).map(|block| block_distance(first, block)).collect();
+            let mut n = 1;
+            let mut step = (1, 0);
+            if let Some(&Some(found)) = steps.first() {
+                step = found;
+                let is_even = |(i, d): (usize, &Option<(i64, i64)>)| {
+                    let i = i64::try_from(i + 1).unwrap_or(i64::MAX);
+                    *d == Some((step.0 * i, step.1 * i))
+                };
+                n = 1 + steps.iter().enumerate().take_while(|&pair| is_even(pair)).count();
+            }
+            let (peer, at, count) =
+                (self.numbers.int(&first.peer), self.address(&first.at), self.numbers.int(&first.count));
+            entries.push(match n {
+                1 => format!("{{{peer}, {at}, {count}}}"),
+                _ => format!("{{{peer}, {at}, {count}, {n}, {}, {}}}", step.0, step.1),
+            });
+            rest = &rest[n..];
+        }
+        format!("{{{}}}", entries.join(", "))
+    }
+
+    /// A pointer.
+    pub(super) fn address(&self, address: &Address) -> String {
+        let base = match &address.offset {
+            Int::Const(bytes) => *bytes,
+            Int::Varying(varying) => varying.base,
+        };
+        let (pointer, start) = (self.pointers)(address.region, base);
+        let further = address.offset.clone().plus(-start);
+        self.numbers.plus(&pointer, &further)
+    }
+
+    fn arg(&self, arg: &Arg) -> String {
+        let mut words = arg.words.iter();
+        let value = self.value(&arg.ty, "", &mut words);
+        match &arg.ty {
+            ArgType::Scalar(_) | ArgType::Array(..) => value,
+            ArgType::Struct(ty) => format!("{}{value}", ty.name.trim_start_matches("ithaca::")),
+        }
+    }
+
+    /// The initializer of a value; `field` is the field that it is for.
+    fn value(&self, ty: &ArgType, field: &str, words: &mut std::slice::Iter<'_, Word>) -> String {
+        match ty {
+            ArgType::Scalar(scalar) => {
+                let word = words.next().expect("an argument has a word for each scalar of its type");
+                self.scalar(*scalar, field, word)
+            }
+            ArgType::Array(n, of) => {
+                let mut values: Vec<String> = (0..*n).map(|_| self.value(of, "", words)).collect();
+                // The rest of an array is zero.
+                while values.last().is_some_and(|value| value == "0" || value == "{}" || value == "nullptr") {
+                    values.pop();
+                }
+                format!("{{{}}}", values.join(", "))
+            }
+            ArgType::Struct(ty) => {
+                let values: Vec<String> =
+                    ty.fields.iter().map(|(name, field)| self.value(field, name, words)).collect();
+                let is_zero = |value: &String| {
+                    matches!(value.as_str(), "0" | "0u" | "{}" | "nullptr" | "false" | "0.0" | "Storage::F64")
+                };
+                if values.iter().all(is_zero) {
+                    "{}".to_owned()
+                } else {
+                    format!("{{{}}}", values.join(", "))
+                }
+            }
+        }
+    }
+
+    fn scalar(&self, scalar: Scalar, field: &str, word: &Word) -> String {
+        match (word, scalar) {
+            (Word::Address(Address { region: Region::Null, .. }), _) => "nullptr".to_owned(),
+            (Word::Address(address), _) => self.address(address),
+            (Word::Real(value), _) => names::double(*value),
+            (Word::Int(Int::Const(value)), Scalar::Bool) => (*value != 0).to_string(),
+            (Word::Int(int), Scalar::Bool) => format!("{} != 0", self.numbers.int(int)),
+            (Word::Int(Int::Const(value)), Scalar::U64) => format!("{}u", value.cast_unsigned()),
+            (Word::Int(Int::Const(value)), _) if field == "storage" => {
+                let storages = ["Storage::F64", "Storage::F32", "Storage::F16", "Storage::BF16"];
+                let storage = usize::try_from(*value).ok().and_then(|value| storages.get(value));
+                storage.map_or_else(|| format!("Storage({value})"), |&storage| storage.to_owned())
+            }
+            (Word::Int(int), _) => self.numbers.int(int),
+        }
+    }
+}
+
+/// How far the matrices of a product are behind those of the first, bytes; none where they differ otherwise.
+fn distances(first: &Product, other: &Product) -> Option<[i64; 3]> {
+    let moved = Product {
+        a: Matrix { at: first.a.at.clone(), ..other.a.clone() },
+        b: Matrix { at: first.b.at.clone(), ..other.b.clone() },
+        c: Matrix { at: first.c.at.clone(), ..other.c.clone() },
+        ..other.clone()
+    };
+    let apart = [(&first.a, &other.a), (&first.b, &other.b), (&first.c, &other.c)]
+        .map(|(first, other)| address_distance(&first.at, &other.at));
+    match apart {
+        [Some(a), Some(b), Some(c)] if moved == *first => Some([a, b, c]),
+        _ => None,
+    }
+}
+
+fn block_distance(first: &Block, other: &Block) -> Option<(i64, i64)> {
+    let peers = int_distance(&first.peer, &other.peer)?;
+    (first.count == other.count).then_some((peers, address_distance(&first.at, &other.at)?))
+}
+
+fn address_distance(first: &Address, other: &Address) -> Option<i64> {
+    (first.region == other.region).then(|| int_distance(&first.offset, &other.offset))?
+}
+
+/// The difference of two integers, where it is the same on all ranks.
+pub(super) fn int_distance(first: &Int, other: &Int) -> Option<i64> {
+    match (first, other) {
+        (Int::Const(a), Int::Const(b)) => b.checked_sub(*a),
+        (Int::Varying(a), Int::Varying(b)) => {
+            let moved = Varying { base: a.base, ..(**b).clone() };
+            (moved == **a).then(|| b.base.checked_sub(a.base))?
+        }
+        (Int::Const(_), Int::Varying(_)) | (Int::Varying(_), Int::Const(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ithaca_ir::{AxisId, DType, Mesh};
+
+    use super::*;
+
+    fn printed(records: &[Record]) -> Vec<String> {
+        let mesh = Mesh::new([("ring", 4)]);
+        let numbers = Numbers::new(&mesh);
+        let pointers: &Pointers<'_> = &|region, _| match region {
+            Region::Frame => ("x".to_owned(), 64),
+            _ => ("y".to_owned(), 0),
+        };
+        Writer { numbers: &numbers, pointers }.records(records)
+    }
+
+    fn at(region: Region, offset: i64) -> Address {
+        Address { region, offset: Int::Const(offset) }
+    }
+
+    #[test]
+    fn products_at_even_distances_are_a_loop() {
+        let product = |i: i64| {
+            let matrix = |region, bytes| Matrix {
+                at: at(region, bytes),
+                form: Form::Plain,
+                leading: Int::Const(8),
+                step: Int::ZERO,
+            };
+            Record::Product(Product {
+                dtype: DType::F32,
+                rows: Int::Const(8),
+                columns: Int::Const(4),
+                inner: Int::Const(2),
+                batch: Int::Const(1),
+                a: matrix(Region::Argument(0), 0),
+                b: matrix(Region::Frame, 64 + 32 * i),
+                c: matrix(Region::Frame, 1024 + 128 * i),
+            })
+        };
+        let lines = printed(&[product(0), product(1), product(2), product(4)]);
+        assert_eq!(
+            lines,
+            [
+                "for (int64_t k = 0; k < 3; ++k)",
+                "    s.product(DType::F32, 8, 4, 2, 1, {y, CUBLAS_OP_N, 8, 0}, {x + k * 32, CUBLAS_OP_N, 8, 0}, \
+                 {x + 960 + k * 128, CUBLAS_OP_N, 8, 0});",
+                "s.product(DType::F32, 8, 4, 2, 1, {y, CUBLAS_OP_N, 8, 0}, {x + 128, CUBLAS_OP_N, 8, 0}, \
+                 {x + 1472, CUBLAS_OP_N, 8, 0});",
+            ]
+        );
+    }
+
+    #[test]
+    fn blocks_at_even_distances_are_one_entry() {
+        use ithaca_ir::entity::Entity;
+        let ring = AxisId::new(0);
+        let block = |peer: i64, bytes: i64| Block {
+            peer: Int::Const(peer),
+            at: at(Region::Frame, 64 + bytes),
+            count: Int::Const(8),
+        };
+        let next = Varying { axes: vec![ring], values: vec![1, 2, 3, 0], ..Varying::default() };
+        let to_next = Block { peer: next.into_int(), ..block(0, 0) };
+        let transfer = |sends, receives| {
+            let collective = Collective::SendReceive { sends, receives };
+            Record::Transfer(Transfer {
+                communicator: Communicator::Axis(ring),
+                dtype: DType::BF16,
+                collective,
+            })
+        };
+        let lines = printed(&[
+            transfer(vec![block(0, 0), block(1, 16), block(2, 32)], Vec::new()),
+            transfer(vec![to_next], vec![block(3, 16)]),
+        ]);
+        assert_eq!(
+            lines,
+            [
+                "s.exchange(0, DType::BF16, {{0, x, 8, 3, 1, 16}}, {});",
+                "s.exchange(0, DType::BF16, {{(c.ring + 1) % 4, x, 8}}, {{3, x + 16, 8}});",
+            ]
+        );
+    }
+
+    #[test]
+    fn structs_are_initializers() {
+        let walk = |words: Vec<Word>| Arg {
+            ty: ArgType::Struct(&ithaca_device::argument::StructType {
+                name: "ithaca::Reals",
+                fields: &[
+                    ("data", ArgType::Scalar(Scalar::Pointer)),
+                    ("storage", ArgType::Scalar(Scalar::I32)),
+                ],
+            }),
+            words,
+        };
+        let launch = |args: Vec<Arg>| {
+            Record::Launch(Launch {
+                kernel: "pick<float>".to_owned(),
+                grid: Grid::Threads(Int::Const(8)),
+                args,
+            })
+        };
+        let lines = printed(&[launch(vec![
+            walk(vec![Word::Address(at(Region::Frame, 64)), Word::Int(Int::Const(3))]),
+            walk(vec![Word::Address(Address::NULL), Word::Int(Int::Const(0))]),
+            Arg { ty: ArgType::Scalar(Scalar::U64), words: vec![Word::Int(Int::Const(-1))] },
+            Arg { ty: ArgType::Scalar(Scalar::Bool), words: vec![Word::Int(Int::Const(1))] },
+        ])]);
+        assert_eq!(
+            lines,
+            [
+                "s.launch(kernel::pick<float>, 8, Reals{x, Storage::BF16}, Reals{}, 18446744073709551615u, true);"
+            ]
+        );
+    }
+}

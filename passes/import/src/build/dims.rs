@@ -1,0 +1,103 @@
+//! Dimensions of a decoder.
+
+use ithaca_ir::{Dim, DimId, Space};
+
+use crate::spec::{ExpertSpec, Latent, Spec};
+use crate::workload::Workload;
+
+/// The dimensions of a model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dims {
+    pub(super) b: DimId,
+    pub(super) s: DimId,
+    pub(super) m: DimId,
+    pub(super) h: DimId,
+    /// `h` itself where there are as many key/value heads.
+    pub(super) k: DimId,
+    pub(super) d: DimId,
+    pub(super) f: DimId,
+    pub(super) v: DimId,
+    pub(super) p: Option<DimId>,
+    pub(super) experts: Option<ExpertDims>,
+    pub(super) latent: Option<LatentDims>,
+}
+
+impl Dims {
+    pub(super) fn declare(space: &mut Space, spec: &Spec, workload: &Workload) -> Self {
+        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
+        let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", spec.hidden));
+        let h = dim("h", spec.heads);
+        let k = match spec.kv_heads == spec.heads {
+            true => h,
+            false => dim("k", spec.kv_heads),
+        };
+        let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
+        let p = spec.learned.map(|n| dim("p", n));
+        space.dims[h].granule = spec.heads / spec.kv_heads;
+        let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, e, workload));
+        let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l));
+        Self { b, s, m, h, k, d, f, v, p, experts, latent }
+    }
+}
+
+/// Dimensions of experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertDims {
+    /// Experts.
+    pub(super) e: DimId,
+    /// Experts, as the router scores them: all of them are compared, wherever they are.
+    pub(super) r: DimId,
+    /// Experts of a token.
+    pub(super) n: DimId,
+    /// Width of an expert.
+    pub(super) x: DimId,
+    /// Width of what all tokens share.
+    pub(super) y: Option<DimId>,
+    /// Groups of tokens, and their slots at an expert, where these are bounded.
+    pub(super) bound: Option<[DimId; 2]>,
+}
+
+impl ExpertDims {
+    pub(super) fn declare(space: &mut Space, spec: &ExpertSpec, workload: &Workload) -> Self {
+        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
+        Self {
+            e: dim("e", spec.count),
+            r: dim("r", spec.count),
+            n: dim("n", spec.top),
+            x: dim("x", spec.ffn),
+            y: spec.shared.map(|n| dim("y", n)),
+            bound: workload.capacity.map(|capacity| {
+                let tokens = workload.sequence / capacity.groups.max(1);
+                [dim("g", capacity.groups), dim("c", capacity.slots(tokens, spec.top, spec.count))]
+            }),
+        }
+    }
+}
+
+/// Dimensions of latents and of the parts of a head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LatentDims {
+    /// Latent of queries.
+    pub(super) queries: Option<DimId>,
+    /// Latent of keys and values.
+    pub(super) keys: DimId,
+    /// The part of a head that is not rotated.
+    pub(super) plain: DimId,
+    /// The part of a head that is rotated.
+    pub(super) rotated: DimId,
+    /// Width of a value.
+    pub(super) value: DimId,
+}
+
+impl LatentDims {
+    pub(super) fn declare(space: &mut Space, latent: &Latent) -> Self {
+        let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
+        Self {
+            queries: latent.queries.map(|n| dim("cq", n)),
+            keys: dim("ckv", latent.keys),
+            plain: dim("dn", latent.plain),
+            rotated: dim("dr", latent.rotated),
+            value: dim("dv", latent.value),
+        }
+    }
+}

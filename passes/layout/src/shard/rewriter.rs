@@ -1,0 +1,110 @@
+//! What a function is rewritten by, and the state of that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ithaca_ir::layout::{At, AxisList, Layout};
+use ithaca_ir::module::{FuncId, Function, ValueId};
+use ithaca_ir::ops::Op;
+use ithaca_ir::{Arena, AxisId, DimId, FunctionBuilder, TensorType};
+use ithaca_pass::roles::Roles;
+
+use super::flow::Flows;
+use super::legality::Decisions;
+use super::placements::Placements;
+use super::stages::Stages;
+use super::zero::Zero;
+use crate::strategy::Placement;
+
+/// What the rewriting goes by.
+pub(super) struct Plan {
+    /// Which axes split what, by function.
+    pub(super) placements: Placements,
+    /// Roles of dimensions.
+    pub(super) roles: Roles,
+    /// What was decided about dimensions.
+    pub(super) decisions: Decisions,
+    /// For key/value heads as they are loaded, the dimension in which attention sees them.
+    pub(super) copies: BTreeMap<DimId, DimId>,
+    /// For a vocabulary that weights are split along, the dimension that tells apart what its parts give.
+    pub(super) parts: BTreeMap<DimId, DimId>,
+    /// What passes between functions.
+    pub(super) flows: Flows,
+    /// What is split over ranks that hold the same weights.
+    pub(super) zero: Zero,
+    /// The axes along which ranks hold the same weights.
+    pub(super) replicas: AxisList,
+}
+
+impl Plan {
+    /// A weight where the placement has it: split along heads, hidden width and vocabulary.
+    pub(super) fn weight(&self, placement: &Placement, ty: &TensorType) -> TensorType {
+        let mut ty = ty.with_layout(Layout::whole(ty.dims.len()));
+        let of_experts = ty.dims.iter().any(|d| self.roles.experts.contains(d));
+        for i in 0..ty.dims.len() {
+            let dim = ty.dims[i];
+            if self.roles.splits_weights(dim) && !self.decisions.whole.contains(&dim) {
+                // An axis that splits experts does not split their width as well.
+                let free = |a: &&AxisId| !of_experts || !placement.experts.contains(a);
+                ty.layout.split[i] = placement.weights.iter().filter(free).copied().collect();
+            } else if self.roles.experts.contains(&dim) {
+                ty.layout.split[i].clone_from(&placement.experts);
+            }
+        }
+        ty
+    }
+}
+
+/// What lies outside attention.
+#[derive(Clone, Copy)]
+pub(super) enum Outside {
+    /// Inputs, and integers between functions.
+    Inputs,
+    /// The residual stream.
+    Residual,
+}
+
+pub(super) struct Rewriter<'a> {
+    pub(super) plan: &'a Plan,
+    /// The placement of this function.
+    pub(super) placement: &'a Placement,
+    /// The functions before this one, laid out.
+    pub(super) made: &'a Arena<FuncId, Function>,
+    /// For each result of these functions, what it was outside attention if it is left inside.
+    pub(super) given: &'a [Vec<Option<TensorType>>],
+    pub(super) id: FuncId,
+    pub(super) source: &'a Function,
+    pub(super) b: FunctionBuilder<'a>,
+    /// The new value of each old one.
+    pub(super) map: Vec<ValueId>,
+    /// For old values that become what lasts, and for what these are made of by element: the layout that they end in.
+    pub(super) wanted: BTreeMap<ValueId, Layout>,
+    /// For old values that attention reads or returns, the new value inside.
+    pub(super) inside: BTreeMap<ValueId, ValueId>,
+    /// For new values that came in inside attention, what they were outside.
+    pub(super) outside: BTreeMap<ValueId, TensorType>,
+    /// For weights that are kept in shards, the layout in which they are used.
+    pub(super) gathered: BTreeMap<ValueId, Layout>,
+    /// For old scalars that are sums over different axes, all still to be taken: the summands.
+    pub(super) summands: BTreeMap<ValueId, Vec<ValueId>>,
+    /// For old masks that are yet to be drawn, the key and the operation.
+    pub(super) masks: BTreeMap<ValueId, (ValueId, Op)>,
+    /// Reshards made before: the same value is never moved twice to the same layout.
+    pub(super) resharded: BTreeMap<(ValueId, Layout), ValueId>,
+    /// What each reshard was made of.
+    pub(super) came_from: BTreeMap<ValueId, ValueId>,
+    /// Copies of heads made before.
+    pub(super) repeated: BTreeMap<(ValueId, DimId), ValueId>,
+    /// Values that are weights, as they were loaded.
+    pub(super) weights: BTreeSet<ValueId>,
+    /// Stages of a pipeline.
+    pub(super) stages: Stages,
+    /// What was sent to other stages before.
+    pub(super) sent: BTreeMap<(ValueId, Option<At>), ValueId>,
+}
+
+/// The type once pending sums are taken, nothing else moved.
+pub(super) fn settled(ty: &TensorType) -> TensorType {
+    let mut ty = ty.clone();
+    ty.layout.partial.clear();
+    ty
+}

@@ -1,0 +1,124 @@
+//! What a cluster file says: devices, their rates, and the levels that join them.
+
+use ithaca_ir::DType;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A number and where it comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Sourced<T> {
+    /// The number.
+    pub value: T,
+    /// A datasheet, a measurement, or the word `estimate` with its ground.
+    pub source: String,
+}
+
+/// A machine, or many of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// The name, for example `dgx-h100`.
+    pub name: String,
+    /// One line for a list.
+    pub summary: String,
+    /// Devices in one machine.
+    pub devices_per_node: Sourced<u64>,
+    /// The device.
+    pub accelerator: Accelerator,
+    /// How devices are wired, from the inside out.
+    pub levels: Vec<Level>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Accelerator {
+    /// The product's name.
+    pub name: String,
+    /// Memory, bytes.
+    pub memory_bytes: Sourced<u64>,
+    /// The part of the memory that a plan must leave to the driver, the communication library and the allocator.
+    pub reserve_fraction: Sourced<f64>,
+    /// Memory bandwidth, bytes per second.
+    pub memory_bandwidth: Sourced<f64>,
+    /// Time to start a kernel, seconds.
+    pub launch_seconds: Sourced<f64>,
+    /// Peak rates, FLOP per second.
+    pub peak: Peak,
+    /// What parts of the peaks kernels reach.
+    pub efficiency: Efficiency,
+}
+
+/// Peak dense rates by element type, FLOP per second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Peak {
+    /// bfloat16.
+    pub bf16: Sourced<f64>,
+    /// IEEE half precision.
+    pub f16: Sourced<f64>,
+    /// IEEE single precision.
+    pub f32: Sourced<f64>,
+    /// IEEE double precision.
+    pub f64: Sourced<f64>,
+}
+
+/// Parts of peak rates that kernels reach, each above 0 and at most 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Efficiency {
+    /// Matrix products, of the peak rate.
+    pub matmul: Sourced<f64>,
+    /// Attention, of the peak rate.
+    pub attention: Sourced<f64>,
+    /// Kernels that stream, of the memory bandwidth.
+    pub memory: Sourced<f64>,
+}
+
+/// One level of the topology.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Level {
+    /// The name, for example `nvlink`.
+    pub name: String,
+    /// Devices that the level joins; a multiple of the devices of the level inside.
+    pub devices: Sourced<u64>,
+    /// Bandwidth of one device in one direction, bytes per second.
+    pub bandwidth: Sourced<f64>,
+    /// Devices that share this bandwidth when all of them communicate; one where every device has its own link.
+    pub contention: Sourced<f64>,
+    /// One step of a ring (all-gather, reduce-scatter, all-reduce), seconds.
+    pub latency: Sourced<f64>,
+    /// One message of an all-to-all to the ranks of one block of the level inside, seconds.
+    pub message_latency: Sourced<f64>,
+    /// The part of the bandwidth that ring collectives reach.
+    pub ring_efficiency: Sourced<f64>,
+    /// The part of the bandwidth that an all-to-all reaches.
+    pub exchange_efficiency: Sourced<f64>,
+}
+
+impl Cluster {
+    /// Devices that the outermost level joins.
+    pub fn devices(&self) -> u64 {
+        self.levels.last().map_or(1, |l| l.devices.value)
+    }
+
+    /// Bytes of memory that a plan may use on a device.
+    pub fn usable_bytes(&self) -> u64 {
+        let Accelerator { memory_bytes, reserve_fraction, .. } = &self.accelerator;
+        (memory_bytes.value as f64 * (1.0 - reserve_fraction.value)) as u64
+    }
+}
+
+impl Peak {
+    /// The peak rate for elements of `dtype`; integers count as f32.
+    pub fn of(&self, dtype: DType) -> f64 {
+        match dtype {
+            DType::BF16 => self.bf16.value,
+            DType::F16 => self.f16.value,
+            DType::F32 | DType::I32 | DType::Bool => self.f32.value,
+            DType::F64 => self.f64.value,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Candidates, and what came of them.
+
+use ithaca_ir::Diagnostic;
+use ithaca_layout::compile::Compiled;
+use ithaca_layout::shard::ShardOptions;
+
+use super::compiler::{Compiler, first};
+use crate::cluster::Cluster;
+use crate::memory::{self, Memory};
+use crate::simulate::{Simulation, simulate};
+
+/// A candidate with its price.
+#[derive(Clone, Debug)]
+pub struct Priced {
+    /// Strategy, mesh and options.
+    pub options: ShardOptions,
+    /// Its program and schedule.
+    pub compiled: Compiled,
+    /// Its time.
+    pub simulation: Simulation,
+    /// Its memory.
+    pub memory: Memory,
+}
+
+/// Every candidate of a request, sorted by what came of it.
+#[derive(Debug, Default)]
+pub(super) struct Tried {
+    /// Best first.
+    pub(super) fits: Vec<Priced>,
+    /// With the bytes that are missing, fewest first.
+    pub(super) too_large: Vec<(Priced, u64)>,
+    /// In the order of trial.
+    pub(super) refused: Vec<(ShardOptions, Diagnostic)>,
+}
+
+pub(super) fn price(
+    compiler: &dyn Compiler,
+    cluster: &Cluster,
+    options: &ShardOptions,
+) -> Result<Priced, Diagnostic> {
+    match compiler.draft(options) {
+        Ok(compiled) => {
+            let simulation = simulate(cluster, &compiled.schedule);
+            let memory = memory::of_schedule(&compiled.schedule);
+            Ok(Priced { options: options.clone(), compiled, simulation, memory })
+        }
+        Err(diagnostics) => Err(first(diagnostics)),
+    }
+}

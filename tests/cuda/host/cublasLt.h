@@ -1,0 +1,168 @@
+// cuBLASLt on the host: the batched product that emitted programs call, as loops, with the library's checks of its arguments.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_runtime.h"
+
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7 };
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70 };
+enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4 };
+enum cublasLtMatrixLayoutAttribute_t {
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
+};
+
+struct cublasLtMatmulDescOpaque_t {
+    cublasComputeType_t compute;
+    cudaDataType_t scale;
+    int32_t transposed[2];
+};
+struct cublasLtMatrixLayoutOpaque_t {
+    cudaDataType_t type;
+    uint64_t rows, columns;
+    int64_t leading, step;
+    int32_t batch;
+};
+struct cublasLtMatmulPreferenceOpaque_t {
+    uint32_t alignments[4];
+};
+using cublasLtHandle_t = struct cublasLtContext*;
+using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
+using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
+using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
+// An algorithm is for matrices that are aligned so.
+struct cublasLtMatmulAlgo_t {
+    uint32_t alignments[4];
+};
+struct cublasLtMatmulHeuristicResult_t {
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct cublasLtContext {};
+
+inline const char* cublasLtGetStatusString(cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS ? "success" : "invalid value"; }
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    *handle = new cublasLtContext;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
+    *desc = {compute, scale, {0, 0}};
+    return (compute == CUBLAS_COMPUTE_64F) == (scale == CUDA_R_64F) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                                     const void* value, size_t n) {
+    if (n != sizeof(int32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&desc->transposed[attribute - CUBLASLT_MATMUL_DESC_TRANSA], value, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
+                                               uint64_t columns, int64_t leading) {
+    *layout = {type, rows, columns, leading, 0, 1};
+    return leading >= static_cast<int64_t>(std::max<uint64_t>(rows, 1)) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                                                       const void* value, size_t n) {
+    const bool is_count = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    if (n != (is_count ? sizeof layout->batch : sizeof layout->step)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(is_count ? static_cast<void*>(&layout->batch) : &layout->step, value, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t preference) {
+    *preference = {{256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                           size_t n) {
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return n == sizeof(uint64_t) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    if (n != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&preference->alignments[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatmulPreference_t preference, int most,
+                                                     cublasLtMatmulHeuristicResult_t* found, int* n_found) {
+    std::memcpy(found->algo.alignments, preference->alignments, sizeof preference->alignments);
+    *n_found = std::min(most, 1);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace cublas_on_host {
+
+inline double value(double x) { return x; }
+inline float value(float x) { return x; }
+inline float value(__half x) { return __half2float(x); }
+inline float value(__nv_bfloat16 x) { return __bfloat162float(x); }
+inline void store(double& z, double x) { z = x; }
+inline void store(float& z, float x) { z = x; }
+inline void store(__half& z, float x) { z = __float2half(x); }
+inline void store(__nv_bfloat16& z, float x) { z = __float2bfloat16(x); }
+
+// Column-major: c is m x n, and the sum is over k.
+template <typename T, typename A>
+void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, A alpha, const T* a, int64_t lda, const T* b, int64_t ldb,
+             A beta, T* c, int64_t ldc) {
+    for (int64_t column = 0; column < n; ++column) {
+        for (int64_t row = 0; row < m; ++row) {
+            A sum = 0;
+            for (int64_t l = 0; l < k; ++l)
+                sum += value(a[ta ? l + row * lda : row + l * lda]) * value(b[tb ? column + l * ldb : l + column * ldb]);
+            T& z = c[row + column * ldc];
+            store(z, beta == A(0) ? alpha * sum : alpha * sum + beta * value(z));
+        }
+    }
+}
+
+}  // namespace cublas_on_host
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                                     cublasLtMatrixLayout_t la, const void* b, cublasLtMatrixLayout_t lb, const void* beta,
+                                     const void*, cublasLtMatrixLayout_t lc, void* d, cublasLtMatrixLayout_t ld,
+                                     const cublasLtMatmulAlgo_t* algo, void*, size_t, cudaStream_t stream) {
+    const bool ta = desc->transposed[0] != 0, tb = desc->transposed[1] != 0;
+    const uint64_t m = ta ? la->columns : la->rows, k = ta ? la->rows : la->columns, n = tb ? lb->rows : lb->columns;
+    const bool fits = stream != nullptr && lc == ld && ld->rows == m && ld->columns == n && (tb ? lb->columns : lb->rows) == k &&
+                      la->batch == lb->batch && la->batch == ld->batch && la->type == lb->type && la->type == ld->type &&
+                      (desc->scale == CUDA_R_64F) == (la->type == CUDA_R_64F);
+    if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
+    auto run = [&](auto element, auto scalar) {
+        using T = decltype(element);
+        using A = decltype(scalar);
+        for (int64_t i = 0; i < ld->batch; ++i) {
+            const T *x = static_cast<const T*>(a) + i * la->step, *y = static_cast<const T*>(b) + i * lb->step;
+            T* const z = static_cast<T*>(d) + i * ld->step;
+            const void* const starts[] = {x, y, z};
+            for (int j = 0; j < 3; ++j)
+                if (reinterpret_cast<uintptr_t>(starts[j]) % algo->alignments[j] != 0) return CUBLAS_STATUS_INVALID_VALUE;
+            cublas_on_host::product<T, A>(ta, tb, static_cast<int64_t>(m), static_cast<int64_t>(n), static_cast<int64_t>(k),
+                                          *static_cast<const A*>(alpha), x, la->leading, y, lb->leading,
+                                          *static_cast<const A*>(beta), z, ld->leading);
+        }
+        return CUBLAS_STATUS_SUCCESS;
+    };
+    switch (la->type) {
+        case CUDA_R_64F: return run(double{}, double{});
+        case CUDA_R_32F: return run(float{}, float{});
+        case CUDA_R_16F: return run(__half{}, float{});
+        case CUDA_R_16BF: return run(__nv_bfloat16{}, float{});
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
