@@ -99,8 +99,15 @@ fn frame(n: usize) -> Schedule {
         last = c;
     }
     let outputs = vec![FrameOutput { name: Some("y".into()), buffer: last }];
-    let main =
-        Frame { name: "main".into(), n_arguments: 0, outputs, buffers, tasks, n_events, bytes: 16 * 8192 };
+    let main = Frame {
+        name: "main".into(),
+        outputs,
+        buffers,
+        tasks,
+        n_events,
+        bytes: 16 * 8192,
+        ..Frame::default()
+    };
     let frames = std::iter::once(main).collect();
     Schedule { name: "threes".into(), pipeline: Vec::new(), space, frames }
 }

@@ -3,15 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
 use ithaca_passes::cluster::{self, Cluster};
-use ithaca_passes::compile::{Compiled, compile_with};
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
 use ithaca_passes::import::{self, Capacity, Labels, Mode, Shrink, Workload};
 use ithaca_passes::plan::Plan;
-use ithaca_passes::planner::{self, Extended, Program};
 use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::strategy::{DATA_AXIS, STAGE_AXIS};
 use ithaca_passes::shard::{

@@ -48,8 +48,8 @@ pub enum Verdict {
         /// nothing but rounding, elements of [`FLOOR`] times the largest of all gradients and below on average, is measured
         /// by that instead of its norm; so are moments, beside the largest of their kind.
         relative: f64,
-        /// The size by which the error of an element is measured: the magnitude of the largest expected element, or the
-        /// size of rounding as for `relative` where all elements are smaller; 1 where all are zero, which has no scale.
+        /// The size by which the error of an element is measured: the magnitude of the largest expected element, for a
+        /// gradient or a moment that of the largest of its kind; 1 where all are zero, which has no scale.
         scale: f64,
     },
     /// The shapes differ.
@@ -87,13 +87,22 @@ impl Verdict {
 
 /// Compares `found` with `expected`.
 pub fn tensors<A: Real, B: Real>(found: &Tensor<A>, expected: &Tensor<B>) -> Verdict {
-    above(0.0, found, expected, |_, _, _| false)
+    above(Kind::default(), found, expected, |_, _, _| false)
 }
 
-/// Compares relative to a norm of at least that of elements of size `floor`; `leave_out` says of an element's number, and
+/// What is known of tensors of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kind {
+    /// The size of elements that are rounding.
+    floor: f64,
+    /// The magnitude of the largest element.
+    largest: f64,
+}
+
+/// Compares relative to a norm of at least that of elements of the size of rounding; `leave_out` says of an element's number, and
 /// of both values, whether it is passed over.
 fn above<A: Real, B: Real>(
-    floor: f64,
+    Kind { floor, largest }: Kind,
     found: &Tensor<A>,
     expected: &Tensor<B>,
     mut leave_out: impl FnMut(usize, f64, f64) -> bool,
@@ -103,7 +112,7 @@ fn above<A: Real, B: Real>(
     if !alike || found.data.len() != expected.data.len() {
         return Verdict::Shape { found: found.shape.clone(), expected: expected.shape.clone() };
     }
-    let (mut max_abs, mut difference, mut norm, mut largest) = (0f64, 0f64, 0f64, floor);
+    let (mut max_abs, mut difference, mut norm, mut largest) = (0f64, 0f64, 0f64, largest);
     for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
         let (a, b) = (a.to_f64(), b.to_f64());
         if a == f64::NEG_INFINITY && b == f64::NEG_INFINITY {
@@ -122,7 +131,7 @@ fn above<A: Real, B: Real>(
     }
     let noise = floor * floor * expected.data.len() as f64;
     let relative = if norm > 0.0 { (difference / norm.max(noise)).sqrt() } else { difference.sqrt() };
-    let scale = if norm > 0.0 { largest } else { 1.0 };
+    let scale = if largest > 0.0 { largest } else { 1.0 };
     Verdict::Distance { max_abs, relative, scale }
 }
 
@@ -168,7 +177,7 @@ impl Judge<'_> {
         }
         let smallest = self.smallest.unwrap_or(&own);
         let compare = |(name, tensor): (&String, &Tensor<B>)| match found.get(name) {
-            Some(found) => self.named(name, scales.floor(name), found, (tensor, smallest)),
+            Some(found) => self.named(name, scales.kind(name), found, (tensor, smallest)),
             None => Comparison { name: name.clone(), verdict: Verdict::Missing, undetermined: 0 },
         };
         expected.iter().map(compare).collect()
@@ -199,14 +208,14 @@ impl Judge<'_> {
     fn named<A: Real, B: Real>(
         self,
         name: &str,
-        floor: f64,
+        kind: Kind,
         found: &Tensor<A>,
         (expected, smallest): (&Tensor<B>, &Smallest),
     ) -> Comparison {
         let weight = name.strip_prefix(state::MASTER).unwrap_or(name);
         let gradient = smallest.0.get(&format!("{}{weight}", state::GRADIENT));
         let mut undetermined = 0;
-        let verdict = above(floor, found, expected, |at, a, b| {
+        let verdict = above(kind, found, expected, |at, a, b| {
             let of_rounding = gradient.and_then(|g| g.data.get(at)).is_some_and(|&part| part <= NOISE);
             // Both may have gone all the way, in opposite directions.
             let apart = (a - b).abs();
@@ -243,13 +252,16 @@ impl Scales {
         }
     }
 
-    /// The size of elements that are rounding, of a tensor of this name.
-    fn floor(&self, name: &str) -> f64 {
-        match name {
-            _ if name.starts_with(state::GRADIENT) => (FLOOR * self.gradient).min(NOISE),
-            _ if name.starts_with(state::FIRST_MOMENT) => (FLOOR * self.first_moment).min(NOISE),
-            _ if name.starts_with(state::SECOND_MOMENT) => FLOOR * FLOOR * self.second_moment,
-            _ => 0.0,
+    /// What is known of tensors of the kind that the name says.
+    fn kind(&self, name: &str) -> Kind {
+        if name.starts_with(state::GRADIENT) {
+            Kind { floor: (FLOOR * self.gradient).min(NOISE), largest: self.gradient }
+        } else if name.starts_with(state::FIRST_MOMENT) {
+            Kind { floor: (FLOOR * self.first_moment).min(NOISE), largest: self.first_moment }
+        } else if name.starts_with(state::SECOND_MOMENT) {
+            Kind { floor: FLOOR * FLOOR * self.second_moment, largest: self.second_moment }
+        } else {
+            Kind::default()
         }
     }
 }

@@ -11,10 +11,10 @@ use ithaca_ir::ops::ScanOrder;
 use ithaca_ir::schedule::{self, Buffer, BufferId, Content, FrameId, Place, Stream, Task};
 use ithaca_ir::text;
 
+use super::context::Context;
 use super::lines;
 use super::names::{self, Names};
 use super::number::Numbers;
-use super::program::Context;
 use super::record::{Pointers, Writer};
 
 /// The function of a frame.

@@ -4,6 +4,7 @@
 //! The rest of an artifact (`runtime/*.hpp`, `kernels/*.cuh`) is the same for every schedule: it starts the program, loads and
 //! writes tensors, waits, and compares.
 
+mod context;
 mod frame;
 mod lines;
 mod names;

@@ -13,17 +13,10 @@ use ithaca_ir::ops::{Op, Optimizer};
 use ithaca_ir::schedule::{Content, FrameId, Schedule, Work};
 use ithaca_ir::{DType, Diagnostic, TensorType};
 
+use super::context::Context;
 use super::names::{self, Names};
 use super::number::Numbers;
 use super::{frame, lines, part};
-
-/// What frames share while they are printed.
-pub(super) struct Context<'a> {
-    pub(super) schedule: &'a Schedule,
-    pub(super) program: &'a DeviceProgram,
-    /// For each frame the name of its function.
-    pub(super) functions: Vec<String>,
-}
 
 /// The namespace of a program, and of the schedule that it is of.
 ///

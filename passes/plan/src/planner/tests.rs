@@ -6,8 +6,9 @@ use ithaca_ir::ops::Binding;
 use ithaca_ir::schedule::{
     Buffer, BufferId, Content, EventId, Frame, Place, Schedule, Stream, Task, Transfer, Work,
 };
-use ithaca_ir::{Arena, DType, Diagnostic, Dim, Module, Op, Space, TensorType};
+use ithaca_ir::{Arena, DType, Diagnostic, Diagnostics, Dim, Module, Op, Space, TensorType};
 
+use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::{HeadSplit, SequenceFit};
 
 use super::*;
