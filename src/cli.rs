@@ -436,7 +436,7 @@ pub enum StorageArg {
 pub enum DeviceArg {
     /// The processor of this machine, a thread per rank.
     Cpu,
-    /// CUDA GPUs, all ranks in one process.
+    /// CUDA GPUs, all ranks in one process; with `--launch` a GPU and a process for each rank.
     Cuda,
 }
 

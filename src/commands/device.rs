@@ -3,7 +3,9 @@
 use ithaca_ir::Diagnostic;
 use ithaca_ir::schedule::Schedule;
 use ithaca_kernels::cpu::{self, Execution, LookForNan};
+use ithaca_kernels::cuda::collectives::Nccl;
 use ithaca_kernels::cuda::{self, By, Clock, Issue, Machine};
+use ithaca_kernels::launch::{Agreement, NextStep, Process, Step};
 use ithaca_kernels::store::TensorSource;
 
 use crate::cli::{CollectivesArg, DeviceArg, RunArgs, StorageArg};
@@ -18,11 +20,11 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// Opens the requested device.
+    /// Opens what was asked for, for all ranks or for that of a process.
     ///
     /// # Errors
-    /// `C20` for each missing part of CUDA, `C00` for options that exclude each other.
-    pub(super) fn open(schedule: &Schedule, args: &RunArgs) -> Result<Self> {
+    /// `C20` for each part of CUDA that is missing; `C00` for options that do not go together.
+    pub(super) fn open(schedule: &Schedule, args: &RunArgs, process: Option<&Process>) -> Result<Self> {
         match args.device {
             DeviceArg::Cpu if args.graph => Err(Failure::usage("`--graph` goes with `--device cuda`")),
             DeviceArg::Cpu if args.collectives.is_some() => {
@@ -32,6 +34,11 @@ impl Device {
             DeviceArg::Cuda if args.graph && (args.timings || args.trace.is_some()) => Err(Failure::usage(
                 "`--graph` excludes `--timings` and `--trace`: the tasks of a CUDA graph are not timed",
             )),
+            DeviceArg::Cuda if process.is_some() && args.collectives == Some(CollectivesArg::InProcess) => {
+                Err(Failure::usage(
+                    "ranks in processes of their own communicate by NCCL: leave `--collectives` out",
+                ))
+            }
             DeviceArg::Cuda if args.timings && args.trace.is_some() => Err(Failure::usage(
                 "`--timings` and `--trace` exclude each other on a GPU: the first waits for each task, the second for none",
             )),
@@ -59,13 +66,43 @@ impl Device {
                 let issue = if args.graph { Issue::Graph } else { Issue::Tasks };
                 let how =
                     cuda::Options { clock, issue, look_for_nan: look_for_nan(args), ..Default::default() };
-                let machine = Machine::open(schedule, collectives, &how)?;
+                let machine = match process {
+                    None => Machine::open(schedule, collectives, &how)?,
+                    Some(process) => Machine::open_rank(schedule, process.local_rank(), &how)?,
+                };
                 Ok(Device::Cuda(Box::new(machine), how))
             }
         }
     }
 
-    /// Runs a step. `options` are those of the processor; GPUs use the timeout and the fault of them.
+    /// Runs a step of one rank, whose others are in processes of their own.
+    ///
+    /// # Errors
+    /// What the runtime refuses, or fails at.
+    pub(super) fn step(
+        &self,
+        agreed: &Agreement<'_>,
+        sources: (&dyn TensorSource, &dyn TensorSource),
+        options: &cpu::Options,
+        next: NextStep,
+    ) -> Result<Step> {
+        Ok(match self {
+            Device::Cpu => agreed.step(sources.0, sources.1, options, next)?,
+            Device::Cuda(machine, how) => {
+                let cpu::Options { timeout, fault, .. } = options.clone();
+                let how = cuda::Options { timeout, fault, ..how.clone() };
+                let process = agreed.process();
+                let id = process.shared(|| Ok(Nccl::new_id()?))?;
+                agreed.step_by(sources.0, next, |job| {
+                    let rank = (process.rank(), id.as_slice());
+                    machine.execute_rank(job, rank, sources, &how, &|| process.has_failed())
+                })?
+            }
+        })
+    }
+
+    /// Runs a step; `options` are those of this machine's processor, of which GPUs take how long ranks wait for each other
+    /// and what is to go wrong.
     ///
     /// # Errors
     /// The errors of the runtime.

@@ -8,17 +8,14 @@ use ithaca_kernels::launch::{self, LaunchEnv};
 
 use super::run::{job, run_job};
 use super::session::{Done, Session};
-use crate::cli::{DeviceArg, RunArgs};
-use crate::error::{Failure, Result};
+use crate::cli::RunArgs;
+use crate::error::Result;
 
 /// How long a process that cannot run waits for the others, to report its failure to them.
 const REPORT_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs one rank; the process of rank 0 prints and writes, and all exit with its code.
 pub(super) fn run(args: &RunArgs, session: &mut Session<'_>) -> Result<Done> {
-    if args.device == DeviceArg::Cuda {
-        return Err(Failure::usage("`--launch` goes with `--device cpu`"));
-    }
     let env = LaunchEnv::of(session.environment)?;
     let timeout = Duration::from_secs(args.timeout);
     let job = match job(args, session) {

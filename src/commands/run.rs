@@ -44,13 +44,18 @@ pub(super) fn job(args: &RunArgs, session: &Session<'_>) -> Result<Job> {
     Ok(job)
 }
 
-/// The settings on which all processes must agree, beside the schedule.
-fn settings(args: &RunArgs) -> [(&'static str, String); 5] {
+/// The settings that processes must agree on, beside the schedule.
+fn settings(args: &RunArgs) -> [(&'static str, String); 6] {
     let storage = match args.storage() {
         StorageArg::Wide => "wide",
         StorageArg::Typed => "typed",
     };
+    let device = match args.device {
+        DeviceArg::Cpu => "cpu",
+        DeviceArg::Cuda => "cuda",
+    };
     [
+        ("`--device`", device.to_owned()),
         ("number of `--steps`", args.steps.to_string()),
         ("`--storage`", storage.to_owned()),
         ("`--seed`", args.subject.seed.unwrap_or(0).to_string()),
@@ -80,7 +85,7 @@ pub(super) fn run_job(
     }
     progress("compiling");
     let compiled = job.compile()?;
-    let device = Device::open(&compiled.schedule, args)?;
+    let device = Device::open(&compiled.schedule, args, process)?;
     if let Some(fault) = &fault {
         fault.check(&compiled.schedule).map_err(RunError::from)?;
     }
@@ -120,7 +125,7 @@ pub(super) fn run_job(
             None => device.execute(&compiled.schedule, weights, inputs.as_ref(), &options)?,
             Some(agreed) => {
                 let next = if left > 0 { NextStep::Continues } else { NextStep::Last };
-                match agreed.step(weights, inputs.as_ref(), &options, next)? {
+                match device.step(agreed, (weights, inputs.as_ref()), &options, next)? {
                     Step::Full(execution) => execution,
                     Step::Local(kept) => return Ok(oracle::Results { outputs: Outputs::new(), kept }),
                 }

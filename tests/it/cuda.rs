@@ -22,6 +22,7 @@ mod training;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use ithaca_codegen::cuda;
 use ithaca_ir::schedule::{self, Schedule};
@@ -31,7 +32,7 @@ use ithaca_kernels::oracle;
 use ithaca_kernels::store::{SafeTensorsFile, TensorSource};
 use ithaca_kernels::tensor::Tensor;
 use ithaca_passes::compile::compile;
-use ithaca_passes::import::{Workload, import};
+use ithaca_passes::import::{Mode, Workload, import};
 use ithaca_passes::lower::lower;
 use ithaca_passes::pass::Volume;
 use ithaca_passes::shard::ShardOptions;
@@ -199,6 +200,29 @@ fn the_source_does_not_grow_with_the_ranks() {
     };
     // Beyond 8 heads in all, key/value heads are copied, which adds tasks; from then on nothing changes but digits.
     assert!(length("16").abs_diff(length("2")) < 500);
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "the time is a figure to look at, not one to assert")]
+fn device_programs_do_not_grow_with_the_ranks() {
+    let directory = root().join("examples/llama-3.1-405b");
+    let training = Workload { mode: Mode::Train, ..Workload::prefill(128, 131_072) };
+    let module = module(&directory, &training);
+    let size = |data: &str| {
+        let options =
+            options("data-parallel+ulysses+megatron-tp", &[("dp", data), ("ulysses", "16"), ("tp", "8")]);
+        let schedule = compile(&module, &options, &Volume).unwrap().schedule;
+        let begun = Instant::now();
+        let program = ithaca_device::lower(&schedule, ithaca_device::Options::default()).unwrap();
+        eprintln!("device program for dp={data},ulysses=16,tp=8: {:.2?}", begun.elapsed());
+        let steps = program.frames.values().flat_map(|frame| &frame.steps);
+        let alternatives = |step: &ithaca_device::Step| match &step.work {
+            ithaca_device::Work::Records(records) => records.alternatives.len(),
+            ithaca_device::Work::Call(_) => 1,
+        };
+        (steps.map(alternatives).sum::<usize>(), program.records().count(), program.tables.len())
+    };
+    assert_eq!(size("2"), size("128"));
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub fn accumulator(dtype: DType) -> &'static str {
     }
 }
 
-/// The C++ integer as wide as an element, for what moves elements and does not compute.
+/// The C++ integer as wide as an element, for kernels that move elements without computing.
 pub fn bits_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "uint64_t",

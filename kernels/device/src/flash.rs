@@ -75,7 +75,7 @@ pub const ALL: [Flash; 6] = [
     flash([256, 256], [64, 128, 69_056], [48, 96, 86_816, 2]),
 ];
 
-/// What an attention has that decides whether tensor cores take it.
+/// The properties of an attention that decide whether tensor cores take it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands<'a> {
     /// Elements of a query and of a key, as this rank holds them.
@@ -132,7 +132,7 @@ impl Flash {
     }
 }
 
-/// Assertions in C++ that the kernels are what is said here of them.
+/// Assertions in C++ that the kernels have the blocks declared here.
 pub fn checks() -> String {
     let mut text = String::new();
     let mut check = |is: String| {

@@ -105,7 +105,7 @@ pub struct Step {
     pub work: Work,
     /// The event that the stream records after it, by number in the program.
     pub records: Option<usize>,
-    /// Searches for NaN in what it wrote, where they were asked for.
+    /// Searches for NaN in the buffers that it wrote, where requested.
     pub checks: Vec<Check>,
 }
 

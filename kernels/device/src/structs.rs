@@ -136,7 +136,7 @@ structs! {
         head_block: i64,
     }
 
-    /// What a rank holds of q, k and v, and how they score.
+    /// The parts of q, k and v that a rank holds, and how scores are computed.
     AttentionShape "ithaca::kernel::AttentionShape" {
         front: i64,
         queries: i64,
@@ -169,7 +169,7 @@ structs! {
         dv: Rows,
     }
 
-    /// What the backward pass of an attention gets beside q, k and v.
+    /// Operands of the backward pass of an attention, after q, k and v.
     Gradient "ithaca::kernel::Gradient" {
         d_o: Reals,
         lse: Reals,
@@ -184,7 +184,7 @@ structs! {
         positions: [Sequence; MOST_DIMS],
     }
 
-    /// Parts of a tensor that lie one after another on a wire.
+    /// Parts of a tensor that follow each other on a wire.
     Pieces "ithaca::kernel::Pieces" {
         table: Pointer,
         n: i64,

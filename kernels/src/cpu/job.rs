@@ -110,6 +110,16 @@ impl<'a> Job<'a> {
         Ok(Loaded { schedule, arena, sources, ranks, options, memory_bytes })
     }
 
+    /// The schedule.
+    pub(crate) fn schedule(&self) -> &'a Schedule {
+        self.schedule
+    }
+
+    /// What is loaded, and where it belongs.
+    pub(crate) fn plan(&self) -> &SourcePlan<'a> {
+        &self.plan
+    }
+
     /// The stored tensors of which a rank has a part.
     pub(crate) fn reads(&self, rank: Rank) -> BTreeSet<String> {
         self.plan.names_of(&self.schedule.space, rank)

@@ -1,29 +1,25 @@
 //! A schedule on devices: allocate, upload, issue, wait, download.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ithaca_device::catalogue::c_type;
 use ithaca_device::lower::{self, Checks};
 use ithaca_device::{Collective, DeviceProgram, Record};
 use ithaca_ir::schedule::Schedule;
-use ithaca_ir::traffic::Traffic;
+use ithaca_ir::traffic::{Ledger, Traffic};
 use ithaca_ir::{DType, Rank};
 
-use super::collectives::{Collectives, InProcess, Nccl};
+use super::collectives::{Collectives, InProcess, Launched, Nccl};
 use super::device::Device;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::options::{By, Clock, Issue, Options};
 use super::steps::Steps;
 use super::{available, inputs, rank::Seat};
-use crate::Outputs;
-use crate::cpu::memory::SourcePlan;
-use crate::cpu::{Execution, FaultKind, LookForNan, Timings, guarded};
+use crate::cpu::{Execution, FaultKind, Job, LookForNan, RankResult, Timings, guarded};
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::index;
-use crate::updates::{self, Update};
 
 /// The GPUs of this machine, with the kernels of a schedule.
 pub struct Machine {
@@ -64,19 +60,57 @@ impl Machine {
         inputs: &dyn TensorSource,
         options: &Options,
     ) -> Result<Execution, RunError> {
-        let ranks = schedule.space.mesh.ranks();
-        let of_rank: Vec<&Gpu> = (0..index(ranks)).map(|rank| &self.gpus[rank % self.gpus.len()]).collect();
+        let job = Job::of(schedule)?;
+        let on_gpu = |rank: Rank| (rank, &self.gpus[index(rank.0) % self.gpus.len()] as &dyn Device);
+        let ranks: Vec<(Rank, &dyn Device)> = schedule.space.mesh.iter_ranks().map(on_gpu).collect();
+        let all = |collectives: &dyn Collectives| {
+            let (results, bytes) =
+                run((&job, &self.program), &ranks, collectives, (weights, inputs), options)?;
+            job.assemble(&results, weights, bytes)
+        };
         match self.collectives {
-            By::InProcess => {
-                let collectives = InProcess::new(&self.gpus[0], ranks)?;
-                on((schedule, &self.program), &of_rank, &collectives, (weights, inputs), options)
-            }
+            By::InProcess => all(&InProcess::new(&self.gpus[0], schedule.space.mesh.ranks())?),
             By::Nccl => {
-                let devices = of_rank.iter().map(|&gpu| gpu as &dyn Device).collect();
-                let collectives = Nccl::open(&schedule.space, devices, options.timeout)?;
-                on((schedule, &self.program), &of_rank, &collectives, (weights, inputs), options)
+                let devices = ranks.iter().map(|(_, device)| *device).collect();
+                all(&Nccl::open(&schedule.space, devices, options.timeout)?)
             }
         }
+    }
+
+    /// Opens one GPU for one rank, whose others are in processes of their own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_rank(schedule: &Schedule, gpu: u64, options: &Options) -> Result<Self, RunError> {
+        if let Some(missing) = available::missing().into_iter().next() {
+            return Err(CudaError::from(missing).into());
+        }
+        let program = lowered(schedule, options)?;
+        let gpu = Gpu::open(index(gpu) % available::gpus()?.max(1))?;
+        gpu.load(&kernels(&program))?;
+        Ok(Self { gpus: vec![gpu], program, collectives: By::Nccl })
+    }
+
+    /// Executes one rank on the GPU that was opened for it; the other ranks' processes do so at the same time, with
+    /// communicators of the same `id`. Gives its results, and the bytes of its memory. It ends early when `has_failed` says
+    /// that another process did.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub fn execute_rank(
+        &self,
+        job: &Job<'_>,
+        (rank, id): (Rank, &[u8]),
+        sources: (&dyn TensorSource, &dyn TensorSource),
+        options: &Options,
+        has_failed: &dyn Fn() -> bool,
+    ) -> Result<(RankResult, u64), RunError> {
+        let own = (rank, &self.gpus[0] as &dyn Device);
+        let nccl = Nccl::open_rank(&job.schedule().space, own, id, options.timeout)?;
+        let collectives = Launched { rank, nccl, has_failed };
+        let (mut results, bytes) = run((job, &self.program), &[own], &collectives, sources, options)?;
+        let result = results.pop().ok_or_else(|| RunError::invalid("a rank without results"))?;
+        Ok((result, bytes))
     }
 
     /// The names of its GPUs.
@@ -130,86 +164,68 @@ pub fn execute_on(
     sources: (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
 ) -> Result<Execution, RunError> {
-    let program = lowered(schedule, options)?;
-    let plan = SourcePlan::of(schedule)?;
-    let seats = seats((schedule, &program), &plan, |_| device)?;
-    run((schedule, &program), &plan, collectives, seats, sources, options)
+    let (program, job) = (lowered(schedule, options)?, Job::of(schedule)?);
+    let ranks: Vec<(Rank, &dyn Device)> =
+        schedule.space.mesh.iter_ranks().map(|rank| (rank, device)).collect();
+    let (results, bytes) = run((&job, &program), &ranks, collectives, sources, options)?;
+    job.assemble(&results, sources.0, bytes)
 }
 
-fn on(
-    (schedule, program): (&Schedule, &DeviceProgram),
-    of_rank: &[&Gpu],
+/// Runs the ranks of this process, each on its device; gives their results in order, and the bytes of their memory.
+fn run(
+    (job, program): (&Job<'_>, &DeviceProgram),
+    ranks: &[(Rank, &dyn Device)],
     collectives: &dyn Collectives,
-    sources: (&dyn TensorSource, &dyn TensorSource),
+    (weights, inputs): (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
-) -> Result<Execution, RunError> {
-    let plan = SourcePlan::of(schedule)?;
-    let seats = seats((schedule, program), &plan, |rank| of_rank[rank])?;
-    run((schedule, program), &plan, collectives, seats, sources, options)
-}
-
-fn seats<'a>(
-    (schedule, program): (&Schedule, &DeviceProgram),
-    plan: &SourcePlan<'_>,
-    device: impl Fn(usize) -> &'a dyn Device,
-) -> Result<Vec<Seat<'a>>, RunError> {
-    let main = schedule.main().ok_or_else(|| RunError::NoMain(schedule.name.clone()))?;
-    if schedule.frames[main].n_arguments != 0 {
-        return Err(RunError::invalid("`main` has arguments"));
-    }
-    let seat = |rank: Rank| Seat::new(device(index(rank.0)), program, plan, rank);
-    schedule.space.mesh.iter_ranks().map(seat).collect()
-}
-
-fn run<'a>(
-    (schedule, program): (&'a Schedule, &'a DeviceProgram),
-    plan: &'a SourcePlan<'a>,
-    collectives: &'a dyn Collectives,
-    seats: Vec<Seat<'a>>,
-    (weights, sources): (&dyn TensorSource, &dyn TensorSource),
-    options: &Options,
-) -> Result<Execution, RunError> {
+) -> Result<(Vec<RankResult>, u64), RunError> {
+    let (schedule, plan) = (job.schedule(), job.plan());
     if let Some(fault) = &options.fault {
         fault.check(schedule)?;
         if (fault.kind, options.timeout) == (FaultKind::Hang, None) {
             return Err(RunError::invalid("a rank that hangs is waited for with a timeout only"));
         }
     }
-    inputs::load(schedule, plan, &seats, weights, sources)?;
+    let seats: Vec<Seat<'_>> = ranks
+        .iter()
+        .map(|&(rank, device)| Seat::new(device, program, plan, rank))
+        .collect::<Result<_, RunError>>()?;
+    inputs::load(schedule, plan, &seats, weights, inputs)?;
     let mut steps = Steps::new(schedule, program, plan, collectives, seats, options);
-    let ended = guarded(|| steps_of(&mut steps, (weights, sources), options));
-    let traffic = ended.map_err(|error| {
+    let ended = guarded(|| steps_of(&mut steps, (weights, inputs), options));
+    let mut traffic = ended.map_err(|error| {
         steps.stop();
         steps.failed_here(error)
     })?;
 
-    let mut outputs = Outputs::new();
-    for output in &program.outputs {
-        let local = |rank: Rank| Ok(Cow::Owned(steps.output(index(rank.0), output)?));
-        let whole = crate::oracle::assemble(&schedule.space, &output.name, &output.ty, local)?;
-        outputs.insert(output.name.clone(), whole);
+    let mut results = Vec::with_capacity(ranks.len());
+    for (number, seat) in steps.seats.iter().enumerate() {
+        let outputs = program.outputs.iter().map(|output| steps.output(number, output));
+        let written = plan.tensors().iter().enumerate().filter(|(_, tensor)| tensor.is_written);
+        results.push(RankResult {
+            rank: seat.rank,
+            outputs: outputs.collect::<Result<_, _>>()?,
+            written: written.map(|(tensor, _)| steps.held(number, tensor)).collect::<Result<_, _>>()?,
+            arena_used: seat.arena,
+            // Of all ranks of the process together.
+            timings: if number == 0 { steps.timings.clone() } else { Timings::default() },
+            traffic: std::mem::take(&mut traffic[number]),
+            spans: steps.moments.spans(schedule, &steps.seats, number)?,
+        });
     }
-    let kept = kept(&steps, weights)?;
-    let mut peaks = plan.held(index(schedule.space.mesh.ranks()));
-    for (peak, seat) in peaks.iter_mut().zip(&steps.seats) {
-        peak.arena = seat.arena;
-    }
-    let memory_bytes = steps.seats.iter().map(|seat| seat.bytes).sum();
-    let timings: Timings = std::mem::take(&mut steps.timings);
-    let spans = steps.moments.spans(schedule, &steps.seats)?;
-    Ok(Execution { outputs, kept, traffic, peaks, timings, spans, memory_bytes })
+    Ok((results, steps.seats.iter().map(|seat| seat.bytes).sum()))
 }
 
-/// Issues what was asked for and waits until it is done; gives what the first step sent.
+/// Issues what was asked for and waits until it is done; gives what each rank sent in the first step.
 fn steps_of(
     steps: &mut Steps<'_>,
     (weights, sources): (&dyn TensorSource, &dyn TensorSource),
     options: &Options,
-) -> Result<Vec<Traffic>, RunError> {
+) -> Result<Vec<Vec<Traffic>>, RunError> {
     let (schedule, plan) = (steps.schedule, steps.plan);
     steps.issue()?;
     steps.wait()?;
-    let traffic = steps.ledger.rows();
+    let traffic = steps.ledgers.iter().map(Ledger::rows).collect();
     // What the first step kept is put back, so that the second is the same again.
     match (options.issue, options.clock) {
         (Issue::Tasks, Clock::Off) => {}
@@ -226,22 +242,4 @@ fn steps_of(
         }
     }
     Ok(traffic)
-}
-
-/// What ranks wrote, as files have it; `before` has what was there.
-fn kept(steps: &Steps<'_>, before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
-    let mut parts: BTreeMap<String, Vec<Update<'_, f32>>> = BTreeMap::new();
-    for (number, tensor) in steps.plan.tensors().iter().enumerate().filter(|(_, tensor)| tensor.is_written) {
-        let held = (0..steps.seats.len())
-            .map(|seat| steps.held(seat, number).map(Cow::Owned))
-            .collect::<Result<_, _>>()?;
-        let part = Update { binding: tensor.binding, ty: &tensor.ty, held };
-        parts.entry(tensor.binding.stored_name(tensor.layer)).or_default().push(part);
-    }
-    let mut kept = Outputs::new();
-    for (name, parts) in parts {
-        let joined = updates::merge(&steps.schedule.space, &name, &parts, before)?;
-        kept.extend(updates::unstack(&name, joined));
-    }
-    Ok(kept)
 }

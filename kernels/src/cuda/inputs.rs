@@ -26,8 +26,14 @@ pub(super) fn load(
     let space = &schedule.space;
     let allowed = integers::of_inputs(schedule);
     for (number, tensor) in plan.tensors().iter().enumerate() {
+        let parts = || seats.iter().filter_map(|seat| tensor.part_of[index(seat.rank.0)]);
+        if parts().next().is_none() {
+            continue;
+        }
         let stored = tensor.load(space, weights, inputs)?;
-        for (part, region) in tensor.regions.iter().enumerate() {
+        for (part, region) in
+            tensor.regions.iter().enumerate().filter(|(part, _)| parts().any(|p| p == *part))
+        {
             let cut = source::cut(space, &tensor.ty, region, (tensor.binding, &stored), |x| x);
             if let Some(&integers) = allowed.get(&tensor.binding.name) {
                 check(schedule, tensor, integers, &cut.data)?;

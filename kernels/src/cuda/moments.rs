@@ -1,13 +1,11 @@
 //! When the tasks of a step ran on its devices, as their streams came past the events before and behind each.
 
-use std::time::Duration;
-
 use ithaca_ir::schedule::{FrameId, Schedule, Stream as Queue};
-use ithaca_ir::timeline::{self, Span};
 
 use super::device::Event;
 use super::error::CudaError;
 use super::rank::Seat;
+use crate::cpu::TaskSpan;
 
 /// A task on a rank, between two events of its stream.
 struct Moment {
@@ -43,35 +41,25 @@ impl Moments {
         self.tasks.push(Moment { seat, frame, layer, task, start, end });
     }
 
-    /// What ran when, once everything is done.
+    /// When a rank ran its tasks, once everything is done: those of the compute stream first.
     ///
     /// # Errors
     /// The device's.
-    pub(super) fn spans(&self, schedule: &Schedule, seats: &[Seat<'_>]) -> Result<Vec<Span>, CudaError> {
-        let span = |moment: &Moment| {
-            let &Moment { seat, frame, layer, task, start, end } = moment;
-            let (begun, frame, seat) = (self.begun[seat], &schedule.frames[frame], &seats[seat]);
-            let since = |event| {
-                seat.device.elapsed(begun, event).as_ref().map(Duration::as_secs_f64).map_err(Clone::clone)
-            };
-            let (name, kind) = timeline::title(frame, task);
-            Ok(Span {
-                rank: seat.rank,
-                stream: frame.tasks[task].stream,
-                frame: frame.name.clone(),
-                layer,
-                task,
-                name,
-                kind,
-                start: since(start)?,
-                end: since(end)?,
-            })
+    pub(super) fn spans(
+        &self,
+        schedule: &Schedule,
+        seats: &[Seat<'_>],
+        number: usize,
+    ) -> Result<Vec<TaskSpan>, CudaError> {
+        let span = |&Moment { seat, frame, layer, task, start, end }: &Moment| {
+            let since = |event| seats[seat].device.elapsed(self.begun[seat], event);
+            let stream = schedule.frames[frame].tasks[task].stream;
+            Ok(TaskSpan { stream, frame, layer, task, start: since(start)?, end: since(end)? })
         };
-        let is_shown = |moment: &&Moment| {
-            let task = &schedule.frames[moment.frame].tasks[moment.task];
-            !timeline::is_alone(&schedule.space, &task.work)
-        };
-        self.tasks.iter().filter(is_shown).map(span).collect()
+        let own = self.tasks.iter().filter(|moment| moment.seat == number);
+        let mut spans: Vec<TaskSpan> = own.map(span).collect::<Result<_, CudaError>>()?;
+        spans.sort_by_key(|span| span.stream);
+        Ok(spans)
     }
 }
 

@@ -255,6 +255,22 @@ impl Connections {
         }
     }
 
+    /// Whether another rank is known to have failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.shared.state().failure.is_some()
+    }
+
+    /// The failure of another rank, in place of an error that may follow from it.
+    pub(super) fn with_first_cause(&self, error: RunError) -> RunError {
+        match &self.shared.state().failure {
+            Some(Failure::Reported { rank, message }) => {
+                RunError::RemoteFailure { rank: self.describe(*rank), message: message.clone() }
+            }
+            Some(failure @ Failure::Lost { .. }) => self.failed(failure, None),
+            None => error,
+        }
+    }
+
     /// Sends a failure to all others, once: the one that was reported to this rank, else `message`.
     pub(super) fn abort(&self, message: &str) {
         let mut state = self.shared.state();
@@ -430,7 +446,7 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
                 let message = String::from_utf8_lossy(&body).into_owned();
                 state.failure.get_or_insert(Failure::Reported { rank, message });
             }
-            Kind::Agree | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
+            Kind::Agree | Kind::Shared | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
                 inbox.messages.push_back((kind, body));
             }
             Kind::Hello | Kind::Addresses | Kind::Connected => {

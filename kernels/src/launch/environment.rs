@@ -15,6 +15,10 @@ const LAUNCHERS: [(&str, &str, &[&str]); 4] = [
     ("SLURM_PROCID", "SLURM_NTASKS", &["SLURM_JOB_ID", "SLURM_STEP_ID"]),
 ];
 
+/// The variables with the number of a process among those of its machine.
+const LOCAL_RANKS: [&str; 4] =
+    ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
+
 /// The variables of a launcher, for one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchEnv {
@@ -29,6 +33,8 @@ pub struct LaunchEnv {
     pub ports: Vec<u16>,
     /// The number by which processes of one job recognise each other.
     pub job: u64,
+    /// Its number among the processes of its machine, where the launcher says it.
+    pub local_rank: Option<u64>,
 }
 
 impl LaunchEnv {
@@ -91,7 +97,8 @@ impl LaunchEnv {
         let mut names: Vec<String> = job_names.iter().filter_map(|name| variable(name)).collect();
         names.extend([env!("CARGO_PKG_VERSION").to_owned(), port.to_string()]);
         let job = digest(names.iter().map(String::as_str));
-        Ok(LaunchEnv { rank, world, host, ports, job })
+        let local_rank = LOCAL_RANKS.iter().find_map(|name| variable(name)?.trim().parse().ok());
+        Ok(LaunchEnv { rank, world, host, ports, job, local_rank })
     }
 
     /// The address of rank 0, for messages.

@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Connected,
     /// Digests of the run that a process is about to start.
     Agree,
+    /// Something that rank 0 makes for all before a step.
+    Shared,
     /// Elements that a rank sends to another.
     Block,
     /// The rank has run and sends no more blocks of this step.
@@ -36,12 +38,13 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 13] = [
+    const ALL: [Kind; 14] = [
         Kind::Hello,
         Kind::Addresses,
         Kind::Refuse,
         Kind::Connected,
         Kind::Agree,
+        Kind::Shared,
         Kind::Block,
         Kind::End,
         Kind::Result,
@@ -57,9 +60,13 @@ impl Kind {
         match self {
             Kind::Block => limits.block,
             Kind::Result | Kind::Update => limits.tensors,
-            Kind::Hello | Kind::Refuse | Kind::Agree | Kind::ExitCode | Kind::Abort | Kind::Addresses => {
-                SMALL
-            }
+            Kind::Hello
+            | Kind::Refuse
+            | Kind::Agree
+            | Kind::Shared
+            | Kind::ExitCode
+            | Kind::Abort
+            | Kind::Addresses => SMALL,
             Kind::Connected | Kind::End | Kind::UpdatesEnd | Kind::Finalize => 0,
         }
     }

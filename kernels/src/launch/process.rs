@@ -11,7 +11,7 @@ use super::digest::digest;
 use super::error::LaunchError;
 use super::frame::{Kind, Limits, SMALL};
 use super::step_result;
-use crate::cpu::{Execution, Job, Options};
+use crate::cpu::{Execution, Job, Options, RankResult};
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::Outputs;
@@ -25,6 +25,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Process {
     connections: Connections,
+    local_rank: Option<u64>,
     has_ended: bool,
 }
 
@@ -54,8 +55,13 @@ pub enum NextStep {
 }
 
 impl Process {
-    pub(super) fn new(connections: Connections) -> Self {
-        Self { connections, has_ended: false }
+    pub(super) fn new(connections: Connections, local_rank: Option<u64>) -> Self {
+        Self { connections, local_rank, has_ended: false }
+    }
+
+    /// Its number among the processes of its machine, which is that of its GPU: the launcher's variable, else the rank.
+    pub fn local_rank(&self) -> u64 {
+        self.local_rank.unwrap_or(self.connections.rank().0)
     }
 
     /// The rank that runs here.
@@ -120,6 +126,27 @@ impl Process {
         Ok(Agreement { process: self, job })
     }
 
+    /// Whether another process is known to have failed.
+    pub fn has_failed(&self) -> bool {
+        self.connections.has_failed()
+    }
+
+    /// Bytes that rank 0 makes and sends to all ranks. Every process must call it equally often.
+    ///
+    /// # Errors
+    /// Those of `make`, on rank 0; [`RunError::RemoteFailure`] and [`RunError::Lost`] when another rank fails.
+    pub fn shared(&self, make: impl FnOnce() -> Result<Vec<u8>, RunError>) -> Result<Vec<u8>, RunError> {
+        if self.is_first() {
+            let made = make()?;
+            self.connections
+                .others()
+                .for_each(|other| self.connections.send_frame(other, Kind::Shared, made.clone()));
+            return Ok(made);
+        }
+        // Rank 0 may have to finish the step before.
+        Ok(self.connections.message(0, &[Kind::Shared], Wait::Unbounded)?.1)
+    }
+
     /// Ends the run: rank 0 sends the exit code of every process, the others wait for it.
     ///
     /// # Errors
@@ -166,7 +193,12 @@ impl Drop for Process {
     }
 }
 
-impl Agreement<'_> {
+impl<'p> Agreement<'p> {
+    /// The process.
+    pub fn process(&self) -> &'p Process {
+        self.process
+    }
+
     /// Runs one step. Every process must call it equally often, with the same `next`.
     ///
     /// Only the parts of weights and inputs that this rank holds are read; the limit of memory is this rank's.
@@ -183,8 +215,36 @@ impl Agreement<'_> {
     ) -> Result<Step, RunError> {
         let connections = &self.process.connections;
         let loaded = self.job.load(&[connections.rank()], weights, inputs, options)?;
-        let mut memory_bytes = loaded.memory_bytes;
-        let mut parts = loaded.run(connections).map_err(|error| connections.with_cause(error))?;
+        let memory_bytes = loaded.memory_bytes;
+        let parts = loaded.run(connections).map_err(|error| connections.with_cause(error))?;
+        self.gather(parts, memory_bytes, weights, next)
+    }
+
+    /// As [`step`](Self::step), where `run` runs this rank on another runtime; it gives the rank's results and the bytes of its
+    /// memory.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); those of `run`, unless another rank failed first.
+    pub fn step_by(
+        &self,
+        weights: &dyn TensorSource,
+        next: NextStep,
+        run: impl FnOnce(&Job<'_>) -> Result<(RankResult, u64), RunError>,
+    ) -> Result<Step, RunError> {
+        let connections = &self.process.connections;
+        let (part, memory_bytes) = run(&self.job).map_err(|error| connections.with_first_cause(error))?;
+        self.gather(vec![part], memory_bytes, weights, next)
+    }
+
+    /// Sends this rank's results to rank 0, which assembles those of all.
+    fn gather(
+        &self,
+        mut parts: Vec<RankResult>,
+        mut memory_bytes: u64,
+        weights: &dyn TensorSource,
+        next: NextStep,
+    ) -> Result<Step, RunError> {
+        let connections = &self.process.connections;
         if !self.process.is_first() {
             for part in &parts {
                 connections.send_frame(0, Kind::Result, step_result::encode(part, memory_bytes));

@@ -47,7 +47,7 @@ pub fn join(env: &LaunchEnv, timeout: Duration) -> Result<Process, LaunchError> 
         return Err(error);
     }
     let connections = Connections::new(env.rank, env.world, timeout, peers)?;
-    Ok(Process::new(connections))
+    Ok(Process::new(connections, env.local_rank))
 }
 
 /// The rendezvous as seen from one process.
@@ -146,7 +146,7 @@ impl Rendezvous<'_> {
 
     /// Another rank: connects to rank 0 and to the lower ranks, and waits for the higher ranks.
     fn visit(&self, peers: &mut Peers) -> Result<(), LaunchError> {
-        let LaunchEnv { rank, world, job, ref host, ref ports } = *self.env;
+        let LaunchEnv { rank, world, job, ref host, ref ports, .. } = *self.env;
         let first = self.connect_to((0, host, ports), self.deadline, peers)?;
         let root = first.peer_addr().map(canonical);
         let setup = |source| LaunchError::Setup { address: self.env.address(), source };

@@ -130,7 +130,7 @@ impl<'a> Lowering<'a> {
         Ok(self.merged(span, traces))
     }
 
-    /// What each rank of a span does; nothing for ranks of other places.
+    /// The trace of each rank of a span; none for ranks of other places.
     pub(super) fn traces(
         &self,
         of: In<'a>,

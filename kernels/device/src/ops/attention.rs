@@ -107,7 +107,7 @@ impl Cx<'_> {
         }
     }
 
-    /// q `[... queries heads width]`, k `[... keys kv_heads width]`, v `[... keys kv_heads e]`, and what stands trailing.
+    /// q `[... queries heads width]`, k `[... keys kv_heads width]`, v `[... keys kv_heads e]`, then the trailing operands.
     fn shape_of(
         &self,
         a: &Attention,
@@ -322,7 +322,7 @@ impl Cx<'_> {
             rows,
             arguments![o.at, d_o.at, before.at, after.at, z[0].at, z[1].at, width, rows],
         )?;
-        // What lse gains the logits lose.
+        // The gradient of the logits is minus that of lse, summed.
         self.sum(z[1], z[2])?;
         self.scale(-1.0, z[2], z[2])
     }

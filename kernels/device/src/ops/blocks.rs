@@ -17,7 +17,7 @@ enum Direction {
     FromWire,
 }
 
-/// Blocks of a tensor, and the element of the wire at which each lies.
+/// Blocks of a tensor, each with its first element on the wire.
 type Placed = Vec<(Region, u64)>;
 
 impl Cx<'_> {
@@ -83,7 +83,7 @@ impl Cx<'_> {
         self.move_placed(x.ty.dtype, &whole, &blocks, Direction::ToWire, [x.at, z.at])
     }
 
-    /// Copies what the tensors of a message send to its wire.
+    /// Copies the blocks that the tensors of a message send to its wire.
     pub(crate) fn pack(
         &self,
         parcels: &[Parcel],
@@ -99,7 +99,7 @@ impl Cx<'_> {
         self.move_message(parcels, Side::Sent, tensors, wire)
     }
 
-    /// Puts what a message's wire has received where it belongs in the tensors.
+    /// Copies the blocks that a message's wire has received to their places in the tensors.
     pub(crate) fn unpack(
         &self,
         parcels: &[Parcel],
@@ -133,7 +133,7 @@ impl Cx<'_> {
             placed[parcel].push((region, end));
             end += n;
         }
-        // What lies in the wire is there.
+        // Tensors in the wire stay there.
         let moved = parcels.iter().zip(&placed).zip(tensors).filter(|(_, at)| **at != Pointer::NONE);
         for ((parcel, blocks), &tensor) in moved {
             let (ty, direction) = match side {
@@ -145,7 +145,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Moves the pieces of a fetch, or of its adjoint, in one kernel however many they are. `dim` is what is fetched.
+    /// Moves the pieces of a fetch, or of its adjoint, in one kernel however many they are. `dim` is the fetched dimension.
     fn move_pieces(
         &self,
         parcels: &[Parcel],
@@ -154,7 +154,7 @@ impl Cx<'_> {
         [tensor, wire]: [Pointer; 2],
     ) -> Result<(), LowerError> {
         let sums = matches!(parcels[0].op, Op::FetchSum { .. });
-        // The type that has the fetched dimension says where the one that it is of stands in the other.
+        // The fetched dimension has the place that its sequence has in the other type.
         let at = place(if sums { from } else { to }, dim)?;
         let ty = match side {
             Side::Sent => from,

@@ -72,7 +72,7 @@ struct Matmul {
     k: Loop,
 }
 
-/// What a matrix product is made of: forms, leading dimensions, and whether x and y change places.
+/// A matrix product: forms, leading dimensions, and whether x and y change places.
 struct Found {
     loops: Matmul,
     order: Order,
@@ -81,7 +81,7 @@ struct Found {
     c: i64,
 }
 
-/// Which operand stands to the left in the product of columns.
+/// The operand that is the left one in the product of columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// y, as columns are written.

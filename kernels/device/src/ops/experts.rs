@@ -70,7 +70,7 @@ impl Cx<'_> {
         }
     }
 
-    /// What kernels know of slots: `filled` has them, their first dimension being the experts.
+    /// The slots as kernels take them: `filled` has them, and its first dimension is the experts.
     fn slots(
         &self,
         slots: &experts::Slots,

@@ -30,10 +30,10 @@ fn unsupported(what: &str) -> LowerError {
 }
 
 impl Cx<'_> {
-    /// Launches what computes `z` from `x`.
+    /// Adds the records that compute `z` from `x`.
     ///
     /// # Errors
-    /// [`LowerError::Unsupported`] for what has no kernel, the device's.
+    /// [`LowerError::Unsupported`] where there is no kernel.
     pub(crate) fn compute(&self, op: &Op, x: &[View<'_>], z: &[View<'_>]) -> Result<(), LowerError> {
         if !op.info().operands.contains(&x.len()) || z.len() != op.n_results() {
             let what = format!("`{}` that reads {} tensors and writes {}", op.name(), x.len(), z.len());

@@ -96,7 +96,7 @@ impl Cx<'_> {
         self.launch(&kernel, lp.size, arguments![from, to, walk, lp.size])
     }
 
-    /// One part of a dimension, of what this rank holds.
+    /// One part of a dimension, within the indices that this rank holds.
     pub(crate) fn take(&self, to: DimId, x: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         self.copy_part(Direction::Out, to, x, z)
     }
@@ -110,7 +110,7 @@ impl Cx<'_> {
         })
     }
 
-    /// x, and behind it y, along the last dimension.
+    /// x followed by y along the last dimension.
     pub(crate) fn concat(&self, x: View<'_>, y: View<'_>, z: View<'_>) -> Result<(), LowerError> {
         let (lx, ly, lz) = (self.local(x.ty), self.local(y.ty), self.local(z.ty));
         let mut rows = Walk::<1>::default();

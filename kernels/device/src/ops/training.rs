@@ -12,7 +12,7 @@ use crate::structs::{self, Labels, Padding, Vocabulary};
 /// Dimensions of labels with padding at most.
 const MOST_PADDED: usize = 2;
 
-/// What a norm subtracts: the kernels' `enum class Centre`.
+/// The number that a norm subtracts: the kernels' `enum class Centre`.
 #[derive(Clone, Copy)]
 #[repr(i32)]
 pub(crate) enum Centre {
@@ -22,7 +22,7 @@ pub(crate) enum Centre {
     Mean = 1,
 }
 
-/// What a norm is.
+/// The attributes of a norm.
 #[derive(Clone, Copy)]
 pub(crate) struct Norm {
     pub(crate) centre: Centre,

@@ -16,13 +16,13 @@ use crate::record::{Grid, Launch, Record};
 use crate::structs::{MOST_DIMS, Reals, Sequence, Walk, Written};
 use crate::value::Int;
 
-/// A buffer with the type of what lies in it.
+/// A buffer with the type of its tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) ty: &'a TensorType,
     /// Its first element.
     pub(crate) at: Pointer,
-    /// How it lies in a wire, where a dimension is cut into blocks; it is dense where there is none.
+    /// Where its elements are in a wire, where a dimension is cut into blocks; it is dense where absent.
     pub(crate) strided: Option<&'a Strided>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Cx<'a> {
     pub(crate) results_aligned: &'a [bool],
 }
 
-/// What a task does on one rank.
+/// The records of a task on one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     records: RefCell<Vec<Record>>,
@@ -203,7 +203,7 @@ impl Cx<'_> {
         Local::new(self.space.local_box(ty, self.rank))
     }
 
-    /// The part of a tensor that the rank holds, with the strides that it has where it lies: along a dimension that is cut
+    /// The part of a tensor that the rank holds, with the strides that it has in its buffer: along a dimension that is cut
     /// those inside a block.
     pub(crate) fn local_of(&self, view: View<'_>) -> Local {
         let mut local = self.local(view.ty);

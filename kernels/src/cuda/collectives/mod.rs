@@ -5,9 +5,11 @@
 
 mod exchange;
 mod in_process;
+mod launched;
 mod nccl;
 
 pub use exchange::{Block, Broken, Collective, Collectives, End, Exchange};
 pub use in_process::InProcess;
+pub(super) use launched::Launched;
 pub use nccl::Nccl;
 pub use nccl_rs::Library;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::{DType, Rank, Space};
+use nccl_rs::UniqueId;
 use nccl_rs::{
     Collective as Call, Communicator, DataType, DevicePointer, Library, Reduction, Split, State, Status,
     Stream,
@@ -48,7 +49,9 @@ impl Member {
 /// Collectives by NCCL.
 pub struct Nccl<'d> {
     library: Library,
-    /// In order of ranks; none once they were aborted.
+    /// The ranks of this process.
+    ranks: Vec<Rank>,
+    /// Of each of them; none once they were aborted.
     members: RefCell<Vec<Member>>,
     devices: Vec<&'d dyn Device>,
     longest: Option<Duration>,
@@ -87,12 +90,46 @@ impl<'d> Nccl<'d> {
         devices: Vec<&'d dyn Device>,
         longest: Option<Duration>,
     ) -> Result<Self, CudaError> {
-        let ranks: Vec<Rank> = space.mesh.iter_ranks().collect();
         let id = library.unique_id()?;
+        Self::join_as(library, (space, &id), space.mesh.iter_ranks().collect(), devices, longest)
+    }
+
+    /// The id by which ranks of different processes find each other, which one of them makes.
+    ///
+    /// # Errors
+    /// [`Unavailable`] without NCCL; NCCL's.
+    pub fn new_id() -> Result<Vec<u8>, CudaError> {
+        Ok(Library::open()?.unique_id()?.bytes().to_vec())
+    }
+
+    /// Makes communicators for one rank, whose others are in processes that have the same id.
+    ///
+    /// # Errors
+    /// [`Unavailable`] without NCCL; as [`join`](Self::join).
+    pub fn open_rank(
+        space: &Space,
+        (rank, device): (Rank, &'d dyn Device),
+        id: &[u8],
+        longest: Option<Duration>,
+    ) -> Result<Self, CudaError> {
+        let malformed = |_| CudaError::Unsupported(format!("an id of {} bytes", id.len()));
+        let id = UniqueId::from_bytes(id.try_into().map_err(malformed)?);
+        Self::join_as(Library::open()?, (space, &id), vec![rank], vec![device], longest)
+    }
+
+    /// Communicators of the ranks of this process.
+    fn join_as(
+        library: Library,
+        (space, id): (&Space, &UniqueId),
+        ranks: Vec<Rank>,
+        devices: Vec<&'d dyn Device>,
+        longest: Option<Duration>,
+    ) -> Result<Self, CudaError> {
+        let n_ranks = index(space.mesh.ranks());
         let mut worlds = Vec::with_capacity(ranks.len());
         for (&rank, device) in ranks.iter().zip(&devices) {
             device.enter()?;
-            let world = library.init_rank(ranks.len(), &id, index(rank.0));
+            let world = library.init_rank(n_ranks, id, index(rank.0));
             worlds.push(world.map_err(absent(rank, ALL_RANKS))?);
         }
         ready(ranks.iter().copied().zip(&worlds), ALL_RANKS, longest)?;
@@ -118,7 +155,7 @@ impl<'d> Nccl<'d> {
             }
         }
         let members = worlds.into_iter().zip(axes).map(|(world, axes)| Member { world, axes }).collect();
-        Ok(Self { library, members: RefCell::new(members), devices, longest })
+        Ok(Self { library, ranks, members: RefCell::new(members), devices, longest })
     }
 
     /// Issues one rank's end, within a group.
@@ -126,8 +163,9 @@ impl<'d> Nccl<'d> {
     /// # Safety
     /// As [`Collectives::exchange`].
     unsafe fn issue(&self, members: &[Member], exchange: &Exchange, end: &End) -> Result<(), CudaError> {
-        let (dtype, comm) = (data_type(exchange.dtype), used(members, exchange, end)?);
-        self.devices[index(end.rank.0)].enter()?;
+        let (dtype, comm) = (data_type(exchange.dtype), self.used(members, exchange, end)?);
+        let device = self.ranks.iter().zip(&self.devices).find(|(rank, _)| **rank == end.rank);
+        device.map_or(Ok(()), |(_, device)| device.enter())?;
         let stream = Stream(end.stream.0);
         let at = |address: Address| DevicePointer(address.number());
         let call = |which: Call, from: Address, to: Address, n: u64| {
@@ -163,6 +201,25 @@ impl<'d> Nccl<'d> {
         }
         Ok(())
     }
+
+    /// The communicator that an end uses.
+    fn used<'m>(
+        &self,
+        members: &'m [Member],
+        exchange: &Exchange,
+        end: &End,
+    ) -> Result<&'m Communicator, CudaError> {
+        let lacking =
+            || CudaError::Unsupported(format!("a collective of rank {}, which is not here", end.rank.0));
+        let place = self.ranks.iter().position(|&rank| rank == end.rank);
+        let member = place.and_then(|place| members.get(place)).ok_or_else(lacking)?;
+        match exchange.communicator {
+            ithaca_device::Communicator::World => Ok(&member.world),
+            ithaca_device::Communicator::Axis(axis) => {
+                member.axes.get(axis.index()).and_then(Option::as_ref).ok_or_else(lacking)
+            }
+        }
+    }
 }
 
 impl Collectives for Nccl<'_> {
@@ -185,13 +242,13 @@ impl Collectives for Nccl<'_> {
         let Some(first) = exchange.ends.first() else { return Ok(()) };
         grouped.map_err(|error| first.broken(error.into()))?;
         // What is issued in the background is behind the event that others wait for only once it is issued.
-        let of_end = |end: &End| Some((end.rank, used(&members, exchange, end).ok()?));
+        let of_end = |end: &End| Some((end.rank, self.used(&members, exchange, end).ok()?));
         settled(exchange.ends.iter().filter_map(of_end).collect(), self.longest)
     }
 
     fn check(&self) -> Result<(), Broken> {
         let members = self.members.borrow();
-        let all = (0..).map(Rank).zip(members.iter());
+        let all = self.ranks.iter().copied().zip(members.iter());
         // Of communicators that failed most say that another did.
         let mut found = None;
         for (rank, communicator) in all.flat_map(|(rank, m)| m.communicators().map(move |c| (rank, c))) {
@@ -285,19 +342,6 @@ fn settled(mut waiting: Vec<(Rank, &Communicator)>, longest: Option<Duration>) -
             return Err(Broken { rank: *rank, error: CudaError::Late { waited, waiting } });
         }
         waiting = left;
-    }
-}
-
-/// The communicator that an end uses.
-fn used<'m>(members: &'m [Member], exchange: &Exchange, end: &End) -> Result<&'m Communicator, CudaError> {
-    let lacking =
-        || CudaError::Unsupported(format!("a collective of rank {}, which is not here", end.rank.0));
-    let member = members.get(index(end.rank.0)).ok_or_else(lacking)?;
-    match exchange.communicator {
-        ithaca_device::Communicator::World => Ok(&member.world),
-        ithaca_device::Communicator::Axis(axis) => {
-            member.axes.get(axis.index()).and_then(Option::as_ref).ok_or_else(lacking)
-        }
     }
 }
 

@@ -259,7 +259,8 @@ impl Steps<'_> {
         if let Some(key) = traffic::key(&schedule.space, phase, parcels) {
             for &seat in seats {
                 let rank = self.seats[seat].rank;
-                self.ledger.record(key.clone(), rank, 1, message::bytes_sent(&schedule.space, parcels, rank));
+                let bytes = message::bytes_sent(&schedule.space, parcels, rank);
+                self.ledgers[seat].record(key.clone(), rank, 1, bytes);
             }
         }
     }

@@ -48,7 +48,8 @@ pub(in crate::cuda) struct Steps<'a> {
     pub(in crate::cuda) clock: Clock,
     pub(super) fault: Option<Fault>,
     pub(super) look_for_nan: LookForNan,
-    pub(in crate::cuda) ledger: Ledger,
+    /// What each rank sent, by number of its seat.
+    pub(in crate::cuda) ledgers: Vec<Ledger>,
     pub(in crate::cuda) timings: Timings,
     /// When tasks ran, where streams are timed.
     pub(in crate::cuda) moments: Moments,
@@ -69,6 +70,7 @@ impl<'a> Steps<'a> {
         options: &Options,
     ) -> Self {
         let watch = Watch::new(seats.len(), options.timeout);
+        let ledgers = seats.iter().map(|_| Ledger::default()).collect();
         Self {
             schedule,
             program,
@@ -81,7 +83,7 @@ impl<'a> Steps<'a> {
             here: None,
             watch,
             recording: Recording::Off,
-            ledger: Ledger::default(),
+            ledgers,
             timings: Timings::default(),
             moments: Moments::default(),
         }

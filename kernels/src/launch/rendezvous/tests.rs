@@ -17,7 +17,14 @@ fn free_port() -> u16 {
 /// Starts a process of the rendezvous; receives its error.
 fn process(rank: u64, world: u64, port: u16) -> Receiver<String> {
     let (sender, error) = mpsc::channel();
-    let env = LaunchEnv { rank, world, job: JOB, host: "127.0.0.1".to_owned(), ports: vec![port] };
+    let env = LaunchEnv {
+        rank,
+        world,
+        job: JOB,
+        host: "127.0.0.1".to_owned(),
+        ports: vec![port],
+        local_rank: None,
+    };
     std::thread::spawn(move || {
         let error = join(&env, Duration::from_secs(120)).unwrap_err();
         assert!(matches!(error, LaunchError::Refused(_)), "{error:?}");
@@ -127,8 +134,14 @@ fn rank_0_is_named_when_it_ends() {
 #[test]
 fn all_processes_connect() {
     let port = free_port();
-    let env =
-        move |rank| LaunchEnv { rank, world: 5, job: JOB, host: "127.0.0.1".to_owned(), ports: vec![port] };
+    let env = move |rank| LaunchEnv {
+        rank,
+        world: 5,
+        job: JOB,
+        host: "127.0.0.1".to_owned(),
+        ports: vec![port],
+        local_rank: None,
+    };
     let processes: Vec<_> = (0..5)
         .map(|rank| {
             std::thread::spawn(move || join(&env(rank), Duration::from_secs(120)).map(|p| p.rank().0))
