@@ -45,10 +45,14 @@ impl OperationRequest<'_> {
     }
 }
 
-/// `None` when no operand can give `want`, or the draw had no luck.
-pub(super) fn operands(draw: &mut Draw, asked: &Asked<'_>, want: &TensorType) -> Option<Drawn> {
-    let mut d = Drawer { draw, asked, attrs: Vec::new() };
-    let operands = match asked.op {
+/// `None` when no operand gives `want`, or the draw failed.
+pub(super) fn operands(
+    draw: &mut Draw,
+    request: &OperationRequest<'_>,
+    want: &TensorType,
+) -> Option<DrawnOperands> {
+    let mut d = Drawer { draw, request, attrs: Vec::new() };
+    let operands = match request.op {
         op if Unary::ALL.iter().any(|f| f.name() == op) => vec![want.clone()],
         "scale" => {
             d.number("factor", &[0.5, 2.0, -1.5, 3.0, 0.25, 1.0]);
