@@ -222,7 +222,8 @@ fn device_programs_do_not_grow_with_the_ranks() {
         };
         (steps.map(alternatives).sum::<usize>(), program.records().count(), program.tables.len())
     };
-    assert_eq!(size("2"), size("128"));
+    // Every rank has more than one sequence of the batch: where it has one, other kernels copy.
+    assert_eq!(size("2"), size("64"));
 }
 
 #[test]

@@ -7,10 +7,9 @@ const COLUMNS: usize = 120;
 pub(super) fn push(out: &mut String, indent: usize, text: &str) {
     let mut margin = "    ".repeat(indent);
     let mut line = margin.clone();
-    let mut words = pieces(text).into_iter().peekable();
     margin.push_str("    ");
     let mut is_empty = true;
-    while let Some(word) = words.next() {
+    for word in pieces(text) {
         if !is_empty && !word.trim_start().starts_with("//") && line.len() + word.trim_end().len() > COLUMNS {
             out.push_str(line.trim_end());
             out.push('\n');

@@ -67,9 +67,9 @@ macro_rules! ops {
 
             /// The declaration.
             pub fn info(&self) -> &'static crate::ops::info::OpInfo {
-                enum Row { $($( $variant, )*)* }
+                enum Index { $($( $variant, )*)* }
                 match self {
-                    $($( Self::$variant { .. } => &Self::DECLARED[Row::$variant as usize], )*)*
+                    $($( Self::$variant { .. } => &Self::DECLARED[Index::$variant as usize], )*)*
                     $($( Self::$group($group_inner) => $group_inner.info(), )*)?
                 }
             }

@@ -245,7 +245,7 @@ fn axes_of_the_mesh_imply_strategies() {
 fn optional_inputs_are_zero() {
     let folder = workplace();
     let golden = repository("tests/goldens/bert");
-    let inputs = store::open(&golden.join("io.safetensors")).unwrap();
+    let inputs = store::open(golden.join("io.safetensors")).unwrap();
     let ids = inputs.read("input_ids").unwrap();
     let zeros = Tensor { shape: ids.shape.clone(), data: vec![0.0; ids.data.len()] };
     let write = |name: &str, tensors: &[(&str, Stored, &Tensor<f64>)]| {

@@ -170,7 +170,7 @@ pub(super) fn write(programs: &[Program<'_>], out: &Path) {
 fn launched(lines: &[&str]) -> BTreeSet<String> {
     let kernel = |line: &&str| {
         let launch = line.split_once("(kernel::")?.1;
-        let end = launch.find(|c| c == '>' || c == ';').or_else(|| launch.find(','))?;
+        let end = launch.find(['>', ';']).or_else(|| launch.find(','))?;
         Some(launch[..end].to_owned())
     };
     lines.iter().filter_map(kernel).collect()

@@ -148,10 +148,9 @@ impl Graph {
                 for glob in &module.globs {
                     let mut target = glob.clone();
                     target.push(name.clone());
-                    if let Some(found) = self.definition(&at, &target, depth + 1) {
-                        if self.modules[&found.0].items.contains(name) {
-                            return Some(found);
-                        }
+                    let found = self.definition(&at, &target, depth + 1);
+                    if let Some(found) = found.filter(|found| self.modules[&found.0].items.contains(name)) {
+                        return Some(found);
                     }
                 }
             }
