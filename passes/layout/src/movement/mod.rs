@@ -135,7 +135,7 @@ pub enum Visits {
 ///
 /// ```
 /// use ithaca_layout::movement::{Site, Step};
-/// Keys from the rank `hops` before, queries at home.
+/// // Keys from the rank `hops` before, queries at home.
 /// fn from_the_left(site: &Site<'_>, hops: u64) -> Step {
 ///     Step::keys(site.seat(&[site.blocks() - hops]))
 /// }
