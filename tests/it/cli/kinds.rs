@@ -7,7 +7,7 @@ use ithaca_kernels::store::{self, Stored};
 
 use super::{refused, repository, said, workplace};
 
-/// Files of every kind by name, each with the words by which messages speak of it.
+/// Files of every kind by name, each with its words in messages.
 const KINDS: [(&str, &str); 17] = [
     ("plan.json", "is a plan"),
     ("schedule.sched", "is a schedule in text form"),

@@ -162,34 +162,34 @@ fn leaves(function: &Function, value: ValueId) -> bool {
     function.outputs.iter().any(|o| o.value == value)
 }
 
-/// The same program, in which what is kept beside attention and read on both sides of it is kept twice: the output of
-/// attention, which delta needs inside and the gradient of the output projection outside.
+/// The same program, with two copies of each saved value that is read both inside and outside attention, such as the
+/// output of attention: delta reads it inside, the gradient of the output projection outside.
 ///
 /// # Errors
 /// None on a program that verifies.
 pub(super) fn keep_both_sides(module: &Module) -> Result<Module, OpError> {
     let flows = Flows::of(module);
-    let twins = Twins::of(module, &flows);
-    if twins.results.iter().all(Vec::is_empty) {
+    let duplicated = DuplicatedValues::of(module, &flows);
+    if duplicated.results.iter().all(Vec::is_empty) {
         return Ok(module.clone());
     }
     let mut rebuilt = module.emptied(module.level);
     for (id, function) in module.functions.iter() {
-        let function = twins.rebuild(&rebuilt, &flows, id, function)?;
+        let function = duplicated.rebuild(&rebuilt, &flows, id, function)?;
         rebuilt.functions.push(function);
     }
     Ok(rebuilt)
 }
 
-/// What is kept twice.
-struct Twins {
-    /// For each function the results that it gives a second time, behind the others.
+/// Results that functions return twice, and parameters that they take twice.
+struct DuplicatedValues {
+    /// For each function the results that it gives a second time, after the others.
     results: Vec<Vec<usize>>,
-    /// For each function the parameters that it takes a second time, behind the others.
+    /// For each function the parameters that it takes a second time, after the others.
     params: Vec<Vec<usize>>,
 }
 
-impl Twins {
+impl DuplicatedValues {
     fn of(module: &Module, flows: &Flows) -> Self {
         let none = || vec![Vec::new(); module.functions.len()];
         let (mut results, mut params): (Vec<Vec<usize>>, Vec<Vec<usize>>) = (none(), none());
@@ -224,7 +224,7 @@ impl Twins {
         for &param in &function.params {
             map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
         }
-        // What stands for a value inside attention, and for the result of a call that is there twice.
+        // The value inside attention, and the second result of a call.
         let mut inside: Vec<Option<ValueId>> = vec![None; function.values.len()];
         let mut again: Vec<Option<ValueId>> = vec![None; function.values.len()];
         for &i in &self.params[id.index()] {
@@ -237,7 +237,9 @@ impl Twins {
             let mut operands: Vec<ValueId> = node.operands.iter().map(operand).collect();
             if let Op::Call { callee, .. } = node.op {
                 let twice = self.params[callee.index()].iter().map(|&p| node.operands[p]);
-                operands.extend(twice.map(|v| again[v.index()].expect("who takes a twin is given one")));
+                operands.extend(
+                    twice.map(|v| again[v.index()].expect("a function that takes a duplicate is given one")),
+                );
             }
             let declared: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
             let results = b.node(node.op.clone(), &operands, &declared)?;

@@ -48,7 +48,7 @@ enum Event {
     Open(Lane),
     /// The links that a message has to itself have carried it.
     Sent(Lane),
-    /// A flow over a shared link ends, if nothing has changed since this was foreseen.
+    /// A flow over a shared link ends, if nothing has changed since this was scheduled.
     Shares(u64),
 }
 
@@ -129,8 +129,8 @@ pub(super) struct Engine<'a> {
     every: Option<usize>,
     now: f64,
     events: BinaryHeap<Reverse<(Moment, u64, Event)>>,
-    /// Events so far: of those at one moment the first foreseen comes first.
-    foreseen: u64,
+    /// Events so far: of those at one moment the first scheduled comes first.
+    scheduled: u64,
     walks: Vec<Walk>,
     gatherings: BTreeMap<u64, Gathering>,
     links: Links,
@@ -162,7 +162,7 @@ impl<'a> Engine<'a> {
             },
             now: 0.0,
             events: BinaryHeap::new(),
-            foreseen: 0,
+            scheduled: 0,
             walks: (0..n).map(walk).collect(),
             gatherings: BTreeMap::new(),
             links: Links::default(),
@@ -172,14 +172,14 @@ impl<'a> Engine<'a> {
 
     /// Runs until nothing is to come.
     pub(super) fn run(&mut self) {
-        (0..self.walks.len()).for_each(|class| self.go_on(class));
+        (0..self.walks.len()).for_each(|class| self.advance(class));
         loop {
             // Whatever starts or ends at one moment is seen at once.
             let later = self.events.peek().is_none_or(|Reverse((at, ..))| at.seconds() > self.now);
             if later && self.links.have_changed() {
                 self.version += 1;
                 if let Some(end) = self.links.share(self.now, self.program) {
-                    self.foresee(end, Event::Shares(self.version));
+                    self.schedule(end, Event::Shares(self.version));
                 }
                 continue;
             }
@@ -207,13 +207,13 @@ impl<'a> Engine<'a> {
         self.walks.into_iter().map(|walk| walk.ran).collect()
     }
 
-    fn foresee(&mut self, at: f64, event: Event) {
-        self.foreseen += 1;
-        self.events.push(Reverse((Moment::at(at), self.foreseen, event)));
+    fn schedule(&mut self, at: f64, event: Event) {
+        self.scheduled += 1;
+        self.events.push(Reverse((Moment::at(at), self.scheduled, event)));
     }
 
     /// Starts whatever a class can start.
-    fn go_on(&mut self, class: usize) {
+    fn advance(&mut self, class: usize) {
         loop {
             let mut started = false;
             for stream in 0..2 {
@@ -246,9 +246,10 @@ impl<'a> Engine<'a> {
             Does::Takes(seconds) => {
                 let seconds = on(seconds, class);
                 self.occupy((class, stream));
-                match seconds > 0.0 {
-                    true => self.foresee(self.now + seconds, Event::Done((class, stream))),
-                    false => self.free((class, stream)),
+                if seconds > 0.0 {
+                    self.schedule(self.now + seconds, Event::Done((class, stream)));
+                } else {
+                    self.free((class, stream));
                 }
             }
             Does::Exchanges(meetings) => {
@@ -351,7 +352,7 @@ impl<'a> Engine<'a> {
 
     fn done(&mut self, lane: Lane) {
         self.free(lane);
-        self.go_on(lane.0);
+        self.advance(lane.0);
     }
 
     /// A class is ready for a collective.
@@ -365,17 +366,17 @@ impl<'a> Engine<'a> {
         let message = Message { number, frame, task, missing, own_end: 0.0, stage: Phase::Waits };
         self.walks[class].message[stream] = Some(message);
         for (other, on) in here {
-            // Who is here already and waits has one less to wait for; who has started does not wait.
+            // A class that is ready and waits now waits for one less; a message that has started waits for none.
             let message = self.walks[other].message[on].as_mut();
             if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Waits) {
                 message.missing -= 1;
                 if message.missing == 0 {
-                    self.set_off((other, on));
+                    self.start_message((other, on));
                 }
             }
         }
         if missing == 0 {
-            self.set_off(lane);
+            self.start_message(lane);
         }
     }
 
@@ -388,8 +389,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// All are ready.
-    fn set_off(&mut self, lane: Lane) {
+    /// Starts the message of a lane: every rank that takes part is ready.
+    fn start_message(&mut self, lane: Lane) {
         let Some(meeting) = self.meeting(lane) else { return };
         let own_end = self.now + meeting.latency + meeting.own;
         if let Some(message) = &mut self.walks[lane.0].message[lane.1] {
@@ -397,9 +398,10 @@ impl<'a> Engine<'a> {
             message.missing = meeting.with.len();
             message.own_end = own_end;
         }
-        match meeting.shared.is_empty() {
-            true => self.foresee(own_end, Event::Sent(lane)),
-            false => self.foresee(self.now + meeting.latency, Event::Open(lane)),
+        if meeting.shared.is_empty() {
+            self.schedule(own_end, Event::Sent(lane));
+        } else {
+            self.schedule(self.now + meeting.latency, Event::Open(lane));
         }
     }
 
@@ -409,12 +411,13 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The shared links have carried a message; those that it has to itself may take longer.
+    /// The shared links have carried a message; the links of its own may take longer.
     fn carried_by_shared(&mut self, lane: Lane) {
         let own_end = self.walks[lane.0].message[lane.1].as_ref().map_or(0.0, |m| m.own_end);
-        match own_end > self.now {
-            true => self.foresee(own_end, Event::Sent(lane)),
-            false => self.carried(lane),
+        if own_end > self.now {
+            self.schedule(own_end, Event::Sent(lane));
+        } else {
+            self.carried(lane);
         }
     }
 
