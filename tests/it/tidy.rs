@@ -123,10 +123,14 @@ fn packages_depend_on_each_other_in_one_direction() {
     }
 }
 
-/// Crates whose modules are seen to form no cycle.
-const WITHOUT_CYCLES: &[&str] = &[
+/// Every crate, by folder.
+const CRATES: &[&str] = &[
     "",
+    "codegen",
+    "ir",
+    "kernels",
     "kernels/device",
+    "kernels/nccl-rs",
     "passes",
     "passes/differentiate",
     "passes/import",
@@ -137,7 +141,7 @@ const WITHOUT_CYCLES: &[&str] = &[
 
 #[test]
 fn modules_form_no_cycle() {
-    for package in WITHOUT_CYCLES {
+    for package in CRATES {
         let graph = modules::Graph::of(&root().join(package).join("src/lib.rs"));
         let cycles = graph.cycles();
         assert!(cycles.is_empty(), "modules of `{package}` depend on each other:\n{}", cycles.join("\n"));

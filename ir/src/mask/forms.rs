@@ -5,6 +5,21 @@ use std::ops::Range;
 use crate::mask::strip::{Bound, How, Run, Strip, between, combine};
 use crate::mask::{Align, Mask};
 
+impl Mask {
+    /// The tile `queries × keys` as strips: ascending ranges of queries with the keys they see. Queries in no strip see
+    /// no key of the tile.
+    pub fn strips(&self, queries: Range<u64>, keys: Range<u64>) -> Vec<Strip> {
+        if queries.is_empty() || keys.is_empty() {
+            return Vec::new();
+        }
+        let tile = Tile {
+            queries: i128::from(queries.start)..i128::from(queries.end),
+            keys: i128::from(keys.start)..i128::from(keys.end),
+        };
+        strips(self, &tile)
+    }
+}
+
 /// A tile that has pairs.
 pub(super) struct Tile {
     pub(super) queries: Range<i128>,

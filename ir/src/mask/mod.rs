@@ -176,19 +176,6 @@ impl Mask {
         }
     }
 
-    /// The tile `queries × keys` as strips: ascending ranges of queries with the keys they see. Queries in no strip see
-    /// no key of the tile.
-    pub fn strips(&self, queries: Range<u64>, keys: Range<u64>) -> Vec<Strip> {
-        if queries.is_empty() || keys.is_empty() {
-            return Vec::new();
-        }
-        let tile = forms::Tile {
-            queries: i128::from(queries.start)..i128::from(queries.end),
-            keys: i128::from(keys.start)..i128::from(keys.end),
-        };
-        forms::strips(self, &tile)
-    }
-
     /// The keys of `keys` that the query at `q` sees: ascending intervals that neither touch nor are empty.
     pub fn runs(&self, q: u64, keys: Range<u64>) -> Vec<Range<u64>> {
         // No range of one starts after the last position, and no sequence is that long.

@@ -7,7 +7,9 @@
 use ithaca_ir::TensorType;
 use ithaca_ir::boxes::Region;
 
-use super::{Into, View, multiply};
+use super::product::multiply;
+use super::view::View;
+use crate::cpu::simd::Into;
 use crate::cpu::threads::Threads;
 use crate::error::RunError;
 use crate::oracle::{Operand, products};

@@ -2,7 +2,8 @@
 
 use half::bf16;
 
-use super::{Buffer, View};
+use super::buffer::Buffer;
+use super::view::View;
 
 /// A number as memory has it.
 pub(in crate::cpu) trait Element: Copy + Sync {

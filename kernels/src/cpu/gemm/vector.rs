@@ -1,6 +1,7 @@
 //! Products of a vector and a matrix: to pack the matrix would take longer than to read it.
 
-use super::{Into, View};
+use super::view::View;
+use crate::cpu::simd::Into;
 
 /// Sums of a dot product that run beside each other.
 const LANES: usize = 16;

@@ -6,6 +6,15 @@
 
 use super::lanes::{Lanes, WIDEST};
 
+/// The effect of a product on the elements of its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) enum Into {
+    /// Replaces them.
+    Replace,
+    /// Adds to them.
+    Add,
+}
+
 /// One small product: `c ← alpha · a b`, or `c ← c + alpha · a b`.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
@@ -22,7 +31,7 @@ pub(super) struct Product {
     /// From row to row of the result.
     pub(super) c_row: usize,
     pub(super) alpha: f32,
-    pub(super) into: super::Into,
+    pub(super) into: Into,
 }
 
 /// The product of `R` rows, at distance `A_ROW`, with a panel of `P` vectors.
@@ -68,8 +77,8 @@ pub(super) unsafe fn product<L: Lanes, const R: usize, const P: usize, const A_R
             while j < P {
                 let c = x.c.add(i * x.c_row + j * L::N);
                 let value = match x.into {
-                    super::Into::Replace => L::mul(alpha, sums[i][j]),
-                    super::Into::Add => L::fma(alpha, sums[i][j], L::load(c)),
+                    Into::Replace => L::mul(alpha, sums[i][j]),
+                    Into::Add => L::fma(alpha, sums[i][j], L::load(c)),
                 };
                 L::store(c, value);
                 j += 1;

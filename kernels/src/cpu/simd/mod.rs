@@ -11,6 +11,7 @@ mod tests;
 
 use std::sync::OnceLock;
 
+pub(super) use generic::Into;
 use generic::Product;
 
 /// The distance of rows in a tile of scores, elements: the widest tile, and a cache line so that rows do not meet in the
@@ -19,15 +20,6 @@ pub(super) const STRIDE: usize = WIDTH + 16;
 
 /// The widest tile of scores.
 pub(super) const WIDTH: usize = 256;
-
-/// What a product does with the elements that are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Into {
-    /// Replaces them.
-    Replace,
-    /// Adds to them.
-    Add,
-}
 
 /// The rows of a left matrix.
 #[derive(Clone, Copy)]
