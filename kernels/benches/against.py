@@ -104,7 +104,7 @@ def main():
     parser.add_argument("library", choices=("torch", "numpy"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     library = {"torch": Torch, "numpy": NumPy}[args.library]()
     worker = start_worker()
     print(f"{date.today()}, {os.cpu_count()} cores of {processor()}, {ask(worker, '')}, {library.title}, "
