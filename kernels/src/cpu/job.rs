@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use ithaca_ir::Rank;
-use ithaca_ir::schedule::{Content, FrameId, Schedule};
+use ithaca_ir::schedule::{Content, FrameId, Schedule, communicating};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 use super::communicator::{Communicator, Mailboxes};
@@ -176,7 +176,7 @@ impl Loaded<'_> {
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
     pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankResult>, RunError> {
         let Loaded { schedule, arena, sources, ranks, options, memory_bytes: _ } = self;
-        let communicates = rank::communicating(schedule);
+        let communicates = communicating(&schedule.frames);
         let begun = Instant::now();
         let run_rank = |rank: Rank, written: WrittenData| {
             let ledger = Mutex::new(Ledger::default());
