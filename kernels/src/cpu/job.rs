@@ -25,7 +25,7 @@ use super::trace;
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::{Outputs, index};
-use crate::updates;
+use crate::updates::{self, Update};
 
 /// Executes a schedule on as many threads as its mesh has ranks.
 ///
@@ -236,16 +236,12 @@ fn kept(
     parts: &[RankResult],
     before: &dyn TensorSource,
 ) -> Result<Outputs<f32>, RunError> {
-    let mut by_name: BTreeMap<String, Vec<updates::Update<'_, f32>>> = BTreeMap::new();
+    let mut by_name: BTreeMap<String, Vec<Update<'_, f32>>> = BTreeMap::new();
     for (number, WrittenTensor { binding, ty, layer }) in written.iter().enumerate() {
         let held = parts.iter().map(|part| Cow::Borrowed(part.written[number].as_slice())).collect();
-        by_name.entry(binding.stored_name(*layer)).or_default().push(updates::Update { binding, ty, held });
+        by_name.entry(binding.stored_name(*layer)).or_default().push(Update { binding, ty, held });
     }
-    let mut kept = Outputs::new();
-    for (name, parts) in by_name {
-        kept.extend(updates::unstack(&name, updates::merge(&schedule.space, &name, &parts, before)?));
-    }
-    Ok(kept)
+    updates::kept(&schedule.space, &by_name, before)
 }
 
 /// All results, or the failure of the first rank that did not merely stop or wait because of another.

@@ -12,7 +12,6 @@ use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::assigned::Assigned;
 use super::ranks::{Held, absent, compute_all};
-use super::results::Results;
 use super::value::{Elements, Value};
 use super::{collective, movement, random};
 use crate::assemble::assemble;
@@ -25,6 +24,17 @@ use crate::tensor::{Outputs, Tensor, index};
 
 /// How deep calls may nest.
 const MAX_DEPTH: usize = 64;
+
+/// The results of a run.
+#[derive(Clone, Debug)]
+pub struct Results<T> {
+    /// The outputs of `main`, cut to the valid part of every dimension; integers are returned as numbers.
+    pub outputs: Outputs<T>,
+    /// Every weight and state that the run assigned, under its stored name and in its stored shape, in order of
+    /// names. [`Tensors`](crate::store::Tensors) can be made of them, and [`Layered`](crate::store::Layered) over the
+    /// weights is the source of the next step.
+    pub kept: Outputs<T>,
+}
 
 struct Interpreter<'a, T: Real> {
     module: &'a Module,
@@ -168,8 +178,6 @@ impl<'a, T: Real> Interpreter<'a, T> {
             op => {
                 let types: Vec<TensorType> = node.operands.iter().map(|&v| located(v)).collect();
                 let results: Vec<TensorType> = node.results.iter().map(|&v| located(v)).collect();
-                let types: Vec<&TensorType> = types.iter().collect();
-                let results: Vec<&TensorType> = results.iter().collect();
                 let space = &self.module.space;
                 if let Some(whole) = movement::whole_attention(space, op, &types) {
                     return whole?.compute(space, op, &types, &results, operands);
