@@ -32,11 +32,11 @@ pub(super) struct ArenaShape {
 }
 
 impl ArenaShape {
-    pub(super) fn of(schedule: &Schedule) -> Result<Self, RunError> {
+    pub(super) fn of(schedule: &Schedule) -> Self {
         let buffers = schedule.frames.values().flat_map(|f| f.buffers.values());
         let narrowest = buffers.map(|b| b.dtype().bytes()).min().unwrap_or(STORED_BYTES);
         let bytes_per_slot = narrowest.min(STORED_BYTES);
-        Ok(Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) })
+        Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) }
     }
 
     /// The offset in bytes of an element.
@@ -136,25 +136,30 @@ pub(super) struct Sources {
     written: BTreeMap<usize, usize>,
 }
 
-/// The place of the data that is loaded for a buffer.
+/// The start of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// A read-only part that ranks share.
-    Shared(usize),
-    /// The rank's own copy of a written tensor, by its number.
-    Written(usize),
+pub(super) enum Location {
+    /// At this element of the arena.
+    Arena(usize),
+    /// In a read-only part of the sources, at an element.
+    Shared(usize, usize),
+    /// In the rank's copy of the n-th written weight or state, at an element.
+    Written(usize, usize),
+}
+
+impl Location {
+    /// The location `n` elements further.
+    pub(super) fn further(self, n: usize) -> Location {
+        match self {
+            Location::Arena(start) => Location::Arena(start + n),
+            Location::Shared(part, start) => Location::Shared(part, start + n),
+            Location::Written(number, start) => Location::Written(number, start + n),
+        }
+    }
 }
 
 /// A rank's copy of each written weight and state, in order of numbers.
 pub(super) type WrittenData = Vec<Vec<f32>>;
-
-/// A weight or a state that ranks write.
-#[derive(Debug)]
-pub(super) struct WrittenTensor<'a> {
-    pub(super) binding: &'a Binding,
-    pub(super) ty: TensorType,
-    pub(super) layer: u64,
-}
 
 impl<'a> SourcePlan<'a> {
     pub(crate) fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
@@ -259,9 +264,8 @@ impl<'a> SourcePlan<'a> {
     }
 
     /// The written tensors, in order of numbers.
-    pub(super) fn written(&self) -> Vec<WrittenTensor<'a>> {
-        let written = self.tensors.iter().filter(|t| t.is_written);
-        written.map(|t| WrittenTensor { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
+    pub(super) fn written(&self) -> impl Iterator<Item = &SourceTensor<'a>> + Clone {
+        self.tensors.iter().filter(|t| t.is_written)
     }
 
     /// Reads each stored tensor of which one of `ranks` has a part once and cuts it. Returns the shared parts, and for
@@ -369,12 +373,15 @@ impl<'a> SourceTensor<'a> {
 }
 
 impl Sources {
-    /// The place of the data of a buffer on `rank`.
-    pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Found> {
+    /// The start of the data of a buffer on `rank`.
+    pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Location> {
         let &tensor = self.of.get(&loaded)?;
         match self.written.get(&tensor) {
-            Some(&number) => Some(Found::Written(number)),
-            None => self.part_of[tensor].get(index(rank.0)).copied().flatten().map(Found::Shared),
+            Some(&number) => Some(Location::Written(number, 0)),
+            None => {
+                let part = self.part_of[tensor].get(index(rank.0)).copied().flatten();
+                part.map(|part| Location::Shared(part, 0))
+            }
         }
     }
 

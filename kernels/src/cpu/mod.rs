@@ -64,7 +64,6 @@ pub mod threads;
 mod attention;
 mod buffers;
 mod claims;
-mod coalesced;
 mod context;
 mod describe;
 mod elementwise;

@@ -223,7 +223,8 @@ fn parts_in_f32_lose_no_more_than_one_device_does() {
     let tensors = tensors(64);
     let exact = run::<f64>(&module(&narrow(1, 64)), &tensors, &tensors).unwrap();
     let error = |p: u64| {
-        let found = step::<f32>(&module(&narrow(p, 64)), &tensors, &tensors, Storage::AsTyped).unwrap().outputs;
+        let found =
+            step::<f32>(&module(&narrow(p, 64)), &tensors, &tensors, Storage::AsTyped).unwrap().outputs;
         match crate::compare::tensors(&found["o"], &exact["o"]) {
             crate::compare::Verdict::Distance { relative, .. } => relative,
             other => panic!("{other:?}"),
