@@ -91,7 +91,7 @@ impl Peak {
 
 /// The source of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum File {
+pub(crate) enum File {
     Weights,
     Inputs,
     /// The weights, or zeros.
@@ -163,43 +163,28 @@ pub(super) type WrittenData = Vec<Vec<f32>>;
 
 impl<'a> SourcePlan<'a> {
     pub(crate) fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
-        let space = &schedule.space;
-        let layers = layers_of(schedule)?;
         let mut plan = SourcePlan { tensors: Vec::new(), of: BTreeMap::new() };
         // Buffers of different frames that are the same stored tensor, such as tied embeddings, share it.
         let mut known: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for (frame_id, frame) in schedule.frames.iter() {
-            for (buffer_id, buffer) in frame.buffers.iter() {
-                let (file, binding) = match &buffer.place {
-                    Place::Weight(binding) => (File::Weights, binding),
-                    Place::Input(binding) => (File::Inputs, binding),
-                    Place::State(binding) => (File::States, binding),
-                    Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
-                };
-                let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
-                let Content::Tensor(ty) = &buffer.content else {
-                    return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
-                };
-                for &(layer, at) in &layers[frame_id.index()] {
-                    let ty = ty.located(at.or(ty.layout.at));
-                    let same = known.entry(binding.stored_name(layer)).or_default();
-                    let found = same.iter().copied().find(|&i| {
-                        let t: &SourceTensor<'_> = &plan.tensors[i];
-                        t.file == file
-                            && t.binding.window == binding.window
-                            && t.binding.stored == binding.stored
-                            && t.binding.view == binding.view
-                            && t.ty == ty
-                    });
-                    let i = found.unwrap_or_else(|| {
-                        plan.tensors.push(SourceTensor::new(space, file, binding, ty.clone(), layer));
-                        same.push(plan.tensors.len() - 1);
-                        plan.tensors.len() - 1
-                    });
-                    plan.tensors[i].is_written |= is_written;
-                    plan.of.insert((frame_id, buffer_id, layer, at), i);
-                }
-            }
+        for LoadedBuffer { key, file, binding, ty, is_written } in loaded_buffers(schedule)? {
+            let (_, _, layer, at) = key;
+            let ty = ty.located(at.or(ty.layout.at));
+            let same = known.entry(binding.stored_name(layer)).or_default();
+            let found = same.iter().copied().find(|&i| {
+                let t: &SourceTensor<'_> = &plan.tensors[i];
+                t.file == file
+                    && t.binding.window == binding.window
+                    && t.binding.stored == binding.stored
+                    && t.binding.view == binding.view
+                    && t.ty == ty
+            });
+            let i = found.unwrap_or_else(|| {
+                plan.tensors.push(SourceTensor::new(&schedule.space, file, binding, ty, layer));
+                same.push(plan.tensors.len() - 1);
+                plan.tensors.len() - 1
+            });
+            plan.tensors[i].is_written |= is_written;
+            plan.of.insert(key, i);
         }
         Ok(plan)
     }
@@ -391,27 +376,55 @@ impl Sources {
     }
 }
 
-/// Layers, and the ranks that run them.
-pub(crate) type Runs = BTreeSet<(u64, Option<At>)>;
+/// A buffer that is loaded for a layer.
+pub(crate) struct LoadedBuffer<'a> {
+    pub(crate) key: Loaded,
+    pub(crate) file: File,
+    pub(crate) binding: &'a Binding,
+    pub(crate) ty: &'a TensorType,
+    /// Whether a task of the frame writes it.
+    pub(crate) is_written: bool,
+}
 
-/// The layers that each frame runs for and the ranks that run it, indexed by frame; `main` runs for layer 0.
-pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<Runs>, RunError> {
+/// The weights, states and inputs of every frame, for each layer that the frame runs for; `main` runs for layer 0.
+///
+/// # Errors
+/// [`RunError::Invalid`] for a schedule that contradicts itself; verification finds it.
+pub(crate) fn loaded_buffers(schedule: &Schedule) -> Result<Vec<LoadedBuffer<'_>>, RunError> {
     for (id, frame) in schedule.frames.iter() {
         let backwards = |task: &Task| matches!(task.work, Work::Call { callee, .. } if callee >= id);
         if frame.tasks.iter().any(backwards) {
             return Err(RunError::invalid(format!("`{}` calls a later frame", frame.name)));
         }
     }
-    let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
-    let mut layers: Vec<Runs> = schedule
-        .layers_by_place()
-        .into_iter()
-        .map(|runs| runs.into_iter().flat_map(one_by_one).collect())
-        .collect();
-    if let Some(main) = schedule.main() {
-        layers[main.index()].insert((0, None));
+    let layers = schedule.layers_by_place();
+    let mut found = Vec::new();
+    for (frame_id, frame) in schedule.frames.iter() {
+        let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
+        let mut runs: BTreeSet<(u64, Option<At>)> =
+            layers[frame_id.index()].iter().cloned().flat_map(one_by_one).collect();
+        runs.extend((schedule.main() == Some(frame_id)).then_some((0, None)));
+        for (buffer_id, buffer) in frame.buffers.iter() {
+            let (file, binding) = match &buffer.place {
+                Place::Weight(binding) => (File::Weights, binding),
+                Place::Input(binding) => (File::Inputs, binding),
+                Place::State(binding) => (File::States, binding),
+                Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+            };
+            let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
+            let Content::Tensor(ty) = &buffer.content else {
+                return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
+            };
+            found.extend(runs.iter().map(|&(layer, at)| LoadedBuffer {
+                key: (frame_id, buffer_id, layer, at),
+                file,
+                binding,
+                ty,
+                is_written,
+            }));
+        }
     }
-    Ok(layers)
+    Ok(found)
 }
 
 /// An integer as an element of the arena: the same bits.

@@ -89,7 +89,6 @@ pub use execution::Execution;
 pub use fault::{Fault, FaultKind, NoSuchTask};
 pub use job::{Job, Loaded, execute};
 pub use memory::Peak;
-pub(crate) use memory::layers_of;
 pub use options::{LookForNan, Options, Trace};
 pub(crate) use panics::guarded;
 pub use rank::RankResult;

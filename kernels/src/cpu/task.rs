@@ -185,8 +185,7 @@ impl<'a> Running<'a> {
                 eval::into_results(op, vec![product], &wanted)?
             }
             (Op::Attention(a), _) => {
-                let rows = attention::attention(space, a, &operands, threads)?;
-                eval::into_results(op, rows.into(), &wanted)?
+                eval::into_results(op, attention::attention(space, a, &operands, threads)?, &wanted)?
             }
             (Op::AttentionBackward(a), _) => {
                 let gradients = attention::attention_backward(space, a, &operands, threads)?;
