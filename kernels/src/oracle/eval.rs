@@ -39,7 +39,7 @@ pub fn eval<T: Real>(
         }
     }
     let call = LocalOp { space, op, operands, results: wanted };
-    let x = &operands[..];
+    let x = operands;
     let values = match op {
         Op::Positions => {
             let (dim, held) = (call.result().ty.dims[0], call.result().region[0].clone());
