@@ -152,7 +152,7 @@ pub struct Smallest(Outputs<f64>);
 impl Smallest {
     /// Takes a step's gradients into account, among whatever else it kept.
     pub fn after<T: Real>(&mut self, kept: &Outputs<T>) {
-        let largest = Scales::of(kept).gradient;
+        let largest = largest(kept, state::GRADIENT);
         for (name, tensor) in kept.iter().filter(|(name, _)| name.starts_with(state::GRADIENT)) {
             let parts = tensor.map(|x| if largest > 0.0 { x.to_f64().abs() / largest } else { 0.0 });
             match self.0.get_mut(name) {
@@ -170,14 +170,22 @@ impl Smallest {
 impl Judge<'_> {
     /// Compares two sets of outputs by name, in the order of what was expected.
     pub fn outputs<A: Real, B: Real>(self, found: &Outputs<A>, expected: &Outputs<B>) -> Vec<Comparison> {
-        let scales = Scales::of(expected);
+        let kinds = kinds(expected);
         let mut own = Smallest::default();
         if self.smallest.is_none() && self.reach > 0.0 {
             own.after(expected);
         }
         let smallest = self.smallest.unwrap_or(&own);
         let compare = |(name, tensor): (&String, &Tensor<B>)| match found.get(name) {
-            Some(found) => self.named(name, scales.kind(name), found, (tensor, smallest)),
+            Some(found) => {
+                let kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
+                self.named(
+                    name,
+                    kind.map_or_else(Kind::default, |(_, kind)| *kind),
+                    found,
+                    (tensor, smallest),
+                )
+            }
             None => Comparison { name: name.clone(), verdict: Verdict::Missing, undetermined: 0 },
         };
         expected.iter().map(compare).collect()
@@ -227,43 +235,25 @@ impl Judge<'_> {
     }
 }
 
-/// The largest elements of what was expected, kind by kind.
-#[derive(Clone, Copy, Debug, Default)]
-struct Scales {
-    gradient: f64,
-    first_moment: f64,
-    second_moment: f64,
+/// The kinds of tensors that may be zero but for rounding, each with the prefix of its names.
+fn kinds<B: Real>(expected: &Outputs<B>) -> [(&'static str, Kind); 3] {
+    let kind = |prefix: &'static str, floor: fn(f64) -> f64| {
+        let largest = largest(expected, prefix);
+        (prefix, Kind { floor: floor(largest), largest })
+    };
+    let rounding = |largest: f64| (FLOOR * largest).min(NOISE);
+    [
+        kind(state::GRADIENT, rounding),
+        kind(state::FIRST_MOMENT, rounding),
+        kind(state::SECOND_MOMENT, |largest| FLOOR * FLOOR * largest),
+    ]
 }
 
-impl Scales {
-    fn of<B: Real>(expected: &Outputs<B>) -> Self {
-        let largest = |prefix: &str| {
-            let of_kind = expected.iter().filter(|(name, _)| name.starts_with(prefix));
-            of_kind
-                .flat_map(|(_, t)| &t.data)
-                .map(|x| x.to_f64().abs())
-                .filter(|x| x.is_finite())
-                .fold(0.0, f64::max)
-        };
-        Self {
-            gradient: largest(state::GRADIENT),
-            first_moment: largest(state::FIRST_MOMENT),
-            second_moment: largest(state::SECOND_MOMENT),
-        }
-    }
-
-    /// What is known of tensors of the kind that the name says.
-    fn kind(&self, name: &str) -> Kind {
-        if name.starts_with(state::GRADIENT) {
-            Kind { floor: (FLOOR * self.gradient).min(NOISE), largest: self.gradient }
-        } else if name.starts_with(state::FIRST_MOMENT) {
-            Kind { floor: (FLOOR * self.first_moment).min(NOISE), largest: self.first_moment }
-        } else if name.starts_with(state::SECOND_MOMENT) {
-            Kind { floor: FLOOR * FLOOR * self.second_moment, largest: self.second_moment }
-        } else {
-            Kind::default()
-        }
-    }
+/// The magnitude of the largest finite element of all tensors with this prefix.
+fn largest<B: Real>(outputs: &Outputs<B>, prefix: &str) -> f64 {
+    let tensors = outputs.iter().filter(|(name, _)| name.starts_with(prefix));
+    let magnitudes = tensors.flat_map(|(_, t)| &t.data).map(|x| x.to_f64().abs());
+    magnitudes.filter(|x| x.is_finite()).fold(0.0, f64::max)
 }
 
 /// Compares two sets of outputs by name, in the order of what was expected; no optimizer has taken a step.
