@@ -1,7 +1,7 @@
 //! Values, operands and results of operations, as one rank has them.
 
 use ithaca_ir::boxes::Region;
-use ithaca_ir::{Op, Space, TensorType};
+use ithaca_ir::{DimId, Op, Space, TensorType};
 
 use crate::error::RunError;
 use crate::real::Real;
@@ -125,7 +125,7 @@ pub struct ResultSpec<'a> {
 impl ResultSpec<'_> {
     /// The stride of each dimension of `ty` in the result; zero for those that it lacks.
     pub(super) fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
-        strides_in((self.ty, &self.region), ty)
+        strides_in((self.ty, &self.region), &ty.dims)
     }
 }
 
@@ -161,13 +161,14 @@ impl<'a, T: Real> Operand<'a, T> {
 
     /// The stride of each dimension of `ty`; zero for those that the operand lacks.
     pub fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
-        strides_in(self.held(), ty)
+        strides_in(self.held(), &ty.dims)
     }
 }
 
-fn strides_in((own, region): Held<'_>, ty: &TensorType) -> Vec<usize> {
+/// The stride of each of `dims` in a rank's part of a tensor; zero for those that it lacks.
+pub(super) fn strides_in((own, region): Held<'_>, dims: &[DimId]) -> Vec<usize> {
     let steps = strides(&extents(region));
-    ty.dims.iter().map(|&d| own.position(d).map_or(0, |i| steps[i])).collect()
+    dims.iter().map(|&d| own.position(d).map_or(0, |i| steps[i])).collect()
 }
 
 /// An operation on the parts of one rank, which has the operands that it needs and a result.
