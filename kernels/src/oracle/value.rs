@@ -127,6 +127,15 @@ impl ResultSpec<'_> {
     pub(super) fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
         strides_in((self.ty, &self.region), &ty.dims)
     }
+
+    /// The result of `op` in its shape.
+    pub(super) fn tensor<E: Copy>(&self, op: &Op, data: Vec<E>) -> Result<Tensor<E>, RunError> {
+        let shape = extents(&self.region);
+        if shape.iter().product::<usize>() == data.len() {
+            return Ok(Tensor::new(shape, data));
+        }
+        Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name())))
+    }
 }
 
 /// The part of a tensor on a rank: its type and the global indices.
@@ -207,12 +216,7 @@ impl<'a, T: Real> LocalOp<'a, T> {
 
     /// A result in its shape.
     pub(super) fn tensor<E: Copy>(&self, i: usize, data: Vec<E>) -> Result<Tensor<E>, RunError> {
-        let shape = extents(&self.result_at(i)?.region);
-        if shape.iter().product::<usize>() == data.len() {
-            Ok(Tensor::new(shape, data))
-        } else {
-            Err(self.invalid("gives another shape than its type"))
-        }
+        self.result_at(i)?.tensor(self.op, data)
     }
 
     /// The error of an operation that contradicts its operands or results.

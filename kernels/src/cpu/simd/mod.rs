@@ -71,29 +71,15 @@ macro_rules! machine {
 
             type Vector = $lanes;
 
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn neighbours(rows: usize, x: Product) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    match rows {
-                        $($r => generic::product::<Vector, $r, $vectors, 1>(x),)*
-                        _ => unreachable!("a small product has at most as many rows as the machine says"),
-                    }
-                }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn tile(rows: usize, x: Product) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    match rows {
-                        $($r => generic::product::<Vector, $r, $vectors, STRIDE>(x),)*
-                        _ => unreachable!("a small product has at most as many rows as the machine says"),
-                    }
-                }
-            }
-
             loops! { [$(#[target_feature(enable = $feature)])?]
+                neighbours(rows: usize, x: Product) -> () = match rows {
+                    $($r => generic::product::<Vector, $r, $vectors, 1>(x),)*
+                    _ => unreachable!("a small product has at most as many rows as the machine says"),
+                };
+                tile(rows: usize, x: Product) -> () = match rows {
+                    $($r => generic::product::<Vector, $r, $vectors, STRIDE>(x),)*
+                    _ => unreachable!("a small product has at most as many rows as the machine says"),
+                };
                 max(row: &[f32]) -> f32 = generic::max::<Vector>(row);
                 exponentials(row: &mut [f32], factor: f32, shift: f32) -> f32 =
                     generic::exponentials::<Vector>(row, factor, shift);
