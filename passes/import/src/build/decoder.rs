@@ -12,22 +12,16 @@
 use std::ops::Range;
 
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Unary};
+use ithaca_ir::ops::Unary;
 use ithaca_ir::{DType, DimId, Module, Op, Space, TensorType, ValueId};
 
 use super::body::{Body, Built, Linear, Program, Stored, Tensors};
+use super::cx::Decoder;
 use super::dims::Dims;
 use super::drops::{Drops, Place};
 use super::{experts, latent};
 use crate::spec::{Kind, Mlp, MlpLayout, Projections, QkNorm, Residual, Sizes, Spec};
 use crate::workload::Workload;
-
-/// A decoder and its dimensions.
-#[derive(Clone, Copy)]
-pub(super) struct Decoder<'a> {
-    pub(super) spec: &'a Spec,
-    pub(super) dims: Dims,
-}
 
 /// The program of a decoder.
 pub(super) fn module(
@@ -139,15 +133,6 @@ impl Decoder<'_> {
         f.returns(logits, "logits")
     }
 
-    /// The name of a part of a layer.
-    pub(super) fn name(&self, part: &str) -> String {
-        format!("{}.{part}", self.spec.layout.layer)
-    }
-
-    fn norm(&self, f: &mut Body<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
-        f.norm((self.spec.norm, self.spec.sizes.eps), x, name, over)
-    }
-
     /// Attention with its projections, `[b s m]` to `[b s m]`.
     fn attend(&self, kind: &Kind, f: &mut Body<'_>, x: ValueId) -> Built<ValueId> {
         let Dims { s, m, h, d, .. } = self.dims;
@@ -156,18 +141,6 @@ impl Decoder<'_> {
         let mixed = self.mix(kind, f, [q, k, v])?;
         let (name, bias) = (self.name(self.spec.layout.attention_out), self.spec.bias.out);
         f.linear(mixed, Linear { name: &name, to: &[m], from: &[h, d], bias })
-    }
-
-    /// Attention under the kind's mask.
-    pub(super) fn mix(&self, kind: &Kind, f: &mut Body<'_>, qkv: [ValueId; 3]) -> Built<ValueId> {
-        let Dims { s, h, k: kv_heads, d, .. } = self.dims;
-        for (value, name) in qkv.into_iter().zip(["q", "k", "v"]) {
-            f.name(value, Some(name));
-        }
-        let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
-        let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
-        attention.softcap = kind.softcap;
-        f.attend("mixed", attention, &qkv)
     }
 
     /// Queries, keys and values, `[b s heads d]`; queries and keys are normalised.

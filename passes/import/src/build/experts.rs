@@ -9,7 +9,7 @@ use ithaca_ir::ops::experts::{Capacity, Experts, Route, Slots};
 use ithaca_ir::{DType, DimId, Op, ValueId};
 
 use super::body::{Body, Built, Linear};
-use super::decoder::Decoder;
+use super::cx::Decoder;
 use super::dims::{Dims, ExpertDims};
 use crate::spec::ExpertSpec;
 

@@ -11,7 +11,7 @@ use ithaca_ir::ops::Window;
 use ithaca_ir::{DimId, Op, ValueId};
 
 use super::body::{Body, Built, Linear, Stored};
-use super::decoder::Decoder;
+use super::cx::Decoder;
 use super::dims::{Dims, LatentDims};
 use crate::spec::{Kind, NormForm};
 

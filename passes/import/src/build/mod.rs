@@ -6,6 +6,7 @@
 
 mod bert;
 mod body;
+mod cx;
 mod decoder;
 mod dims;
 mod dropout;

@@ -1,0 +1,39 @@
+//! The parts that all blocks of a decoder share.
+
+use ithaca_ir::ops::{Attention, AttentionDims};
+use ithaca_ir::{DimId, ValueId};
+
+use super::body::{Body, Built};
+use super::dims::Dims;
+use crate::spec::{Kind, Spec};
+
+/// A decoder and its dimensions.
+#[derive(Clone, Copy)]
+pub(super) struct Decoder<'a> {
+    pub(super) spec: &'a Spec,
+    pub(super) dims: Dims,
+}
+
+impl Decoder<'_> {
+    /// The name of a part of a layer.
+    pub(super) fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.spec.layout.layer)
+    }
+
+    /// A norm of the model's form.
+    pub(super) fn norm(&self, f: &mut Body<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
+        f.norm((self.spec.norm, self.spec.sizes.eps), x, name, over)
+    }
+
+    /// Attention under the kind's mask.
+    pub(super) fn mix(&self, kind: &Kind, f: &mut Body<'_>, qkv: [ValueId; 3]) -> Built<ValueId> {
+        let Dims { s, h, k: kv_heads, d, .. } = self.dims;
+        for (value, name) in qkv.into_iter().zip(["q", "k", "v"]) {
+            f.name(value, Some(name));
+        }
+        let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
+        let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
+        attention.softcap = kind.softcap;
+        f.attend("mixed", attention, &qkv)
+    }
+}
