@@ -43,7 +43,7 @@ pub const VERSION: u32 = 1;
 
 /// The document of a schedule.
 pub fn document(schedule: &Schedule) -> Value {
-    let Space { mesh, dims, .. } = &schedule.space;
+    let Space { mesh, dims } = &schedule.space;
     let axes: Vec<Value> =
         mesh.axes.values().map(|axis| json!({ "name": axis.name, "size": axis.size })).collect();
     let dims: Vec<Value> = dims.values().map(|dim| dimension(&schedule.space, dim)).collect();

@@ -169,7 +169,7 @@ fn check_references(schedule: &Schedule, id: FrameId, task: &Task) -> Result<(),
     if let Some(At { axis, coordinate }) = stage.and_then(Stage::at) {
         let along = schedule.space.mesh.axes.get(axis).map(|axis| axis.size);
         ensure!(
-            !along.is_none_or(|size| coordinate >= size),
+            along.is_some_and(|size| coordinate < size),
             "S01",
             "it runs on stage {coordinate}, and there are {}",
             along.unwrap_or(0)
