@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::boxes;
 use crate::entity::Entity;
@@ -22,7 +22,7 @@ pub use crate::phase::Phase;
 pub type Key = (&'static str, String, Phase);
 
 /// One row: all collectives of a kind along an axis.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// The operation's name, for example `all_to_all`.
     pub kind: String,
@@ -123,7 +123,7 @@ fn written_in(schedule: &Schedule, frame: &Frame, before: usize, buffer: BufferI
 /// The axis of that row; `None` when nothing is sent.
 pub fn axis(space: &Space, parcels: &[Parcel]) -> Option<String> {
     let Parcel { op, from, to } = parcels.first()?;
-    let axes = boxes::axes(space, op, from, to).unwrap_or_default();
+    let axes = boxes::axes(space, op, from, to);
     let names: Vec<&str> = axes.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect();
     Some(if names.is_empty() { "mesh".to_owned() } else { names.join("+") })
 }
