@@ -11,11 +11,12 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{Function, Level, Output, ValueId};
+use ithaca_ir::diagnostic::counted;
+use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, Space, TensorType};
+use ithaca_ir::{Diagnostic, Diagnostics, Module, Op, Space, TensorType};
+use ithaca_pass::rebuild::{Copy, broken};
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -123,15 +124,12 @@ impl Pass for Pack {
             messages += groups.len();
             members += groups.iter().map(Vec::len).sum::<usize>();
             let priority = grouping.priority(&groups);
-            let rewritten = rewritten(&packed, function, &grouping.graph, &groups, &priority);
-            let function = rewritten.map_err(|e| vec![Diagnostic::new(e.code, e.message)])?;
+            let function =
+                rewritten(&packed, function, &grouping.graph, &groups, &priority).map_err(broken)?;
             packed.functions.push(function);
         }
         if messages > 0 {
-            let messages = match messages {
-                1 => "one message".to_owned(),
-                n => format!("{n} messages"),
-            };
+            let messages = counted(messages as u64, "message");
             cx.note(format!("{members} collectives are coalesced into {messages}"));
         }
         Ok(packed)
@@ -286,30 +284,16 @@ fn rewritten(
     priority: &[usize],
 ) -> Result<Function, OpError> {
     let order = graph.order(groups, priority).expect("every group keeps an order");
-    let mut b = FunctionBuilder::like(function, &module.space, &module.functions);
-    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
-    for &param in &function.params {
-        let new = b.param(function.ty(param).clone(), function.values[param].name.as_deref());
-        map[param.index()] = Some(new);
-    }
-    let there = |map: &[Option<ValueId>], v: ValueId| map[v.index()].expect("operands precede their uses");
+    let mut copy = Copy::of(function, &module.space, &module.functions);
     for unit in order {
         let nodes: Vec<_> = unit.iter().map(|&i| &function.nodes[i]).collect();
-        let operands: Vec<ValueId> =
-            nodes.iter().flat_map(|node| &node.operands).map(|&v| there(&map, v)).collect();
+        let operands: Vec<ValueId> = nodes.iter().flat_map(|node| copy.operands(node)).collect();
         let results: Vec<ValueId> = nodes.iter().flat_map(|node| node.results.iter().copied()).collect();
-        let declared: Vec<TensorType> = results.iter().map(|&v| function.ty(v).clone()).collect();
         let op = match nodes.as_slice() {
             [one] => one.op.clone(),
             several => Op::Coalesced(several.iter().map(|node| node.op.clone()).collect()),
         };
-        let new = b.node(op, &operands, &declared)?;
-        for (&old, &new) in results.iter().zip(&new) {
-            b.name(new, function.values[old].name.as_deref());
-            map[old.index()] = Some(new);
-        }
+        copy.node_as(op, &operands, &results)?;
     }
-    let output = |o: &Output| Output { name: o.name.clone(), value: there(&map, o.value) };
-    let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-    Ok(b.finish(outputs))
+    Ok(copy.finish())
 }

@@ -5,8 +5,7 @@
 //! to slice again would hold the whole on every rank, and send it. Where that leaves no path, gathering everything and
 //! slicing always is one.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
 use ithaca_ir::layout::Layout;
 use ithaca_ir::mesh::AxisId;
@@ -55,11 +54,13 @@ fn search(
     regather: Regather,
 ) -> Option<Vec<Step>> {
     let mut best: BTreeMap<Layout, (f64, Option<(Layout, Op)>)> = BTreeMap::new();
-    let mut queue = BinaryHeap::new();
+    // Nearest first, then in order of discovery; the bits of positive numbers have their order.
+    let mut queue: BTreeMap<(u64, u64), Layout> = BTreeMap::new();
     let mut order = 0u64;
     best.insert(from.layout.clone(), (0.0, None));
-    queue.push(Entry { seconds: 0.0, order, layout: from.layout.clone() });
-    while let Some(Entry { seconds, layout, .. }) = queue.pop() {
+    queue.insert((0, order), from.layout.clone());
+    while let Some(((bits, _), layout)) = queue.pop_first() {
+        let seconds = f64::from_bits(bits);
         if layout == to.layout {
             break;
         }
@@ -73,7 +74,7 @@ fn search(
             if total < known {
                 best.insert(next.layout.clone(), (total, Some((layout.clone(), op))));
                 order += 1;
-                queue.push(Entry { seconds: total, order, layout: next.layout });
+                queue.insert((total.to_bits(), order), next.layout);
             }
         }
     }
@@ -168,33 +169,6 @@ fn permutes(space: &Space, here: &TensorType, to: &TensorType) -> bool {
     let cx = OpContext { space, functions: &functions };
     Op::Permute.infer(cx, &[here], std::slice::from_ref(to)).is_ok()
 }
-
-/// A layout to look at, nearest first, then in order of discovery.
-struct Entry {
-    seconds: f64,
-    order: u64,
-    layout: Layout,
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.seconds.total_cmp(&self.seconds).then(other.order.cmp(&self.order))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}
 
 #[cfg(test)]
 mod tests {

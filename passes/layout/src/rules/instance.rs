@@ -5,33 +5,47 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::layout::AxisList;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Attrs, Binding, Context, OpError};
 use ithaca_ir::{
-    Arena, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, Space, TensorType, ValueId,
+    Arena, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, Space, TensorType, ValueId,
 };
 
 use super::draw::Draw;
-use super::matching::{Bindings, bind_attrs, holds, same, value};
-use super::operands::{DrawnOperands, Fixed, OperationRequest, operands};
+use super::matching::{Bindings, all_hold, bind_attrs, same, value};
+use super::operands::{Fixed, operands};
 use super::sizes::{Focus, numbers_within, whole_numbers};
 use super::syntax::{App, Comparison, Condition, Pattern, Rest, Rule, Term};
 
 /// The maximum number of elements of an input.
 const MAX_ELEMENTS: u64 = 2048;
 
-/// Why no program was drawn.
+/// Why a draw gave no comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum DrawFailure {
+pub(super) enum Missed {
     /// No operands give the drawn types.
     Types,
     /// The conditions do not hold.
     Conditions,
+    /// The replacement is not legal in the program.
+    Replacement,
+    /// The program cannot be run.
+    Run,
+}
+
+impl Missed {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Missed::Types => "no operands were found for the left side",
+            Missed::Conditions => "the conditions did not hold",
+            Missed::Replacement => "the replacement was not legal there",
+            Missed::Run => "the program could not be run",
+        }
+    }
 }
 
 /// A program that returns the results of the rule's left side; with `focus`, one that tests a size.
-pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, DrawFailure> {
+pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<Module, Missed> {
     let draw = Draw::new(rule, seed, focus);
     let mut builder = ProgramBuilder {
         rule,
@@ -43,18 +57,18 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
     };
     builder.settle();
     let want = builder.draw.ty();
-    let root = builder.app(&rule.left, &want).ok_or(DrawFailure::Types)?;
+    let root = builder.app(&rule.left, &want).ok_or(Missed::Types)?;
     let ProgramBuilder { draw, bindings, leaves, nodes, .. } = builder;
     let ty = |name: &str| leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
-    if !rule.conditions.iter().all(|c| holds(c, &bindings, &draw.space, &ty)) {
-        return Err(DrawFailure::Conditions);
+    if !all_hold(rule, &bindings, &draw.space, &ty) {
+        return Err(Missed::Conditions);
     }
     let most = MAX_ELEMENTS.max(2 * draw.largest());
     let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= most;
     if !leaves.iter().all(|(_, ty)| small(ty)) {
-        return Err(DrawFailure::Types);
+        return Err(Missed::Types);
     }
-    assemble(rule, draw, &leaves, &nodes, root).ok_or(DrawFailure::Types)
+    assemble(rule, draw, leaves, &nodes, root).ok_or(Missed::Types)
 }
 
 /// An operand of a drawn node.
@@ -62,6 +76,14 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
 enum Source {
     Leaf(usize),
     Node(usize, usize),
+}
+
+/// An input of the program.
+struct Leaf {
+    name: String,
+    ty: TensorType,
+    /// The dimension to sum over, for a pending sum: a product over a split dimension makes one.
+    sum: Option<DimId>,
 }
 
 struct DrawnNode {
@@ -124,27 +146,15 @@ impl ProgramBuilder<'_> {
                 fixed.insert(key.text.clone(), attr);
             }
         }
-        let mut named: Vec<String> = app.attrs.iter().map(|(key, _)| key.text.clone()).collect();
-        let mut rest = app.rest.clone();
+        let mut may_add = app.rest != Rest::Absent;
         if let Rest::Bound(name) = &app.rest
             && let Some(bound) = self.bindings.rests.get(&name.text)
         {
             // The operation that bound them fixed the other attributes.
-            rest = Rest::Absent;
-            for (key, attr) in bound {
-                named.push(key.clone());
-                fixed.insert(key.clone(), attr.clone());
-            }
+            may_add = false;
+            fixed.extend(bound.iter().cloned());
         }
-        let request = OperationRequest {
-            op: &app.op,
-            n_operands: app.operands.len(),
-            fixed: &fixed,
-            named: named.iter().map(String::as_str).collect(),
-            rest: &rest,
-            result: app.result,
-        };
-        let DrawnOperands { attrs, operands } = operands(&mut self.draw, &request, want)?;
+        let (attrs, operands) = operands(&mut self.draw, app, &fixed, may_add, want)?;
         let agrees = attrs.iter().all(|(key, attr)| fixed.get(key).is_none_or(|fixed| same(fixed, attr)));
         if !agrees || operands.len() != app.operands.len() {
             return None;
@@ -189,17 +199,19 @@ impl ProgramBuilder<'_> {
 fn assemble(
     rule: &Rule,
     mut draw: Draw,
-    leaves: &[(String, TensorType)],
+    leaves: Vec<(String, TensorType)>,
     nodes: &[DrawnNode],
     root: usize,
 ) -> Option<Module> {
-    // A product over a split dimension makes a pending sum.
-    let mut sums = Vec::new();
-    for (_, ty) in leaves {
-        let axes = ty.layout.partial.clone();
-        let degree = draw.space.mesh.degree(&axes);
-        sums.push((!axes.is_empty()).then(|| (draw.fresh_dim(&[degree, 2 * degree]), axes)));
-    }
+    let leaves: Vec<Leaf> = leaves
+        .into_iter()
+        .map(|(name, ty)| {
+            let axes = ty.layout.partial.clone();
+            let degree = draw.space.mesh.degree(&axes);
+            let sum = (!axes.is_empty()).then(|| draw.fresh_dim(&[degree, 2 * degree]));
+            Leaf { name, ty, sum }
+        })
+        .collect();
     let level = if rule.mentions(&["reshard"]) {
         Level::Sharded
     } else if draw.space.mesh.axes.is_empty() && !rule.mentions(super::draw::LAYOUT_OPS) {
@@ -208,42 +220,37 @@ fn assemble(
         Level::PerRank
     };
     let mut functions = Arena::new();
-    let main = main_function(&draw.space, &functions, (leaves, &sums), nodes, root).ok()?;
+    let main = main_function(&draw.space, &functions, &leaves, nodes, root).ok()?;
     functions.push(main);
     let name = format!("rule {}", rule.name);
     let module = Module { level, name, pipeline: Vec::new(), space: draw.space, functions };
     ithaca_ir::verify::verify(&module).is_ok().then_some(module)
 }
 
-type Sum = Option<(ithaca_ir::DimId, AxisList)>;
-
 fn main_function(
     space: &Space,
     functions: &Arena<FuncId, Function>,
-    (leaves, sums): (&[(String, TensorType)], &[Sum]),
+    leaves: &[Leaf],
     nodes: &[DrawnNode],
     root: usize,
 ) -> Result<Function, OpError> {
     let mut b = FunctionBuilder::new("main", space, functions);
     let mut values: Vec<ValueId> = Vec::new();
-    for ((name, ty), sum) in leaves.iter().zip(sums) {
+    for Leaf { name, ty, sum } in leaves {
         let value = match sum {
             None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
-            Some((dim, axes)) => summands(&mut b, name, ty, *dim, axes)?,
+            Some(dim) => summands(&mut b, name, ty, *dim)?,
         };
         b.name(value, Some(name));
         values.push(value);
     }
     let mut results: Vec<Vec<ValueId>> = Vec::new();
     for node in nodes {
-        let operands: Vec<ValueId> = node
-            .operands
-            .iter()
-            .map(|&source| match source {
-                Source::Leaf(i) => values[i],
-                Source::Node(node, i) => results[node][i],
-            })
-            .collect();
+        let operand = |&source: &Source| match source {
+            Source::Leaf(i) => values[i],
+            Source::Node(node, i) => results[node][i],
+        };
+        let operands: Vec<ValueId> = node.operands.iter().map(operand).collect();
         results.push(b.node(node.op.clone(), &operands, &node.types)?.into_vec());
     }
     let mut outputs = Vec::new();
@@ -257,19 +264,19 @@ fn main_function(
     Ok(b.finish(outputs))
 }
 
-/// A pending sum over `axes`, with different summands on each rank.
+/// A pending sum over the axes of `ty`, as a product over `dim`, with different summands on each rank.
 fn summands(
     b: &mut FunctionBuilder<'_>,
     name: &str,
     ty: &TensorType,
-    dim: ithaca_ir::DimId,
-    axes: &AxisList,
+    dim: DimId,
 ) -> Result<ValueId, OpError> {
+    let axes = ty.layout.partial.clone();
     let mut terms = ty.clone();
     terms.layout.partial.clear();
     terms.dims.push(dim);
     terms.layout.split.push(axes.clone());
-    let weights = TensorType::new(ty.dtype, [dim]).split(dim, axes.clone());
+    let weights = TensorType::new(ty.dtype, [dim]).split(dim, axes);
     let terms = b.push_as(Op::Input(Binding::named(format!("{name}.terms"))), &[], terms)?;
     let weights = b.push_as(Op::Input(Binding::named(format!("{name}.weights"))), &[], weights)?;
     b.push_as(Op::Einsum, &[terms, weights], ty.clone())

@@ -14,6 +14,7 @@ use ithaca_ir::{Function, FunctionBuilder, Op, Output, TensorType, ValueId};
 use smallvec::SmallVec;
 
 use super::language::{Graph, Symbol, Symbols, Term, add};
+use crate::rules::used;
 
 /// The e-graph of a function.
 pub(super) struct Block<'f> {
@@ -39,11 +40,7 @@ fn is_pure(op: &Op) -> bool {
 impl<'f> Block<'f> {
     /// The e-graph of `function`; equal operations are merged.
     pub(super) fn of(function: &'f Function, names: Names<'_>) -> Self {
-        let mut used = vec![false; function.values.len()];
-        let uses = function.nodes.iter().flat_map(|n| &n.operands).copied();
-        for v in uses.chain(function.outputs.iter().map(|o| o.value)) {
-            used[v.index()] = true;
-        }
+        let used = used(function);
         let mut graph = Graph::new(Symbols::default());
         let mut classes: Vec<Id> = Vec::with_capacity(function.values.len());
         let leaf = |graph: &mut Graph, v: ValueId| {

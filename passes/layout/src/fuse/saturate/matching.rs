@@ -6,7 +6,7 @@ use egg::Id;
 use ithaca_ir::Space;
 
 use super::language::{Graph, Symbol, Term, Types, as_value};
-use crate::rules::{App, Bindings, Pattern, Rule, Values, bind_attrs, holds};
+use crate::rules::{App, Bindings, Pattern, Rule, Values, all_hold, bind_attrs};
 
 /// The classes that contain an operation, by its name, ascending.
 pub(super) struct Index(BTreeMap<&'static str, Vec<Id>>);
@@ -43,7 +43,7 @@ pub(super) fn matches(graph: &Graph, space: &Space, rule: &Rule, class: Id, limi
     let types = Types(graph);
     found.retain(|bindings| {
         let ty = |name: &str| bindings.values.get(name).map(|&v| types.type_of(v));
-        rule.conditions.iter().all(|condition| holds(condition, bindings, space, &ty))
+        all_hold(rule, bindings, space, &ty)
     });
     found
 }
