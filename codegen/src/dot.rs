@@ -161,10 +161,9 @@ fn label(module: &Module, function: &Function, node: &Node) -> String {
         Op::AllReduce { axis: a } => format!("all_reduce over {}", axis(*a)),
         Op::Permute => match (operands.first(), results.first()) {
             (Some(&x), Some(&z)) => {
-                let axes = boxes::axes(&module.space, op, function.ty(x), function.ty(z)).unwrap_or_default();
+                let axes = boxes::axes(&module.space, op, function.ty(x), function.ty(z));
                 let names: Vec<&str> = axes.iter().map(|&a| axis(a)).collect();
-                let over = if names.is_empty() { "the mesh".to_owned() } else { names.join(" and ") };
-                format!("permute over {over}")
+                format!("permute over {}", names.join(" and "))
             }
             _ => op.name().to_owned(),
         },

@@ -23,7 +23,7 @@ pub type Region = Vec<Range<u64>>;
 /// dimension; the `i`-th region sent is the `i`-th received. No region is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// The ranks that take part, in order; for a permute that does not merely move parts along axes, every rank.
+    /// The ranks that take part, in order.
     pub group: Vec<Rank>,
     /// For each member, the elements sent to it.
     pub send: Vec<Vec<Region>>,
@@ -77,39 +77,35 @@ pub fn chunk(elements: u64, n: u64, i: u64) -> Range<u64> {
     start..start + each + u64::from(i < more)
 }
 
-/// The ranks among which `op` communicates to change `from` into `to`, seen from `rank`; empty when it does not
-/// communicate.
+/// The ranks among which `op` communicates to change `from` into `to`, seen from `rank`, itself included.
 pub fn group(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> Vec<Rank> {
-    match axes(space, op, from, to) {
-        Some(axes) => {
-            let mut group = space.mesh.group_along(rank, &axes);
-            if from.layout.at != to.layout.at {
-                group.retain(|&r| takes_part(space, from, to, r));
-            }
-            group
-        }
-        None if matches!(op, Op::Permute) => space.mesh.iter_ranks().collect(),
-        None => Vec::new(),
+    let mut group = space.mesh.group_along(rank, &axes(space, op, from, to));
+    if from.layout.at != to.layout.at {
+        group.retain(|&r| takes_part(space, from, to, r));
     }
+    group
 }
 
-/// The axes along which `op` communicates; none for local operations and for a permute between other splits.
-pub fn axes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> Option<AxisList> {
+/// The axes along which `op` communicates; empty for local operations.
+pub fn axes(space: &Space, op: &Op, from: &TensorType, to: &TensorType) -> AxisList {
     match *op {
         Op::AllToAll { axis, .. }
         | Op::AllGather { axis, .. }
         | Op::ReduceScatter { axis, .. }
-        | Op::AllReduce { axis } => Some(AxisList::from_slice(&[axis])),
+        | Op::AllReduce { axis } => AxisList::from_slice(&[axis]),
         Op::Permute if from.layout.at != to.layout.at => {
-            Some(from.layout.at.or(to.layout.at).iter().map(|at| at.axis).collect())
+            from.layout.at.or(to.layout.at).iter().map(|at| at.axis).collect()
         }
-        Op::Permute if from.layout.split == to.layout.split => {
-            let differ = |a: &AxisId| from.layout.moved_along(*a) != to.layout.moved_along(*a);
-            Some(space.mesh.axes.ids().filter(differ).collect())
+        Op::Permute => {
+            // Ranks that differ along another axis hold other parts of dimensions split as before, or copies.
+            let splits = from.layout.split.iter().zip(&to.layout.split).filter(|(a, b)| a != b);
+            let resplit: AxisList = splits.flat_map(|(a, b)| a.iter().chain(b)).copied().collect();
+            let moves = |a: AxisId| from.layout.moved_along(a) != to.layout.moved_along(a);
+            space.mesh.axes.ids().filter(|a| resplit.contains(a) || moves(*a)).collect()
         }
-        Op::Fetch { to: dim } => Some(to.axes_of(dim).into()),
-        Op::FetchSum { from: dim } => Some(from.axes_of(dim).into()),
-        _ => None,
+        Op::Fetch { to: dim } => to.axes_of(dim).into(),
+        Op::FetchSum { from: dim } => from.axes_of(dim).into(),
+        _ => AxisList::new(),
     }
 }
 
@@ -125,7 +121,7 @@ pub fn exchange(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank
         }
         Op::Permute if from.layout.at != to.layout.at => return relocate(space, from, to, rank),
         Op::Permute if from.layout.split == to.layout.split => return travel(space, from, to, rank),
-        Op::Permute => return Sources::of(space, from, to).exchange(rank),
+        Op::Permute => return Sources::of(space, from, to, rank).exchange(rank),
         _ => {}
     }
     let group = group(space, op, from, to, rank);
@@ -202,75 +198,67 @@ fn fetch(space: &Space, dim: DimId, from: &TensorType, to: &TensorType, rank: Ra
     Exchange { group, send, recv }
 }
 
-/// Whom each rank gets its block from in a permute between different splits.
+/// The source of each block of a permute between different splits, among the ranks of one group.
 ///
 /// Each block moves once: among the ranks that hold the same block, the `n`-th serves the `n`-th that wants it, a rank
-/// serving itself where it can. Time is `n log n` in ranks; whoever asks for more than one rank keeps it.
+/// serving itself where it can. Time is `n log n` in the ranks of the group.
 #[derive(Clone, Debug)]
-pub struct Sources<'a> {
+struct Sources<'a> {
     space: &'a Space,
     from: &'a TensorType,
     to: &'a TensorType,
-    /// For each rank the one that serves it.
-    source: Vec<Option<Rank>>,
-    /// For each rank those that it serves, ascending.
-    takers: Vec<Vec<Rank>>,
+    group: Vec<Rank>,
+    /// For each member the member that serves it, by number.
+    source: Vec<Option<usize>>,
 }
 
 impl<'a> Sources<'a> {
-    /// The sources of each rank in a permute from `from` to `to`.
-    pub fn of(space: &'a Space, from: &'a TensorType, to: &'a TensorType) -> Self {
+    /// The sources of the group of `rank` in a permute from `from` to `to`.
+    fn of(space: &'a Space, from: &'a TensorType, to: &'a TensorType, rank: Rank) -> Self {
         type Key = Vec<(u64, u64)>;
         let key = |region: &Region| -> Key { region.iter().map(|r| (r.start, r.end)).collect() };
-        let mut holders: BTreeMap<Key, Vec<Rank>> = BTreeMap::new();
-        for rank in space.mesh.iter_ranks() {
-            holders.entry(key(&space.local_box(from, rank))).or_default().push(rank);
+        let group = group(space, &Op::Permute, from, to, rank);
+        let held: Vec<Key> = group.iter().map(|&rank| key(&space.local_box(from, rank))).collect();
+        let mut holders: BTreeMap<&Key, Vec<usize>> = BTreeMap::new();
+        for (member, block) in held.iter().enumerate() {
+            holders.entry(block).or_default().push(member);
         }
-        // How many ranks that must be sent a block were met before.
-        let mut served: BTreeMap<Key, usize> = BTreeMap::new();
-        let mut source = Vec::new();
-        let mut takers = vec![Vec::new(); index(space.mesh.ranks())];
-        for rank in space.mesh.iter_ranks() {
-            let (wanted, held) = (key(&space.local_box(to, rank)), key(&space.local_box(from, rank)));
-            let giver = match holders.get(&wanted) {
-                None => None,
-                Some(_) if wanted == held => Some(rank),
-                Some(holders) => {
-                    let n = served.entry(wanted).or_default();
-                    *n += 1;
-                    Some(holders[(*n - 1) % holders.len()])
-                }
-            };
-            if let Some(giver) = giver {
-                takers[index(giver.0)].push(rank);
+        // The number of members met before that must be sent a block.
+        let mut served: BTreeMap<&Key, usize> = BTreeMap::new();
+        let source = |(member, &rank): (usize, &Rank)| {
+            let wanted = key(&space.local_box(to, rank));
+            if wanted == held[member] {
+                return Some(member);
             }
-            source.push(giver);
-        }
-        Self { space, from, to, source, takers }
+            let (block, holders) = holders.get_key_value(&wanted)?;
+            let n = served.entry(block).or_default();
+            *n += 1;
+            Some(holders[(*n - 1) % holders.len()])
+        };
+        let source = group.iter().enumerate().map(source).collect();
+        Self { space, from, to, group, source }
     }
 
-    /// The blocks that `rank` sends to and receives from every rank.
-    pub fn exchange(&self, rank: Rank) -> Exchange {
-        let group: Vec<Rank> = self.space.mesh.iter_ranks().collect();
-        let (mut send, mut recv) = (vec![Vec::new(); group.len()], vec![Vec::new(); group.len()]);
-        for &taker in &self.takers[index(rank.0)] {
-            send[index(taker.0)] = whole(self.space, self.from, rank);
-        }
-        if let Some(giver) = self.source[index(rank.0)] {
-            recv[index(giver.0)] = whole(self.space, self.to, rank);
-        }
-        Exchange { group, send, recv }
+    fn member(&self, rank: Rank) -> usize {
+        self.group.binary_search(&rank).expect("a rank is a member of its group")
     }
 
-    /// The rank that `rank` gets its block from.
-    pub fn source(&self, rank: Rank) -> Option<Rank> {
-        self.source.get(index(rank.0)).copied().flatten()
+    /// The blocks that `rank` sends to and receives from every member.
+    fn exchange(&self, rank: Rank) -> Exchange {
+        let own = self.member(rank);
+        let block = |goes: bool, ty| if goes { whole(self.space, ty, rank) } else { Vec::new() };
+        let send = self.source.iter().map(|source| block(*source == Some(own), self.from)).collect();
+        let source = self.source[own];
+        let recv = (0..self.group.len()).map(|member| block(source == Some(member), self.to)).collect();
+        Exchange { group: self.group.clone(), send, recv }
     }
 
     /// Elements that `rank` sends to others.
-    pub fn elements_sent(&self, rank: Rank) -> u64 {
-        let others = self.takers[index(rank.0)].iter().filter(|&&taker| taker != rank).count() as u64;
-        others * elements(&self.space.local_box(self.from, rank))
+    fn elements_sent(&self, rank: Rank) -> u64 {
+        let own = self.member(rank);
+        let takers =
+            self.source.iter().enumerate().filter(|&(taker, source)| taker != own && *source == Some(own));
+        takers.count() as u64 * elements(&self.space.local_box(self.from, rank))
     }
 }
 
@@ -278,10 +266,6 @@ impl<'a> Sources<'a> {
 fn whole(space: &Space, ty: &TensorType, rank: Rank) -> Vec<Region> {
     let own = space.local_box(ty, rank);
     if elements(&own) == 0 { Vec::new() } else { vec![own] }
-}
-
-fn index(n: u64) -> usize {
-    usize::try_from(n).expect("a mesh has at most 2^20 ranks")
 }
 
 /// An end of a collective.
@@ -335,22 +319,29 @@ pub fn all_reduce_elements(space: &Space, axis: AxisId, local: u64, rank: Rank) 
 
 /// Bytes that each of `ranks` sends to others for the collective `op` from `from` to `to`.
 pub fn bytes_sent_by(space: &Space, op: &Op, from: &TensorType, to: &TensorType, ranks: &[Rank]) -> Vec<u64> {
-    match op {
-        Op::Permute if from.layout.at == to.layout.at && from.layout.split != to.layout.split => {
-            let sources = Sources::of(space, from, to);
-            ranks.iter().map(|&rank| sources.elements_sent(rank) * from.dtype.bytes()).collect()
-        }
-        _ => ranks.iter().map(|&rank| bytes_sent(space, op, from, to, rank)).collect(),
+    if !is_resplit(op, from, to) {
+        return ranks.iter().map(|&rank| bytes_sent(space, op, from, to, rank)).collect();
     }
+    let axes = axes(space, op, from, to);
+    let mut of_groups: BTreeMap<Rank, Sources<'_>> = BTreeMap::new();
+    let sent = |&rank: &Rank| {
+        let first = axes.iter().fold(rank, |rank, &axis| space.mesh.with_coordinate(rank, axis, 0));
+        let sources = of_groups.entry(first).or_insert_with(|| Sources::of(space, from, to, first));
+        sources.elements_sent(rank) * from.dtype.bytes()
+    };
+    ranks.iter().map(sent).collect()
+}
+
+/// Whether `op` is a permute between different splits.
+pub fn is_resplit(op: &Op, from: &TensorType, to: &TensorType) -> bool {
+    *op == Op::Permute && from.layout.at == to.layout.at && from.layout.split != to.layout.split
 }
 
 /// Bytes that `rank` sends to others for the collective `op` from `from` to `to`.
 pub fn bytes_sent(space: &Space, op: &Op, from: &TensorType, to: &TensorType, rank: Rank) -> u64 {
     let sent: u64 = match *op {
         _ if !space.holds(from, rank) => 0,
-        Op::Permute if from.layout.at == to.layout.at && from.layout.split != to.layout.split => {
-            Sources::of(space, from, to).elements_sent(rank)
-        }
+        _ if is_resplit(op, from, to) => Sources::of(space, from, to, rank).elements_sent(rank),
         Op::AllReduce { axis } => {
             all_reduce_elements(space, axis, elements(&space.local_box(from, rank)), rank)
         }

@@ -37,7 +37,7 @@ pub struct Span {
 pub fn is_alone(space: &Space, work: &Work) -> bool {
     let Work::Exchange(transfer) = work else { return false };
     let Parcel { op, from, to } = transfer.first();
-    boxes::axes(space, op, from, to).is_some_and(|axes| space.mesh.degree(&axes) == 1)
+    space.mesh.degree(&boxes::axes(space, op, from, to)) == 1
 }
 
 /// The summary of one rank's timeline.

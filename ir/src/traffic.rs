@@ -123,7 +123,7 @@ fn written_in(schedule: &Schedule, frame: &Frame, before: usize, buffer: BufferI
 /// The axis of that row; `None` when nothing is sent.
 pub fn axis(space: &Space, parcels: &[Parcel]) -> Option<String> {
     let Parcel { op, from, to } = parcels.first()?;
-    let axes = boxes::axes(space, op, from, to).unwrap_or_default();
+    let axes = boxes::axes(space, op, from, to);
     let names: Vec<&str> = axes.iter().map(|&a| space.mesh.axes[a].name.as_str()).collect();
     Some(if names.is_empty() { "mesh".to_owned() } else { names.join("+") })
 }

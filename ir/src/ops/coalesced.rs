@@ -62,10 +62,10 @@ pub fn differ(space: &Space, (op, from, to): Ends<'_>, (other, x, y): Ends<'_>) 
     if from.dtype != x.dtype {
         return Some("their element type");
     }
-    let along = |op, from, to| boxes::axes(space, op, from, to).filter(|axes| !axes.is_empty());
-    let axes = along(op, from, to);
-    if axes.is_none()
-        || axes != along(other, x, y)
+    let axes = boxes::axes(space, op, from, to);
+    if axes.is_empty()
+        || axes != boxes::axes(space, other, x, y)
+        || boxes::is_resplit(op, from, to)
         || (from.layout.at, to.layout.at) != (x.layout.at, y.layout.at)
     {
         return Some("the ranks between which they travel");

@@ -629,7 +629,7 @@ impl Odd {
 fn axes_of(schedule: &Schedule, task: &Task) -> Vec<ithaca_ir::AxisId> {
     let Some(transfer) = transfer(task).filter(|_| is_exchange(task)) else { return Vec::new() };
     let Parcel { op, from, to } = transfer.first();
-    let axes = boxes::axes(&schedule.space, op, from, to).unwrap_or_default();
+    let axes = boxes::axes(&schedule.space, op, from, to);
     axes.iter().copied().filter(|&a| schedule.space.mesh.size(a) > 1).collect()
 }
 

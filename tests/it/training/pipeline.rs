@@ -124,6 +124,8 @@ fn stages_compose_with_every_form_of_parallelism() {
         ("pipeline+megatron-tp-sp", "pp=2,tp=2"),
         ("pipeline+ring", "pp=2,ring=2"),
         ("data-parallel+pipeline+usp", "dp=2,pp=2,ring=2,ulysses=2"),
+        // Heads change from one order of axes to another, by a permute within each stage.
+        ("megatron-cp-a2a+pipeline+ulysses", "cp=2,pp=2,ulysses=2"),
     ] {
         let training = staged(2, PipelineOrder::OneForwardOneBackward, 2);
         wrong.extend(against_whole(&llama(2, true), training, &options(strategy, mesh)));

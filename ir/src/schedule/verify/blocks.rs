@@ -124,16 +124,7 @@ fn check_together(space: &Space, parcels: &[Parcel]) -> Result<Volumes, OpError>
 
 fn check(space: &Space, parcel: &Parcel) -> Result<Volumes, OpError> {
     let Parcel { op, from, to } = parcel;
-    let sources = match op {
-        Op::Permute if from.layout.at == to.layout.at && from.layout.split != to.layout.split => {
-            Some(boxes::Sources::of(space, from, to))
-        }
-        _ => None,
-    };
-    let exchange = |rank: Rank| match &sources {
-        Some(sources) => sources.exchange(rank),
-        None => boxes::exchange(space, op, from, to, rank),
-    };
+    let exchange = |rank: Rank| boxes::exchange(space, op, from, to, rank);
     let mut volumes = Volumes::default();
     for rank in witnesses(space, parcel) {
         let mine = exchange(rank);
@@ -156,7 +147,7 @@ fn check(space: &Space, parcel: &Parcel) -> Result<Volumes, OpError> {
 fn witnesses(space: &Space, parcel: &Parcel) -> Vec<Rank> {
     let Parcel { op, from, to } = parcel;
     let mesh = &space.mesh;
-    let members = boxes::axes(space, op, from, to).map_or(mesh.ranks(), |axes| mesh.degree(&axes)).max(1);
+    let members = mesh.degree(&boxes::axes(space, op, from, to));
     let mut ranks: Vec<Rank> = vec![Rank(0)];
     for axis in mesh.axes.ids() {
         let n = mesh.size(axis);

@@ -91,10 +91,7 @@ fn axes_of_frames(schedule: &Schedule) -> Vec<BTreeSet<AxisId>> {
 fn axes_of(schedule: &Schedule, transfer: &Transfer) -> Vec<AxisId> {
     // Several tensors are sent along the same axes.
     let Parcel { op, from, to } = transfer.first();
-    match boxes::axes(&schedule.space, op, from, to) {
-        Some(axes) => axes.to_vec(),
-        None => schedule.space.mesh.axes.ids().collect(),
-    }
+    boxes::axes(&schedule.space, op, from, to).to_vec()
 }
 
 /// Classes of ranks, and the tasks of each.

@@ -101,7 +101,7 @@ impl Message {
     fn of(space: &Space, parcels: &[Parcel], ends: &[Option<End>]) -> Result<Self, LowerError> {
         let Some(first) = parcels.first() else { return LowerError::invalid("a message without tensors") };
         let kind = Kind::of(&first.op)?;
-        let axes = boxes::axes(space, &first.op, &first.from, &first.to).unwrap_or_default();
+        let axes = boxes::axes(space, &first.op, &first.from, &first.to);
         let (communicator, members) = match axes.as_slice() {
             [axis] => (Communicator::Axis(*axis), space.mesh.size(*axis)),
             _ => (Communicator::World, space.mesh.ranks()),
@@ -200,9 +200,7 @@ impl<'a> Lowering<'a> {
             return Span::of(&space.mesh, []);
         }
         let Parcel { op, from, to } = transfer.first();
-        let Some(axes) = boxes::axes(space, op, from, to) else {
-            return Span::of(&space.mesh, space.mesh.axes.ids());
-        };
+        let axes = boxes::axes(space, op, from, to);
         let of_types = parcels.iter().flat_map(|parcel| [&parcel.from, &parcel.to]).flat_map(splitting_axes);
         let all = axes.iter().copied().chain(of_types);
         // The ranks of one place are on one coordinate of its axis.

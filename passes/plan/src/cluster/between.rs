@@ -84,7 +84,7 @@ impl Between<'_> {
                 crossing.into_iter().flatten().collect()
             }
             _ => {
-                let axes = boxes::axes(self.space, self.op, self.from, self.to).unwrap_or_default();
+                let axes = boxes::axes(self.space, self.op, self.from, self.to);
                 let group = self.space.mesh.group_along(Rank(0), &axes);
                 let step = group.len().div_ceil(Self::FETCHES_LOOKED_AT).max(1);
                 group.into_iter().step_by(step).collect()

@@ -103,11 +103,7 @@ impl Pricing<'_> {
                 };
                 Part { seconds, with }
             }
-            None => {
-                let everyone = || (0..classes.ranks().len()).filter(|&other| other != c).collect();
-                let with = axes.as_ref().map_or_else(everyone, |axes| classes.group(c, axes));
-                Part { seconds: longest, with }
-            }
+            None => Part { seconds: longest, with: classes.group(c, &axes) },
         };
         (0..classes.ranks().len()).map(part).collect()
     }

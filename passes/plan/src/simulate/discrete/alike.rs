@@ -206,25 +206,22 @@ impl Peers {
             let first = transfer.first();
             let axes = boxes::axes(space, &first.op, &first.from, &first.to);
             // One rank of the group shows whether all do alike.
-            match axes.filter(|_| cluster.part(space, transfer.parcels(), Rank(0)).together) {
-                Some(axes) => {
-                    if !found.groups.iter().any(|known| **known == *axes) {
-                        found.groups.push(axes.to_vec());
-                    }
+            if cluster.part(space, transfer.parcels(), Rank(0)).together {
+                if !found.groups.iter().any(|known| **known == *axes) {
+                    found.groups.push(axes.to_vec());
                 }
-                None => {
-                    let takes_part = |rank: &Rank| {
-                        transfer.parcels().iter().any(|p| {
-                            let here = |ty: &ithaca_ir::TensorType| {
-                                ty.layout.at.is_none_or(|at| at.has(&space.mesh, *rank))
-                            };
-                            here(&p.from) || here(&p.to)
-                        })
-                    };
-                    let ranks = space.mesh.iter_ranks().filter(takes_part);
-                    let part = |rank| (rank, cluster.part(space, transfer.parcels(), rank));
-                    found.messages.push(ranks.map(part).collect());
-                }
+            } else {
+                let takes_part = |rank: &Rank| {
+                    transfer.parcels().iter().any(|p| {
+                        let here = |ty: &ithaca_ir::TensorType| {
+                            ty.layout.at.is_none_or(|at| at.has(&space.mesh, *rank))
+                        };
+                        here(&p.from) || here(&p.to)
+                    })
+                };
+                let ranks = space.mesh.iter_ranks().filter(takes_part);
+                let part = |rank| (rank, cluster.part(space, transfer.parcels(), rank));
+                found.messages.push(ranks.map(part).collect());
             }
         }
         found
