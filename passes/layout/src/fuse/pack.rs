@@ -11,7 +11,6 @@
 
 use std::collections::BTreeSet;
 
-use ithaca_ir::diagnostic::counted;
 use ithaca_ir::module::{Function, Level, ValueId};
 use ithaca_ir::ops::{MAX_COALESCED, OpError, coalesced};
 use ithaca_ir::verify::Verified;
@@ -85,16 +84,6 @@ impl Default for Pack {
     }
 }
 
-impl Pack {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option or kind, or a size that is not a whole number.
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Pack, Diagnostic> {
-        options::read("pack", OPTIONS, options)
-    }
-}
-
 /// Kinds in order, each once.
 fn ascending<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Kind>, D::Error> {
     let kinds = BTreeSet::deserialize(deserializer)?;
@@ -129,7 +118,8 @@ impl Pass for Pack {
             packed.functions.push(function);
         }
         if messages > 0 {
-            let messages = counted(messages as u64, "message");
+            let messages =
+                if messages == 1 { "one message".to_owned() } else { format!("{messages} messages") };
             cx.note(format!("{members} collectives are coalesced into {messages}"));
         }
         Ok(packed)

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use ithaca_ir::layout::Layout;
 use ithaca_ir::module::{Level, Module};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, Op, TensorType};
+use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, Op};
 use ithaca_pass::rebuild::rebuild;
 use ithaca_pass::{Context, Pass};
 
@@ -61,15 +61,4 @@ impl Pass for LowerReshards {
         })?;
         Ok(Module { level, ..lowered })
     }
-}
-
-/// The bytes that `steps` send from a rank, for tests and reports.
-pub fn bytes_sent(space: &ithaca_ir::Space, from: &TensorType, steps: &[Step]) -> u64 {
-    let mut from = from;
-    let mut total = 0;
-    for step in steps {
-        total += ithaca_ir::boxes::bytes_sent(space, &step.op, from, &step.to, ithaca_ir::Rank(0));
-        from = &step.to;
-    }
-    total
 }

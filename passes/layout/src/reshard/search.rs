@@ -173,7 +173,7 @@ fn permutes(space: &Space, here: &TensorType, to: &TensorType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ithaca_ir::{DType, Dim, Mesh};
+    use ithaca_ir::{DType, Dim, Mesh, Rank};
     use ithaca_pass::Volume;
 
     fn space(axes: &[(&str, u64)], dims: &[(&str, u64)]) -> Space {
@@ -218,7 +218,11 @@ mod tests {
         let pending = x.with_layout(x.layout.clone().with_partial(dp).with_partial(u));
         let steps = convert(&space, &pending, &x, &Volume);
         assert_eq!(names(&steps), ["reduce_scatter", "all_reduce", "all_gather"]);
-        assert_eq!(crate::reshard::bytes_sent(&space, &pending, &steps), 2 * 7 * 64 * 3 * 4 / 8);
+        let before = std::iter::once(&pending).chain(steps.iter().map(|step| &step.to));
+        let sent = before
+            .zip(&steps)
+            .map(|(from, step)| ithaca_ir::boxes::bytes_sent(&space, &step.op, from, &step.to, Rank(0)));
+        assert_eq!(sent.sum::<u64>(), 2 * 7 * 64 * 3 * 4 / 8);
         let few = TensorType::new(DType::F32, [n]);
         let pending = few.with_layout(few.layout.clone().with_partial(dp).with_partial(u));
         assert_eq!(names(&convert(&space, &pending, &few, &Volume)), ["all_reduce", "all_reduce"]);

@@ -60,14 +60,6 @@ pub struct TwoLevel {
 pub const OPTIONS: &str = "choose=always|cheaper, axis=NAME, inside=N";
 
 impl TwoLevel {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option or value.
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        options::read("two-level", OPTIONS, options)
-    }
-
     /// The number of ranks of an axis that share a node, if it is more than one, fewer than all and equal in all nodes;
     /// otherwise the reason why the axis stays one.
     fn inside(&self, module: &Module, axis: AxisId, prices: &dyn Prices) -> Result<u64, String> {

@@ -55,16 +55,6 @@ pub const OPTIONS: &str = "chunks=N";
 /// The maximum number of chunks.
 pub const MAX_CHUNKS: u64 = 64;
 
-impl Overlap {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option, or a number of chunks outside 2 to [`MAX_CHUNKS`].
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        options::read("overlap", OPTIONS, options)
-    }
-}
-
 impl Pass for Overlap {
     fn name(&self) -> &'static str {
         "overlap"

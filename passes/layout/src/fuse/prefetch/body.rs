@@ -110,7 +110,7 @@ impl Body {
             let layer = Layer::of(function, &parts, &seconds, of.order, stretch);
             layer.timeline.gathers(&parts, &seconds).map(|starts| (layer, starts))
         });
-        let (Layer { timeline, deferred, left_out, lead }, starts) = fitted.unwrap_or_else(|| {
+        let (Layer { timeline, deferred, lead }, starts) = fitted.unwrap_or_else(|| {
             let layer = Layer::of(function, &parts, &seconds, of.order, 1.0);
             let starts = layer.timeline.crowded(&parts, &seconds);
             (layer, starts)
@@ -118,11 +118,11 @@ impl Body {
         let issues = issues(&starts, |gather, at| {
             let is_ahead = at < 0.0;
             let start = if is_ahead { at + timeline.end } else { at };
-            let position = timeline.position(function, &parts, &left_out, start);
+            let position = timeline.position(start);
             let latest = if is_ahead { usize::MAX } else { parts.gathers[gather].used };
             (start, Issue { gather, position: position.min(latest), is_ahead })
         });
-        let assigned = timeline.position_from(function, &parts, &left_out, lead);
+        let assigned = timeline.position_from(lead);
         Body { of, issues, deferred, assigned, parts }
     }
 
@@ -131,12 +131,11 @@ impl Body {
     pub(super) fn alone(space: &Space, function: &Function, callee: FuncId, prices: &dyn Prices) -> Body {
         let parts = Parts::of(function);
         let seconds = timeline::seconds(space, function, prices);
-        let none = BTreeSet::new();
-        let timeline = Timeline::of(function, &parts, &seconds, &none, 0.0);
+        let timeline = Timeline::of(function, &parts, &seconds, &BTreeSet::new(), 0.0);
         let starts = timeline.gathers(&parts, &seconds);
         let starts = starts.unwrap_or_else(|| timeline.crowded(&parts, &seconds));
         let issues = issues(&starts, |gather, at| {
-            let position = timeline.position(function, &parts, &none, at.max(0.0));
+            let position = timeline.position(at.max(0.0));
             (at, Issue { gather, position: position.min(parts.gathers[gather].used), is_ahead: false })
         });
         let of = Loop { callee, order: ScanOrder::Ascending, carried: 0 };
@@ -247,8 +246,6 @@ struct Layer {
     timeline: Timeline,
     /// The tails that the next layer runs.
     deferred: Vec<usize>,
-    /// Their nodes.
-    left_out: BTreeSet<usize>,
     /// Seconds of the previous layer's deferred reductions.
     lead: f64,
 }
@@ -271,7 +268,7 @@ impl Layer {
         let lead: f64 =
             reductions.filter(|&&n| function.nodes[n].op.is_communication()).map(|&n| seconds[n]).sum();
         let timeline = Timeline::of(function, parts, &seconds, &left_out, lead);
-        Layer { timeline, deferred, left_out, lead }
+        Layer { timeline, deferred, lead }
     }
 }
 

@@ -58,16 +58,6 @@ pub const OPTIONS: &str = "layers=0|1";
 /// The maximum number of layers by which weights are gathered ahead.
 pub const MAX_LAYERS: u64 = 1;
 
-impl Prefetch {
-    /// Reads the options of a pipeline.
-    ///
-    /// # Errors
-    /// `P02` for an unknown option, or a number of layers above [`MAX_LAYERS`].
-    pub fn from_pipeline(options: &[(String, String)]) -> Result<Self, Diagnostic> {
-        options::read("prefetch", OPTIONS, options)
-    }
-}
-
 impl Pass for Prefetch {
     fn name(&self) -> &'static str {
         "prefetch"
