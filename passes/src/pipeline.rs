@@ -173,7 +173,7 @@ fn pass_of(registry: &Registry, stage: Stage) -> Result<Box<dyn Pass>, Diagnosti
         }
         "two-level" => options::pass::<TwoLevel>(&stage.name, levels::OPTIONS, &stage.options),
         "lower-reshards" => without_options(&stage).map(|()| Box::new(LowerReshards) as _),
-        "saturate" => Ok(Box::new(Saturate::from_pipeline(&stage.options)?)),
+        "saturate" => options::pass::<Saturate>(&stage.name, saturate::OPTIONS, &stage.options),
         "overlap" => options::pass::<Overlap>(&stage.name, overlap::OPTIONS, &stage.options),
         "prefetch" => options::pass::<Prefetch>(&stage.name, prefetch::OPTIONS, &stage.options),
         "pack" => options::pass::<Pack>(&stage.name, fuse::OPTIONS, &stage.options),

@@ -72,7 +72,7 @@ struct Counterexample {
 enum Trial {
     /// Both programs agreed, on this number of ranks.
     Agreed(u64),
-    Differed(Counterexample),
+    Differed(Box<Counterexample>),
     Missed(Missed, String),
 }
 
@@ -115,7 +115,7 @@ impl Check<'_> {
             // On one rank all layouts are equal, so a rule about layouts is not tested.
             Trial::Agreed(ranks) if ranks > 1 || !self.about_layouts => self.agreed += 1,
             Trial::Agreed(_) => return false,
-            Trial::Differed(found) => self.differed.push(found),
+            Trial::Differed(found) => self.differed.push(*found),
             Trial::Missed(reason, example) => {
                 self.missed.entry(reason).or_insert((0, example)).0 += 1;
                 return false;
@@ -248,7 +248,9 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
     let (after, rewritten) = applied(&before, rule, &mut budget);
     if budget.applied[0] == 0 {
         return match budget.type_mismatch {
-            Some(difference) => Trial::Differed(Counterexample { seed, difference, before, after: None }),
+            Some(difference) => {
+                Trial::Differed(Box::new(Counterexample { seed, difference, before, after: None }))
+            }
             None => Trial::Missed(Missed::Replacement, budget.illegal.unwrap_or_default()),
         };
     }
@@ -265,7 +267,9 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
     };
     match difference {
         None => Trial::Agreed(before.space.mesh.ranks()),
-        Some(difference) => Trial::Differed(Counterexample { seed, difference, before, after: Some(after) }),
+        Some(difference) => {
+            Trial::Differed(Box::new(Counterexample { seed, difference, before, after: Some(after) }))
+        }
     }
 }
 

@@ -39,7 +39,7 @@ use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass};
 
 pub(crate) use matching::{Bindings, all_hold, bind_attrs};
-pub(crate) use replace::{Place, Replacement, Site, Values, replacement};
+pub(crate) use replace::{Place, Replacement, Site, replacement};
 pub(crate) use rewrite::used;
 pub(crate) use syntax::{App, Pattern};
 

@@ -16,6 +16,9 @@ use super::syntax::App;
 /// Attributes fixed by literals or bound variables.
 pub(super) type Fixed = BTreeMap<String, Attr>;
 
+/// Attributes by name.
+type Attributes = Vec<(String, Attr)>;
+
 /// Random attributes and operand types of `app` for a result of type `want`; `may_add` allows attributes that neither
 /// the pattern nor `fixed` has. `None` when no operand gives `want`, or the draw failed.
 pub(super) fn operands(
@@ -24,7 +27,7 @@ pub(super) fn operands(
     fixed: &Fixed,
     may_add: bool,
     want: &TensorType,
-) -> Option<(Vec<(String, Attr)>, Vec<TensorType>)> {
+) -> Option<(Attributes, Vec<TensorType>)> {
     let mut d = Drawer { draw, app, fixed, may_add, attrs: Vec::new() };
     let operands = match app.op.as_str() {
         op if Unary::ALL.iter().any(|f| f.name() == op) => vec![want.clone()],
@@ -118,7 +121,7 @@ struct Drawer<'a> {
     app: &'a App,
     fixed: &'a Fixed,
     may_add: bool,
-    attrs: Vec<(String, Attr)>,
+    attrs: Attributes,
 }
 
 impl Drawer<'_> {

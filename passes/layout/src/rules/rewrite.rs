@@ -143,7 +143,7 @@ impl<'a> Sweep<'a> {
         let graph = Graph { names: cx.names(), function, defined: &self.defined };
         for (i, rule) in rules.iter().enumerate() {
             let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
-            let site = Site { cx, level: self.world.level, values: function };
+            let site = Site { cx, level: self.world.level, type_of: &|v| function.ty(v) };
             match replacement(rule, &bindings, site, &task.types) {
                 Err(Declined::Illegal(message)) => {
                     budget.illegal.get_or_insert(message);

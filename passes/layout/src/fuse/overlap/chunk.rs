@@ -1,5 +1,6 @@
 //! Chunks a region: repeats each operation for each chunk, in software-pipelined order.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ithaca_ir::module::{FuncId, Function, Node};
@@ -131,16 +132,17 @@ fn node(
     let function = copy.source;
     let mut operands = Vec::with_capacity(node.operands.len());
     for &operand in &node.operands {
-        if !own.contains_key(&operand) {
-            let outside = copy.get(operand);
-            let part = function.ty(operand).dims.iter().find_map(|d| cut.get(d));
-            let taken = match part {
-                Some(&to) => copy.b.push(Op::Take { to }, &[outside])?,
-                None => outside,
-            };
-            own.insert(operand, taken);
-        }
-        operands.push(own[&operand]);
+        operands.push(match own.entry(operand) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let outside = copy.get(operand);
+                let part = function.ty(operand).dims.iter().find_map(|d| cut.get(d));
+                *new.insert(match part {
+                    Some(&to) => copy.b.push(Op::Take { to }, &[outside])?,
+                    None => outside,
+                })
+            }
+        });
     }
     let new = |dim: &mut DimId| *dim = cut.get(dim).copied().unwrap_or(*dim);
     let mut op = node.op.clone();

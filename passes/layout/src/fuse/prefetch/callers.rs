@@ -16,6 +16,7 @@ use ithaca_pass::Context;
 use ithaca_pass::rebuild::Copy;
 
 use super::body::{Body, Functions, LayerPosition, Loop};
+use crate::parts::free_name;
 
 /// The loops of a module to rewrite.
 #[derive(Clone, Debug, Default)]
@@ -215,12 +216,9 @@ fn whole(module: &Module, function: &Function, over: DimId) -> Option<String> {
 
 /// A dimension for the middle layers, if there are two or more.
 fn declare(space: &mut Space, of: DimId) -> Option<DimId> {
-    let Dim { name, size, .. } = space.dims[of].clone();
+    let Dim { name, size, .. } = &space.dims[of];
     let n = size.checked_sub(2).filter(|&n| n > 1)?;
-    let mut name = format!("{name}_between");
-    while space.dims.values().any(|dim| dim.name == name) {
-        name.push('_');
-    }
+    let name = free_name(space, format!("{name}_between"));
     Some(space.dims.push(Dim::new(name, n)))
 }
 
