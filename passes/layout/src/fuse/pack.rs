@@ -42,23 +42,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Kind; 5] =
-        [Kind::AllToAll, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::Permute];
-
-    /// The name of the operation, also used in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::AllToAll => "all_to_all",
-            Kind::AllGather => "all_gather",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllReduce => "all_reduce",
-            Kind::Permute => "permute",
-        }
-    }
-
     fn of(op: &Op) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == op.name())
+        match op.name() {
+            "all_to_all" => Some(Kind::AllToAll),
+            "all_gather" => Some(Kind::AllGather),
+            "reduce_scatter" => Some(Kind::ReduceScatter),
+            "all_reduce" => Some(Kind::AllReduce),
+            "permute" => Some(Kind::Permute),
+            _ => None,
+        }
     }
 }
 

@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use ithaca_ir::ops::Attr;
 use ithaca_ir::ops::attr::Names;
+use ithaca_ir::ops::{Attr, Context};
 use ithaca_ir::{Diagnostic, Diagnostics, DimId, Module, text, verify};
 
 use super::draw::LAYOUT_OPS;
 use super::evaluate::{Evaluate, Evaluated};
 use super::instance::{Missed, instance};
-use super::rewrite::{Budget, ModuleParts, rewrite};
+use super::rewrite::{Budget, rewrite};
 use super::sizes::{SCORED, Sizes, sizes};
 use super::syntax::Rule;
 
@@ -277,8 +277,8 @@ fn trial(rule: &Rule, seed: u64, drawn: Result<Module, Missed>, evaluator: &dyn 
 fn applied(before: &Module, rule: &Rule, budget: &mut Budget<'_>) -> (Module, Result<(), String>) {
     let mut after = before.emptied(before.level);
     for function in before.functions.values() {
-        let world = ModuleParts { space: &before.space, functions: &after.functions, level: before.level };
-        match rewrite(world, function, std::slice::from_ref(rule), budget) {
+        let cx = Context { space: &before.space, functions: &after.functions };
+        match rewrite(cx, before.level, function, std::slice::from_ref(rule), budget) {
             Ok(function) => after.functions.push(function),
             Err(error) => return (after, Err(error.message)),
         };

@@ -5,10 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Attrs, Binding, Context, OpError};
 use ithaca_ir::{
-    Arena, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, Space, TensorType, ValueId,
+    Arena, DimId, FuncId, Function, FunctionBuilder, Level, Module, Op, Output, TensorType, ValueId,
 };
 
 use super::draw::Draw;
@@ -52,44 +51,21 @@ pub(super) fn instance(rule: &Rule, seed: u64, focus: Option<Focus>) -> Result<M
         draw,
         bindings: Bindings::default(),
         leaves: Vec::new(),
-        nodes: Vec::new(),
-        made: BTreeMap::new(),
+        nodes: BTreeMap::new(),
     };
     builder.settle();
     let want = builder.draw.ty();
-    let root = builder.app(&rule.left, &want).ok_or(Missed::Types)?;
-    let ProgramBuilder { draw, bindings, leaves, nodes, .. } = builder;
-    let ty = |name: &str| leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
-    if !all_hold(rule, &bindings, &draw.space, &ty) {
+    builder.app(&rule.left, &want).ok_or(Missed::Types)?;
+    let ty = |name: &str| builder.leaves.iter().find(|(leaf, _)| leaf == name).map(|(_, ty)| ty);
+    if !all_hold(rule, &builder.bindings, &builder.draw.space, &ty) {
         return Err(Missed::Conditions);
     }
-    let most = MAX_ELEMENTS.max(2 * draw.largest());
-    let small = |ty: &TensorType| draw.space.shape(ty).iter().product::<u64>() <= most;
-    if !leaves.iter().all(|(_, ty)| small(ty)) {
+    let most = MAX_ELEMENTS.max(2 * builder.draw.largest());
+    let small = |ty: &TensorType| builder.draw.space.shape(ty).iter().product::<u64>() <= most;
+    if !builder.leaves.iter().all(|(_, ty)| small(ty)) {
         return Err(Missed::Types);
     }
-    assemble(rule, draw, leaves, &nodes, root).ok_or(Missed::Types)
-}
-
-/// An operand of a drawn node.
-#[derive(Clone, Copy)]
-enum Source {
-    Leaf(usize),
-    Node(usize, usize),
-}
-
-/// An input of the program.
-struct Leaf {
-    name: String,
-    ty: TensorType,
-    /// The dimension to sum over, for a pending sum: a product over a split dimension makes one.
-    sum: Option<DimId>,
-}
-
-struct DrawnNode {
-    op: Op,
-    operands: Vec<Source>,
-    types: Vec<TensorType>,
+    builder.program().ok_or(Missed::Types)
 }
 
 struct ProgramBuilder<'r> {
@@ -98,12 +74,8 @@ struct ProgramBuilder<'r> {
     bindings: Bindings,
     /// Values of the pattern by name, in order of their first use.
     leaves: Vec<(String, TensorType)>,
-    nodes: Vec<DrawnNode>,
-    made: BTreeMap<String, usize>,
-}
-
-fn names<'a>(space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Names<'a> {
-    Names { space, functions }
+    /// For each key of a pattern its operation and the types of its results.
+    nodes: BTreeMap<String, (Op, Vec<TensorType>)>,
 }
 
 impl ProgramBuilder<'_> {
@@ -132,10 +104,11 @@ impl ProgramBuilder<'_> {
         }
     }
 
-    fn app(&mut self, app: &App, want: &TensorType) -> Option<usize> {
+    /// Draws the operation of a pattern and all below it; `None` if the draw failed.
+    fn app(&mut self, app: &App, want: &TensorType) -> Option<()> {
         let key = app.key();
-        if let Some(&node) = self.made.get(&key) {
-            return (self.nodes[node].types.get(app.result) == Some(want)).then_some(node);
+        if let Some((_, types)) = self.nodes.get(&key) {
+            return (types.get(app.result) == Some(want)).then_some(());
         }
         let mut fixed = Fixed::new();
         for (key, term) in &app.attrs {
@@ -161,107 +134,102 @@ impl ProgramBuilder<'_> {
         }
         let functions = Arena::new();
         let attrs = Attrs::new(app.op.as_str(), attrs);
-        let op = Op::from_attrs(&app.op, attrs, names(&self.draw.space, &functions))?.ok()?;
-        let refs: Vec<&TensorType> = operands.iter().collect();
         let cx = Context { space: &self.draw.space, functions: &functions };
+        let op = Op::from_attrs(&app.op, attrs, cx.names())?.ok()?;
+        let refs: Vec<&TensorType> = operands.iter().collect();
         let types = op.infer(cx, &refs, std::slice::from_ref(want)).ok()?.into_vec();
         if types.get(app.result) != Some(want) {
             return None;
         }
-        let found = op.attrs(names(&self.draw.space, &functions));
+        let found = op.attrs(cx.names());
         if !bind_attrs(app, &found, &mut self.bindings) {
             return None;
         }
         self.settle();
-        let mut sources = Vec::new();
         for (pattern, ty) in app.operands.iter().zip(&operands) {
-            sources.push(match pattern {
-                Pattern::Value(name) => self.leaf(&name.text, ty)?,
-                Pattern::App(inner) => Source::Node(self.app(inner, ty)?, inner.result),
-            });
-        }
-        self.nodes.push(DrawnNode { op, operands: sources, types });
-        self.made.insert(key, self.nodes.len() - 1);
-        Some(self.nodes.len() - 1)
-    }
-
-    fn leaf(&mut self, name: &str, ty: &TensorType) -> Option<Source> {
-        match self.leaves.iter().position(|(known, _)| known == name) {
-            Some(i) => (self.leaves[i].1 == *ty).then_some(Source::Leaf(i)),
-            None => {
-                self.leaves.push((name.to_owned(), ty.clone()));
-                Some(Source::Leaf(self.leaves.len() - 1))
+            match pattern {
+                Pattern::App(inner) => self.app(inner, ty)?,
+                Pattern::Value(name) => match self.leaves.iter().find(|(known, _)| *known == name.text) {
+                    Some((_, known)) if known == ty => {}
+                    Some(_) => return None,
+                    None => self.leaves.push((name.text.clone(), ty.clone())),
+                },
             }
         }
+        self.nodes.insert(key, (op, types));
+        Some(())
     }
-}
 
-fn assemble(
-    rule: &Rule,
-    mut draw: Draw,
-    leaves: Vec<(String, TensorType)>,
-    nodes: &[DrawnNode],
-    root: usize,
-) -> Option<Module> {
-    let leaves: Vec<Leaf> = leaves
-        .into_iter()
-        .map(|(name, ty)| {
-            let axes = ty.layout.partial.clone();
-            let degree = draw.space.mesh.degree(&axes);
-            let sum = (!axes.is_empty()).then(|| draw.fresh_dim(&[degree, 2 * degree]));
-            Leaf { name, ty, sum }
-        })
-        .collect();
-    let level = if rule.mentions(&["reshard"]) {
-        Level::Sharded
-    } else if draw.space.mesh.axes.is_empty() && !rule.mentions(super::draw::LAYOUT_OPS) {
-        Level::Program
-    } else {
-        Level::PerRank
-    };
-    let mut functions = Arena::new();
-    let main = main_function(&draw.space, &functions, &leaves, nodes, root).ok()?;
-    functions.push(main);
-    let name = format!("rule {}", rule.name);
-    let module = Module { level, name, pipeline: Vec::new(), space: draw.space, functions };
-    ithaca_ir::verify::verify(&module).is_ok().then_some(module)
-}
-
-fn main_function(
-    space: &Space,
-    functions: &Arena<FuncId, Function>,
-    leaves: &[Leaf],
-    nodes: &[DrawnNode],
-    root: usize,
-) -> Result<Function, OpError> {
-    let mut b = FunctionBuilder::new("main", space, functions);
-    let mut values: Vec<ValueId> = Vec::new();
-    for Leaf { name, ty, sum } in leaves {
-        let value = match sum {
-            None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
-            Some(dim) => summands(&mut b, name, ty, *dim)?,
+    /// The program that returns the results of the rule's left side.
+    fn program(mut self) -> Option<Module> {
+        let level = if self.rule.mentions(&["reshard"]) {
+            Level::Sharded
+        } else if self.draw.space.mesh.axes.is_empty() && !self.rule.mentions(super::draw::LAYOUT_OPS) {
+            Level::Program
+        } else {
+            Level::PerRank
         };
-        b.name(value, Some(name));
-        values.push(value);
-    }
-    let mut results: Vec<Vec<ValueId>> = Vec::new();
-    for node in nodes {
-        let operand = |&source: &Source| match source {
-            Source::Leaf(i) => values[i],
-            Source::Node(node, i) => results[node][i],
-        };
-        let operands: Vec<ValueId> = node.operands.iter().map(operand).collect();
-        results.push(b.node(node.op.clone(), &operands, &node.types)?.into_vec());
-    }
-    let mut outputs = Vec::new();
-    for (i, &result) in results[root].iter().enumerate() {
-        let mut value = result;
-        for axis in b.ty(result).layout.partial.clone() {
-            value = b.push(Op::AllReduce { axis }, &[value])?;
+        // A pending sum is a product over a split dimension.
+        let mut sums = Vec::new();
+        for (_, ty) in &self.leaves {
+            let axes = &ty.layout.partial;
+            let degree = self.draw.space.mesh.degree(axes);
+            sums.push((!axes.is_empty()).then(|| self.draw.fresh_dim(&[degree, 2 * degree])));
         }
-        outputs.push(Output { name: Some(format!("y{i}")), value });
+        let mut functions = Arena::new();
+        let main = self.main(&sums, &functions).ok()?;
+        functions.push(main);
+        let name = format!("rule {}", self.rule.name);
+        let module = Module { level, name, pipeline: Vec::new(), space: self.draw.space, functions };
+        ithaca_ir::verify::verify(&module).is_ok().then_some(module)
     }
-    Ok(b.finish(outputs))
+
+    fn main(&self, sums: &[Option<DimId>], functions: &Arena<FuncId, Function>) -> Result<Function, OpError> {
+        let mut b = FunctionBuilder::new("main", &self.draw.space, functions);
+        let mut values: BTreeMap<&str, ValueId> = BTreeMap::new();
+        for ((name, ty), sum) in self.leaves.iter().zip(sums) {
+            let value = match *sum {
+                None => b.push_as(Op::Input(Binding::named(name.as_str())), &[], ty.clone())?,
+                Some(dim) => summands(&mut b, name, ty, dim)?,
+            };
+            b.name(value, Some(name));
+            values.insert(name, value);
+        }
+        let mut outputs = Vec::new();
+        let results = self.add(&mut b, &self.rule.left, &values, &mut BTreeMap::new())?;
+        for (i, mut value) in results.into_iter().enumerate() {
+            for axis in b.ty(value).layout.partial.clone() {
+                value = b.push(Op::AllReduce { axis }, &[value])?;
+            }
+            outputs.push(Output { name: Some(format!("y{i}")), value });
+        }
+        Ok(b.finish(outputs))
+    }
+
+    /// Adds the operation of a pattern, after all below it, unless it exists; returns its results.
+    fn add(
+        &self,
+        b: &mut FunctionBuilder<'_>,
+        app: &App,
+        values: &BTreeMap<&str, ValueId>,
+        added: &mut BTreeMap<String, Vec<ValueId>>,
+    ) -> Result<Vec<ValueId>, OpError> {
+        let key = app.key();
+        if let Some(known) = added.get(&key) {
+            return Ok(known.clone());
+        }
+        let mut operands = Vec::new();
+        for pattern in &app.operands {
+            operands.push(match pattern {
+                Pattern::Value(name) => values[name.text.as_str()],
+                Pattern::App(inner) => self.add(b, inner, values, added)?[inner.result],
+            });
+        }
+        let (op, types) = &self.nodes[&key];
+        let results = b.node(op.clone(), &operands, types)?.into_vec();
+        added.insert(key, results.clone());
+        Ok(results)
+    }
 }
 
 /// A pending sum over the axes of `ty`, as a product over `dim`, with different summands on each rank.

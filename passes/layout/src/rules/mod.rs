@@ -33,6 +33,7 @@ mod tests;
 
 use std::cell::RefCell;
 
+use ithaca_ir::ops;
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_pass::rebuild::broken;
@@ -48,7 +49,7 @@ pub use evaluate::{Evaluate, Evaluated};
 pub use parse::parse;
 pub use syntax::Rule;
 
-use rewrite::{Budget, ModuleParts};
+use rewrite::{Budget, rewrite};
 
 /// The maximum number of applications of one rule in one run of the pass.
 const MAX_APPLICATIONS: u64 = 1000;
@@ -93,9 +94,8 @@ impl Pass for ApplyRules {
         let mut budget = Budget::new(rules.len(), MAX_APPLICATIONS, &mut allow);
         let mut rewritten = module.emptied(module.level);
         for function in module.functions.values() {
-            let world =
-                ModuleParts { space: &rewritten.space, functions: &rewritten.functions, level: module.level };
-            let function = rewrite::rewrite(world, function, rules, &mut budget).map_err(broken)?;
+            let inference = ops::Context { space: &rewritten.space, functions: &rewritten.functions };
+            let function = rewrite(inference, module.level, function, rules, &mut budget).map_err(broken)?;
             rewritten.functions.push(function);
         }
         let Budget { applied, stopped, .. } = budget;

@@ -4,10 +4,10 @@
 //! operations of its replacement take the place of the operation and the rules are tried on them too. Operands are
 //! final when an operation is visited, so one sweep leaves no match. Unused operations are removed at the end.
 
-use ithaca_ir::entity::{Arena, Entity};
-use ithaca_ir::module::{FuncId, Node};
+use ithaca_ir::entity::Entity;
+use ithaca_ir::module::Node;
 use ithaca_ir::ops::{Context, OpError};
-use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, Space, TensorType, ValueId};
+use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, TensorType, ValueId};
 use ithaca_pass::rebuild::Copy;
 
 use super::matching::Graph;
@@ -37,31 +37,24 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// The level, the space and the functions of a module.
-#[derive(Clone, Copy)]
-pub(super) struct ModuleParts<'a> {
-    pub(super) space: &'a Space,
-    pub(super) functions: &'a Arena<FuncId, Function>,
-    pub(super) level: Level,
-}
-
 /// The function with the rules applied; parameters, outputs and their types stay.
 ///
 /// # Errors
 /// A broken invariant: a bug, because replacements are checked first.
 pub(super) fn rewrite(
-    world: ModuleParts<'_>,
+    cx: Context<'_>,
+    level: Level,
     function: &Function,
     rules: &[Rule],
     budget: &mut Budget<'_>,
 ) -> Result<Function, OpError> {
     let before: u64 = budget.applied.iter().sum();
-    let sweep = Sweep::new(world, function);
+    let sweep = Sweep::new(cx, level, function);
     let (rewritten, kept) = sweep.run(function, rules, budget)?;
     if budget.applied.iter().sum::<u64>() == before {
         return Ok(function.clone());
     }
-    without_unused(world, &rewritten, &kept)
+    without_unused(cx, &rewritten, &kept)
 }
 
 /// The index of a value that may not exist yet.
@@ -78,7 +71,8 @@ struct Task {
 }
 
 struct Sweep<'a> {
-    world: ModuleParts<'a>,
+    cx: Context<'a>,
+    level: Level,
     b: FunctionBuilder<'a>,
     /// The value of each slot, once it exists.
     values: Vec<Option<ValueId>>,
@@ -89,8 +83,8 @@ struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    fn new(world: ModuleParts<'a>, function: &Function) -> Self {
-        let mut b = FunctionBuilder::like(function, world.space, world.functions);
+    fn new(cx: Context<'a>, level: Level, function: &Function) -> Self {
+        let mut b = FunctionBuilder::like(function, cx.space, cx.functions);
         // The first slots are the old function's values.
         let mut values = vec![None; function.values.len()];
         for &param in &function.params {
@@ -98,7 +92,7 @@ impl<'a> Sweep<'a> {
             values[param.index()] = Some(b.param(value.ty.clone(), value.name.as_deref()));
         }
         let names = function.values.values().map(|v| v.name.clone()).collect();
-        Self { world, b, values, names, defined: vec![None; function.params.len()], kept: Vec::new() }
+        Self { cx, level, b, values, names, defined: vec![None; function.params.len()], kept: Vec::new() }
     }
 
     fn run(
@@ -138,12 +132,11 @@ impl<'a> Sweep<'a> {
         rules: &[Rule],
         budget: &mut Budget<'_>,
     ) -> Option<Replacement> {
-        let cx = Context { space: self.world.space, functions: self.world.functions };
         let function = self.b.function();
-        let graph = Graph { names: cx.names(), function, defined: &self.defined };
+        let graph = Graph { names: self.cx.names(), function, defined: &self.defined };
         for (i, rule) in rules.iter().enumerate() {
             let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
-            let site = Site { cx, level: self.world.level, type_of: &|v| function.ty(v) };
+            let site = Site { cx: self.cx, level: self.level, type_of: &|v| function.ty(v) };
             match replacement(rule, &bindings, site, &task.types) {
                 Err(Declined::Illegal(message)) => {
                     budget.illegal.get_or_insert(message);
@@ -230,7 +223,7 @@ pub(crate) fn used(function: &Function) -> Vec<bool> {
 }
 
 /// The function without unused operations, except `kept` ones.
-fn without_unused(world: ModuleParts<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
+fn without_unused(cx: Context<'_>, function: &Function, kept: &[usize]) -> Result<Function, OpError> {
     let mut needed = vec![false; function.values.len()];
     function.outputs.iter().for_each(|o| needed[o.value.index()] = true);
     let mut stays = vec![false; function.nodes.len()];
@@ -240,7 +233,7 @@ fn without_unused(world: ModuleParts<'_>, function: &Function, kept: &[usize]) -
             node.operands.iter().for_each(|v| needed[v.index()] = true);
         }
     }
-    let mut copy = Copy::of(function, world.space, world.functions);
+    let mut copy = Copy::of(function, cx.space, cx.functions);
     for (node, _) in function.nodes.iter().zip(stays).filter(|(_, stays)| *stays) {
         copy.node(node)?;
     }

@@ -242,34 +242,32 @@ fn is_heavy(op: &Op) -> bool {
 
 /// Collectives, the operations between them, and the nearest heavy kernels before and after.
 fn trimmed(function: &Function, flow: &Flow<'_>, near: &BTreeSet<usize>) -> Vec<usize> {
-    let n = function.nodes.len();
     let is_comm = |i: usize| function.nodes[i].op.is_communication();
-    // After a collective with no heavy kernel between; before one likewise; then the same with kernels between.
-    let (mut after, mut follows) = (vec![false; n], vec![false; n]);
+    let heavy = |i: usize| is_heavy(&function.nodes[i].op);
+    let inside = |nodes: Vec<usize>| nodes.into_iter().filter(|p| near.contains(p));
+    let before = |i: usize| inside(flow.before(i).collect());
+    let after = |i: usize| inside(flow.after(i).collect());
+    // Whether a collective comes before a node, or after it: with no heavy kernel between, and at all.
+    let n = function.nodes.len();
+    let (mut follows, mut leads) = (vec![(false, false); n], vec![(false, false); n]);
     for &i in near {
-        for p in flow.before(i).filter(|p| near.contains(p)) {
-            after[i] |= is_comm(p) || (after[p] && !is_heavy(&function.nodes[p].op));
-            follows[i] |= is_comm(p) || follows[p];
-        }
+        follows[i] = before(i).fold((false, false), |(directly, at_all), p| {
+            (directly || is_comm(p) || follows[p].0 && !heavy(p), at_all || is_comm(p) || follows[p].1)
+        });
     }
-    let (mut ahead, mut leads) = (vec![false; n], vec![false; n]);
     for &i in near.iter().rev() {
-        for p in flow.after(i).filter(|p| near.contains(p)) {
-            ahead[i] |= is_comm(p) || (ahead[p] && !is_heavy(&function.nodes[p].op));
-            leads[i] |= is_comm(p) || leads[p];
-        }
+        leads[i] = after(i).fold((false, false), |(directly, at_all), p| {
+            (directly || is_comm(p) || leads[p].0 && !heavy(p), at_all || is_comm(p) || leads[p].1)
+        });
     }
     // Light operations after a collective stay only if they lead to a heavy kernel, and the reverse.
     let (mut useful_after, mut useful_ahead) = (vec![false; n], vec![false; n]);
-    let heavy = |i: usize| is_heavy(&function.nodes[i].op);
     for &i in near.iter().rev() {
-        let on = || flow.after(i).any(|p| near.contains(&p) && useful_after[p]);
-        useful_after[i] = after[i] && (heavy(i) || on());
+        useful_after[i] = follows[i].0 && (heavy(i) || after(i).any(|p| useful_after[p]));
     }
     for &i in near {
-        let on = || flow.before(i).any(|p| near.contains(&p) && useful_ahead[p]);
-        useful_ahead[i] = ahead[i] && (heavy(i) || on());
+        useful_ahead[i] = leads[i].0 && (heavy(i) || before(i).any(|p| useful_ahead[p]));
     }
-    let keeps = |i: usize| is_comm(i) || (follows[i] && leads[i]) || useful_after[i] || useful_ahead[i];
+    let keeps = |i: usize| is_comm(i) || (follows[i].1 && leads[i].1) || useful_after[i] || useful_ahead[i];
     near.iter().copied().filter(|&i| keeps(i)).collect()
 }

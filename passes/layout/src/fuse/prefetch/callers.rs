@@ -26,11 +26,11 @@ pub(super) struct Plan {
     /// The body that a node of a function calls.
     calls: BTreeMap<(FuncId, usize), usize>,
     /// The positions in use, for each body.
-    variants: BTreeMap<usize, BTreeSet<LayerPosition>>,
+    pub(super) variants: BTreeMap<usize, BTreeSet<LayerPosition>>,
     /// The layer dimensions to cut, by function.
     cut: BTreeSet<(FuncId, DimId)>,
     /// Functions without callers after the rewrite.
-    unused: BTreeSet<FuncId>,
+    pub(super) unused: BTreeSet<FuncId>,
 }
 
 /// A call over layers.
@@ -150,16 +150,6 @@ impl Plan {
             let name = &module.functions[body.of.callee].name;
             cx.note(format!("`prefetch`: `@{name}`: {}", what.join(", ")));
         }
-    }
-
-    /// The positions in use for a body, if any.
-    pub(super) fn variants(&self, number: usize) -> Option<&BTreeSet<LayerPosition>> {
-        self.variants.get(&number)
-    }
-
-    /// Whether a function still has callers.
-    pub(super) fn is_kept(&self, function: FuncId) -> bool {
-        !self.unused.contains(&function)
     }
 
     /// Whether a function calls rewritten loops.

@@ -92,12 +92,12 @@ fn rewritten(module: &Module, plan: &Plan, cx: &mut Context<'_>) -> Result<Modul
     let mut n_gathers = 0;
     for (id, function) in module.functions.iter() {
         for (n, body) in plan.bodies.iter().enumerate() {
-            if let (true, Some(variants)) = (body.of.callee == id, plan.variants(n)) {
+            if let (true, Some(variants)) = (body.of.callee == id, plan.variants.get(&n)) {
                 n_gathers += body.counts().0;
                 loops.insert(n, body.add(&mut new, function, variants)?);
             }
         }
-        if !plan.is_kept(id) {
+        if plan.unused.contains(&id) {
             continue;
         }
         let function = if plan.is_rewritten(id) {
