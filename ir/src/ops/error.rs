@@ -15,3 +15,14 @@ impl OpError {
         Self { code, message: message.into() }
     }
 }
+
+/// Returns the violation of an invariant unless the condition holds: `ensure!(condition, code, message, …)`.
+macro_rules! ensure {
+    ($holds:expr, $code:literal, $($message:tt)+) => {
+        if !$holds {
+            return Err($crate::ops::error::OpError::new($code, format!($($message)+)));
+        }
+    };
+}
+
+pub(crate) use ensure;
