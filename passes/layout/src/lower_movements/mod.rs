@@ -12,7 +12,7 @@
 //! %o2, %l2 = merge %o0, %l0, %o1, %l1 : f32[b s@ring h d], f32[b s@ring h]
 //! %o = cast %o2 {to=bf16} : bf16[b s@ring h d]
 //! ```
-//! The transfer of a step is issued before the work of the step before it, so that one hides behind the other.
+//! The transfer of a step is issued before the work of the step before it, so that the two overlap.
 
 mod attend;
 mod backward;

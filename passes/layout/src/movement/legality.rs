@@ -28,7 +28,7 @@ pub(crate) fn admit(movement: &dyn Movement, site: &Site<'_>) -> Result<(), Diag
         if site.options[..i].iter().any(|(key, _)| key == option) {
             return Err(Diagnostic::new(
                 "P47",
-                format!("option `{option}` of movement `{name}` stands twice"),
+                format!("option `{option}` of movement `{name}` occurs twice"),
             ));
         }
     }
@@ -89,9 +89,9 @@ pub(super) fn two_pass(site: &Site<'_>) -> Result<(), Diagnostic> {
     let found = a.bias.map(|_| "a learned bias").or(a.dropout.map(|_| "dropout"));
     match found {
         None => Ok(()),
-        Some(what) => {
+        Some(obstacle) => {
             let message =
-                format!("movement `two-pass` keeps plain rows of scores, and this attention has {what}");
+                format!("movement `two-pass` keeps plain rows of scores, and this attention has {obstacle}");
             Err(Diagnostic::new("P46", message).help("strategy `ring` computes it"))
         }
     }

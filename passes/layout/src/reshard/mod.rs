@@ -25,7 +25,7 @@ use ithaca_pass::{Context, Pass};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LowerReshards;
 
-/// Conversions found before, by what they depend on.
+/// Conversions so far, by element type, dimensions and both layouts.
 type Found = BTreeMap<(DType, Vec<DimId>, Layout, Layout), Vec<Step>>;
 
 impl Pass for LowerReshards {

@@ -134,21 +134,21 @@ impl Plan {
         for &number in self.variants.keys() {
             let body = &self.bodies[number];
             let (gathers, ahead, deferred) = body.counts();
-            let mut what = Vec::new();
+            let mut effects = Vec::new();
             if ahead > 0 {
-                what.push(format!(
+                effects.push(format!(
                     "{ahead} of {} of weights gathered during the previous layer",
                     counted(gathers as u64, "message")
                 ));
             }
             if deferred > 0 {
-                what.push(format!(
+                effects.push(format!(
                     "{} of gradients run by the next layer",
                     counted(deferred as u64, "reduction")
                 ));
             }
             let name = &module.functions[body.of.callee].name;
-            cx.note(format!("`prefetch`: `@{name}`: {}", what.join(", ")));
+            cx.note(format!("`prefetch`: `@{name}`: {}", effects.join(", ")));
         }
     }
 

@@ -30,7 +30,7 @@ impl Gather {
     }
 }
 
-/// A reduction of gradients and what follows from it.
+/// A reduction of gradients and the operations that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
     /// Collectives and the nodes between them, ascending.

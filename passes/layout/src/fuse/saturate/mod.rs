@@ -34,6 +34,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{self, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, Function, Level, Module, Op, units};
+use ithaca_pass::rebuild::broken;
 use ithaca_pass::{Context, Pass, options};
 use serde::{Deserialize, Serialize};
 
@@ -165,8 +166,7 @@ impl Pass for Saturate {
         for (id, function) in module.functions.iter() {
             let inference = ops::Context { space: &module.space, functions: &saturated.functions };
             let cheaper = if communicates(function) {
-                self.cheaper(inference, module.level, function, &rules, &mut prices)
-                    .map_err(|error| vec![Diagnostic::new(error.code, error.message)])?
+                self.cheaper(inference, module.level, function, &rules, &mut prices).map_err(broken)?
             } else {
                 None
             };
