@@ -442,6 +442,18 @@ pub enum Work {
 }
 
 impl Work {
+    /// The word of the text form; of a computation its operation's.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Work::Compute(op) => op.name(),
+            Work::Pack(_) => "pack",
+            Work::Exchange(_) => "exchange",
+            Work::Unpack(_) => "unpack",
+            Work::Copy => "copy",
+            Work::Call { .. } => "call",
+        }
+    }
+
     /// The frame that it calls.
     pub fn callee(&self) -> Option<FrameId> {
         match self {
