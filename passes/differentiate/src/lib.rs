@@ -38,6 +38,7 @@ pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Train
 
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
+use ithaca_ir::layers::union;
 use ithaca_ir::module::{FuncId, Function, Layers, Level, Node, ValueId};
 use ithaca_ir::ops::{Binding, OpError};
 use ithaca_ir::phase::Phase;
@@ -131,7 +132,9 @@ fn stepped(
     training: &Training,
     pipeline: Option<&Pipeline<'_>>,
 ) -> Result<Module, OpError> {
-    let layers = layers(module, main);
+    let mut layers = calls(module);
+    // `main` counts as one layer; it alone calls functions so far.
+    layers[main.index()].push(0..1);
     let (owned, tied) = owned(module, main, &layers, (training.micro_batches, pipeline.map(|p| &p.stages)))?;
     let none = vec![None; module.functions[main].nodes.len()];
     let chunks = pipeline.map_or(&none[..], |p| p.chunks);
@@ -344,18 +347,6 @@ fn calls(module: &Module) -> Vec<Vec<Layers>> {
     calls
 }
 
-/// For each function the layers of its calls in `main`, which itself counts as one layer.
-fn layers(module: &Module, main: FuncId) -> Vec<Vec<Layers>> {
-    let mut layers = vec![Vec::new(); module.functions.len()];
-    for node in &module.functions[main].nodes {
-        if let Op::Call { callee, layers: called, .. } = &node.op {
-            layers[callee.index()].push(called.clone());
-        }
-    }
-    layers[main.index()].push(0..1);
-    layers
-}
-
 /// Assigns each weight to the first function that reads it; also returns the weights that functions of other stages
 /// read.
 ///
@@ -381,7 +372,7 @@ fn owned(
         let mut own = OwnedWeights {
             name: function.name.clone(),
             weights: Vec::new(),
-            layers: everywhere(distinct(layers)),
+            layers: everywhere(union(layers.clone())),
         };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {
@@ -489,21 +480,6 @@ fn by_layer(owned: OwnedWeights) -> Vec<OwnedWeights> {
         OwnedWeights { name, weights: own, layers },
         OwnedWeights { name: shared_name, weights: shared, layers: once },
     ]
-}
-
-/// The union of the ranges of layers.
-fn distinct(layers: &[Layers]) -> Vec<Layers> {
-    let mut all: Vec<Layers> = Vec::new();
-    let mut sorted = layers.to_vec();
-    sorted.sort_by_key(|l| (l.start, l.end));
-    for range in sorted {
-        match all.last_mut() {
-            // A layer that runs twice is updated once.
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => all.push(range),
-        }
-    }
-    all
 }
 
 /// Whether `a` and `b` have a layer in common.

@@ -1,9 +1,11 @@
 //! Rebuilds modules node by node: what a pass does not touch is copied.
 
+use std::ops::Index;
+
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node, Output, ValueId};
 use ithaca_ir::ops::OpError;
-use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, TensorType};
+use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
 
 /// `module` with every node that `rewrite` replaces replaced; the level stays.
 ///
@@ -26,47 +28,115 @@ pub fn rebuild(
     let mut rebuilt = module.emptied(module.level);
     for function in module.functions.values() {
         let mut b = FunctionBuilder::like(function, &rebuilt.space, &rebuilt.functions);
-        let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-        for &param in &function.params {
-            map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-        }
+        let mut map = ValueMap::with_params(&mut b, function);
         for node in &function.nodes {
-            let operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
-            match rewrite(&mut b, function, node, &operands).map_err(broken)? {
-                None => copy_node(&mut b, function, node, &mut map).map_err(broken)?,
-                Some(values) => {
-                    assert_eq!(values.len(), node.results.len(), "one value stands for each result");
-                    for (&old, &new) in node.results.iter().zip(&values) {
-                        b.name(new, function.values[old].name.as_deref());
-                    }
-                    map.extend(values);
-                }
+            match rewrite(&mut b, function, node, &map.operands(node)).map_err(broken)? {
+                None => map.copy(&mut b, node).map_err(broken)?,
+                Some(values) => map.replace(&mut b, node, &values),
             }
         }
-        let output = |o: &Output| Output { name: o.name.clone(), value: map[o.value.index()] };
-        let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-        let function = b.finish(outputs);
+        let function = b.finish(map.outputs());
         rebuilt.functions.push(function);
     }
     Ok(rebuilt)
 }
 
-/// Adds `node` of `function` unchanged, its operands renamed by `map`, and appends its results to `map`.
+/// For each value of a function that is rebuilt the new value, once there is one.
 ///
-/// # Errors
-/// The invariant that the node breaks with its new operands.
-pub fn copy_node(
-    b: &mut FunctionBuilder<'_>,
-    function: &Function,
-    node: &Node,
-    map: &mut Vec<ValueId>,
-) -> Result<(), OpError> {
-    let operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
-    let declared: Vec<TensorType> = node.results.iter().map(|&v| function.ty(v).clone()).collect();
-    let results = b.node(node.op.clone(), &operands, &declared)?;
-    for (&old, &new) in node.results.iter().zip(&results) {
-        b.name(new, function.values[old].name.as_deref());
-        map.push(new);
+/// Indexing panics for a value without a new one: operands must be mapped before their uses.
+#[derive(Clone, Debug)]
+pub struct ValueMap<'a> {
+    source: &'a Function,
+    new: Vec<Option<ValueId>>,
+}
+
+impl<'a> ValueMap<'a> {
+    /// The empty map of `source`.
+    pub fn new(source: &'a Function) -> Self {
+        Self { source, new: vec![None; source.values.len()] }
     }
-    Ok(())
+
+    /// The map of `source` after its parameters were added to `b`.
+    pub fn with_params(b: &mut FunctionBuilder<'_>, source: &'a Function) -> Self {
+        let mut map = Self::new(source);
+        for &param in &source.params {
+            map.param(b, param);
+        }
+        map
+    }
+
+    /// The new value of `old`, if there is one.
+    pub fn get(&self, old: ValueId) -> Option<ValueId> {
+        self.new[old.index()]
+    }
+
+    /// Maps `old` to `new`.
+    pub fn insert(&mut self, old: ValueId, new: ValueId) {
+        self.new[old.index()] = Some(new);
+    }
+
+    /// Adds a parameter with the type and the name of `old`, and maps `old` to it.
+    pub fn param(&mut self, b: &mut FunctionBuilder<'_>, old: ValueId) -> ValueId {
+        let value = &self.source.values[old];
+        let new = b.param(value.ty.clone(), value.name.as_deref());
+        self.insert(old, new);
+        new
+    }
+
+    /// The operands of `node` in the new function.
+    pub fn operands(&self, node: &Node) -> Vec<ValueId> {
+        node.operands.iter().map(|&v| self[v]).collect()
+    }
+
+    /// The types of the results of `node`.
+    pub fn declared(&self, node: &Node) -> Vec<TensorType> {
+        node.results.iter().map(|&v| self.source.ty(v).clone()).collect()
+    }
+
+    /// Maps the results of `node` to the first of `new`, which take their names.
+    pub fn replace(&mut self, b: &mut FunctionBuilder<'_>, node: &Node, new: &[ValueId]) {
+        assert!(new.len() >= node.results.len(), "each result has a new value");
+        for (&old, &new) in node.results.iter().zip(new) {
+            b.name(new, self.source.values[old].name.as_deref());
+            self.insert(old, new);
+        }
+    }
+
+    /// Adds `node` unchanged, with its operands in the new function.
+    ///
+    /// # Errors
+    /// The invariant that the node breaks with its new operands.
+    pub fn copy(&mut self, b: &mut FunctionBuilder<'_>, node: &Node) -> Result<(), OpError> {
+        self.copy_as(b, node, node.op.clone(), &self.declared(node))
+    }
+
+    /// As [`copy`](Self::copy), with another operation and other result types.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub fn copy_as(
+        &mut self,
+        b: &mut FunctionBuilder<'_>,
+        node: &Node,
+        op: Op,
+        declared: &[TensorType],
+    ) -> Result<(), OpError> {
+        let results = b.node(op, &self.operands(node), declared)?;
+        self.replace(b, node, &results);
+        Ok(())
+    }
+
+    /// The outputs of the function, in the new function.
+    pub fn outputs(&self) -> Vec<Output> {
+        let outputs = self.source.outputs.iter();
+        outputs.map(|o| Output { name: o.name.clone(), value: self[o.value] }).collect()
+    }
+}
+
+impl Index<ValueId> for ValueMap<'_> {
+    type Output = ValueId;
+
+    fn index(&self, old: ValueId) -> &ValueId {
+        self.new[old.index()].as_ref().expect("values are rebuilt before their uses")
+    }
 }

@@ -24,11 +24,11 @@ mod travel;
 use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
-use ithaca_ir::module::{Function, Level, Node, Output, ValueId};
+use ithaca_ir::module::{Function, Level, Node};
 use ithaca_ir::ops::{Attention, OpError};
 use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
-use ithaca_pass::rebuild::copy_node;
+use ithaca_pass::rebuild::ValueMap;
 use ithaca_pass::{Context, Pass};
 
 use crate::registry::Registry;
@@ -75,19 +75,14 @@ impl Pass for LowerMovements {
         }
         for (id, function) in module.functions.iter() {
             let mut b = FunctionBuilder::like(function, &lowered.space, &lowered.functions);
-            let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-            for &param in &function.params {
-                map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-            }
+            let mut map = ValueMap::with_params(&mut b, function);
             for (i, node) in function.nodes.iter().enumerate() {
                 match plans.get(&(id.index(), i)) {
-                    None => copy_node(&mut b, function, node, &mut map).map_err(broken)?,
+                    None => map.copy(&mut b, node).map_err(broken)?,
                     Some(plan) => expand(&mut b, function, node, plan, &mut map).map_err(broken)?,
                 }
             }
-            let output = |o: &Output| Output { name: o.name.clone(), value: map[o.value.index()] };
-            let outputs: Vec<Output> = function.outputs.iter().map(output).collect();
-            let function = b.finish(outputs);
+            let function = b.finish(map.outputs());
             lowered.functions.push(function);
         }
         Ok(lowered)
@@ -102,15 +97,15 @@ fn moving(op: &Op) -> Option<&Attention> {
     }
 }
 
-/// Adds the steps of one attention; its results are appended to `map`.
+/// Adds the steps of one attention and maps its results.
 fn expand(
     b: &mut FunctionBuilder<'_>,
     function: &Function,
     node: &Node,
     plan: &Plan,
-    map: &mut Vec<ValueId>,
+    map: &mut ValueMap<'_>,
 ) -> Result<(), OpError> {
-    let operands: Vec<ValueId> = node.operands.iter().map(|v| map[v.index()]).collect();
+    let operands = map.operands(node);
     let results = match &node.op {
         Op::AttentionBackward(a) => backward::backward(b, a, plan, &operands)?,
         Op::Attention(a) => forward::forward(b, a, plan, &operands)?,
@@ -131,7 +126,7 @@ fn expand(
             value = b.push_as(Op::Reshard, &[value], ty.clone())?;
         }
         b.name(value, function.values[old].name.as_deref());
-        map.push(value);
+        map.insert(old, value);
     }
     Ok(())
 }

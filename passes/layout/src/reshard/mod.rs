@@ -15,10 +15,10 @@ pub use search::{Step, convert};
 use std::collections::BTreeMap;
 
 use ithaca_ir::layout::Layout;
-use ithaca_ir::module::{Function, Level, Module, ValueId};
+use ithaca_ir::module::{Level, Module};
 use ithaca_ir::verify::Verified;
-use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, FunctionBuilder, Op, Output, TensorType};
-use ithaca_pass::rebuild::copy_node;
+use ithaca_ir::{DType, Diagnostic, Diagnostics, DimId, FunctionBuilder, Op, TensorType};
+use ithaca_pass::rebuild::ValueMap;
 use ithaca_pass::{Context, Pass};
 
 /// The pass.
@@ -45,29 +45,24 @@ impl Pass for LowerReshards {
         let mut left = false;
         for function in module.functions.values() {
             let mut b = FunctionBuilder::like(function, &lowered.space, &lowered.functions);
-            let mut map: Vec<ValueId> = Vec::with_capacity(function.values.len());
-            for &param in &function.params {
-                map.push(b.param(function.ty(param).clone(), function.values[param].name.as_deref()));
-            }
+            let mut map = ValueMap::with_params(&mut b, function);
             for node in &function.nodes {
                 if node.op == Op::Reshard && cx.rewrite() {
                     let from = function.ty(node.operands[0]);
                     let to = function.ty(node.result());
                     let key = (from.dtype, from.dims.to_vec(), from.layout.clone(), to.layout.clone());
                     let steps = found.entry(key).or_insert_with(|| convert(b.space(), from, to, cx.prices));
-                    let mut value = map[ithaca_ir::entity::Entity::index(node.operands[0])];
+                    let mut value = map[node.operands[0]];
                     for step in steps.iter() {
                         value = b.push_as(step.op.clone(), &[value], step.to.clone()).map_err(broken)?;
                     }
-                    b.name(value, function.values[node.result()].name.as_deref());
-                    map.push(value);
+                    map.replace(&mut b, node, &[value]);
                 } else {
                     left |= node.op == Op::Reshard;
-                    copy_node(&mut b, function, node, &mut map).map_err(broken)?;
+                    map.copy(&mut b, node).map_err(broken)?;
                 }
             }
-            let outputs = outputs(function, &map);
-            let function = b.finish(outputs);
+            let function = b.finish(map.outputs());
             lowered.functions.push(function);
         }
         if left {
@@ -75,11 +70,6 @@ impl Pass for LowerReshards {
         }
         Ok(lowered)
     }
-}
-
-fn outputs(function: &Function, map: &[ValueId]) -> Vec<Output> {
-    use ithaca_ir::entity::Entity;
-    function.outputs.iter().map(|o| Output { name: o.name.clone(), value: map[o.value.index()] }).collect()
 }
 
 fn broken(error: ithaca_ir::ops::OpError) -> Diagnostics {
