@@ -33,7 +33,6 @@ impl Roles {
         let mut products = BTreeSet::new();
         let mut residual = BTreeSet::new();
         let mut queries = BTreeSet::new();
-        let mut stacks = BTreeSet::new();
         let mut explicit = Explicit::default();
         // A backward pass has the dimensions of its forward pass, whose values it is given whatever they are.
         let forward = |f: &&Function| f.origin.is_none();
@@ -71,9 +70,6 @@ impl Roles {
                     }
                     Op::RmsNorm { over, .. } | Op::LayerNorm { over, .. } => {
                         residual.insert(*over);
-                    }
-                    Op::Call { scan: Some(scan), .. } => {
-                        stacks.insert(scan.over);
                     }
                     Op::Input(_) => {
                         let ty = function.ty(node.result());

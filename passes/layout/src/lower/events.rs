@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::ops::{Binding, Target};
-use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Stream, Task, Work, communicates};
+use ithaca_ir::schedule::{BufferId, EventId, Frame, FrameId, Place, Task, Work, communicates};
 use ithaca_ir::{Arena, Space};
 
 /// Memory that a task touches.
@@ -120,11 +120,11 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: 
     for i in (0..frame.tasks.len()).filter(|&i| runs(i)) {
         if meets[i] {
             met = [issued[1].len(), issued[0].len()];
-            issued[stream_index(frame.tasks[i].stream)].push(i);
+            issued[frame.tasks[i].stream as usize].push(i);
             met[1] = issued[0].len();
             continue;
         }
-        let own = stream_index(frame.tasks[i].stream);
+        let own = frame.tasks[i].stream as usize;
         let other = 1 - own;
         let conflict =
             (met[own]..issued[other].len()).rev().find(|&n| effects[i].conflicts(&effects[issued[other][n]]));
@@ -143,11 +143,4 @@ fn insert_for(frame: &mut Frame, effects: &[Effects<'_>], meets: &[bool], runs: 
         issued[own].push(i);
     }
     frame.n_events = events;
-}
-
-fn stream_index(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Comm => 1,
-    }
 }

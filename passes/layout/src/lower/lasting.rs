@@ -4,6 +4,7 @@
 //! of its own when something writes there before the value was read for the last time. A value that is assigned is
 //! made in the buffer that the assignment would copy it to, unless someone still needs what is there.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use ithaca_ir::entity::Entity;
@@ -29,16 +30,13 @@ impl Effects {
         for function in module.functions.values() {
             let mut effects = Effects::default();
             for node in &function.nodes {
-                match &node.op {
-                    Op::Param(binding) => effects.read((Target::Param, binding.clone())),
-                    Op::State(binding) => effects.read((Target::State, binding.clone())),
-                    Op::Assign { target, binding } => effects.write((*target, binding.clone())),
-                    Op::Call { callee, .. } => {
-                        let called = all[callee.index()].clone();
-                        called.reads.into_iter().for_each(|home| effects.read(home));
-                        called.writes.into_iter().for_each(|home| effects.write(home));
-                    }
-                    _ => {}
+                let Effects { reads, writes } = Effects::of_op(&node.op, &all).into_owned();
+                for (all, more) in [(&mut effects.reads, reads), (&mut effects.writes, writes)] {
+                    more.into_iter().for_each(|home| {
+                        if !all.contains(&home) {
+                            all.push(home)
+                        }
+                    });
                 }
             }
             all.push(effects);
@@ -51,16 +49,17 @@ impl Effects {
         all
     }
 
-    fn read(&mut self, home: Home) {
-        if !self.reads.contains(&home) {
-            self.reads.push(home);
+    /// The effects of an operation; `all` are those of the functions that it may call.
+    fn of_op<'a>(op: &Op, all: &'a [Effects]) -> Cow<'a, Self> {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        match op {
+            Op::Param(binding) => reads.push((Target::Param, binding.clone())),
+            Op::State(binding) => reads.push((Target::State, binding.clone())),
+            Op::Assign { target, binding } => writes.push((*target, binding.clone())),
+            Op::Call { callee, .. } => return Cow::Borrowed(&all[callee.index()]),
+            _ => {}
         }
-    }
-
-    fn write(&mut self, home: Home) {
-        if !self.writes.contains(&home) {
-            self.writes.push(home);
-        }
+        Cow::Owned(Self { reads, writes })
     }
 
     /// Whether the function writes it.
@@ -81,6 +80,7 @@ impl Homes {
     /// The homes of the values of `function`; `effects` are those of all functions, `last_use` the node after which
     /// each value is not used any more.
     pub(super) fn of(function: &Function, effects: &[Effects], last_use: &[usize]) -> Self {
+        let effects = function.nodes.iter().map(|node| Effects::of_op(&node.op, effects)).collect();
         let finder = Finder { function, effects, last_use };
         let mut homes = Homes { of: vec![None; function.values.len()], copied: BTreeSet::new() };
         for (at, node) in function.nodes.iter().enumerate() {
@@ -110,7 +110,8 @@ impl Homes {
 
 struct Finder<'a> {
     function: &'a Function,
-    effects: &'a [Effects],
+    /// By node.
+    effects: Vec<Cow<'a, Effects>>,
     last_use: &'a [usize],
 }
 
@@ -118,30 +119,18 @@ impl Finder<'_> {
     /// Whether node `n` writes `home`, other than with `value`, which is there.
     fn overwrites(&self, n: usize, home: &Home, value: ValueId) -> bool {
         let Some(node) = self.function.nodes.get(n) else { return false };
-        match &node.op {
-            Op::Assign { target, binding } => {
-                *target == home.0 && *binding == home.1 && node.operands[0] != value
-            }
-            Op::Call { callee, .. } => self.effects[callee.index()].writes.contains(home),
-            _ => false,
-        }
+        let is_there = matches!(node.op, Op::Assign { .. }) && node.operands[0] == value;
+        !is_there && self.effects[n].writes(home)
     }
 
     /// Whether node `n` reads or writes `home`, in whatever way.
     fn touches(&self, homes: &Homes, n: usize, home: &Home) -> bool {
         let node = &self.function.nodes[n];
-        let is_home = |target, binding: &Binding| home.0 == target && home.1 == *binding;
-        let reads_it = match &node.op {
-            Op::Param(binding) => is_home(Target::Param, binding),
-            Op::State(binding) => is_home(Target::State, binding),
-            Op::Assign { target, binding } => is_home(*target, binding),
-            Op::Call { callee, .. } => {
-                let Effects { reads, writes } = &self.effects[callee.index()];
-                reads.contains(home) || writes.contains(home)
-            }
-            _ => false,
-        };
-        reads_it || node.operands.iter().any(|v| homes.of[v.index()].as_ref() == Some(home))
+        let effects = &self.effects[n];
+        let mut operands = node.operands.iter();
+        effects.reads.contains(home)
+            || effects.writes(home)
+            || operands.any(|v| homes.of[v.index()].as_ref() == Some(home))
     }
 
     /// Whether `value`, which node `at` assigns to `home`, may be made there.

@@ -25,7 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::memory;
+use crate::memory::{self, HeldTensor};
 use crate::simulate::Simulation;
 
 pub use diff::{Change, diff};
@@ -297,18 +297,6 @@ pub struct MemoryUse {
     pub largest: Vec<HeldTensor>,
 }
 
-/// A tensor, or the same one of many layers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct HeldTensor {
-    /// Its name in the file, or frame and buffer.
-    pub name: String,
-    /// Layers that have one.
-    pub count: u64,
-    /// Bytes of all of them.
-    pub bytes: u64,
-}
-
 /// Time of a step, seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -443,11 +431,10 @@ impl Plan {
                 return Err(Diagnostic::new("M32", format!("`version` of `{name}` is not a whole number")));
             }
             None => {
-                return Err(Diagnostic::new(
-                    "M31",
-                    format!("`{name}` has no field `version`, which a plan has"),
-                )
-                .help("make it anew with `ithaca plan … -o plan.json`"));
+                let message = format!("`{name}` has no field `version`, which a plan has");
+                return Err(
+                    Diagnostic::new("M31", message).help("make it anew with `ithaca plan … -o plan.json`")
+                );
             }
         }
         let plan: Plan = serde_path_to_error::deserialize(&value).map_err(|e| {
@@ -591,7 +578,6 @@ pub fn collectives(per_rank: &Module) -> Vec<Collective> {
 impl MemoryUse {
     /// The memory of a schedule on a cluster.
     pub fn of(memory: &memory::Memory, cluster: &Cluster) -> Self {
-        let largest = memory.largest.iter();
         Self {
             parameters: memory.parameters,
             gradients: memory.gradients,
@@ -603,9 +589,7 @@ impl MemoryUse {
             outputs: memory.outputs,
             total: memory.total(),
             usable: cluster.usable_bytes(),
-            largest: largest
-                .map(|h| HeldTensor { name: h.name.clone(), count: h.count, bytes: h.bytes })
-                .collect(),
+            largest: memory.largest.clone(),
         }
     }
 }

@@ -15,16 +15,9 @@ use crate::planner::request::{Request, Sparsity};
 /// names a strategy that has no such mesh are axes of one tried.
 ///
 /// # Errors
-/// `P10`–`P12` for a strategy or mesh that is none, `P30` for a number of GPUs that there is not or that the mesh is not.
-pub fn candidates(cluster: &Cluster, request: &Request) -> Result<Vec<ShardOptions>, Diagnostic> {
-    candidates_with(&Registry::default(), cluster, request)
-}
-
-/// As [`candidates`], of the strategies of `registry`.
-///
-/// # Errors
-/// As [`candidates`].
-pub fn candidates_with(
+/// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` for a number of GPUs that the cluster or the mesh does not
+/// have.
+pub fn candidates(
     registry: &Registry,
     cluster: &Cluster,
     request: &Request,
@@ -105,7 +98,7 @@ pub(super) fn staged(
     let mut found = Vec::new();
     for name in pipelines.iter().flat_map(names) {
         let named = Request { strategy: Some(name), ..request.clone() };
-        let Ok(candidates) = candidates_with(registry, cluster, &named) else { continue };
+        let Ok(candidates) = candidates(registry, cluster, &named) else { continue };
         let stages = |o: &ShardOptions| o.mesh.axis(STAGE_AXIS).map_or(1, |axis| o.mesh.size(axis));
         let fits = |o: &ShardOptions| proper(&o.mesh) && request.stages.contains(&stages(o));
         found.extend(candidates.into_iter().filter(fits));

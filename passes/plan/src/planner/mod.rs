@@ -25,8 +25,8 @@ use crate::plan::{self, Alternative, Plan};
 use compiler::first;
 use tried::{Tried, price};
 
-pub use candidates::{candidates, candidates_with};
-pub use compiler::{Compiler, Extended, Program, Staged};
+pub use candidates::candidates;
+pub use compiler::{Compiler, Program};
 pub use repair::repairs;
 pub use request::{Request, Sparsity};
 pub use table::table;
@@ -145,16 +145,11 @@ impl Tried {
 fn try_all(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Tried, Diagnostic> {
     let mut tried = Tried::default();
     let registry = compiler.registry();
-    tried.add(compiler, cluster, candidates_with(&registry, cluster, request)?);
+    tried.add(compiler, cluster, candidates(&registry, cluster, request)?);
     if tried.fits.is_empty() && !tried.too_large.is_empty() && !request.stages.is_empty() {
         tried.add(compiler, cluster, candidates::staged(&registry, cluster, request)?);
     }
-    let key = |p: &Priced| (plan::rounded(p.simulation.seconds), p.memory.total());
-    tried.fits.sort_by(|a, b| {
-        let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
-        let by_name = || a.options.strategy.cmp(&b.options.strategy);
-        a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
-    });
+    tried.fits.sort_by(Priced::cmp_rank);
     tried.too_large.sort_by_key(|(_, over)| *over);
     Ok(tried)
 }

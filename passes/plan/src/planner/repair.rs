@@ -6,7 +6,7 @@ use ithaca_ir::units;
 use ithaca_layout::shard::{HeadSplit, SequenceFit, ShardOptions};
 
 use crate::cluster::Cluster;
-use crate::planner::candidates::candidates_with;
+use crate::planner::candidates::candidates;
 use crate::planner::compiler::Compiler;
 use crate::planner::request::Request;
 use crate::planner::search::Search;
@@ -57,7 +57,7 @@ pub fn repairs(compiler: &dyn Compiler, cluster: &Cluster, options: &ShardOption
     let mut repairs = of_candidate(compiler, options);
     let legal = |gpus: u64, strategy: Option<&String>| {
         let of = Request { strategy: strategy.cloned(), options: options.clone(), ..Request::new(gpus) };
-        let candidates = candidates_with(&compiler.registry(), cluster, &of).unwrap_or_default();
+        let candidates = candidates(&compiler.registry(), cluster, &of).unwrap_or_default();
         let found = candidates.into_iter().find(|c| compiler.check(c).is_ok());
         found.map(|c| format!("--strategy {} --mesh {}", c.strategy, c.mesh))
     };

@@ -7,12 +7,11 @@
 use std::cell::Cell;
 
 use crate::cluster::Cluster;
-use crate::plan;
-use crate::planner::candidates::{candidates_with, staged};
+use crate::planner::candidates::{candidates, staged};
 use crate::planner::compiler::Compiler;
 use crate::planner::floor::{Floor, Held};
 use crate::planner::request::Request;
-use crate::planner::tried::price;
+use crate::planner::tried::{Priced, price};
 use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::ShardOptions;
 use ithaca_layout::shard::strategy::CONTEXT_AXES;
@@ -39,13 +38,6 @@ pub(super) struct Search<'a> {
     left: Cell<u64>,
     /// Of the layouts tried for the last question what the one holds that holds least, bytes.
     least: Cell<Option<u64>>,
-}
-
-/// A layout that fits, and by what the best is chosen: time, bytes.
-struct Found {
-    options: ShardOptions,
-    seconds: f64,
-    bytes: u64,
 }
 
 impl<'a> Search<'a> {
@@ -96,19 +88,14 @@ impl<'a> Search<'a> {
                 all.into_iter().map(|(_, options)| options).collect()
             };
             let share = Cell::new(SHARE);
-            let mut all: Vec<Found> = Vec::new();
+            let mut all: Vec<Priced> = Vec::new();
             for options in evenly(options(easy)) {
                 all.extend(self.fitting(&options, &share));
             }
             if all.is_empty() {
                 all.extend(options(tight).iter().find_map(|options| self.fitting(options, &share)));
             }
-            let key = |f: &Found| (plan::rounded(f.seconds), f.bytes);
-            all.into_iter().min_by(|a, b| {
-                let ((a_time, a_bytes), (b_time, b_bytes)) = (key(a), key(b));
-                let by_name = || a.options.strategy.cmp(&b.options.strategy);
-                a_time.total_cmp(&b_time).then(a_bytes.cmp(&b_bytes)).then_with(by_name)
-            })
+            all.into_iter().min_by(Priced::cmp_rank)
         })?;
         let ShardOptions { strategy, mesh, .. } = &found.options;
         Some(match mesh.axes.is_empty() {
@@ -130,9 +117,13 @@ impl<'a> Search<'a> {
 
     /// What is found among the candidates of a request, or else among those with stages of a pipeline, which the planner
     /// tries where something is legal and nothing fits.
-    fn either(&self, request: &Request, find: impl Fn(Vec<ShardOptions>) -> Option<Found>) -> Option<Found> {
+    fn either(
+        &self,
+        request: &Request,
+        find: impl Fn(Vec<ShardOptions>) -> Option<Priced>,
+    ) -> Option<Priced> {
         self.least.set(None);
-        let all = candidates_with(&self.registry, self.cluster, request).ok()?;
+        let all = candidates(&self.registry, self.cluster, request).ok()?;
         let plain = all.clone();
         find(plain).or_else(|| {
             let staged = match request.stages.is_empty() {
@@ -159,7 +150,7 @@ impl<'a> Search<'a> {
     }
 
     /// A legal layout, where it fits and there is enough left of the share and of the whole effort.
-    fn fitting(&self, options: &ShardOptions, share: &Cell<u64>) -> Option<Found> {
+    fn fitting(&self, options: &ShardOptions, share: &Cell<u64>) -> Option<Priced> {
         if cost(options) > share.get().min(self.left.get()) {
             return None;
         }
@@ -168,9 +159,9 @@ impl<'a> Search<'a> {
         }
         let priced = price(self.compiler, self.cluster, options).ok()?;
         let fits = priced.memory.over(self.cluster).is_none();
-        let (seconds, bytes) = (priced.simulation.seconds, priced.memory.total());
+        let bytes = priced.memory.total();
         self.least.set(Some(self.least.get().map_or(bytes, |least| least.min(bytes))));
-        fits.then_some(Found { options: priced.options, seconds, bytes })
+        fits.then_some(priced)
     }
 }
 

@@ -52,26 +52,31 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule) -> Simulation {
 
 /// Times a schedule on each rank that stands for others, as [`simulate`] does.
 pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simulation)> {
+    run(cluster, schedule, None)
+}
+
+/// Runs `main` on each rank that stands for others; `recorded` takes the runs of its tasks.
+fn run(
+    cluster: &Cluster,
+    schedule: &Schedule,
+    recorded: Option<&RefCell<Vec<Span>>>,
+) -> Vec<(Rank, Simulation)> {
     let classes = Classes::of(schedule);
     let Some(main) = schedule.main() else { return Vec::new() };
     let steps = Steps::of(cluster, schedule, &classes);
-    let communicates = communicating(schedule);
-    let world = World {
-        schedule,
-        steps: &steps,
-        communicates: &communicates,
-        ranks: classes.ranks(),
-        recorded: None,
-    };
-    let Run { ranks, .. } =
-        world.frame(main, 0, (&vec![0.0; world.ranks.len()], &vec![true; world.ranks.len()]));
-    classes.ranks().iter().copied().zip(ranks).collect()
+    let frames = &schedule.frames;
+    let communicates: Vec<bool> = frames.ids().map(|id| schedule::communicates(frames, id)).collect();
+    let (ranks, n) = (classes.ranks(), classes.ranks().len());
+    let world = World { schedule, steps: &steps, communicates: &communicates, ranks, recorded };
+    let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
+    ranks.iter().copied().zip(run.ranks).collect()
 }
 
-/// Whether each frame communicates.
-fn communicating(schedule: &Schedule) -> Vec<bool> {
-    let frames = &schedule.frames;
-    frames.ids().map(|id| schedule::communicates(frames, id)).collect()
+/// The run of a task in a timeline.
+fn span(frame: &Frame, task: usize, rank: Rank, layer: u64, (start, end): (f64, f64)) -> Span {
+    let (name, kind) = timeline::title(frame, task);
+    let (stream, frame) = (frame.tasks[task].stream, frame.name.clone());
+    Span { rank, stream, frame, layer, task, name, kind, start, end }
 }
 
 /// Ranks of which each is written down.
@@ -84,23 +89,11 @@ pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
         0..=WRITTEN => discrete::of_every_rank(cluster, schedule),
         _ => discrete::simulate(cluster, schedule, Record::Spans).map(|outcome| outcome.spans),
     };
-    if let Some(spans) = spans {
-        return spans;
-    }
-    let classes = Classes::of(schedule);
-    let Some(main) = schedule.main() else { return Vec::new() };
-    let steps = Steps::of(cluster, schedule, &classes);
-    let recorded = RefCell::new(Vec::new());
-    let communicates = communicating(schedule);
-    let world = World {
-        schedule,
-        steps: &steps,
-        communicates: &communicates,
-        ranks: classes.ranks(),
-        recorded: Some(&recorded),
-    };
-    world.frame(main, 0, (&vec![0.0; world.ranks.len()], &vec![true; world.ranks.len()]));
-    recorded.into_inner()
+    spans.unwrap_or_else(|| {
+        let recorded = RefCell::new(Vec::new());
+        run(cluster, schedule, Some(&recorded));
+        recorded.into_inner()
+    })
 }
 
 /// Layers of a loop that are run one by one before the last one stands for the rest.
@@ -193,8 +186,9 @@ impl World<'_> {
             // Other ranks go on with what they run.
             for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
-                if !matches!(task.work, Work::Call { .. }) {
-                    self.record((frame, layer, number), self.ranks[c], (start, end));
+                let is_call = matches!(task.work, Work::Call { .. });
+                if let Some(recorded) = self.recorded.filter(|_| !is_call && end > start) {
+                    recorded.borrow_mut().push(span(frame, number, self.ranks[c], layer, (start, end)));
                 }
                 match task.stream {
                     // Here nothing else runs meanwhile.
@@ -216,15 +210,6 @@ impl World<'_> {
         let ends: Vec<f64> = clocks.iter().map(Clock::both_ready).collect();
         let finish = |(clock, start): (Clock, &f64)| finish(clock, *start, &steps.keys);
         Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
-    }
-
-    /// Writes down one run of a task.
-    fn record(&self, at: (&Frame, u64, usize), rank: Rank, (start, end): (f64, f64)) {
-        let Some(recorded) = self.recorded.filter(|_| end > start) else { return };
-        let (frame, layer, task) = at;
-        let (name, kind) = timeline::title(frame, task);
-        let (stream, frame) = (frame.tasks[task].stream, frame.name.clone());
-        recorded.borrow_mut().push(Span { rank, stream, frame, layer, task, name, kind, start, end });
     }
 
     /// Runs a frame once for each layer; gives when each rank ends, and what it did.

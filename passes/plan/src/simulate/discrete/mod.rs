@@ -24,14 +24,15 @@ pub use record::Record;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::Schedule;
-use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::schedule::{FrameId, Schedule};
+use ithaca_ir::timeline::{self, Collective, Span};
 
 use super::simulation::Simulation;
+use super::span;
 use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
-use engine::Engine;
+use engine::{Engine, Run, Time};
 use program::Program;
 
 /// A simulated step.
@@ -52,23 +53,8 @@ pub struct Class {
     pub ranks: u64,
     /// What each of them does.
     pub time: Simulation,
-    /// Its collectives, in the order of the schedule.
+    /// Its collectives, in the order of the schedule; each takes from when the rank is ready until it ends.
     pub collectives: Vec<Collective>,
-}
-
-/// All runs of one collective of the schedule.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Collective {
-    /// The frame that it stands in.
-    pub frame: String,
-    /// What it does and to what: `all_to_all $q1`.
-    pub name: String,
-    /// Runs of it.
-    pub count: u64,
-    /// Seconds from when the rank is ready until it ends, over all runs.
-    pub total: f64,
-    /// Seconds of these in which the compute stream stood still.
-    pub exposed: f64,
 }
 
 /// Combinations of coordinates whose work may differ, at most: beyond, a contiguous ring of thousands, pricing each rank's
@@ -120,40 +106,19 @@ fn run(
         let mut class = Class { rank, ranks, time: Simulation::default(), collectives: Vec::new() };
         (class.time.seconds, class.time.compute) = (ran.end, ran.compute);
         for (frame, times) in schedule.frames.values().zip(&ran.tasks) {
-            for (i, (task, time)) in
-                frame.tasks.iter().zip(times).enumerate().filter(|(_, (_, t))| t.count > 0)
-            {
+            for (i, (task, time)) in frame.tasks.iter().zip(times).enumerate() {
+                let Time { count: count @ 1.., total: seconds, exposed } = *time else { continue };
                 let row = class.time.communication.entry(key(&schedule.space, task)).or_default();
-                row.total += time.total;
-                row.exposed += time.exposed;
+                row.total += seconds;
+                row.exposed += exposed;
                 let (name, _) = timeline::title(frame, i);
-                let (frame, count) = (frame.name.clone(), time.count);
-                class.collectives.push(Collective {
-                    frame,
-                    name,
-                    count,
-                    total: time.total,
-                    exposed: time.exposed,
-                });
+                let frame = frame.name.clone();
+                class.collectives.push(Collective { frame, name, count, seconds, exposed });
             }
         }
-        for run in ran.runs {
-            let frame = &schedule.frames[ithaca_ir::schedule::FrameId::new(run.frame)];
-            let (name, kind) = timeline::title(frame, run.task);
-            let (stream, task, layer) = (frame.tasks[run.task].stream, run.task, run.layer);
-            let frame = frame.name.clone();
-            outcome.spans.push(Span {
-                rank,
-                stream,
-                frame,
-                layer,
-                task,
-                name,
-                kind,
-                start: run.start,
-                end: run.end,
-            });
-        }
+        outcome.spans.extend(ran.runs.into_iter().map(|Run { frame, task, layer, start, end }| {
+            span(&schedule.frames[FrameId::new(frame)], task, rank, layer, (start, end))
+        }));
         outcome.classes.push(class);
     }
     Some(outcome)

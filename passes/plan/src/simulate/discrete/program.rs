@@ -129,14 +129,6 @@ pub(super) fn on(seconds: &[f64], class: usize) -> f64 {
     seconds[class.min(seconds.len() - 1)]
 }
 
-/// The number of a stream.
-pub(super) fn lane(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Comm => 1,
-    }
-}
-
 struct Compiler<'a> {
     cluster: &'a Cluster,
     schedule: &'a Schedule,
@@ -167,15 +159,10 @@ impl Compiler<'_> {
             let does = match &task.work {
                 Work::Call { callee, layers, scan, .. } => {
                     let order = scan.map_or(ScanOrder::Ascending, |scan| scan.order);
-                    let layers = layers.clone();
-                    let call = Loop {
-                        callee: callee.index(),
-                        first: layers.start,
-                        layers: layers.end - layers.start,
-                        order,
-                    };
+                    let (callee, first) = (callee.index(), layers.start);
+                    let call = Loop { callee, first, layers: layers.end - first, order };
                     tasks.size += call.layers * self.done[call.callee].size;
-                    meets = schedule::communicates(&self.schedule.frames, *callee);
+                    meets = schedule::communicates(&self.schedule.frames, FrameId::new(callee));
                     match meets && call.layers > 0 {
                         true => Does::Runs(call),
                         false => {
@@ -199,7 +186,7 @@ impl Compiler<'_> {
                     tasks.runners[i] += 1;
                     for stream in Stream::ALL {
                         if meets || stream == task.stream {
-                            tasks.lanes[class][lane(stream)].push(i);
+                            tasks.lanes[class][stream as usize].push(i);
                         }
                     }
                     if let Some(event) = task.records {
