@@ -94,10 +94,7 @@ pub(super) fn of(
         return Err(OpError::new("P57", message));
     }
     let part = |space: &mut Space, index: u64| {
-        let mut part = format!("{name}_{index}");
-        while space.dim(&part).is_some() {
-            part.push('_');
-        }
+        let part = space.free_name(format!("{name}_{index}"));
         let of = Part { of: tokens, index, count: n, runs: size / n };
         space.dims.push(Dim { part: Some(of), ..Dim::new(part, size / n) })
     };

@@ -36,6 +36,8 @@ mod update;
 
 pub use options::{ADAMW, DropoutChoice, OPTIONS, PipelineOrder, Recompute, Training};
 
+use std::collections::BTreeMap;
+
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::layers::union;
@@ -89,8 +91,7 @@ impl Pass for Differentiate {
         if self.training.dropout == DropoutChoice::Off && !dropout::drops(module) {
             cx.note("`dropout=off` has no effect: the program drops nothing");
         }
-        let step = training_step(module, &self.training);
-        step.map_err(|error| vec![Diagnostic::new(error.code, error.message)])
+        Ok(training_step(module, &self.training)?)
     }
 }
 
@@ -165,10 +166,7 @@ fn stepped(
         }
     };
     let stacks = stacks(&mut stepped, &runs);
-    let stack = |n: u64| {
-        let found = stacks.iter().find(|(length, _)| *length == n);
-        found.expect("a dimension was declared for each number of layers").1
-    };
+    let stack = |n: u64| *stacks.get(&n).expect("a dimension was declared for each number of layers");
 
     let mut functions: Vec<Option<DifferentiatedFunction>> = Vec::new();
     for (id, function) in module.functions.iter().filter(|&(id, _)| id != main) {
@@ -392,11 +390,8 @@ fn owned(
                 None => Ok(None),
             };
             let mine = places(id)?;
-            let often = if binding.is_per_layer() {
-                overlap(layers)
-            } else {
-                layers.iter().map(|l| l.end - l.start).sum::<u64>() > 1
-            };
+            let n_weights = if binding.is_per_layer() { count(&union(layers.clone())) } else { 1 };
+            let often = count(layers) > n_weights;
             // A weight of the same name in other layers is another weight.
             let runs =
                 |owner: usize| !binding.is_per_layer() || overlap_with(all_layers(owners[owner]), layers);
@@ -487,21 +482,16 @@ fn overlap_with(a: &[Layers], b: &[Layers]) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
 
-/// Whether some layer runs twice.
-fn overlap(layers: &[Layers]) -> bool {
-    let mut sorted = layers.to_vec();
-    sorted.sort_by_key(|l| (l.start, l.end));
-    sorted.windows(2).any(|pair| pair[1].start < pair[0].end)
+/// The sum of the lengths of ranges.
+fn count(layers: &[Layers]) -> u64 {
+    layers.iter().map(|l| l.end - l.start).sum()
 }
 
 /// A stack dimension for each number of layers that a call runs over.
-fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> Vec<(u64, DimId)> {
-    let mut stacks: Vec<(u64, DimId)> = Vec::new();
+fn stacks(stepped: &mut Module, layers: &[Vec<Layers>]) -> BTreeMap<u64, DimId> {
+    let mut stacks = BTreeMap::new();
     for n in layers.iter().flatten().map(|l| l.end - l.start).filter(|&n| n > 1) {
-        if !stacks.iter().any(|&(known, _)| known == n) {
-            let over = declare(stepped, "l", n);
-            stacks.push((n, over));
-        }
+        stacks.entry(n).or_insert_with(|| declare(stepped, "l", n));
     }
     stacks
 }

@@ -11,9 +11,6 @@ pub(crate) fn part(space: &mut Space, part: Part) -> DimId {
     let is_torn = whole.size == part.runs * whole.granule && whole.granule.is_multiple_of(part.count);
     let granule = if is_torn { whole.granule / part.count } else { whole.granule };
     let size = whole.size / part.count;
-    let mut name = format!("{}_{}", whole.name, part.index);
-    while space.dim(&name).is_some() {
-        name.push('_');
-    }
+    let name = space.free_name(format!("{}_{}", whole.name, part.index));
     space.dims.push(Dim { granule, part: Some(part), ..Dim::new(name, size) })
 }

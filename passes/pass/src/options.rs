@@ -2,7 +2,7 @@
 //!
 //! A pass declares its options once. [`read`] fills the struct from the `key=value` pairs of a pipeline, [`write()`]
 //! returns the pairs that differ from the default. A value is a number, the name of a variant, a text that a type parses
-//! ([`text`], [`optional_text`]), or a list of these joined by `+`.
+//! ([`mod@text`]), or a list of these joined by `+`.
 
 use std::cell::Cell;
 use std::fmt::{self, Display};
@@ -144,33 +144,17 @@ pub mod text {
     }
 }
 
-/// As [`text`], of an option that may be absent.
-pub mod optional_text {
-    use super::*;
-
-    /// Writes the text.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: serde::Serializer>(
-        value: &Option<impl Display>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => serializer.collect_str(value),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    /// Reads the text.
-    ///
-    /// # Errors
-    /// A text that the type does not parse.
-    pub fn deserialize<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error>
-    where
-        T: std::str::FromStr<Err: Display>,
-    {
-        text::deserialize(deserializer).map(Some)
+/// For `serialize_with`: writes the text of an option that may be absent.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn optional_text<S: serde::Serializer>(
+    value: &Option<impl Display>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(value),
+        None => serializer.serialize_none(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Index;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node, Output, ValueId};
 use ithaca_ir::ops::OpError;
-use ithaca_ir::{Diagnostic, Diagnostics, FunctionBuilder, Module, Op, TensorType};
+use ithaca_ir::{Diagnostics, FunctionBuilder, Module, Op, TensorType};
 
 /// `module` with every node that `rewrite` replaces replaced; the level stays.
 ///
@@ -24,14 +24,13 @@ pub fn rebuild(
         &[ValueId],
     ) -> Result<Option<Vec<ValueId>>, OpError>,
 ) -> Result<Module, Diagnostics> {
-    let broken = |error: OpError| vec![Diagnostic::new(error.code, error.message)];
     let mut rebuilt = module.emptied(module.level);
     for function in module.functions.values() {
         let mut b = FunctionBuilder::like(function, &rebuilt.space, &rebuilt.functions);
         let mut map = ValueMap::with_params(&mut b, function);
         for node in &function.nodes {
-            match rewrite(&mut b, function, node, &map.operands(node)).map_err(broken)? {
-                None => map.copy(&mut b, node).map_err(broken)?,
+            match rewrite(&mut b, function, node, &map.operands(node))? {
+                None => map.copy(&mut b, node)?,
                 Some(values) => map.replace(&mut b, node, &values),
             }
         }

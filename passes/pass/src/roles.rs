@@ -169,12 +169,11 @@ impl Explicit {
     fn assign(self, roles: &mut Roles, widths: &mut BTreeSet<DimId>) {
         let over: BTreeSet<DimId> = self.scores.iter().map(|&(over, _)| over).collect();
         for (from, to) in self.renamed {
-            match over.contains(&to) {
-                true => {
-                    roles.sequences.insert(from);
-                    widths.insert(to);
-                }
-                false => widths.extend([from, to]),
+            if over.contains(&to) {
+                roles.sequences.insert(from);
+                widths.insert(to);
+            } else {
+                widths.extend([from, to])
             }
         }
         for (over, scores) in self.scores {

@@ -90,9 +90,10 @@ impl Homes {
                 _ => continue,
             };
             let value = node.result();
-            match (at + 1..=last_use[value.index()]).any(|n| finder.overwrites(n, &home, value)) {
-                true => drop(homes.copied.insert(value)),
-                false => homes.of[value.index()] = Some(home),
+            if (at + 1..=last_use[value.index()]).any(|n| finder.overwrites(n, &home, value)) {
+                homes.copied.insert(value);
+            } else {
+                homes.of[value.index()] = Some(home);
             }
         }
         for (at, node) in function.nodes.iter().enumerate() {

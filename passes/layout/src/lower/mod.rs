@@ -464,10 +464,7 @@ impl<'a> Lowering<'a> {
 
     /// A value may be called what a numbered one would be.
     fn unique(&mut self, name: String) -> String {
-        match self.names.insert(name.clone()) {
-            true => name,
-            false => self.unique(format!("{name}_")),
-        }
+        if self.names.insert(name.clone()) { name } else { self.unique(format!("{name}_")) }
     }
 
     fn task(&mut self, stream: Stream, work: Work, reads: Vec<BufferId>, writes: Vec<BufferId>) {

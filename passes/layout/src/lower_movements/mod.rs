@@ -78,8 +78,8 @@ impl Pass for LowerMovements {
             let mut map = ValueMap::with_params(&mut b, function);
             for (i, node) in function.nodes.iter().enumerate() {
                 match plans.get(&(id.index(), i)) {
-                    None => map.copy(&mut b, node).map_err(broken)?,
-                    Some(plan) => expand(&mut b, function, node, plan, &mut map).map_err(broken)?,
+                    None => map.copy(&mut b, node)?,
+                    Some(plan) => expand(&mut b, function, node, plan, &mut map)?,
                 }
             }
             let function = b.finish(map.outputs());
@@ -129,8 +129,4 @@ fn expand(
         map.insert(old, value);
     }
     Ok(())
-}
-
-fn broken(error: OpError) -> Diagnostics {
-    vec![Diagnostic::new(error.code, error.message)]
 }

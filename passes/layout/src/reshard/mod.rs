@@ -54,12 +54,12 @@ impl Pass for LowerReshards {
                     let steps = found.entry(key).or_insert_with(|| convert(b.space(), from, to, cx.prices));
                     let mut value = map[node.operands[0]];
                     for step in steps.iter() {
-                        value = b.push_as(step.op.clone(), &[value], step.to.clone()).map_err(broken)?;
+                        value = b.push_as(step.op.clone(), &[value], step.to.clone())?;
                     }
                     map.replace(&mut b, node, &[value]);
                 } else {
                     left |= node.op == Op::Reshard;
-                    map.copy(&mut b, node).map_err(broken)?;
+                    map.copy(&mut b, node)?;
                 }
             }
             let function = b.finish(map.outputs());
@@ -70,10 +70,6 @@ impl Pass for LowerReshards {
         }
         Ok(lowered)
     }
-}
-
-fn broken(error: ithaca_ir::ops::OpError) -> Diagnostics {
-    vec![Diagnostic::new(error.code, error.message)]
 }
 
 /// The bytes that `steps` send from a rank, for tests and reports.

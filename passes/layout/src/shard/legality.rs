@@ -18,6 +18,7 @@ use super::degrees::legal_degrees;
 use super::experts;
 use super::inside::{self, Inside};
 use super::options::{HeadSplit, OrderChoice, SequenceFit, ShardOptions};
+use super::orders;
 use super::placements::Placements;
 use super::strategy::Placement;
 use crate::movement::Orders;
@@ -130,7 +131,7 @@ pub(super) fn decide(
     for (&dim, &size) in &decisions.padded {
         space.dims[dim].size = size;
     }
-    decisions.orders = inside::orders(&space, &inside, options.order)?;
+    decisions.orders = orders::decide(&space, &inside, options.order)?;
     if let Some(order) = options.order.filter(|_| inside.is_empty()) {
         decisions
             .notes
@@ -212,13 +213,6 @@ impl Check<'_> {
         self.mesh.degree(axes)
     }
 
-    /// How the degree is written in messages: `8 (tp=2 × ulysses=4)`.
-    fn degree_text(&self, axes: &[AxisId]) -> String {
-        let axes: Vec<String> =
-            axes.iter().map(|&a| format!("{}={}", self.mesh.axes[a].name, self.mesh.size(a))).collect();
-        axes.join(" × ")
-    }
-
     fn heads(&self, heads: DimId, kv_heads: DimId, decisions: &mut Decisions) -> Result<(), Diagnostic> {
         let axes = self.placement.attention_heads();
         let (total, tensor) = (self.degree(&axes), self.degree(&self.placement.weights));
@@ -243,7 +237,7 @@ impl Check<'_> {
                 .push(format!("{hq} query heads are split unevenly over {total} ranks: {} each", each(hkv)));
             return Ok(());
         }
-        let axes = self.degree_text(&axes);
+        let axes = self.mesh.degrees_text(&axes);
         let refused = if hq % total != 0 {
             let message = format!(
                 "{} not divide by the head degree {total} ({axes})",
@@ -315,14 +309,14 @@ impl Check<'_> {
         if hkv % total == 0 {
             return Ok(());
         }
-        let loaded = match hkv % tensor == 0 {
-            true => hkv,
-            false if self.only_loaded(kv_heads) => lcm(hkv, tensor),
-            // What is handed in or gets a gradient keeps its heads; copies are made, and summed, at the attention.
-            false => {
-                decisions.whole.push(kv_heads);
-                hkv
-            }
+        let loaded = if hkv % tensor == 0 {
+            hkv
+        } else if self.only_loaded(kv_heads) {
+            lcm(hkv, tensor)
+        } else {
+            // An argument, and a value with a gradient, keep their heads; attention copies them, and sums the copies.
+            decisions.whole.push(kv_heads);
+            hkv
         };
         if hq % loaded != 0 {
             let message = format!("{hkv} key/value heads cannot be copied to {loaded} for {hq} query heads");
@@ -406,7 +400,7 @@ impl Check<'_> {
             return Err(Diagnostic::new("P24", message)
                 .help("use a length that divides, or leave the order to the strategy"));
         }
-        let axes = self.degree_text(&axes);
+        let axes = self.mesh.degrees_text(&axes);
         if self.options.sequence == SequenceFit::Exact {
             let refused = match size % ranks {
                 0 => {

@@ -199,12 +199,13 @@ fn free_for(
         }
     }
     let trades = |a: &AxisId| heads.contains(a);
-    match axes.iter().skip_while(|a| !trades(a)).all(trades) {
-        true => Ok(()),
-        false => Err(Diagnostic::new(
+    if axes.iter().skip_while(|a| !trades(a)).all(trades) {
+        Ok(())
+    } else {
+        Err(Diagnostic::new(
             "P13",
             format!("axes of sequence `{name}` that split heads inside attention must come last"),
         )
-        .help("an all-to-all trades the innermost axes of a sequence for heads")),
+        .help("an all-to-all trades the innermost axes of a sequence for heads"))
     }
 }

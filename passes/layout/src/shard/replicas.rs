@@ -65,15 +65,15 @@ pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
         let Op::Param(binding) = &node.op else { continue };
         let ty = plan.weight(&plan.placements.base, function.ty(node.result()));
         let split = split(&module.space, &ty, &plan.replicas);
-        let left = plan.replicas.iter().filter(|&&a| split.layout.axes().all(|b| b != a));
-        let left: Vec<String> = left.map(|&a| format!("{}={}", mesh.axes[a].name, mesh.size(a))).collect();
+        let left = plan.replicas.iter().copied().filter(|&a| split.layout.axes().all(|b| b != a));
+        let left: AxisList = left.collect();
         if !left.is_empty() {
             let shape: Vec<String> = module.space.shape(&ty).iter().map(u64::to_string).collect();
             notes.push(format!(
                 "`{}` [{}] is kept whole over {}: no dimension divides",
                 binding.name,
                 shape.join(", "),
-                left.join(" × ")
+                mesh.degrees_text(&left)
             ));
         }
     }

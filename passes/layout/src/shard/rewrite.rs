@@ -46,9 +46,10 @@ pub(super) fn functions(
             came_from: BTreeMap::new(),
             repeated: BTreeMap::new(),
             weights: BTreeSet::new(),
-            stages: match Some(id) == main {
-                true => Stages::of(function, &plan.placements.base.stages),
-                false => Stages::default(),
+            stages: if Some(id) == main {
+                Stages::of(function, &plan.placements.base.stages)
+            } else {
+                Stages::default()
             },
             sent: BTreeMap::new(),
         };
@@ -205,10 +206,7 @@ impl Rewriter<'_> {
             })?;
             demand(&rule, &found, preferred.as_ref())
         };
-        let mut moved = Vec::with_capacity(operands.len());
-        for (&value, layout) in operands.iter().zip(layouts) {
-            moved.push(self.reshard(value, layout)?);
-        }
+        let moved = self.reshard_all(operands, layouts)?;
         Ok(self.b.node(node.op.clone(), &moved, &declared)?.to_vec())
     }
 
@@ -272,11 +270,8 @@ impl Rewriter<'_> {
 
     /// A node that only serves attention, in its layout.
     fn served(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let mut inside = Vec::with_capacity(operands.len());
-        for &operand in operands {
-            let layout = self.inside_rows(self.b.ty(operand));
-            inside.push(self.reshard(operand, layout)?);
-        }
+        let layouts: Vec<Layout> = operands.iter().map(|&v| self.inside_rows(self.b.ty(v))).collect();
+        let inside = self.reshard_all(operands, layouts)?;
         let declared: Vec<TensorType> = node.results.iter().map(|&v| self.source.ty(v).clone()).collect();
         Ok(self.b.node(node.op.clone(), &inside, &declared)?.to_vec())
     }
@@ -365,9 +360,10 @@ impl Rewriter<'_> {
 
     /// What passes between functions: the residual stream in its layout, integers as inputs are.
     pub(super) fn boundary(&self, ty: &TensorType) -> TensorType {
-        match ty.dtype.is_float() {
-            true => self.by_sequence(ty, Outside::Residual),
-            false => self.by_sequence(ty, Outside::Inputs),
+        if ty.dtype.is_float() {
+            self.by_sequence(ty, Outside::Residual)
+        } else {
+            self.by_sequence(ty, Outside::Inputs)
         }
     }
 
@@ -414,6 +410,15 @@ impl Rewriter<'_> {
             }
         }
         Found { ty, layout, weight }
+    }
+
+    /// Each of `values` in its layout.
+    pub(super) fn reshard_all(
+        &mut self,
+        values: &[ValueId],
+        layouts: Vec<Layout>,
+    ) -> Result<Vec<ValueId>, OpError> {
+        values.iter().zip(layouts).map(|(&value, layout)| self.reshard(value, layout)).collect()
     }
 
     /// `value` in `layout`.

@@ -22,10 +22,7 @@ fn lasting(
     ty: &TensorType,
 ) -> TensorType {
     let ty = plan.weight(placement, ty);
-    match plan.zero.splits(target, binding) {
-        true => replicas::split(space, &ty, &plan.replicas),
-        false => ty,
-    }
+    if plan.zero.splits(target, binding) { replicas::split(space, &ty, &plan.replicas) } else { ty }
 }
 
 /// For the values of `function` that are assigned, and for what these are made of element by element, the layout in which
@@ -57,6 +54,11 @@ pub(super) fn wanted(
     wanted
 }
 
+/// The addition of values in `layout`.
+fn addition(layout: &Layout) -> Op {
+    if layout.partial.is_empty() { Op::Binary(Binary::Add) } else { Op::Accumulate }
+}
+
 /// Whether a sum over ranks may be taken before or after the operation, which goes element by element.
 fn is_linear(op: &Op) -> bool {
     matches!(op, Op::Cast { .. } | Op::Scale { .. } | Op::Binary(Binary::Add | Binary::Sub))
@@ -81,10 +83,7 @@ impl Rewriter<'_> {
             // What both are still to be summed over is summed over once.
             let mut layout = self.b.ty(before).layout.clone();
             layout.partial.retain(|a| self.b.ty(part).layout.partial.contains(a));
-            let op = match layout.partial.is_empty() {
-                true => Op::Binary(Binary::Add),
-                false => Op::Accumulate,
-            };
+            let op = addition(&layout);
             let operands = [self.reshard(before, layout.clone())?, self.reshard(part, layout)?];
             sum = Some(self.b.push(op, &operands)?);
         }
@@ -114,10 +113,7 @@ impl Rewriter<'_> {
             match same {
                 None => apart.push(part),
                 Some(sum) => {
-                    let op = match self.b.ty(part).layout.partial.is_empty() {
-                        true => Op::Binary(Binary::Add),
-                        false => Op::Accumulate,
-                    };
+                    let op = addition(&self.b.ty(part).layout);
                     *sum = self.b.push(op, &[*sum, part]).expect("scalars of one type and layout add up");
                 }
             }
@@ -198,9 +194,10 @@ impl Rewriter<'_> {
     /// ZeRO splits further is left to the reduction, which scatters.
     pub(super) fn preferred(&self, node: &Node) -> Option<Layout> {
         let result = *node.results.iter().find(|v| self.wanted.contains_key(v))?;
-        match result == node.results[0] {
-            true => Some(self.plan.weight(self.placement, self.source.ty(result)).layout),
-            false => None,
+        if result == node.results[0] {
+            Some(self.plan.weight(self.placement, self.source.ty(result)).layout)
+        } else {
+            None
         }
     }
 
@@ -235,12 +232,9 @@ impl Rewriter<'_> {
             }
             _ => return Ok(None),
         }
-        let ends: Vec<Option<Layout>> = node.operands.iter().map(|v| self.wanted.get(v).cloned()).collect();
-        let Some(ends) = ends.into_iter().collect::<Option<Vec<Layout>>>() else { return Ok(None) };
-        let mut moved = Vec::with_capacity(operands.len());
-        for (&operand, layout) in operands.iter().zip(ends) {
-            moved.push(self.reshard(operand, layout)?);
-        }
+        let ends = node.operands.iter().map(|v| self.wanted.get(v).cloned());
+        let Some(ends) = ends.collect::<Option<Vec<Layout>>>() else { return Ok(None) };
+        let moved = self.reshard_all(operands, ends)?;
         self.b.push(node.op.clone(), &moved).map(Some)
     }
 
@@ -249,10 +243,7 @@ impl Rewriter<'_> {
     pub(super) fn reduced(&mut self, old: ValueId, new: ValueId) -> Result<ValueId, OpError> {
         let pending = !self.b.ty(new).layout.partial.is_empty();
         let Some(layout) = self.wanted.get(&old).filter(|_| pending).cloned() else { return Ok(new) };
-        match self.is_added(old) {
-            true => Ok(new),
-            false => self.reshard(new, layout),
-        }
+        if self.is_added(old) { Ok(new) } else { self.reshard(new, layout) }
     }
 
     /// Whether all that becomes of a value, in a wider type perhaps, is a summand of another that is made here.
@@ -276,12 +267,9 @@ impl Rewriter<'_> {
     pub(super) fn step(&mut self, node: &Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         const MOMENT: usize = 2;
         let layout = settled(self.b.ty(operands[MOMENT])).layout;
-        let mut moved = Vec::with_capacity(operands.len());
-        for &operand in operands {
-            let scalar = self.b.ty(operand).dims.is_empty();
-            let layout = if scalar { Layout::default() } else { layout.clone() };
-            moved.push(self.reshard(operand, layout)?);
-        }
+        let is_scalar = |&v: &ValueId| self.b.ty(v).dims.is_empty();
+        let own = |v: &ValueId| if is_scalar(v) { Layout::default() } else { layout.clone() };
+        let moved = self.reshard_all(operands, operands.iter().map(own).collect())?;
         Ok(self.b.node(node.op.clone(), &moved, &[])?.to_vec())
     }
 

@@ -72,9 +72,10 @@ impl Cluster {
         }
         let mut inside = Spread { fewest: 1, most: 1 };
         for (i, level) in self.levels.iter().enumerate() {
-            let here = match i + 1 == self.levels.len() {
-                true => Spread { fewest: p, most: p },
-                false => Spread::of(space.mesh.ranks(), p, stride, level.devices.value),
+            let here = if i + 1 == self.levels.len() {
+                Spread { fewest: p, most: p }
+            } else {
+                Spread::of(space.mesh.ranks(), p, stride, level.devices.value)
             };
             if here.most > inside.most || here.fewest > inside.fewest {
                 found.push((i, level_time(level, pattern, p, inside, here, bytes)));

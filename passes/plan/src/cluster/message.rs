@@ -32,19 +32,18 @@ impl Cluster {
         let mut whole = Part::default();
         for Parcel { op, from, to } in parcels {
             let between = Between { cluster: self, space, op, from, to };
-            let part = match between.is_such() {
-                true => between.part(rank),
-                false => {
-                    let mut part = Part { together: true, ..Part::default() };
-                    part.peers = boxes::group(space, op, from, to, rank);
-                    part.peers.retain(|&peer| peer != rank);
-                    for (level, time) in self.by_level(space, op, from, to) {
-                        part.latency += time.latency;
-                        let load = |way| Load { level, way, seconds: time.transfer, far: None };
-                        part.loads.extend([Way::Out, Way::In].map(load));
-                    }
-                    part
+            let part = if between.is_such() {
+                between.part(rank)
+            } else {
+                let mut part = Part { together: true, ..Part::default() };
+                part.peers = boxes::group(space, op, from, to, rank);
+                part.peers.retain(|&peer| peer != rank);
+                for (level, time) in self.by_level(space, op, from, to) {
+                    part.latency += time.latency;
+                    let load = |way| Load { level, way, seconds: time.transfer, far: None };
+                    part.loads.extend([Way::Out, Way::In].map(load));
                 }
+                part
             };
             whole.add(part);
         }

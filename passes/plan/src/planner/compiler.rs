@@ -71,16 +71,11 @@ impl Compiler for Program<'_> {
     }
 
     fn check(&self, options: &ShardOptions) -> Result<(), Diagnostic> {
-        let module = self.module(options).map_err(first)?;
-        shard::check_with(&self.registry, &module, options).map(|_| ())
+        let module = self.module(options).map_err(ithaca_pass::first)?;
+        shard::check(&self.registry, &module, options).map(|_| ())
     }
 
     fn draft(&self, options: &ShardOptions) -> Result<Compiled, Diagnostics> {
         compile::draft_with(&self.registry, &*self.module(options)?, options, self.cluster)
     }
-}
-
-/// The first diagnostic of a refusal.
-pub(super) fn first(diagnostics: Diagnostics) -> Diagnostic {
-    diagnostics.into_iter().next().expect("a refusal has at least one diagnostic")
 }

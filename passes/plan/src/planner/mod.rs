@@ -22,7 +22,6 @@ use ithaca_layout::shard::ShardOptions;
 
 use crate::cluster::Cluster;
 use crate::plan::{self, Alternative, Plan};
-use compiler::first;
 use tried::{Tried, price};
 
 pub use candidates::candidates;
@@ -125,7 +124,7 @@ impl Tried {
                 Ok(()) => return,
                 Err(diagnostics) => {
                     let options = self.fits.remove(0).options;
-                    self.refused.push((options, first(diagnostics)));
+                    self.refused.push((options, ithaca_pass::first(diagnostics)));
                 }
             }
         }

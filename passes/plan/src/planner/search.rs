@@ -98,9 +98,10 @@ impl<'a> Search<'a> {
             all.into_iter().min_by(Priced::cmp_rank)
         })?;
         let ShardOptions { strategy, mesh, .. } = &found.options;
-        Some(match mesh.axes.is_empty() {
-            true => format!("--strategy {strategy}"),
-            false => format!("--strategy {strategy} --mesh {mesh}"),
+        Some(if mesh.axes.is_empty() {
+            format!("--strategy {strategy}")
+        } else {
+            format!("--strategy {strategy} --mesh {mesh}")
         })
     }
 
@@ -126,9 +127,10 @@ impl<'a> Search<'a> {
         let all = candidates(&self.registry, self.cluster, request).ok()?;
         let plain = all.clone();
         find(plain).or_else(|| {
-            let staged = match request.stages.is_empty() {
-                true => Vec::new(),
-                false => staged(&self.registry, self.cluster, request).ok()?,
+            let staged = if request.stages.is_empty() {
+                Vec::new()
+            } else {
+                staged(&self.registry, self.cluster, request).ok()?
             };
             let is_tried = !staged.is_empty() && all.iter().any(|options| self.is_legal(options));
             is_tried.then(|| find(staged)).flatten()

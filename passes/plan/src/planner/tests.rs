@@ -286,7 +286,7 @@ fn broken_plans_are_refused_by_field() {
     let good = plan_of(&Fake::SMALL, &Request::new(8)).to_json();
     let broken = |from: &str, to: &str| {
         assert!(good.contains(from), "{from}");
-        Plan::from_json("plan.json", &good.replacen(from, to, 1)).unwrap_err()
+        Plan::from_json(&Registry::default(), "plan.json", &good.replacen(from, to, 1)).unwrap_err()
     };
     for (from, to, code, field) in [
         ("\"version\": 3", "\"version\": 7", "M32", "`version` 7"),
@@ -303,7 +303,7 @@ fn broken_plans_are_refused_by_field() {
         assert!(d.message.contains(field), "{d}");
     }
     for cut in (0..good.len() - 2).filter(|&i| good.is_char_boundary(i)).step_by(211) {
-        assert_eq!(Plan::from_json("plan.json", &good[..cut]).unwrap_err().code, "M30");
+        assert_eq!(Plan::from_json(&Registry::default(), "plan.json", &good[..cut]).unwrap_err().code, "M30");
     }
 }
 

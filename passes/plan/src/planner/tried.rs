@@ -6,7 +6,7 @@ use ithaca_ir::Diagnostic;
 use ithaca_layout::compile::Compiled;
 use ithaca_layout::shard::ShardOptions;
 
-use super::compiler::{Compiler, first};
+use super::compiler::Compiler;
 use crate::cluster::Cluster;
 use crate::memory::{self, Memory};
 use crate::plan::rounded;
@@ -51,7 +51,7 @@ pub(super) fn price(
     cluster: &Cluster,
     options: &ShardOptions,
 ) -> Result<Priced, Diagnostic> {
-    let compiled = compiler.draft(options).map_err(first)?;
+    let compiled = compiler.draft(options).map_err(ithaca_pass::first)?;
     let simulation = simulate(cluster, &compiled.schedule);
     let memory = memory::of_schedule(&compiled.schedule);
     Ok(Priced { options: options.clone(), compiled, simulation, memory })

@@ -61,10 +61,7 @@ impl Classes {
     /// The simulated rank that stands for `rank`; in a sample the next one beyond, seen from the `from`-th.
     pub(super) fn standing_for(&self, rank: Rank, from: usize) -> usize {
         let i = usize::try_from(self.mesh.coordinate_along(rank, &self.axes)).unwrap_or(self.all - 1);
-        match i > from * self.step {
-            true => i.div_ceil(self.step).min(self.ranks.len() - 1),
-            false => i / self.step,
-        }
+        if i > from * self.step { i.div_ceil(self.step).min(self.ranks.len() - 1) } else { i / self.step }
     }
 
     /// The simulated ranks in the group of the `c`-th along `axes`, itself left out.

@@ -29,7 +29,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::module::Layers;
 use ithaca_ir::ops::{Scan, ScanOrder};
 use ithaca_ir::schedule::{Frame, FrameId, Schedule, Stream, Work};
-use ithaca_ir::timeline::{self, Span};
+use ithaca_ir::timeline::Span;
 use ithaca_ir::{Rank, schedule};
 
 use crate::cluster::Cluster;
@@ -37,6 +37,7 @@ use classes::Classes;
 pub use simulation::{CommTime, Simulation};
 
 use discrete::Record;
+use simulation::span;
 use steps::{Step, Steps};
 
 /// Times a schedule that the schedule verifier accepts, on the rank that ends last; of several the one that computes
@@ -70,13 +71,6 @@ fn run(
     let world = World { schedule, steps: &steps, communicates: &communicates, ranks, recorded };
     let run = world.frame(main, 0, (&vec![0.0; n], &vec![true; n]));
     ranks.iter().copied().zip(run.ranks).collect()
-}
-
-/// The run of a task in a timeline.
-fn span(frame: &Frame, task: usize, rank: Rank, layer: u64, (start, end): (f64, f64)) -> Span {
-    let (name, kind) = timeline::title(frame, task);
-    let (stream, frame) = (frame.tasks[task].stream, frame.name.clone());
-    Span { rank, stream, frame, layer, task, name, kind, start, end }
 }
 
 /// Ranks of which each is written down.
@@ -279,9 +273,6 @@ impl Step {
     fn end(&self, c: usize, ready: &[f64]) -> f64 {
         let part = &self.parts[c.min(self.parts.len() - 1)];
         let start = part.with.iter().map(|&peer| ready[peer]).fold(ready[c], f64::max);
-        match part.seconds > 0.0 || !part.with.is_empty() {
-            true => start + part.seconds,
-            false => ready[c],
-        }
+        if part.seconds > 0.0 || !part.with.is_empty() { start + part.seconds } else { ready[c] }
     }
 }

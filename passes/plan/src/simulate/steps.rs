@@ -85,10 +85,7 @@ impl Pricing<'_> {
         // A sample may miss the hop that leaves the node, so all of it take what the longest takes.
         let alike = !classes.is_exact() || classes.ranks().is_empty();
         let on = |c: usize| cluster.message_on(space, parcels, classes.ranks()[c]);
-        let longest = match alike || on(0).is_none() {
-            true => cluster.message_seconds(space, parcels),
-            false => 0.0,
-        };
+        let longest = if alike || on(0).is_none() { cluster.message_seconds(space, parcels) } else { 0.0 };
         let Parcel { op, from, to } = transfer.first();
         let axes = boxes::axes(space, op, from, to);
         let part = |c: usize| match on(c) {
@@ -97,10 +94,7 @@ impl Pricing<'_> {
                     mine.peers.iter().map(|&peer| classes.standing_for(peer, c)).collect();
                 with.sort_unstable();
                 with.dedup();
-                let seconds = match alike && !mine.peers.is_empty() {
-                    true => longest,
-                    false => mine.time.seconds(),
-                };
+                let seconds = if alike && !mine.peers.is_empty() { longest } else { mine.time.seconds() };
                 Part { seconds, with }
             }
             None => Part { seconds: longest, with: classes.group(c, &axes) },

@@ -116,9 +116,9 @@ enum Phase {
 /// One run of a collective.
 #[derive(Default)]
 struct Gathering {
-    /// For each class that is ready or was, its stream.
+    /// For each class that has come as far as this phase, its stream.
     ready: BTreeMap<usize, usize>,
-    carried: Vec<usize>,
+    carried: BTreeMap<usize, usize>,
     /// Classes that are through.
     through: usize,
 }
@@ -357,27 +357,36 @@ impl<'a> Engine<'a> {
 
     /// A class is ready for a collective.
     fn meet(&mut self, lane: Lane, (frame, task, number): (usize, usize, u64), meeting: &Meeting) {
-        let (class, stream) = lane;
+        let message = Message { number, frame, task, missing: 0, own_end: 0.0, stage: Phase::Waits };
+        self.walks[lane.0].message[lane.1] = Some(message);
+        for lane in self.come_to(lane, Phase::Waits, meeting) {
+            self.start_message(lane);
+        }
+    }
+
+    /// A class comes to a phase of its message; gives the lanes that now miss nobody else in it, its own last. A message that
+    /// is in another phase misses nobody.
+    fn come_to(&mut self, (class, stream): Lane, phase: Phase, meeting: &Meeting) -> Vec<Lane> {
+        let Some(message) = &mut self.walks[class].message[stream] else { return Vec::new() };
+        message.stage = phase;
+        let number = message.number;
         let gathering = self.gatherings.entry(number).or_default();
-        gathering.ready.insert(class, stream);
-        let missing = meeting.with.iter().filter(|other| !gathering.ready.contains_key(other)).count();
-        let here: Vec<Lane> =
-            meeting.with.iter().filter_map(|&other| Some((other, *gathering.ready.get(&other)?))).collect();
-        let message = Message { number, frame, task, missing, own_end: 0.0, stage: Phase::Waits };
-        self.walks[class].message[stream] = Some(message);
-        for (other, on) in here {
-            // A class that is ready and waits now waits for one less; a message that has started waits for none.
+        let come = if phase == Phase::Waits { &mut gathering.ready } else { &mut gathering.carried };
+        come.insert(class, stream);
+        message.missing = meeting.with.iter().filter(|other| !come.contains_key(other)).count();
+        let is_complete = message.missing == 0;
+        let mut complete = Vec::new();
+        for (&other, &on) in meeting.with.iter().filter_map(|other| come.get_key_value(other)) {
             let message = self.walks[other].message[on].as_mut();
-            if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Waits) {
+            if let Some(message) = message.filter(|m| m.number == number && m.stage == phase) {
                 message.missing -= 1;
                 if message.missing == 0 {
-                    self.start_message((other, on));
+                    complete.push((other, on));
                 }
             }
         }
-        if missing == 0 {
-            self.start_message(lane);
-        }
+        complete.extend(is_complete.then_some((class, stream)));
+        complete
     }
 
     /// The part of a class in the message of its stream.
@@ -423,35 +432,12 @@ impl<'a> Engine<'a> {
 
     /// All links have carried a class's part.
     fn carried(&mut self, lane: Lane) {
-        let (class, stream) = lane;
         let Some(meeting) = self.meeting(lane) else { return };
         // Where no link is shared those who start together end together.
         if !meeting.together || meeting.shared.is_empty() {
             return self.through(lane);
         }
-        let Some(message) = &mut self.walks[class].message[stream] else { return };
-        message.stage = Phase::Carried;
-        let number = message.number;
-        let Some(gathering) = self.gatherings.get_mut(&number) else { return };
-        gathering.carried.push(class);
-        let missing = meeting.with.iter().filter(|other| !gathering.carried.contains(other)).count();
-        let others: Vec<Lane> = meeting
-            .with
-            .iter()
-            .filter(|other| gathering.carried.contains(other))
-            .filter_map(|&other| Some((other, *gathering.ready.get(&other)?)))
-            .collect();
-        message.missing = missing;
-        let mut complete: Vec<Lane> = if missing == 0 { vec![lane] } else { Vec::new() };
-        for (other, on) in others {
-            let message = self.walks[other].message[on].as_mut();
-            if let Some(message) = message.filter(|m| m.number == number && m.stage == Phase::Carried) {
-                message.missing -= 1;
-                if message.missing == 0 {
-                    complete.push((other, on));
-                }
-            }
-        }
+        let mut complete = self.come_to(lane, Phase::Carried, meeting);
         complete.sort_unstable();
         complete.into_iter().for_each(|lane| self.through(lane));
     }

@@ -27,8 +27,7 @@ use ithaca_ir::entity::Entity;
 use ithaca_ir::schedule::{FrameId, Schedule};
 use ithaca_ir::timeline::{self, Collective, Span};
 
-use super::simulation::Simulation;
-use super::span;
+use super::simulation::{Simulation, span};
 use super::steps::key;
 use crate::cluster::Cluster;
 use alike::{Alike, FrameSeconds};
@@ -65,10 +64,7 @@ impl Outcome {
     /// The class that ends last; of several the one that computes most.
     pub fn last(&self) -> Option<&Class> {
         let key = |class: &Class| (class.time.seconds, class.time.compute);
-        self.classes.iter().reduce(|a, b| match key(b) > key(a) {
-            true => b,
-            false => a,
-        })
+        self.classes.iter().reduce(|a, b| if key(b) > key(a) { b } else { a })
     }
 }
 

@@ -163,16 +163,15 @@ impl Compiler<'_> {
                     let call = Loop { callee, first, layers: layers.end - first, order };
                     tasks.size += call.layers * self.done[call.callee].size;
                     meets = schedule::communicates(&self.schedule.frames, FrameId::new(callee));
-                    match meets && call.layers > 0 {
-                        true => Does::Runs(call),
-                        false => {
-                            tasks.inside[i] = Some(call);
-                            Does::Takes(
-                                (0..n)
-                                    .map(|class| call.layers as f64 * self.inside(call.callee, class))
-                                    .collect(),
-                            )
-                        }
+                    if meets && call.layers > 0 {
+                        Does::Runs(call)
+                    } else {
+                        tasks.inside[i] = Some(call);
+                        Does::Takes(
+                            (0..n)
+                                .map(|class| call.layers as f64 * self.inside(call.callee, class))
+                                .collect(),
+                        )
                     }
                 }
                 Work::Exchange(transfer) => Does::Exchanges(self.meetings(space, transfer)),
@@ -221,14 +220,15 @@ impl Compiler<'_> {
             meeting.with.sort_unstable();
             meeting.with.dedup();
             for load in part.loads {
-                match self.cluster.levels[load.level].contention.value > 1.0 {
-                    true => meeting.shared.push(Shared {
+                if self.cluster.levels[load.level].contention.value > 1.0 {
+                    meeting.shared.push(Shared {
                         level: load.level,
                         way: load.way,
                         seconds: load.seconds,
                         far: load.far.map(|far| alike.class(far)),
-                    }),
-                    false => meeting.own = meeting.own.max(load.seconds),
+                    })
+                } else {
+                    meeting.own = meeting.own.max(load.seconds)
                 }
             }
             meetings.push(meeting);
