@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::entity;
 use crate::entity::{Arena, Entity};
 
@@ -11,7 +13,7 @@ entity!(
 );
 
 /// A device, numbered row-major over the mesh: the last axis varies fastest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u64);
 
 impl fmt::Display for Rank {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::boxes;
 use crate::entity::Entity;
@@ -22,7 +22,7 @@ pub use crate::phase::Phase;
 pub type Key = (&'static str, String, Phase);
 
 /// One row: all collectives of a kind along an axis.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// The operation's name, for example `all_to_all`.
     pub kind: String,

@@ -24,6 +24,8 @@ pub mod persistent;
 
 mod assemble;
 
+mod digest;
+
 mod updates;
 
 mod positions;

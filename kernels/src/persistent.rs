@@ -1,14 +1,13 @@
 //! The tensors that persist from one run of a schedule to the next: its weights and states, under their stored names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use ithaca_ir::entity::Entity;
 use ithaca_ir::layout::At;
 use ithaca_ir::ops::{Binding, Target, source, state};
-use ithaca_ir::schedule::{Content, Place, Schedule};
+use ithaca_ir::schedule::Schedule;
 use ithaca_ir::{Rank, Space, TensorType};
 
-use crate::cpu;
+use crate::cpu::memory::{File, LoadedBuffer, loaded_buffers};
 use crate::error::RunError;
 
 /// A weight or a state of one layer, as one binding has it.
@@ -59,58 +58,31 @@ impl PersistentTensor<'_> {
 /// # Errors
 /// [`RunError::Invalid`] for a schedule that contradicts itself; verification finds it.
 pub fn tensors(schedule: &Schedule) -> Result<Vec<PersistentTensor<'_>>, RunError> {
-    let layers = cpu::layers_of(schedule)?;
     let mut found: Vec<PersistentTensor<'_>> = Vec::new();
-    let mut known: BTreeMap<(Target, String, usize), usize> = BTreeMap::new();
-    // A name may have several bindings or types, numbered here.
-    let mut kinds: Vec<(&Binding, &TensorType)> = Vec::new();
-    let mut written: BTreeSet<(Target, String)> = BTreeSet::new();
-    for (frame_id, frame) in schedule.frames.iter() {
-        for (buffer_id, buffer) in frame.buffers.iter() {
-            let (target, binding) = match &buffer.place {
-                Place::Weight(binding) => (Target::Param, binding),
-                Place::State(binding) => (Target::State, binding),
-                Place::Input(_)
-                | Place::Frame(_)
-                | Place::Wire { .. }
-                | Place::Argument(_)
-                | Place::Result(_) => continue,
-            };
-            let Content::Tensor(ty) = &buffer.content else {
-                return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
-            };
-            let kind = kinds.iter().position(|&kind| kind == (binding, ty)).unwrap_or_else(|| {
-                kinds.push((binding, ty));
-                kinds.len() - 1
-            });
-            let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
-            // Stages of a pipeline share its name.
-            for &(layer, at) in &layers[frame_id.index()] {
-                let name = binding.stored_name(layer);
-                if is_written {
-                    written.insert((target, name.clone()));
-                }
-                let number = *known.entry((target, name, kind)).or_insert_with(|| {
-                    found.push(PersistentTensor {
-                        target,
-                        binding,
-                        ty,
-                        layer,
-                        places: Vec::new(),
-                        is_written: false,
-                    });
-                    found.len() - 1
-                });
-                let places = &mut found[number].places;
-                let place = ty.layout.at.or(at);
-                if !places.contains(&place) {
-                    places.push(place);
-                }
-            }
+    // A name may have several bindings or types.
+    let mut known: BTreeMap<(Target, String), Vec<usize>> = BTreeMap::new();
+    for LoadedBuffer { key: (_, _, layer, at), file, binding, ty, is_written } in loaded_buffers(schedule)? {
+        let target = match file {
+            File::Weights => Target::Param,
+            File::States => Target::State,
+            File::Inputs => continue,
+        };
+        let same = known.entry((target, binding.stored_name(layer))).or_default();
+        let is_known = |&i: &usize| (found[i].binding, found[i].ty) == (binding, ty);
+        let number = same.iter().copied().find(is_known).unwrap_or_else(|| {
+            let (places, is_written) = (Vec::new(), same.first().is_some_and(|&i| found[i].is_written));
+            found.push(PersistentTensor { target, binding, ty, layer, places, is_written });
+            same.push(found.len() - 1);
+            found.len() - 1
+        });
+        if is_written {
+            same.iter().for_each(|&i| found[i].is_written = true);
         }
-    }
-    for one in &mut found {
-        one.is_written = written.contains(&(one.target, one.stored_name()));
+        // Stages of a pipeline share its name.
+        let (places, place) = (&mut found[number].places, ty.layout.at.or(at));
+        if !places.contains(&place) {
+            places.push(place);
+        }
     }
     Ok(found)
 }

@@ -69,3 +69,13 @@ impl Real for f32 {
         f64::from(self)
     }
 }
+
+/// The sum in order.
+pub(crate) fn sum<T: Real>(numbers: impl IntoIterator<Item = T>) -> T {
+    numbers.into_iter().fold(T::ZERO, |sum, x| sum + x)
+}
+
+/// The largest number; −∞ of nothing. NaN is passed over.
+pub(crate) fn max<T: Real>(numbers: impl IntoIterator<Item = T>) -> T {
+    numbers.into_iter().fold(T::NEG_INFINITY, |max, x| if x > max { x } else { max })
+}

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use ithaca_ir::boxes::Region;
+use serde::{Deserialize, Serialize};
 
 /// A dense tensor, row-major.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Tensor<T> {
     /// Elements of each dimension, outermost first.
     pub shape: Vec<usize>,

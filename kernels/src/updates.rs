@@ -5,6 +5,7 @@
 //! have their value from before the run.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use ithaca_ir::ops::{Binding, source};
 use ithaca_ir::{Rank, Space, TensorType};
@@ -14,7 +15,7 @@ use crate::error::RunError;
 use crate::positions;
 use crate::real::Real;
 use crate::store::TensorSource;
-use crate::tensor::{Tensor, extents, index, read_part, whole, write_part};
+use crate::tensor::{Outputs, Tensor, extents, index, read_part, whole, write_part};
 
 /// The values that one binding wrote.
 pub(crate) struct Update<'a, T: Clone> {
@@ -24,8 +25,24 @@ pub(crate) struct Update<'a, T: Clone> {
     pub(crate) held: Vec<Cow<'a, [T]>>,
 }
 
+/// The stored tensors with these updates, by name; `before` has their earlier values.
+///
+/// # Errors
+/// [`RunError::ReplicasDiffer`] when two elements that are stored as one differ; [`RunError::Store`].
+pub(crate) fn kept<T: Real>(
+    space: &Space,
+    updates: &BTreeMap<impl AsRef<str> + Ord, Vec<Update<'_, T>>>,
+    before: &dyn TensorSource,
+) -> Result<Outputs<T>, RunError> {
+    let mut kept = Outputs::new();
+    for (name, parts) in updates {
+        kept.extend(unstack(name.as_ref(), merge(space, name.as_ref(), parts, before)?));
+    }
+    Ok(kept)
+}
+
 /// A stored tensor under its name, the members of a stack under theirs.
-pub(crate) fn unstack<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
+fn unstack<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Tensor<T>)> {
     let n = tensor.shape.first().copied().unwrap_or(1);
     let names = source::members(name, n as u64);
     if names.len() == 1 && names[0] == name {
@@ -38,10 +55,7 @@ pub(crate) fn unstack<T: Copy>(name: &str, tensor: Tensor<T>) -> Vec<(String, Te
 }
 
 /// The stored tensor `name`, with its `parts`; `before` has its earlier value.
-///
-/// # Errors
-/// [`RunError::ReplicasDiffer`] when two elements that are stored as one differ; [`RunError::Store`].
-pub(crate) fn merge<T: Real>(
+fn merge<T: Real>(
     space: &Space,
     name: &str,
     parts: &[Update<'_, T>],

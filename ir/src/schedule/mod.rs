@@ -20,6 +20,8 @@ pub use verify::{Party, Verified, verify, verify_meaning, verify_together};
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::boxes::Side;
 use crate::dtype::DType;
 use crate::entity;
@@ -39,6 +41,7 @@ use crate::types::TensorType;
 
 entity!(
     /// A frame of a [`Schedule`].
+    #[derive(Serialize, Deserialize)]
     FrameId, "@"
 );
 entity!(
@@ -364,7 +367,7 @@ pub enum Place {
 }
 
 /// A queue of tasks that run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Stream {
     /// Kernels.
     Compute,

@@ -9,32 +9,10 @@ use ithaca_ir::{DType, Rank, TensorType};
 
 use super::claims::{self, MemoryRange};
 use super::context::RunContext;
-use super::memory::Found;
+use super::memory::Location;
 use super::wire_rows;
 use crate::error::RunError;
 use crate::tensor::{extents, index};
-
-/// The start of a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Location {
-    /// At this element of the arena.
-    Arena(usize),
-    /// In a part of the sources, at an element.
-    Shared(usize, usize),
-    /// In the rank's copy of the n-th written weight or state, at an element.
-    Written(usize, usize),
-}
-
-impl Location {
-    /// The location `n` elements further.
-    pub(super) fn further(self, n: usize) -> Location {
-        match self {
-            Location::Arena(start) => Location::Arena(start + n),
-            Location::Shared(part, start) => Location::Shared(part, start + n),
-            Location::Written(number, start) => Location::Written(number, start + n),
-        }
-    }
-}
 
 /// The elements of a buffer on one rank.
 #[derive(Clone, Debug)]
@@ -104,12 +82,7 @@ impl<'a> Buffers<'a> {
             Place::Argument(i) => scope.arguments.get(*i).copied(),
             Place::Result(i) => scope.results.get(*i).copied(),
             Place::Weight(_) | Place::Input(_) | Place::State(_) => {
-                self.context.sources.find((scope.frame, id, scope.layer, scope.at), self.rank).map(|found| {
-                    match found {
-                        Found::Shared(part) => Location::Shared(part, 0),
-                        Found::Written(number) => Location::Written(number, 0),
-                    }
-                })
+                self.context.sources.find((scope.frame, id, scope.layer, scope.at), self.rank)
             }
         };
         found.ok_or_else(|| RunError::invalid(format!("buffer `{}` has no place", buffer.name)))

@@ -5,12 +5,15 @@ use ithaca_ir::ops::{Attention, AttentionDims};
 use ithaca_ir::{DType, Dim, DimId, Mask, Mesh, Space, TensorType};
 
 use super::attention::{Incoming, Problem, backward, forward};
+
 use super::gemm::{self, Element, View};
 use super::simd::Simd;
 use super::threads::Threads;
 use crate::RunError;
 use crate::oracle::attention::Extent;
 use crate::tensor::{index, whole};
+
+pub use super::attention::Forward;
 
 /// The instructions of this machine that kernels are compiled for.
 pub fn instructions() -> &'static str {
@@ -50,15 +53,6 @@ pub enum Tensors<'a> {
     Bf16([&'a [bf16]; 3]),
 }
 
-/// The results of attention: o `[batch tokens heads width]`, and lse `[batch tokens heads]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Forward {
-    /// The output.
-    pub o: Vec<f32>,
-    /// The logarithm of the sum of exponentials.
-    pub lse: Vec<f32>,
-}
-
 /// An attention on dense tensors, scaled by one over the root of its width.
 #[derive(Clone, Debug)]
 pub struct DenseAttention {
@@ -96,14 +90,14 @@ impl DenseAttention {
         (index(batch * tokens * heads * width), index(batch * tokens * kv_heads * width))
     }
 
-    /// Output and lse.
+    /// Output `[batch tokens heads width]` and lse `[batch tokens heads]`.
     ///
     /// # Panics
     /// When a tensor has not the elements of its shape.
     pub fn forward(&self, tensors: Tensors<'_>, threads: Threads) -> Forward {
         match tensors {
-            Tensors::F32(tensors) => self.forward_of(tensors, threads),
-            Tensors::Bf16(tensors) => self.forward_of(tensors, threads),
+            Tensors::F32(tensors) => forward(&self.problem(tensors), threads),
+            Tensors::Bf16(tensors) => forward(&self.problem(tensors), threads),
         }
     }
 
@@ -132,11 +126,6 @@ impl DenseAttention {
         let lengths = [q.len(), k.len(), v.len()];
         assert_eq!(lengths, [of_queries, of_keys, of_keys], "tensors have the elements of their shapes");
         Problem { attention: &self.attention, x: &self.extent, q, k, v, bias: None }
-    }
-
-    fn forward_of<E: Element>(&self, tensors: [&[E]; 3], threads: Threads) -> Forward {
-        let rows = forward(&self.problem(tensors), threads);
-        Forward { o: rows.o, lse: rows.lse }
     }
 
     fn backward_of<E: Element>(

@@ -9,14 +9,14 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use ithaca_ir::Rank;
-use ithaca_ir::schedule::{Content, FrameId, Schedule};
+use ithaca_ir::schedule::{Content, FrameId, Schedule, communicating};
 use ithaca_ir::traffic::{Ledger, Traffic};
 
 use super::communicator::{Communicator, Mailboxes};
 use super::context::RunContext;
 use super::execution::Execution;
 use super::fault::FaultKind;
-use super::memory::{ArenaShape, SourcePlan, Sources, WrittenData, WrittenTensor};
+use super::memory::{ArenaShape, SourcePlan, SourceTensor, Sources, WrittenData};
 use super::options::Options;
 use super::panics::{guarded, panic_message};
 use super::rank::{self, RankResult};
@@ -25,7 +25,7 @@ use super::trace;
 use crate::error::RunError;
 use crate::store::TensorSource;
 use crate::tensor::{Outputs, index};
-use crate::updates;
+use crate::updates::{self, Update};
 
 /// Executes a schedule on as many threads as its mesh has ranks.
 ///
@@ -82,7 +82,7 @@ impl<'a> Job<'a> {
         if schedule.frames[main].n_arguments != 0 {
             return Err(RunError::invalid("`main` has arguments"));
         }
-        Ok(Self { schedule, main, arena: ArenaShape::of(schedule)?, plan: SourcePlan::of(schedule)? })
+        Ok(Self { schedule, main, arena: ArenaShape::of(schedule), plan: SourcePlan::of(schedule)? })
     }
 
     /// Loads only the tensors that `ranks` read.
@@ -137,9 +137,8 @@ impl<'a> Job<'a> {
         memory_bytes: u64,
     ) -> Result<Execution, RunError> {
         let (schedule, main) = (self.schedule, &self.schedule.frames[self.main]);
-        let written = self.plan.written();
         let complete = |part: &RankResult| {
-            part.outputs.len() == main.outputs.len() && part.written.len() == written.len()
+            part.outputs.len() == main.outputs.len() && part.written.len() == self.plan.written().count()
         };
         if !parts.iter().map(|part| part.rank).eq(schedule.space.mesh.iter_ranks()) {
             return Err(RunError::invalid("results must be those of all ranks, in order"));
@@ -163,9 +162,19 @@ impl<'a> Job<'a> {
             let tensor = crate::oracle::assemble(&schedule.space, &name, ty, local)?;
             outputs.insert(name, tensor);
         }
-        let kept = kept(schedule, &written, parts, before)?;
+        let kept = self.kept(parts, before)?;
         let spans = trace::spans(schedule, parts.iter().map(|part| (part.rank, part.spans.as_slice())))?;
         Ok(Execution { outputs, kept, traffic: busiest(parts), peaks, timings, memory_bytes, spans })
+    }
+
+    /// The written tensors in their stored form; `before` has their earlier values.
+    fn kept(&self, parts: &[RankResult], before: &dyn TensorSource) -> Result<Outputs<f32>, RunError> {
+        let mut by_name: BTreeMap<String, Vec<Update<'_, f32>>> = BTreeMap::new();
+        for (number, SourceTensor { binding, ty, layer, .. }) in self.plan.written().enumerate() {
+            let held = parts.iter().map(|part| Cow::Borrowed(part.written[number].as_slice())).collect();
+            by_name.entry(binding.stored_name(*layer)).or_default().push(Update { binding, ty, held });
+        }
+        updates::kept(&self.schedule.space, &by_name, before)
     }
 }
 
@@ -176,7 +185,7 @@ impl Loaded<'_> {
     /// [`RunError::Rank`] for the first of them, in order, whose task failed; it has told `communicator`.
     pub fn run(self, communicator: &dyn Communicator) -> Result<Vec<RankResult>, RunError> {
         let Loaded { schedule, arena, sources, ranks, options, memory_bytes: _ } = self;
-        let communicates = rank::communicating(schedule);
+        let communicates = communicating(&schedule.frames);
         let begun = Instant::now();
         let run_rank = |rank: Rank, written: WrittenData| {
             let ledger = Mutex::new(Ledger::default());
@@ -227,25 +236,6 @@ fn busiest(parts: &[RankResult]) -> Vec<Traffic> {
         most.bytes_sent_per_rank = most.bytes_sent_per_rank.max(row.bytes_sent_per_rank);
     }
     rows.into_values().collect()
-}
-
-/// The written tensors in their stored form; `before` has their earlier values.
-fn kept(
-    schedule: &Schedule,
-    written: &[WrittenTensor<'_>],
-    parts: &[RankResult],
-    before: &dyn TensorSource,
-) -> Result<Outputs<f32>, RunError> {
-    let mut by_name: BTreeMap<String, Vec<updates::Update<'_, f32>>> = BTreeMap::new();
-    for (number, WrittenTensor { binding, ty, layer }) in written.iter().enumerate() {
-        let held = parts.iter().map(|part| Cow::Borrowed(part.written[number].as_slice())).collect();
-        by_name.entry(binding.stored_name(*layer)).or_default().push(updates::Update { binding, ty, held });
-    }
-    let mut kept = Outputs::new();
-    for (name, parts) in by_name {
-        kept.extend(updates::unstack(&name, updates::merge(&schedule.space, &name, &parts, before)?));
-    }
-    Ok(kept)
 }
 
 /// All results, or the failure of the first rank that did not merely stop or wait because of another.

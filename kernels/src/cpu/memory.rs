@@ -32,11 +32,11 @@ pub(super) struct ArenaShape {
 }
 
 impl ArenaShape {
-    pub(super) fn of(schedule: &Schedule) -> Result<Self, RunError> {
+    pub(super) fn of(schedule: &Schedule) -> Self {
         let buffers = schedule.frames.values().flat_map(|f| f.buffers.values());
         let narrowest = buffers.map(|b| b.dtype().bytes()).min().unwrap_or(STORED_BYTES);
         let bytes_per_slot = narrowest.min(STORED_BYTES);
-        Ok(Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) })
+        Self { bytes_per_slot, slots: schedule.arena_bytes().div_ceil(bytes_per_slot) }
     }
 
     /// The offset in bytes of an element.
@@ -91,7 +91,7 @@ impl Peak {
 
 /// The source of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum File {
+pub(crate) enum File {
     Weights,
     Inputs,
     /// The weights, or zeros.
@@ -136,65 +136,55 @@ pub(super) struct Sources {
     written: BTreeMap<usize, usize>,
 }
 
-/// The place of the data that is loaded for a buffer.
+/// The start of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// A read-only part that ranks share.
-    Shared(usize),
-    /// The rank's own copy of a written tensor, by its number.
-    Written(usize),
+pub(super) enum Location {
+    /// At this element of the arena.
+    Arena(usize),
+    /// In a read-only part of the sources, at an element.
+    Shared(usize, usize),
+    /// In the rank's copy of the n-th written weight or state, at an element.
+    Written(usize, usize),
+}
+
+impl Location {
+    /// The location `n` elements further.
+    pub(super) fn further(self, n: usize) -> Location {
+        match self {
+            Location::Arena(start) => Location::Arena(start + n),
+            Location::Shared(part, start) => Location::Shared(part, start + n),
+            Location::Written(number, start) => Location::Written(number, start + n),
+        }
+    }
 }
 
 /// A rank's copy of each written weight and state, in order of numbers.
 pub(super) type WrittenData = Vec<Vec<f32>>;
 
-/// A weight or a state that ranks write.
-#[derive(Debug)]
-pub(super) struct WrittenTensor<'a> {
-    pub(super) binding: &'a Binding,
-    pub(super) ty: TensorType,
-    pub(super) layer: u64,
-}
-
 impl<'a> SourcePlan<'a> {
     pub(crate) fn of(schedule: &'a Schedule) -> Result<Self, RunError> {
-        let space = &schedule.space;
-        let layers = layers_of(schedule)?;
         let mut plan = SourcePlan { tensors: Vec::new(), of: BTreeMap::new() };
         // Buffers of different frames that are the same stored tensor, such as tied embeddings, share it.
         let mut known: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for (frame_id, frame) in schedule.frames.iter() {
-            for (buffer_id, buffer) in frame.buffers.iter() {
-                let (file, binding) = match &buffer.place {
-                    Place::Weight(binding) => (File::Weights, binding),
-                    Place::Input(binding) => (File::Inputs, binding),
-                    Place::State(binding) => (File::States, binding),
-                    Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
-                };
-                let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
-                let Content::Tensor(ty) = &buffer.content else {
-                    return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
-                };
-                for &(layer, at) in &layers[frame_id.index()] {
-                    let ty = ty.located(at.or(ty.layout.at));
-                    let same = known.entry(binding.stored_name(layer)).or_default();
-                    let found = same.iter().copied().find(|&i| {
-                        let t: &SourceTensor<'_> = &plan.tensors[i];
-                        t.file == file
-                            && t.binding.window == binding.window
-                            && t.binding.stored == binding.stored
-                            && t.binding.view == binding.view
-                            && t.ty == ty
-                    });
-                    let i = found.unwrap_or_else(|| {
-                        plan.tensors.push(SourceTensor::new(space, file, binding, ty.clone(), layer));
-                        same.push(plan.tensors.len() - 1);
-                        plan.tensors.len() - 1
-                    });
-                    plan.tensors[i].is_written |= is_written;
-                    plan.of.insert((frame_id, buffer_id, layer, at), i);
-                }
-            }
+        for LoadedBuffer { key, file, binding, ty, is_written } in loaded_buffers(schedule)? {
+            let (_, _, layer, at) = key;
+            let ty = ty.located(at.or(ty.layout.at));
+            let same = known.entry(binding.stored_name(layer)).or_default();
+            let found = same.iter().copied().find(|&i| {
+                let t: &SourceTensor<'_> = &plan.tensors[i];
+                t.file == file
+                    && t.binding.window == binding.window
+                    && t.binding.stored == binding.stored
+                    && t.binding.view == binding.view
+                    && t.ty == ty
+            });
+            let i = found.unwrap_or_else(|| {
+                plan.tensors.push(SourceTensor::new(&schedule.space, file, binding, ty, layer));
+                same.push(plan.tensors.len() - 1);
+                plan.tensors.len() - 1
+            });
+            plan.tensors[i].is_written |= is_written;
+            plan.of.insert(key, i);
         }
         Ok(plan)
     }
@@ -259,9 +249,8 @@ impl<'a> SourcePlan<'a> {
     }
 
     /// The written tensors, in order of numbers.
-    pub(super) fn written(&self) -> Vec<WrittenTensor<'a>> {
-        let written = self.tensors.iter().filter(|t| t.is_written);
-        written.map(|t| WrittenTensor { binding: t.binding, ty: t.ty.clone(), layer: t.layer }).collect()
+    pub(super) fn written(&self) -> impl Iterator<Item = &SourceTensor<'a>> + Clone {
+        self.tensors.iter().filter(|t| t.is_written)
     }
 
     /// Reads each stored tensor of which one of `ranks` has a part once and cuts it. Returns the shared parts, and for
@@ -369,12 +358,15 @@ impl<'a> SourceTensor<'a> {
 }
 
 impl Sources {
-    /// The place of the data of a buffer on `rank`.
-    pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Found> {
+    /// The start of the data of a buffer on `rank`.
+    pub(super) fn find(&self, loaded: Loaded, rank: Rank) -> Option<Location> {
         let &tensor = self.of.get(&loaded)?;
         match self.written.get(&tensor) {
-            Some(&number) => Some(Found::Written(number)),
-            None => self.part_of[tensor].get(index(rank.0)).copied().flatten().map(Found::Shared),
+            Some(&number) => Some(Location::Written(number, 0)),
+            None => {
+                let part = self.part_of[tensor].get(index(rank.0)).copied().flatten();
+                part.map(|part| Location::Shared(part, 0))
+            }
         }
     }
 
@@ -384,27 +376,55 @@ impl Sources {
     }
 }
 
-/// Layers, and the ranks that run them.
-pub(crate) type Runs = BTreeSet<(u64, Option<At>)>;
+/// A buffer that is loaded for a layer.
+pub(crate) struct LoadedBuffer<'a> {
+    pub(crate) key: Loaded,
+    pub(crate) file: File,
+    pub(crate) binding: &'a Binding,
+    pub(crate) ty: &'a TensorType,
+    /// Whether a task of the frame writes it.
+    pub(crate) is_written: bool,
+}
 
-/// The layers that each frame runs for and the ranks that run it, indexed by frame; `main` runs for layer 0.
-pub(crate) fn layers_of(schedule: &Schedule) -> Result<Vec<Runs>, RunError> {
+/// The weights, states and inputs of every frame, for each layer that the frame runs for; `main` runs for layer 0.
+///
+/// # Errors
+/// [`RunError::Invalid`] for a schedule that contradicts itself; verification finds it.
+pub(crate) fn loaded_buffers(schedule: &Schedule) -> Result<Vec<LoadedBuffer<'_>>, RunError> {
     for (id, frame) in schedule.frames.iter() {
         let backwards = |task: &Task| matches!(task.work, Work::Call { callee, .. } if callee >= id);
         if frame.tasks.iter().any(backwards) {
             return Err(RunError::invalid(format!("`{}` calls a later frame", frame.name)));
         }
     }
-    let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
-    let mut layers: Vec<Runs> = schedule
-        .layers_by_place()
-        .into_iter()
-        .map(|runs| runs.into_iter().flat_map(one_by_one).collect())
-        .collect();
-    if let Some(main) = schedule.main() {
-        layers[main.index()].insert((0, None));
+    let layers = schedule.layers_by_place();
+    let mut found = Vec::new();
+    for (frame_id, frame) in schedule.frames.iter() {
+        let one_by_one = |(layers, at): (Layers, Option<At>)| layers.map(move |layer| (layer, at));
+        let mut runs: BTreeSet<(u64, Option<At>)> =
+            layers[frame_id.index()].iter().cloned().flat_map(one_by_one).collect();
+        runs.extend((schedule.main() == Some(frame_id)).then_some((0, None)));
+        for (buffer_id, buffer) in frame.buffers.iter() {
+            let (file, binding) = match &buffer.place {
+                Place::Weight(binding) => (File::Weights, binding),
+                Place::Input(binding) => (File::Inputs, binding),
+                Place::State(binding) => (File::States, binding),
+                Place::Frame(_) | Place::Wire { .. } | Place::Argument(_) | Place::Result(_) => continue,
+            };
+            let is_written = frame.tasks.iter().any(|task| task.writes.contains(&buffer_id));
+            let Content::Tensor(ty) = &buffer.content else {
+                return Err(RunError::invalid(format!("`{}` is loaded into a wire buffer", buffer.name)));
+            };
+            found.extend(runs.iter().map(|&(layer, at)| LoadedBuffer {
+                key: (frame_id, buffer_id, layer, at),
+                file,
+                binding,
+                ty,
+                is_written,
+            }));
+        }
     }
-    Ok(layers)
+    Ok(found)
 }
 
 /// An integer as an element of the arena: the same bits.

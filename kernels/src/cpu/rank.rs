@@ -4,8 +4,9 @@ use std::sync::PoisonError;
 
 use ithaca_ir::Rank;
 use ithaca_ir::entity::Entity;
-use ithaca_ir::schedule::{Schedule, Stream, communicates};
+use ithaca_ir::schedule::Stream;
 use ithaca_ir::traffic::Traffic;
+use serde::{Deserialize, Serialize};
 
 use super::buffers::{Area, Buffers, Scope};
 use super::claims::{ARENA, Memory};
@@ -20,7 +21,7 @@ use crate::error::RunError;
 use crate::tensor::index;
 
 /// The results and measurements of one rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankResult {
     /// The rank.
     pub rank: Rank,
@@ -36,11 +37,6 @@ pub struct RankResult {
     pub traffic: Vec<Traffic>,
     /// When its tasks ran, if requested.
     pub spans: Vec<TaskSpan>,
-}
-
-/// Whether each frame of a schedule has tasks on the communication stream, its callees' included.
-pub(super) fn communicating(schedule: &Schedule) -> Vec<bool> {
-    schedule.frames.ids().map(|id| communicates(&schedule.frames, id)).collect()
 }
 
 /// Runs `main` on `rank`, which starts with `written` as its copies of the written tensors.

@@ -11,11 +11,12 @@ use ithaca_ir::layers;
 use ithaca_ir::ops::{ScanOrder, Stage};
 use ithaca_ir::schedule::{BufferId, EventId, Frame, Stream, Task, Work};
 
-use super::buffers::{Buffers, Location, Scope};
+use super::buffers::{Buffers, Scope};
 use super::claims::Memory;
 use super::context::RunContext;
 use super::describe::describe;
 use super::fault::{Fault, FaultKind};
+use super::memory::Location;
 use super::options::Trace;
 use super::panics::guarded;
 use super::sync::StreamSync;
@@ -27,15 +28,6 @@ use crate::tensor::index;
 
 /// The time beyond the timeout of the other ranks for which a task hangs.
 const HANG: Duration = Duration::from_secs(60);
-
-/// The streams that run a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Participants {
-    /// Both streams; the number counts their joint frames.
-    BothStreams(u64),
-    /// This stream, which runs all tasks.
-    OneStream,
-}
 
 /// Executes one stream of a rank.
 pub(super) struct StreamExecutor<'a> {
@@ -75,12 +67,9 @@ impl<'a> StreamExecutor<'a> {
 
     /// Runs the tasks of `main` that are this stream's.
     pub(super) fn main(mut self, scope: &Scope<'_>) -> Result<StreamResult, RunError> {
-        let participants = if self.context().communicates[scope.frame.index()] {
-            self.enter_joint_frame()
-        } else {
-            Participants::OneStream
-        };
-        self.frame(scope, participants)?;
+        let is_joint = self.context().communicates[scope.frame.index()];
+        let joint_frame = is_joint.then(|| self.enter_joint_frame());
+        self.frame(scope, joint_frame)?;
         self.memory.leave(self.stream);
         Ok(self.result)
     }
@@ -89,19 +78,19 @@ impl<'a> StreamExecutor<'a> {
         self.buffers.context
     }
 
-    /// Begins a frame that both streams run.
-    fn enter_joint_frame(&mut self) -> Participants {
+    /// Begins a frame that both streams run; gives its number among these.
+    fn enter_joint_frame(&mut self) -> u64 {
         self.joint_frames += 1;
-        Participants::BothStreams(self.joint_frames)
+        self.joint_frames
     }
 
-    /// Runs the tasks of a frame that are this stream's.
-    fn frame(&mut self, scope: &Scope<'_>, participants: Participants) -> Result<(), RunError> {
+    /// Runs the tasks of a frame that are this stream's: all of them where it is no joint frame.
+    fn frame(&mut self, scope: &Scope<'_>, joint_frame: Option<u64>) -> Result<(), RunError> {
         let schedule = self.context().schedule;
         let frame = &schedule.frames[scope.frame];
         let recorders = recorders(frame);
         for (i, task) in frame.tasks.iter().enumerate() {
-            self.step(scope, participants, &recorders, i).map_err(|error| match error {
+            self.step(scope, joint_frame, &recorders, i).map_err(|error| match error {
                 // A task in a callee has placed its error already.
                 RunError::Rank { .. } => error,
                 error => RunError::Rank {
@@ -121,17 +110,13 @@ impl<'a> StreamExecutor<'a> {
     fn step(
         &mut self,
         scope: &Scope<'_>,
-        participants: Participants,
+        joint_frame: Option<u64>,
         recorders: &[Option<usize>],
         number: usize,
     ) -> Result<(), RunError> {
         let RunContext { schedule, communicator, .. } = self.context();
         let frame = &schedule.frames[scope.frame];
         let task = &frame.tasks[number];
-        let joint_frame = match participants {
-            Participants::BothStreams(run) => Some(run),
-            Participants::OneStream => None,
-        };
         let is_joint = joint_frame.is_some() && self.is_joint(task);
         let is_mine = joint_frame.is_none() || is_joint || task.stream == self.stream;
         // Tasks of other streams and ranks.
@@ -261,15 +246,13 @@ impl<'a> StreamExecutor<'a> {
             let own_results: Vec<Location> =
                 results.iter().zip(&strides.writes).map(|(l, stride)| place(l, stride, k)).collect();
             let inner = Scope { frame: callee, base, layer, at, arguments: &own, results: &own_results };
-            if is_joint {
-                let participants = self.enter_joint_frame();
-                self.frame(&inner, participants)?;
+            let joint_frame = is_joint.then(|| self.enter_joint_frame());
+            self.frame(&inner, joint_frame)?;
+            if let Some(run) = joint_frame {
                 self.barrier()?;
-                if let (Participants::BothStreams(run), Stream::Compute) = (participants, self.stream) {
+                if self.stream == Stream::Compute {
                     self.sync.forget(run);
                 }
-            } else {
-                self.frame(&inner, Participants::OneStream)?
             }
         }
         Ok(())

@@ -4,16 +4,16 @@ use std::borrow::Cow;
 
 use ithaca_ir::ops::Random;
 use ithaca_ir::schedule::{BufferId, Content, Frame, Stream, Task, Transfer, Work, aligned};
-use ithaca_ir::{Op, TensorType, traffic};
+use ithaca_ir::{Op, traffic};
 
-use super::buffers::{Area, Buffers, Rows, Scope};
+use super::buffers::{Area, Buffers, Scope};
 use super::claims::{ARENA, Claim, Memory, MemoryRange, TaskRun};
-use super::coalesced::CoalescedTransfer;
 use super::describe;
 use super::memory::{from_int, to_int};
 use super::options::LookForNan;
 use super::threads::Threads;
-use super::{attention, elementwise, gemm, transfer};
+use super::transfer::LocalTransfer;
+use super::{attention, elementwise, gemm};
 use crate::error::RunError;
 use crate::oracle::{Elements, Operand, ResultSpec, Value, eval, random};
 use crate::tensor::place_in;
@@ -56,20 +56,18 @@ impl<'a> Running<'a> {
         let task = &frame.tasks[number];
         let mut reads = Vec::with_capacity(task.reads.len());
         for &id in &task.reads {
-            if let Some(Area::Private(extent)) = held(buffers, scope, id)? {
-                reads.push(within(buffers, scope, id, (position.memory, extent))?);
+            if let Held::Private(extent) = held(buffers, scope, id, position.memory)? {
+                reads.push(extent);
             }
         }
         let mut writes = Vec::with_capacity(task.writes.len());
         for &id in &task.writes {
-            match held(buffers, scope, id)? {
-                Some(Area::Private(extent)) => {
-                    writes.push(within(buffers, scope, id, (position.memory, extent))?)
-                }
-                Some(Area::Shared(_)) => {
+            match held(buffers, scope, id, position.memory)? {
+                Held::Private(extent) => writes.push(extent),
+                Held::Shared => {
                     return Err(RunError::invalid("it writes an input or data that ranks share"));
                 }
-                None => {}
+                Held::Elsewhere => {}
             }
         }
         let run = TaskRun { frame: scope.frame, layer: scope.layer, task: number };
@@ -106,10 +104,7 @@ impl<'a> Running<'a> {
                 let data = self.read(from)?.into_owned();
                 self.write(to, &data)?;
             }
-            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => match t.only() {
-                Some(_) => self.transfer(t)?,
-                None => self.message(t)?,
-            },
+            Work::Pack(t) | Work::Exchange(t) | Work::Unpack(t) => self.transfer(t)?,
             Work::Call { .. } => return Err(RunError::invalid("a call does not run as a task")),
         }
         Ok(self.arena_used)
@@ -119,61 +114,36 @@ impl<'a> Running<'a> {
         &self.frame.tasks[self.number]
     }
 
-    /// A step of a collective of one tensor.
+    /// A step of a collective: from tensors to a wire, from wire to wire, or from a wire to tensors.
     fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let (task, Buffers { context, rank }) = (self.task(), self.buffers);
-        let (from, to) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
+        let (task, scope, Buffers { context, rank }) = (self.task(), self.scope, self.buffers);
         let space = &context.schedule.space;
-        let parcel = transfer.first();
-        let parties = transfer::LocalTransfer {
-            space,
-            transfer: parcel,
-            rank,
-            reads: &self.buffers.buffer(self.scope, from)?.content,
-            writes: &self.buffers.buffer(self.scope, to)?.content,
-        };
-        let holds = |ty: &TensorType| space.holds(ty, rank);
-        let data = if holds(&parcel.from) { self.read(from)? } else { Cow::default() };
-        let written = match &task.work {
-            Work::Pack(_) => parties.pack(&data)?,
-            Work::Unpack(_) => parties.unpack(&data)?,
-            Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => {
-                let (written, sent) = parties.exchange(&data, context.communicator)?;
-                self.count(transfer, sent * parcel.from.dtype.bytes());
-                written
-            }
-        };
-        if holds(&parcel.to) { self.write(to, &written) } else { Ok(()) }
-    }
-
-    /// A step of a coalesced collective: from tensors to a wire, from wire to wire, or from a wire to tensors.
-    fn message(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let (task, Buffers { context, rank }) = (self.task(), self.buffers);
-        let space = &context.schedule.space;
-        let message = CoalescedTransfer { space, parcels: transfer.parcels(), rank };
-        let holds = |ty: &TensorType| space.holds(ty, rank);
-        let (from, to) = (holds(&transfer.first().from), holds(&transfer.first().to));
+        let local = LocalTransfer { space, parcels: transfer.parcels(), rank };
+        let first = transfer.first();
+        let (from, to) = (space.holds(&first.from, rank), space.holds(&first.to, rank));
         match &task.work {
+            Work::Pack(_) if from => {
+                let tensors = self.read_all(&task.reads)?;
+                let wire = local.pack(&tensors)?;
+                self.write(only(&task.writes, "writes")?, &wire)
+            }
+            Work::Exchange(_) => {
+                let (reads, writes) = (only(&task.reads, "reads")?, only(&task.writes, "writes")?);
+                let content = |id| self.buffers.buffer(scope, id).map(|buffer| &buffer.content);
+                let data = if from { self.read(reads)? } else { Cow::default() };
+                let ends = (content(reads)?, content(writes)?);
+                let (written, sent) = local.exchange(&data, ends, context.communicator)?;
+                self.count(transfer, sent * first.from.dtype.bytes());
+                if to { self.write(writes, &written) } else { Ok(()) }
+            }
             Work::Unpack(_) if to => {
                 let wire = only(&task.reads, "reads")?;
-                let tensors = message.unpack(&self.read(wire)?)?;
+                let tensors = local.unpack(&self.read(wire)?)?;
                 if tensors.len() != task.writes.len() {
                     return Err(RunError::invalid(format!("it writes {} buffers", task.writes.len())));
                 }
                 let out = task.writes.iter().zip(tensors).filter(|(b, _)| self.frame.holder(**b) != wire);
                 out.into_iter().try_for_each(|(&b, data)| self.write(b, &data))
-            }
-            Work::Pack(_) if from => {
-                let tensors: Vec<Cow<'_, [f32]>> =
-                    task.reads.iter().map(|&b| self.read(b)).collect::<Result<_, _>>()?;
-                let wire = message.pack(&tensors)?;
-                self.write(only(&task.writes, "writes")?, &wire)
-            }
-            Work::Exchange(_) => {
-                let data = if from { self.read(only(&task.reads, "reads")?)? } else { Cow::default() };
-                let (wire, sent) = message.exchange(&data, context.communicator)?;
-                self.count(transfer, sent * transfer.first().from.dtype.bytes());
-                if to { self.write(only(&task.writes, "writes")?, &wire) } else { Ok(()) }
             }
             // Other ranks pack or unpack.
             Work::Unpack(_) | Work::Pack(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => Ok(()),
@@ -198,8 +168,7 @@ impl<'a> Running<'a> {
             };
             ints.push(data);
         }
-        let reals: Vec<Cow<'_, [f32]>> =
-            task.reads.iter().map(|&b| self.read(b)).collect::<Result<_, _>>()?;
+        let reals = self.read_all(&task.reads)?;
         let mut operands: Vec<Operand<'_, f32>> = Vec::with_capacity(task.reads.len());
         for (&b, (ints, reals)) in task.reads.iter().zip(ints.iter().zip(&reals)) {
             let ty = self.buffers.tensor_type(scope, b)?;
@@ -216,8 +185,7 @@ impl<'a> Running<'a> {
                 eval::into_results(op, vec![product], &wanted)?
             }
             (Op::Attention(a), _) => {
-                let rows = attention::attention(space, a, &operands, threads)?;
-                eval::into_results(op, rows.into(), &wanted)?
+                eval::into_results(op, attention::attention(space, a, &operands, threads)?, &wanted)?
             }
             (Op::AttentionBackward(a), _) => {
                 let gradients = attention::attention_backward(space, a, &operands, threads)?;
@@ -259,6 +227,10 @@ impl<'a> Running<'a> {
         }
     }
 
+    fn read_all(&self, ids: &[BufferId]) -> Result<Vec<Cow<'_, [f32]>>, RunError> {
+        ids.iter().map(|&id| self.read(id)).collect()
+    }
+
     /// The elements of a buffer; copied where they are in pieces in a wire.
     fn read(&self, id: BufferId) -> Result<Cow<'_, [f32]>, RunError> {
         let outside = || self.buffers.outside(self.scope, id);
@@ -276,59 +248,32 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Writes the first elements of a buffer: all of a tensor, or the filled part of a wire.
+    /// Writes the first elements of a buffer: all of a tensor, row by row where it is in a wire, or the filled part of a wire.
     fn write(&mut self, id: BufferId, data: &[f32]) -> Result<(), RunError> {
-        if let Some(rows) = self.buffers.rows(self.scope, id)? {
-            return self.write_rows(id, data, &rows);
-        }
-        let buffer = self.buffers.buffer(self.scope, id)?;
+        let (context, buffer) = (self.buffers.context, self.buffers.buffer(self.scope, id)?);
         let Area::Private(MemoryRange { part, range }) = self.buffers.area(self.scope, id)? else {
             return Err(RunError::invalid("it writes an input or data that ranks share"));
         };
-        let fits = match buffer.content {
-            Content::Tensor(_) => data.len() == range.len(),
-            Content::Wire { .. } => data.len() <= range.len(),
+        let rows = self.buffers.rows(self.scope, id)?;
+        let fits = match (&buffer.content, &rows) {
+            (Content::Tensor(_), None) => data.len() == range.len(),
+            (Content::Tensor(_), Some(_)) | (Content::Wire { .. }, _) => data.len() <= range.len(),
         };
-        let context = self.buffers.context;
-        let extent = MemoryRange { part, range: range.start..range.start + data.len() };
-        if part == ARENA {
-            let end = context.shape.bytes(range.start) + data.len() as u64 * buffer.dtype().bytes();
-            self.arena_used = self.arena_used.max(aligned(end));
-        }
-        let Some(place) = self.claim.write(&extent).filter(|_| fits) else {
-            return Err(self.buffers.outside(self.scope, id));
-        };
-        place.copy_from_slice(data);
-        context.options.storage.keep(buffer.dtype(), place);
-        match context.options.look_for_nan {
-            LookForNan::Writes if buffer.dtype().is_float() => match place.iter().position(|x| x.is_nan()) {
-                Some(i) => Err(self.not_a_number(id, i)),
-                None => Ok(()),
-            },
-            LookForNan::Writes | LookForNan::Off => Ok(()),
-        }
-    }
-
-    /// Writes a tensor in its wire.
-    fn write_rows(&mut self, id: BufferId, data: &[f32], rows: &Rows) -> Result<(), RunError> {
-        let buffer = self.buffers.buffer(self.scope, id)?;
-        let Area::Private(wire) = self.buffers.area(self.scope, id)? else {
-            return Err(RunError::invalid("it writes to a wire that is not the rank's own"));
-        };
-        let context = self.buffers.context;
-        for (dense, on_wire) in rows {
-            let range = wire.range.start + on_wire.start..wire.range.start + on_wire.end;
-            let end = context.shape.bytes(wire.range.start) + on_wire.end as u64 * buffer.dtype().bytes();
-            self.arena_used = self.arena_used.max(aligned(end));
-            let extent = MemoryRange { part: wire.part, range };
-            let (Some(from), Some(to)) = (data.get(dense.clone()), self.claim.write(&extent)) else {
+        for (dense, place) in rows.unwrap_or_else(|| vec![(0..data.len(), 0..data.len())]) {
+            if part == ARENA {
+                let end = context.shape.bytes(range.start) + place.end as u64 * buffer.dtype().bytes();
+                self.arena_used = self.arena_used.max(aligned(end));
+            }
+            let extent = MemoryRange { part, range: range.start + place.start..range.start + place.end };
+            let to = self.claim.write(&extent).filter(|_| fits);
+            let (Some(from), Some(to)) = (data.get(dense.clone()), to) else {
                 return Err(self.buffers.outside(self.scope, id));
             };
             to.copy_from_slice(from);
             context.options.storage.keep(buffer.dtype(), to);
             if context.options.look_for_nan == LookForNan::Writes
                 && buffer.dtype().is_float()
-                && let Some(i) = from.iter().position(|x| x.is_nan())
+                && let Some(i) = to.iter().position(|x| x.is_nan())
             {
                 return Err(self.not_a_number(id, dense.start + i));
             }
@@ -348,21 +293,28 @@ impl<'a> Running<'a> {
     }
 }
 
-/// The area of a buffer; `None` on ranks that do not have it.
-fn held<'a>(buffers: Buffers<'a>, scope: &Scope<'_>, id: BufferId) -> Result<Option<Area<'a>>, RunError> {
-    buffers.buffer(scope, id)?;
-    if buffers.holds(scope, id) { buffers.area(scope, id).map(Some) } else { Ok(None) }
+/// How a rank holds a buffer.
+enum Held {
+    /// It occupies these elements of the rank's memory.
+    Private(MemoryRange),
+    /// Ranks share the elements.
+    Shared,
+    /// Other ranks hold it.
+    Elsewhere,
 }
 
-/// The elements that a buffer occupies, checked against the memory.
-fn within(
-    buffers: Buffers<'_>,
-    scope: &Scope<'_>,
-    id: BufferId,
-    (memory, extent): (&Memory, MemoryRange),
-) -> Result<MemoryRange, RunError> {
-    let footprint = buffers.footprint(&extent, buffers.buffer(scope, id)?.dtype());
-    if memory.has(&footprint) { Ok(footprint) } else { Err(buffers.outside(scope, id)) }
+fn held(buffers: Buffers<'_>, scope: &Scope<'_>, id: BufferId, memory: &Memory) -> Result<Held, RunError> {
+    let buffer = buffers.buffer(scope, id)?;
+    if !buffers.holds(scope, id) {
+        return Ok(Held::Elsewhere);
+    }
+    match buffers.area(scope, id)? {
+        Area::Shared(_) => Ok(Held::Shared),
+        Area::Private(extent) => match buffers.footprint(&extent, buffer.dtype()) {
+            footprint if memory.has(&footprint) => Ok(Held::Private(footprint)),
+            _ => Err(buffers.outside(scope, id)),
+        },
+    }
 }
 
 fn only(buffers: &[BufferId], verb: &str) -> Result<BufferId, RunError> {

@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// For each kind of work how often it was done, and how long that took.
 ///
 /// An exchange takes as long as it waits for the others. Ranks on one core take time from each other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timings {
     rows: BTreeMap<String, Timing>,
 }
 
 /// One kind of work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
     /// Tasks.
     pub count: u64,
@@ -20,25 +22,12 @@ pub struct Timing {
     pub total: Duration,
 }
 
-impl FromIterator<(String, Timing)> for Timings {
-    /// Of kinds that are named once.
-    fn from_iter<I: IntoIterator<Item = (String, Timing)>>(rows: I) -> Self {
-        Self { rows: rows.into_iter().collect() }
-    }
-}
-
 impl Timings {
     /// Counts a task.
     pub(crate) fn add(&mut self, work: &str, took: Duration) {
-        match self.rows.get_mut(work) {
-            Some(row) => {
-                row.count += 1;
-                row.total += took;
-            }
-            None => {
-                self.rows.insert(work.to_owned(), Timing { count: 1, total: took });
-            }
-        }
+        let row = self.rows.entry(work.to_owned()).or_default();
+        row.count += 1;
+        row.total += took;
     }
 
     /// Adds those of another rank, or of another step.

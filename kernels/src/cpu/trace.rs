@@ -5,11 +5,12 @@ use std::time::Duration;
 use ithaca_ir::Rank;
 use ithaca_ir::schedule::{FrameId, Schedule, Stream};
 use ithaca_ir::timeline::{self, Span};
+use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 
 /// When a rank ran a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskSpan {
     /// The stream that ran it.
     pub stream: Stream,

@@ -1,204 +1,158 @@
-//! Pack, exchange and unpack of one tensor, as documented in the runtime's contract of tasks.
+//! Pack, exchange and unpack of the tensors that one collective carries, as documented in the runtime's contract of tasks.
 
-use ithaca_ir::boxes::{self, Exchange, Region};
-use ithaca_ir::message::Parcel;
+use ithaca_ir::boxes::{self, Region, Side};
+use ithaca_ir::message::{self, Parcel, Wire};
 use ithaca_ir::schedule::Content;
 use ithaca_ir::{DType, Op, Rank, Space};
 
 use super::communicator::Communicator;
 use super::memory::{from_int, to_int};
 use crate::error::RunError;
-use crate::tensor::{extents, index, merge_block, read_block};
+use crate::tensor::{extents, index, merge_block, read_block, read_part};
 
-/// A transfer of one tensor, seen from one rank, between two buffers.
+/// The transfer of one tensor or of coalesced ones, seen from one rank.
 pub(super) struct LocalTransfer<'a> {
     pub(super) space: &'a Space,
-    pub(super) transfer: &'a Parcel,
+    pub(super) parcels: &'a [Parcel],
     pub(super) rank: Rank,
-    pub(super) reads: &'a Content,
-    pub(super) writes: &'a Content,
 }
 
 impl LocalTransfer<'_> {
-    /// The wire: for each member the block sent to it.
-    pub(super) fn pack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
-        match (&self.transfer.op, self.reads, self.writes) {
-            (
-                Op::AllToAll { .. } | Op::ReduceScatter { .. } | Op::Fetch { .. } | Op::FetchSum { .. },
-                Content::Tensor(_),
-                Content::Wire { .. },
-            ) => {
-                let held = self.held();
-                let send = self.geometry().send;
-                Ok(send.iter().flat_map(|block| read_block(&held, data, block)).collect())
-            }
-            _ => Err(self.refused("pack")),
+    /// The wire, of the tensors that the rank holds.
+    pub(super) fn pack<T: AsRef<[f32]>>(&self, tensors: &[T]) -> Result<Vec<f32>, RunError> {
+        if tensors.len() != self.parcels.len() {
+            let (n, m) = (self.parcels.len(), tensors.len());
+            return Err(RunError::invalid(format!("{n} tensors are packed from {m} buffers")));
         }
+        let mut wire = Vec::new();
+        for piece in self.wire(Side::Sent).blocks.iter().flatten() {
+            let held = self.space.local_box(&self.parcels[piece.parcel].from, self.rank);
+            wire.extend(read_part(&held, tensors[piece.parcel].as_ref(), &piece.region));
+        }
+        Ok(wire)
     }
 
-    /// The tensor, from the wire that holds for each member the block received from it.
-    pub(super) fn unpack(&self, data: &[f32]) -> Result<Vec<f32>, RunError> {
-        match (&self.transfer.op, self.reads, self.writes) {
-            (
-                Op::AllToAll { .. } | Op::AllGather { .. } | Op::Fetch { .. },
-                Content::Wire { .. },
-                Content::Tensor(_),
-            ) => {
-                // Elements that no rank sends are NaN, so that they cannot pass for results.
-                self.put_together(data, f32::NAN, |_, arrived| arrived)
-            }
-            (Op::FetchSum { .. }, Content::Wire { .. }, Content::Tensor(_)) => {
-                self.put_together(data, self.zero(), |there, arrived| {
-                    add(self.transfer.from.dtype, there, arrived)
-                })
-            }
-            _ => Err(self.refused("unpack")),
+    /// The tensors of a received wire. Elements that no rank sends are NaN, so that they cannot pass for results; rows that are
+    /// fetched as sums begin as zero.
+    pub(super) fn unpack(&self, data: &[f32]) -> Result<Vec<Vec<f32>>, RunError> {
+        let is_sum = |parcel: &Parcel| matches!(parcel.op, Op::FetchSum { .. });
+        let boxes: Vec<Region> =
+            self.parcels.iter().map(|parcel| self.space.local_box(&parcel.to, self.rank)).collect();
+        let begin = |(parcel, region): (&Parcel, &Region)| {
+            vec![if is_sum(parcel) { 0.0 } else { f32::NAN }; extents(region).iter().product()]
+        };
+        let mut tensors: Vec<Vec<f32>> = self.parcels.iter().zip(&boxes).map(begin).collect();
+        let mut rest = data;
+        for piece in self.wire(Side::Received).blocks.iter().flatten() {
+            let parcel = &self.parcels[piece.parcel];
+            let (here, after) = self.cut(rest, index(boxes::elements(&piece.region)))?;
+            let merge = |there: f32, arrived: f32| {
+                if is_sum(parcel) { add(parcel.from.dtype, there, arrived) } else { arrived }
+            };
+            let region = std::slice::from_ref(&piece.region);
+            merge_block(&boxes[piece.parcel], &mut tensors[piece.parcel], region, here, merge);
+            rest = after;
         }
+        Ok(tensors)
     }
 
-    /// The data to write, and the number of elements that were sent to others.
+    /// The data to write, and the number of elements that were sent to others. Coalesced tensors go from wire to wire; one
+    /// tensor may be read and written in place of its wire.
     pub(super) fn exchange(
         &self,
         data: &[f32],
+        ends: (&Content, &Content),
         communicator: &dyn Communicator,
     ) -> Result<(Vec<f32>, u64), RunError> {
+        let Some(Parcel { op, from, to }) = self.parcels.first() else {
+            return Err(RunError::invalid("a collective without tensors"));
+        };
+        self.check(op, ends)?;
         let is_tensor = |content: &Content| matches!(content, Content::Tensor(_));
-        let geometry = self.geometry();
-        match self.transfer.op {
-            Op::AllToAll { .. } | Op::Fetch { .. } => {
-                let blocks = self.blocks_read(data, &geometry.send)?;
-                self.swap(&geometry, blocks, communicator)
+        let (sent, received) = (self.wire(Side::Sent), self.wire(Side::Received));
+        let mut blocks: Vec<Vec<f32>> = Vec::with_capacity(sent.group.len());
+        if message::is_shared(op, Side::Sent) {
+            let pieces = sent.blocks.iter().flatten();
+            let n = pieces.map(|piece| boxes::elements(&piece.region)).sum();
+            let (whole, _) = self.cut(data, index(n))?;
+            match (op, self.parcels) {
+                (Op::AllReduce { .. }, _) => {
+                    return all_reduce(from.dtype, self.rank, whole, &sent.group, communicator);
+                }
+                // A permute of one tensor may send each rank another part of it.
+                (Op::Permute, [_]) => {
+                    let held = self.space.local_box(from, self.rank);
+                    let send = boxes::exchange(self.space, op, from, to, self.rank).send;
+                    blocks.extend(send.iter().map(|block| read_block(&held, whole, block)));
+                }
+                _ => blocks
+                    .extend(sent.elements.iter().map(|&n| if n == 0 { Vec::new() } else { whole.to_vec() })),
             }
-            Op::FetchSum { .. } if !is_tensor(self.writes) => {
-                let blocks = self.blocks_read(data, &geometry.send)?;
-                self.swap(&geometry, blocks, communicator)
+        } else {
+            if is_tensor(ends.0) {
+                self.need_in_order(&self.space.local_box(from, self.rank), &sent, "read")?;
             }
-            Op::AllGather { .. } if is_tensor(self.reads) => {
-                let blocks = geometry.group.iter().map(|_| data.to_vec()).collect();
-                self.swap(&geometry, blocks, communicator)
+            let mut rest = data;
+            for &n in &sent.elements {
+                let (block, after) = self.cut(rest, index(n))?;
+                blocks.push(block.to_vec());
+                rest = after;
             }
-            Op::Permute if is_tensor(self.reads) && is_tensor(self.writes) => {
-                let held = self.held();
-                let blocks = geometry.send.iter().map(|block| read_block(&held, data, block)).collect();
-                self.swap(&geometry, blocks, communicator)
-            }
-            Op::ReduceScatter { .. } if is_tensor(self.writes) => {
-                let blocks = self.blocks_read(data, &geometry.send)?;
-                let received =
-                    communicator.exchange(self.rank, &geometry.group, blocks, &sizes(&geometry.recv))?;
-                Ok((sum(self.transfer.from.dtype, received.blocks), received.elements_sent))
-            }
-            Op::AllReduce { .. } if is_tensor(self.reads) && is_tensor(self.writes) => {
-                all_reduce(self.transfer.from.dtype, self.rank, data, &geometry.group, communicator)
-            }
-            _ => Err(self.refused("exchange")),
         }
+        let sums = matches!(op, Op::ReduceScatter { .. });
+        if !sums && is_tensor(ends.1) && self.space.holds(to, self.rank) {
+            self.need_in_order(&self.space.local_box(to, self.rank), &received, "written")?;
+        }
+        let expected: Vec<usize> = received.elements.iter().map(|&n| index(n)).collect();
+        let arrived = communicator.exchange(self.rank, &sent.group, blocks, &expected)?;
+        let written = if sums { sum(from.dtype, arrived.blocks) } else { arrived.blocks.concat() };
+        Ok((written, arrived.elements_sent))
     }
 
-    /// Sends blocks and writes those received one after another.
-    fn swap(
-        &self,
-        geometry: &Exchange,
-        blocks: Vec<Vec<f32>>,
-        communicator: &dyn Communicator,
-    ) -> Result<(Vec<f32>, u64), RunError> {
-        let holds = self.space.holds(&self.transfer.to, self.rank);
-        if holds && matches!(self.writes, Content::Tensor(_)) {
-            self.need_in_order(&self.wanted(), &geometry.recv, "written")?;
+    /// Refuses an exchange of one tensor from or to a buffer that the contract of tasks does not name.
+    fn check(&self, op: &Op, (reads, writes): (&Content, &Content)) -> Result<(), RunError> {
+        let wire = |content: &Content| matches!(content, Content::Wire { .. });
+        let refused = match op {
+            Op::AllGather { .. } => wire(reads),
+            Op::ReduceScatter { .. } => wire(writes),
+            Op::FetchSum { .. } => !wire(writes),
+            Op::Permute | Op::AllReduce { .. } => wire(reads) || wire(writes),
+            _ => false,
+        };
+        if !refused || self.parcels.len() > 1 {
+            return Ok(());
         }
-        let received = communicator.exchange(self.rank, &geometry.group, blocks, &sizes(&geometry.recv))?;
-        Ok((received.blocks.concat(), received.elements_sent))
+        let kind = |content: &Content| if wire(content) { "a wire" } else { "a tensor" };
+        let (name, reads, writes) = (op.name(), kind(reads), kind(writes));
+        Err(RunError::invalid(format!("there is no exchange of `{name}` from {reads} to {writes}")))
     }
 
-    /// The tensor from a wire, every element begun as `first`.
-    fn put_together(
-        &self,
-        data: &[f32],
-        first: f32,
-        merge: impl Fn(f32, f32) -> f32,
-    ) -> Result<Vec<f32>, RunError> {
-        let wanted = self.wanted();
-        let mut out = vec![first; extents(&wanted).iter().product()];
-        let recv = self.geometry().recv;
-        for (block, elements) in recv.iter().zip(self.split(data, &recv)?) {
-            merge_block(&wanted, &mut out, block, &elements, &merge);
-        }
-        Ok(out)
-    }
-
-    fn zero(&self) -> f32 {
-        match self.transfer.from.dtype {
-            DType::I32 | DType::Bool => from_int(0),
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16 => 0.0,
-        }
-    }
-
-    /// The blocks to send: a wire holds them, a tensor must.
-    fn blocks_read(&self, data: &[f32], send: &[Vec<Region>]) -> Result<Vec<Vec<f32>>, RunError> {
-        if matches!(self.reads, Content::Tensor(_)) {
-            self.need_in_order(&self.held(), send, "read")?;
-        }
-        self.split(data, send)
-    }
-
-    /// Splits contiguous blocks.
-    fn split(&self, data: &[f32], blocks_of: &[Vec<Region>]) -> Result<Vec<Vec<f32>>, RunError> {
-        let mut rest = data;
-        let mut blocks = Vec::with_capacity(blocks_of.len());
-        for n in sizes(blocks_of) {
-            let Some((block, after)) = rest.split_at_checked(n) else {
-                return Err(RunError::invalid(format!(
-                    "the blocks of `{}` do not fit in {} elements",
-                    self.transfer.op.name(),
-                    data.len()
-                )));
-            };
-            blocks.push(block.to_vec());
-            rest = after;
-        }
-        Ok(blocks)
-    }
-
-    fn need_in_order(&self, whole: &Region, blocks: &[Vec<Region>], verb: &str) -> Result<(), RunError> {
-        if boxes::lie_in_order(whole, blocks.iter().flatten()) {
+    /// Refuses a tensor whose memory is not its blocks in order.
+    fn need_in_order(&self, whole: &Region, wire: &Wire, verb: &str) -> Result<(), RunError> {
+        if boxes::lie_in_order(whole, wire.blocks.iter().flatten().map(|piece| &piece.region)) {
             return Ok(());
         }
         Err(RunError::invalid(format!(
             "the tensor {verb} by `{}` is not its blocks in order; it must be packed",
-            self.transfer.op.name()
+            self.parcels[0].op.name()
         )))
     }
 
-    fn geometry(&self) -> Exchange {
-        let Parcel { op, from, to } = self.transfer;
-        boxes::exchange(self.space, op, from, to, self.rank)
+    fn wire(&self, side: Side) -> Wire {
+        message::wire(self.space, self.parcels, side, self.rank)
     }
 
-    fn held(&self) -> Region {
-        self.space.local_box(&self.transfer.from, self.rank)
-    }
-
-    fn wanted(&self) -> Region {
-        self.space.local_box(&self.transfer.to, self.rank)
-    }
-
-    fn refused(&self, step: &str) -> RunError {
-        let kind = |content: &Content| match content {
-            Content::Tensor(_) => "a tensor",
-            Content::Wire { .. } => "a wire",
-        };
-        RunError::invalid(format!(
-            "there is no {step} of `{}` from {} to {}",
-            self.transfer.op.name(),
-            kind(self.reads),
-            kind(self.writes)
-        ))
+    fn cut<'d>(&self, data: &'d [f32], n: usize) -> Result<(&'d [f32], &'d [f32]), RunError> {
+        data.split_at_checked(n).ok_or_else(|| {
+            let op = self.parcels[0].op.name();
+            RunError::invalid(format!("the blocks of `{op}` do not fit in {} elements", data.len()))
+        })
     }
 }
 
 /// Sums over the group: a reduce-scatter of chunks, then an all-gather of them. Gives the sums, and how many elements
 /// were sent to others.
-pub(super) fn all_reduce(
+fn all_reduce(
     dtype: DType,
     rank: Rank,
     data: &[f32],
@@ -224,7 +178,7 @@ pub(super) fn all_reduce(
 }
 
 /// The sum of equal blocks, in their order.
-pub(super) fn sum(dtype: DType, blocks: Vec<Vec<f32>>) -> Vec<f32> {
+fn sum(dtype: DType, blocks: Vec<Vec<f32>>) -> Vec<f32> {
     let mut blocks = blocks.into_iter();
     let first = blocks.next().unwrap_or_default();
     blocks.fold(first, |mut sum, block| {
@@ -238,8 +192,4 @@ fn add(dtype: DType, x: f32, y: f32) -> f32 {
         DType::I32 | DType::Bool => from_int(to_int(x).wrapping_add(to_int(y))),
         DType::F64 | DType::F32 | DType::F16 | DType::BF16 => x + y,
     }
-}
-
-fn sizes(blocks: &[Vec<Region>]) -> Vec<usize> {
-    blocks.iter().map(|block| index(boxes::block_elements(block))).collect()
 }

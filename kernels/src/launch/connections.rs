@@ -1,6 +1,6 @@
 //! The connections of a process, over which its rank exchanges blocks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{BufReader, BufWriter, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -8,16 +8,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ithaca_ir::Rank;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::bytes::{self, Reader, Writer};
 use super::error::LaunchError;
 use super::frame::{self, FrameError, Kind, Limits};
+use super::peers::{Peer, Peers};
 use crate::cpu::Communicator;
 use crate::error::RunError;
 use crate::tensor::index;
-
-/// Connections to other ranks, each with the address of the other side.
-pub(super) type Peers = BTreeMap<u64, (TcpStream, SocketAddr)>;
 
 /// The size of read and write buffers, bytes.
 const BUFFER: usize = 1 << 17;
@@ -33,11 +32,12 @@ pub(super) struct Connections {
     timeout: Duration,
     shared: Arc<Shared>,
     /// By rank; `None` for this one.
-    peers: Vec<Option<Peer>>,
+    channels: Vec<Option<Channel>>,
 }
 
+/// A connection whose threads run.
 #[derive(Debug)]
-struct Peer {
+struct Channel {
     address: SocketAddr,
     /// To the writing thread; `None` once closed.
     queue: Mutex<Option<Sender<Outgoing>>>,
@@ -109,16 +109,17 @@ impl Connections {
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
         let mut connections =
-            Connections { rank, world, timeout, shared, peers: (0..world).map(|_| None).collect() };
-        for (other, (stream, address)) in peers {
-            let peer = connections.connect(other, stream, address);
-            let peer = peer.map_err(|source| LaunchError::Setup { address: address.to_string(), source })?;
-            connections.peers[index(other)] = Some(peer);
+            Connections { rank, world, timeout, shared, channels: (0..world).map(|_| None).collect() };
+        for (other, peer) in peers {
+            let address = peer.address.to_string();
+            let channel = connections.connect(peer);
+            let channel = channel.map_err(|source| LaunchError::Setup { address, source })?;
+            connections.channels[index(other)] = Some(channel);
         }
         Ok(connections)
     }
 
-    fn connect(&self, rank: u64, stream: TcpStream, address: SocketAddr) -> std::io::Result<Peer> {
+    fn connect(&self, Peer { rank, stream, address }: Peer) -> std::io::Result<Channel> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
         stream.set_nodelay(true)?;
@@ -139,7 +140,7 @@ impl Connections {
             };
             std::thread::Builder::new().name(format!("{name} rank {rank}")).spawn(counted)?;
         }
-        Ok(Peer { address, queue: Mutex::new(Some(queue)) })
+        Ok(Channel { address, queue: Mutex::new(Some(queue)) })
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -163,39 +164,49 @@ impl Connections {
 
     /// A rank with its address, for messages.
     pub(super) fn describe(&self, rank: u64) -> String {
-        let peer = usize::try_from(rank).ok().and_then(|i| self.peers.get(i)).and_then(Option::as_ref);
-        match peer {
-            Some(peer) => format!("rank {rank} ({})", peer.address),
+        let channel = usize::try_from(rank).ok().and_then(|i| self.channels.get(i)).and_then(Option::as_ref);
+        match channel {
+            Some(channel) => format!("rank {rank} ({})", channel.address),
             None => format!("rank {rank}"),
         }
     }
 
     /// Queues a frame. The reading thread notices a closed connection.
-    pub(super) fn send_frame(&self, to: u64, kind: Kind, body: Vec<u8>) {
-        self.queue(to, Outgoing::Frame(kind, body));
+    pub(super) fn send_frame(&self, to: u64, kind: Kind, body: &(impl Serialize + ?Sized)) {
+        self.queue(to, Outgoing::Frame(kind, frame::encode(body)));
+    }
+
+    /// Queues a frame for every other rank.
+    pub(super) fn send_to_all(&self, kind: Kind, body: &(impl Serialize + ?Sized)) {
+        self.others().for_each(|other| self.send_frame(other, kind, body));
     }
 
     fn queue(&self, to: u64, outgoing: Outgoing) {
-        if let Some(peer) = &self.peers[index(to)]
-            && let Some(queue) = &*peer.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        if let Some(channel) = &self.channels[index(to)]
+            && let Some(queue) = &*channel.queue.lock().unwrap_or_else(PoisonError::into_inner)
         {
             // The writing thread ends with the connection.
             let _ = queue.send(outgoing);
         }
     }
 
-    /// Waits for the next message of `from`, which must be of one of these kinds.
+    /// Waits for the next message of `from`, which must be of this kind.
     ///
     /// # Errors
     /// [`RunError::RemoteFailure`] when a rank has failed, [`RunError::Lost`], [`RunError::Deadlock`] after the timeout.
-    pub(super) fn message(&self, from: u64, kinds: &[Kind], wait: Wait) -> Result<(Kind, Vec<u8>), RunError> {
+    pub(super) fn message<T: DeserializeOwned>(
+        &self,
+        from: u64,
+        expected: Kind,
+        wait: Wait,
+    ) -> Result<T, RunError> {
         let deadline = match wait {
             Wait::Timeout => Some(Instant::now() + self.timeout),
             Wait::Unbounded => None,
         };
         let found = self.wait(from, deadline, |inbox| inbox.messages.pop_front().map(Ok));
         let (kind, body) = found.map_err(|error| self.with_cause(error))?;
-        if kinds.contains(&kind) { Ok((kind, body)) } else { Err(bytes::malformed()) }
+        if kind == expected { frame::decode(&body) } else { Err(frame::malformed()) }
     }
 
     /// Waits until `find` finds its result in the inbox of a rank.
@@ -255,20 +266,9 @@ impl Connections {
         }
     }
 
-    /// Whether another rank is known to have failed.
-    pub(super) fn has_failed(&self) -> bool {
-        self.shared.state().failure.is_some()
-    }
-
     /// The failure of another rank, in place of an error that may follow from it.
     pub(super) fn with_first_cause(&self, error: RunError) -> RunError {
-        match &self.shared.state().failure {
-            Some(Failure::Reported { rank, message }) => {
-                RunError::RemoteFailure { rank: self.describe(*rank), message: message.clone() }
-            }
-            Some(failure @ Failure::Lost { .. }) => self.failed(failure, None),
-            None => error,
-        }
+        self.with_cause(self.check().err().unwrap_or(error))
     }
 
     /// Sends a failure to all others, once: the one that was reported to this rank, else `message`.
@@ -282,16 +282,13 @@ impl Connections {
             Some(Failure::Lost { .. }) | None => (self.rank, message.to_owned()),
         };
         drop(state);
-        let mut body = Writer::new();
-        body.number(rank).text(&message[..message.floor_char_boundary(MAX_MESSAGE)]);
-        let body = body.into_bytes();
-        self.others().for_each(|other| self.send_frame(other, Kind::Abort, body.clone()));
+        self.send_to_all(Kind::Abort, &(rank, &message[..message.floor_char_boundary(MAX_MESSAGE)]));
     }
 
     /// Closes all connections; waits until all frames are sent and the others have closed theirs, up to `timeout`.
     pub(super) fn close(&self, timeout: Duration) {
-        for peer in self.peers.iter().flatten() {
-            peer.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for channel in self.channels.iter().flatten() {
+            channel.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
         let deadline = Instant::now() + timeout;
         let mut state = self.shared.state();
@@ -353,7 +350,7 @@ impl Communicator for Connections {
         let mut state = self.shared.state();
         state.inboxes.iter_mut().for_each(|inbox| inbox.ended += 1);
         drop(state);
-        self.others().for_each(|other| self.send_frame(other, Kind::End, Vec::new()));
+        self.send_to_all(Kind::End, &());
     }
 
     fn fail(&self, _rank: Rank, error: &RunError) {
@@ -424,7 +421,7 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
         let mut state = shared.state();
         let inbox = &mut state.inboxes[index(rank)];
         match kind {
-            Kind::Block => match bytes::floats(&body) {
+            Kind::Block => match frame::floats(&body) {
                 Some(block) => inbox.blocks.push_back(Item::Block(block)),
                 None => {
                     drop(state);
@@ -437,16 +434,10 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
                 // It closes next, and its message is the failure.
                 inbox.is_finalized = true;
                 let (rank, message) =
-                    parse_failure(&body).unwrap_or((rank, "for no stated reason".to_owned()));
+                    frame::decode(&body).unwrap_or((rank, "for no stated reason".to_owned()));
                 state.failure.get_or_insert(Failure::Reported { rank, message });
             }
-            // It noticed a closed connection after rank 0 had seen all connected.
-            Kind::Refuse => {
-                inbox.is_finalized = true;
-                let message = String::from_utf8_lossy(&body).into_owned();
-                state.failure.get_or_insert(Failure::Reported { rank, message });
-            }
-            Kind::Agree | Kind::Shared | Kind::Result | Kind::Update | Kind::UpdatesEnd | Kind::ExitCode => {
+            Kind::Agree | Kind::Shared | Kind::Result | Kind::Update | Kind::ExitCode => {
                 inbox.messages.push_back((kind, body));
             }
             Kind::Hello | Kind::Addresses | Kind::Connected => {
@@ -457,10 +448,4 @@ fn recv_loop(shared: &Shared, (rank, address): (u64, SocketAddr), stream: TcpStr
         drop(state);
         shared.wake.notify_all();
     }
-}
-
-/// The rank that failed, and its error.
-fn parse_failure(body: &[u8]) -> Option<(u64, String)> {
-    let mut input = Reader::new(body);
-    Some((input.number().ok()?, input.text().ok()?))
 }

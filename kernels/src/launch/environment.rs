@@ -1,7 +1,7 @@
 //! The rank of a process and the address of rank 0, from the environment that launchers set.
 
-use super::digest::digest;
 use super::error::LaunchError;
+use crate::digest::fnv1a;
 
 /// The number of ports after `MASTER_PORT` that rank 0 tries.
 const PORTS: u16 = 8;
@@ -48,22 +48,17 @@ impl LaunchEnv {
         let is_set = |name: &str| variable(name).is_some();
         let launcher = LAUNCHERS.iter().find(|(rank, size, _)| is_set(rank) || is_set(size));
         let (rank_name, size_name, job_names) = *launcher.unwrap_or(&LAUNCHERS[0]);
-        let mut number = |name: &str, min: u64, max: u64| match variable(name) {
-            None => {
-                wrong.push(format!("{name} is not set"));
-                None
-            }
-            Some(text) => match text.trim().parse::<u64>() {
-                Ok(n) if (min..=max).contains(&n) => Some(n),
-                Ok(n) => {
-                    wrong.push(format!("{name} is {n}, outside {min} to {max}"));
-                    None
+        let mut number = |name: &str, min: u64, max: u64| {
+            let text = variable(name);
+            wrong.push(match text.as_deref().map(|text| text.trim().parse::<u64>()) {
+                None => format!("{name} is not set"),
+                Some(Ok(n)) if (min..=max).contains(&n) => return Some(n),
+                Some(Ok(n)) => format!("{name} is {n}, outside {min} to {max}"),
+                Some(Err(_)) => {
+                    format!("{name} is `{}`, which is not a number", text.unwrap_or_default())
                 }
-                Err(_) => {
-                    wrong.push(format!("{name} is `{text}`, which is not a number"));
-                    None
-                }
-            },
+            });
+            None
         };
         let rank = number(rank_name, 0, u64::MAX);
         let world = number(size_name, 1, u64::MAX);
@@ -96,7 +91,8 @@ impl LaunchEnv {
         let host = host.trim().to_owned();
         let mut names: Vec<String> = job_names.iter().filter_map(|name| variable(name)).collect();
         names.extend([env!("CARGO_PKG_VERSION").to_owned(), port.to_string()]);
-        let job = digest(names.iter().map(String::as_str));
+        // The separator distinguishes the names from their concatenation.
+        let job = fnv1a(names.iter().flat_map(|name| name.bytes().chain([0xff])));
         let local_rank = LOCAL_RANKS.iter().find_map(|name| variable(name)?.trim().parse().ok());
         Ok(LaunchEnv { rank, world, host, ports, job, local_rank })
     }

@@ -2,17 +2,21 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use super::bytes::each_chunk;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::RunError;
+
+/// The number of elements of a block that are encoded at a time.
+const CHUNK: usize = 1 << 14;
 
 /// The kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind {
     /// The introduction of the connecting side: rank, world, the port on which it listens itself.
     Hello,
     /// From rank 0: the addresses of all.
     Addresses,
-    /// Why the rendezvous has failed.
-    Refuse,
     /// The process is connected to all others; from rank 0, all are.
     Connected,
     /// Digests of the run that a process is about to start.
@@ -25,49 +29,26 @@ pub(super) enum Kind {
     End,
     /// The results of a rank after a step.
     Result,
-    /// A tensor that a step updated and the next one reads.
+    /// A named tensor that a step updated and the next one reads; `None` after the last.
     Update,
-    /// The end of the updates.
-    UpdatesEnd,
     /// The exit code of every process.
     ExitCode,
     /// The process will close its connections, which is not a failure.
     Finalize,
-    /// A rank failed: its number and its error.
+    /// The rendezvous or a rank failed: the number of the rank and the error.
     Abort,
 }
 
 impl Kind {
-    const ALL: [Kind; 14] = [
-        Kind::Hello,
-        Kind::Addresses,
-        Kind::Refuse,
-        Kind::Connected,
-        Kind::Agree,
-        Kind::Shared,
-        Kind::Block,
-        Kind::End,
-        Kind::Result,
-        Kind::Update,
-        Kind::UpdatesEnd,
-        Kind::ExitCode,
-        Kind::Finalize,
-        Kind::Abort,
-    ];
-
     /// The largest body of a frame, bytes.
     pub(super) fn limit(self, limits: &Limits) -> u64 {
         match self {
             Kind::Block => limits.block,
             Kind::Result | Kind::Update => limits.tensors,
-            Kind::Hello
-            | Kind::Refuse
-            | Kind::Agree
-            | Kind::Shared
-            | Kind::ExitCode
-            | Kind::Abort
-            | Kind::Addresses => SMALL,
-            Kind::Connected | Kind::End | Kind::UpdatesEnd | Kind::Finalize => 0,
+            Kind::Hello | Kind::Addresses | Kind::Agree | Kind::Shared | Kind::ExitCode | Kind::Abort => {
+                SMALL
+            }
+            Kind::Connected | Kind::End | Kind::Finalize => 0,
         }
     }
 }
@@ -85,13 +66,16 @@ pub(super) struct Limits {
 }
 
 /// Why a frame could not be read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
     /// The other side closed the connection.
+    #[error("the connection was closed")]
     Closed,
     /// Another error of the system.
+    #[error("{0}")]
     Io(io::Error),
     /// The bytes are not a frame, or the frame is too long.
+    #[error("{0}")]
     Malformed(String),
 }
 
@@ -107,14 +91,31 @@ impl From<io::Error> for FrameError {
     }
 }
 
-impl std::fmt::Display for FrameError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            FrameError::Closed => f.write_str("the connection was closed"),
-            FrameError::Io(error) => write!(f, "{error}"),
-            FrameError::Malformed(message) => f.write_str(message),
-        }
+/// The body of a frame.
+pub(super) fn encode(body: &(impl Serialize + ?Sized)) -> Vec<u8> {
+    postcard::to_allocvec(body).expect("data of known length can be encoded")
+}
+
+/// The data of a body, all of which must be used.
+///
+/// # Errors
+/// [`RunError::Invalid`] for a malformed body.
+pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, RunError> {
+    match postcard::take_from_bytes(body) {
+        Ok((data, [])) => Ok(data),
+        Ok(_) | Err(_) => Err(malformed()),
     }
+}
+
+/// The error of a malformed message.
+pub(super) fn malformed() -> RunError {
+    RunError::invalid("another process sent a malformed message")
+}
+
+/// The numbers of a block; `None` where the bytes end within one.
+pub(super) fn floats(body: &[u8]) -> Option<Vec<f32>> {
+    let (words, rest) = body.as_chunks::<4>();
+    rest.is_empty().then(|| words.iter().map(|&word| f32::from_le_bytes(word)).collect())
 }
 
 /// Writes a frame.
@@ -126,13 +127,13 @@ pub(super) fn write(out: &mut impl Write, kind: Kind, body: &[u8]) -> io::Result
 /// Writes a block.
 pub(super) fn write_block(out: &mut impl Write, data: &[f32]) -> io::Result<()> {
     head(out, Kind::Block, data.len() as u64 * 4)?;
-    let mut result = Ok(());
-    each_chunk(data, |bytes| {
-        if result.is_ok() {
-            result = out.write_all(bytes);
-        }
-    });
-    result
+    let mut bytes = Vec::with_capacity(CHUNK.min(data.len()) * 4);
+    for chunk in data.chunks(CHUNK) {
+        bytes.clear();
+        bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes()));
+        out.write_all(&bytes)?;
+    }
+    Ok(())
 }
 
 fn head(out: &mut impl Write, kind: Kind, length: u64) -> io::Result<()> {
@@ -148,8 +149,8 @@ pub(super) fn read(
     let mut head = [0; 9];
     input.read_exact(&mut head)?;
     let [kind, length @ ..] = head;
-    let kind = Kind::ALL.iter().copied().find(|k| *k as u8 == kind);
-    let kind = kind.ok_or_else(|| FrameError::Malformed("it sent bytes that are not a frame".to_owned()))?;
+    let kind = decode::<Kind>(&[kind])
+        .map_err(|_| FrameError::Malformed("it sent bytes that are not a frame".to_owned()))?;
     let (length, limit) = (u64::from_le_bytes(length), kind.limit(&limits()));
     if length > limit {
         let message = format!("it sent a frame of {length} bytes ({kind:?}), above the limit of {limit}");
@@ -163,7 +164,6 @@ pub(super) fn read(
 
 #[cfg(test)]
 mod tests {
-    use super::super::bytes::floats;
     use super::*;
 
     const LIMITS: Limits = Limits { block: 8, tensors: 100 };
@@ -178,8 +178,8 @@ mod tests {
         let (kind, body) = read(&mut input, || LIMITS).unwrap();
         assert_eq!((kind, floats(&body).unwrap()), (Kind::Block, vec![1.5, -2.0]));
         assert!(matches!(read(&mut input, || LIMITS), Err(FrameError::Closed)));
-        for (i, kind) in Kind::ALL.into_iter().enumerate() {
-            assert_eq!(kind as usize, i, "every kind is listed, in order");
+        for kind in [Kind::Hello, Kind::Abort] {
+            assert_eq!(encode(&kind), [kind as u8], "the head of a frame is its encoded kind");
         }
     }
 
@@ -192,5 +192,20 @@ mod tests {
         write_block(&mut wire, &[0.0; 2]).unwrap();
         assert!(matches!(read(&mut &wire[..12], || LIMITS), Err(FrameError::Closed)));
         assert!(matches!(read(&mut &[77; 20][..], || LIMITS), Err(FrameError::Malformed(_))));
+    }
+
+    #[test]
+    fn data_is_encoded_bit_for_bit_and_wrong_lengths_are_refused() {
+        let data = ("Ithaka".to_owned(), vec![1.0, -0.0, f32::from_bits(0x7fc0_1234)]);
+        let mut bytes = encode(&data);
+        let found: (String, Vec<f32>) = decode(&bytes).unwrap();
+        assert_eq!(found.1.iter().map(|x| x.to_bits()).collect::<Vec<_>>()[1..], [1 << 31, 0x7fc0_1234]);
+        for n in 0..bytes.len() {
+            assert!(decode::<(String, Vec<f32>)>(&bytes[..n]).is_err(), "cut off after {n} bytes");
+        }
+        bytes.push(0);
+        assert!(decode::<(String, Vec<f32>)>(&bytes).is_err());
+        assert!(decode::<Vec<f32>>(&encode(&u64::MAX)).is_err());
+        assert_eq!(floats(&[0; 5]), None);
     }
 }

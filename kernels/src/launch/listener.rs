@@ -5,12 +5,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use super::bytes::{Reader, Writer};
+use serde::{Deserialize, Serialize};
+
 use super::error::LaunchError;
 use super::frame::{self, Kind, Limits};
 
 /// The first bytes of both sides of a connection, followed by the number of the job.
-const MAGIC: [u8; 8] = *b"ITHACA02";
+const MAGIC: [u8; 8] = *b"ITHACA03";
 
 /// The time limit of a handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -22,27 +23,12 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 pub(super) const POLL: Duration = Duration::from_millis(4);
 
 /// The introduction of the connecting side.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) rank: u64,
     pub(super) world: u64,
     /// The port on which it listens itself.
     pub(super) port: u16,
-}
-
-impl Hello {
-    pub(super) fn encode(self) -> Vec<u8> {
-        let mut out = Writer::new();
-        out.number(self.rank).number(self.world).number(self.port.into());
-        out.into_bytes()
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Hello> {
-        let mut input = Reader::new(bytes);
-        let (rank, world, port) = (input.number().ok()?, input.number().ok()?, input.number().ok()?);
-        input.end().ok()?;
-        Some(Hello { rank, world, port: u16::try_from(port).ok()? })
-    }
 }
 
 /// An incoming connection after its handshake.
@@ -56,26 +42,21 @@ pub(super) struct Incoming {
 pub(super) enum Arrival {
     /// A process of this job.
     Incoming(Incoming),
-    /// A process of this job that closed its connection before it sent its rank; the message for the user.
+    /// A process of this job that did not send its rank; the message for the user.
     Unidentified(String),
-    /// None before the deadline.
+    /// No connection before the deadline.
     TimedOut,
 }
 
-/// Why an incoming connection is rejected.
-enum Rejected {
-    /// It is not of this job.
-    Stray(String),
-    /// It is of this job and did not send its rank.
-    Unidentified(String),
-}
+/// The result of a handshake; the error describes a connection that is not of this job.
+type Handshake = Result<Arrival, String>;
 
 /// Accepts the connections of other processes.
 pub(super) struct Listener {
     listener: TcpListener,
     job: u64,
-    sender: Sender<Result<Incoming, Rejected>>,
-    handshakes: Receiver<Result<Incoming, Rejected>>,
+    sender: Sender<Handshake>,
+    handshakes: Receiver<Handshake>,
     /// The connections that were not of this job.
     strays: Vec<String>,
 }
@@ -113,9 +94,8 @@ impl Listener {
             }
             check()?;
             match self.handshakes.recv_timeout(POLL) {
-                Ok(Ok(incoming)) => return Ok(Arrival::Incoming(incoming)),
-                Ok(Err(Rejected::Unidentified(message))) => return Ok(Arrival::Unidentified(message)),
-                Ok(Err(Rejected::Stray(message))) => self.strays.push(message),
+                Ok(Ok(arrival)) => return Ok(arrival),
+                Ok(Err(stray)) => self.strays.push(stray),
                 Err(_) if Instant::now() >= deadline => return Ok(Arrival::TimedOut),
                 Err(_) => {}
             }
@@ -138,7 +118,7 @@ impl Listener {
             match self.next(deadline, || Ok(())) {
                 Ok(Arrival::Incoming(mut incoming)) => {
                     // The peer may have closed its connection.
-                    let _ = frame::write(&mut incoming.stream, Kind::Refuse, reason.as_bytes());
+                    let _ = frame::write(&mut incoming.stream, Kind::Abort, &frame::encode(&(0u64, reason)));
                     missing -= 1;
                 }
                 Ok(Arrival::Unidentified(_)) => missing -= 1,
@@ -149,30 +129,24 @@ impl Listener {
 }
 
 /// The listening side of a handshake.
-fn accept_handshake(mut stream: TcpStream, address: SocketAddr, job: u64) -> Result<Incoming, Rejected> {
+fn accept_handshake(mut stream: TcpStream, address: SocketAddr, job: u64) -> Handshake {
     let exchange = |stream: &mut TcpStream| -> io::Result<[u8; 16]> {
         stream.set_nonblocking(false)?;
         set_timeouts(stream)?;
         stream.write_all(&preamble(job))?;
-        let mut found = [0; 16];
-        stream.read_exact(&mut found)?;
-        Ok(found)
+        read_preamble(stream)
     };
     let address = canonical(address);
-    let found = exchange(&mut stream)
-        .map_err(|_| Rejected::Stray(format!("{address} closed without a handshake")))?;
-    check_preamble(&found, job).map_err(|why| Rejected::Stray(format!("{address} {why}")))?;
-    let unidentified = |why: &str| {
-        Rejected::Unidentified(format!("{address} is of this job and did not send its rank: {why}"))
+    let found = exchange(&mut stream).map_err(|_| format!("{address} closed without a handshake"))?;
+    check_preamble(&found, job).map_err(|why| format!("{address} {why}"))?;
+    let why = match frame::read(&mut stream, Limits::default) {
+        Ok((Kind::Hello, body)) if let Ok(hello) = frame::decode(&body) => {
+            return Ok(Arrival::Incoming(Incoming { hello, stream, address }));
+        }
+        Ok(_) => "its first frame is malformed".to_owned(),
+        Err(error) => error.to_string(),
     };
-    let first =
-        frame::read(&mut stream, Limits::default).map_err(|error| unidentified(&error.to_string()))?;
-    let hello = match first {
-        (Kind::Hello, body) => Hello::decode(&body),
-        _ => None,
-    };
-    let hello = hello.ok_or_else(|| unidentified("its first frame is malformed"))?;
-    Ok(Incoming { hello, stream, address })
+    Ok(Arrival::Unidentified(format!("{address} is of this job and did not send its rank: {why}")))
 }
 
 /// The connecting side of a handshake; the caller sends its [`Hello`] next.
@@ -180,13 +154,8 @@ fn accept_handshake(mut stream: TcpStream, address: SocketAddr, job: u64) -> Res
 /// # Errors
 /// Why the other side is not a process of this job.
 pub(super) fn start_handshake(stream: &mut TcpStream, job: u64) -> Result<(), String> {
-    let receive = |stream: &mut TcpStream| -> io::Result<[u8; 16]> {
-        set_timeouts(stream)?;
-        let mut found = [0; 16];
-        stream.read_exact(&mut found)?;
-        Ok(found)
-    };
-    let found = receive(stream).map_err(|error| format!("sends nothing ({error})"))?;
+    let found = set_timeouts(stream).and_then(|()| read_preamble(stream));
+    let found = found.map_err(|error| format!("sends nothing ({error})"))?;
     check_preamble(&found, job)?;
     stream.write_all(&preamble(job)).map_err(|error| format!("closed the connection ({error})"))
 }
@@ -201,6 +170,12 @@ fn preamble(job: u64) -> [u8; 16] {
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..].copy_from_slice(&job.to_le_bytes());
     bytes
+}
+
+fn read_preamble(stream: &mut TcpStream) -> io::Result<[u8; 16]> {
+    let mut found = [0; 16];
+    stream.read_exact(&mut found)?;
+    Ok(found)
 }
 
 fn check_preamble(found: &[u8; 16], job: u64) -> Result<(), String> {

@@ -16,8 +16,8 @@
 //!
 //! # Frames
 //!
-//! All other data travels in frames: a byte for the kind, the length as a `u64`, and the body; numbers are little endian.
-//! Lengths are checked against the most that the schedule can send, and memory is allocated as bytes arrive.
+//! All other data travels in frames: a byte for the kind, the length as a `u64`, and the body: the elements of a
+//! block, little endian, or data in the format of [`postcard`]. Lengths are checked against the most that the schedule can send, and memory is allocated as bytes arrive.
 //!
 //! # Failures
 //!
@@ -26,16 +26,14 @@
 //! connections; the peer that notices ends with its rank and address, and tells the others. A peer that is silent and
 //! keeps its connection open, as after a loss of power, is waited for up to the timeout of one message.
 
-mod bytes;
 mod connections;
-mod digest;
 mod environment;
 pub(crate) mod error;
 mod frame;
 mod listener;
+mod peers;
 mod process;
 mod rendezvous;
-mod step_result;
 
 pub use environment::LaunchEnv;
 pub use error::LaunchError;

@@ -5,16 +5,14 @@ use std::time::Duration;
 use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Content, Schedule};
 
-use super::bytes::{Reader, Writer, malformed};
 use super::connections::{Connections, Wait};
-use super::digest::digest;
 use super::error::LaunchError;
-use super::frame::{Kind, Limits, SMALL};
-use super::step_result;
-use crate::cpu::{Execution, Job, Options, RankResult};
+use super::frame::{Kind, Limits, SMALL, malformed};
+use crate::cpu::{Communicator, Execution, Job, Options, RankResult};
+use crate::digest::fnv1a;
 use crate::error::RunError;
 use crate::store::TensorSource;
-use crate::tensor::Outputs;
+use crate::tensor::{Outputs, Tensor};
 
 /// The time for which open connections are waited for at the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -87,48 +85,36 @@ impl Process {
     ) -> Result<Agreement<'p>, RunError> {
         let job = Job::of(schedule)?;
         self.connections.set_limits(limits(schedule, self.connections.world(), options));
-        let text = ithaca_ir::schedule::print(schedule);
-        let mut digests = vec![("schedule", digest([text.as_str()]))];
-        digests.extend(settings.iter().map(|(name, value)| (*name, digest([value.as_str()]))));
+        let connections = &self.connections;
+        let digest = |text: &str| fnv1a(text.bytes());
+        let mut digests = vec![("schedule".to_owned(), digest(&ithaca_ir::schedule::print(schedule)))];
+        digests.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), digest(value))));
         if self.is_first() {
-            for other in self.connections.others() {
-                let (_, body) = self.connections.message(other, &[Kind::Agree], Wait::Unbounded)?;
-                let mut input = Reader::new(&body);
-                let theirs = input.list(|input| Ok((input.text()?, input.number()?)))?;
-                let ours = digests.iter().map(|&(name, digest)| (name.to_owned(), digest));
-                let different = ours.zip(&theirs).find(|(ours, theirs)| ours != *theirs);
-                let different = match different {
-                    Some(((name, _), _)) => Some(name),
-                    None => (theirs.len() != digests.len()).then(|| "run".to_owned()),
-                };
-                if let Some(setting) = different {
-                    let other = self.connections.describe(other);
-                    let why = format!(
-                        "{other} has another {setting} than rank 0: start all with the same arguments"
-                    );
-                    self.connections.abort(&why);
-                    return Err(LaunchError::Refused(why).into());
+            for other in connections.others() {
+                let theirs: Vec<(String, u64)> = connections.message(other, Kind::Agree, Wait::Unbounded)?;
+                if theirs == digests {
+                    continue;
                 }
+                let different = digests.iter().zip(&theirs).find(|(ours, theirs)| ours != theirs);
+                let setting = different.map_or("run", |((name, _), _)| name);
+                let other = connections.describe(other);
+                let why =
+                    format!("{other} has another {setting} than rank 0: start all with the same arguments");
+                connections.abort(&why);
+                return Err(LaunchError::Refused(why).into());
             }
-            self.connections
-                .others()
-                .for_each(|other| self.connections.send_frame(other, Kind::Agree, Vec::new()));
+            connections.send_to_all(Kind::Agree, &());
         } else {
-            let mut body = Writer::new();
-            body.number(digests.len() as u64);
-            for (name, digest) in digests {
-                body.text(name).number(digest);
-            }
-            self.connections.send_frame(0, Kind::Agree, body.into_bytes());
+            connections.send_frame(0, Kind::Agree, &digests);
             // Rank 0 waits until the slowest process has compiled.
-            self.connections.message(0, &[Kind::Agree], Wait::Unbounded)?;
+            connections.message::<()>(0, Kind::Agree, Wait::Unbounded)?;
         }
         Ok(Agreement { process: self, job })
     }
 
     /// Whether another process is known to have failed.
     pub fn has_failed(&self) -> bool {
-        self.connections.has_failed()
+        self.connections.check().is_err()
     }
 
     /// Bytes that rank 0 makes and sends to all ranks. Every process must call it equally often.
@@ -138,13 +124,11 @@ impl Process {
     pub fn shared(&self, make: impl FnOnce() -> Result<Vec<u8>, RunError>) -> Result<Vec<u8>, RunError> {
         if self.is_first() {
             let made = make()?;
-            self.connections
-                .others()
-                .for_each(|other| self.connections.send_frame(other, Kind::Shared, made.clone()));
+            self.connections.send_to_all(Kind::Shared, &made);
             return Ok(made);
         }
         // Rank 0 may have to finish the step before.
-        Ok(self.connections.message(0, &[Kind::Shared], Wait::Unbounded)?.1)
+        self.connections.message(0, Kind::Shared, Wait::Unbounded)
     }
 
     /// Ends the run: rank 0 sends the exit code of every process, the others wait for it.
@@ -154,10 +138,7 @@ impl Process {
     pub fn finish(mut self, code: u8) -> Result<u8, RunError> {
         let exit_code = self.exit_code(code);
         match &exit_code {
-            Ok(_) => self
-                .connections
-                .others()
-                .for_each(|other| self.connections.send_frame(other, Kind::Finalize, Vec::new())),
+            Ok(_) => self.connections.send_to_all(Kind::Finalize, &()),
             Err(error) => self.connections.abort(&error.to_string()),
         }
         self.connections.close(CLOSE_TIMEOUT);
@@ -167,13 +148,10 @@ impl Process {
 
     fn exit_code(&self, code: u8) -> Result<u8, RunError> {
         if self.is_first() {
-            self.connections
-                .others()
-                .for_each(|other| self.connections.send_frame(other, Kind::ExitCode, vec![code]));
+            self.connections.send_to_all(Kind::ExitCode, &code);
             return Ok(code);
         }
-        let (_, body) = self.connections.message(0, &[Kind::ExitCode], Wait::Unbounded)?;
-        body.first().copied().ok_or_else(malformed)
+        self.connections.message(0, Kind::ExitCode, Wait::Unbounded)
     }
 
     /// Ends the run with an error, which is sent to the others unless a failure has been sent before.
@@ -247,13 +225,12 @@ impl<'p> Agreement<'p> {
         let connections = &self.process.connections;
         if !self.process.is_first() {
             for part in &parts {
-                connections.send_frame(0, Kind::Result, step_result::encode(part, memory_bytes));
+                connections.send_frame(0, Kind::Result, &(part, memory_bytes));
             }
             return self.updates(next).map(Step::Local);
         }
         for other in connections.others() {
-            let (_, body) = connections.message(other, &[Kind::Result], Wait::Timeout)?;
-            let (part, bytes) = step_result::decode(&body)?;
+            let (part, bytes): (RankResult, u64) = connections.message(other, Kind::Result, Wait::Timeout)?;
             memory_bytes += bytes;
             parts.push(part);
         }
@@ -262,14 +239,10 @@ impl<'p> Agreement<'p> {
             for other in connections.others() {
                 for name in self.job.reads(Rank(other)) {
                     if let Some(tensor) = execution.kept.get(&name) {
-                        connections.send_frame(
-                            other,
-                            Kind::Update,
-                            step_result::encode_tensor(&name, tensor),
-                        );
+                        connections.send_frame(other, Kind::Update, &Some((name, tensor)));
                     }
                 }
-                connections.send_frame(other, Kind::UpdatesEnd, Vec::new());
+                connections.send_frame(other, Kind::Update, &None::<()>);
             }
         }
         Ok(Step::Full(execution))
@@ -281,9 +254,14 @@ impl<'p> Agreement<'p> {
         if next == NextStep::Last {
             return Ok(kept);
         }
-        let expected = [Kind::Update, Kind::UpdatesEnd];
-        while let (Kind::Update, body) = self.process.connections.message(0, &expected, Wait::Unbounded)? {
-            kept.extend([step_result::decode_tensor(&body)?]);
+        let next = || self.process.connections.message(0, Kind::Update, Wait::Unbounded);
+        while let Some((name, tensor)) = next()? {
+            let tensor: Tensor<f32> = tensor;
+            let elements = tensor.shape.iter().try_fold(1usize, |all, &n| all.checked_mul(n));
+            if elements != Some(tensor.data.len()) {
+                return Err(malformed());
+            }
+            kept.insert(name, tensor);
         }
         Ok(kept)
     }

@@ -1,6 +1,6 @@
 //! The rendezvous: every process connects to rank 0, which sends the addresses of all, and every pair connects.
 //!
-//! A process that waits polls all of its connections. A closed connection, or a [`Kind::Refuse`] on one, ends the
+//! A process that waits polls all of its connections. A closed connection, or a [`Kind::Abort`] on one, ends the
 //! rendezvous, and the process that ends sends the error to all its peers. A silent connection means a live peer, so no
 //! other data is sent before all are connected.
 
@@ -10,12 +10,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::bytes::{Reader, Writer};
-use super::connections::{Connections, Peers};
+use serde::de::DeserializeOwned;
+
+use super::connections::Connections;
 use super::environment::LaunchEnv;
 use super::error::LaunchError;
-use super::frame::{self, FrameError, Kind, Limits};
-use super::listener::{Arrival, ConnectError, HANDSHAKE, Hello, Listener, POLL, canonical, connect};
+use super::frame::{FrameError, Kind};
+use super::listener::{
+    Arrival, ConnectError, HANDSHAKE, Hello, Incoming, Listener, POLL, canonical, connect,
+};
+use super::peers::{self, Peer, Peers, Stage, refuse_all};
 use super::process::Process;
 
 /// The time limit for the connections among the other ranks, all of which listen by then.
@@ -43,7 +47,7 @@ pub fn join(env: &LaunchEnv, timeout: Duration) -> Result<Process, LaunchError> 
         _ => rendezvous.visit(&mut peers),
     };
     if let Err(error) = connected {
-        refuse_all(&peers, &error);
+        refuse_all(&peers, env.rank, &error);
         return Err(error);
     }
     let connections = Connections::new(env.rank, env.world, timeout, peers)?;
@@ -67,7 +71,7 @@ impl Rendezvous<'_> {
             Ok(ports) => ports,
             Err(error) => {
                 let here = std::mem::take(peers);
-                refuse_all(&here, &error);
+                refuse_all(&here, 0, &error);
                 let missing = self.env.world - 1 - here.len() as u64;
                 // A later process would wait for its whole timeout.
                 let until = (Instant::now() + REJECT_TIME).min(self.deadline);
@@ -76,36 +80,34 @@ impl Rendezvous<'_> {
             }
         };
         drop(listener);
-        let mut table = Writer::new();
-        for (rank, port) in ports {
-            let ip = peers[&rank].1.ip();
+        let address = |(rank, port): (u64, u16)| {
+            let ip = peers[&rank].address.ip();
             // The machine of rank 0, which other machines know by another address.
-            let host = if ip.is_loopback() { String::new() } else { ip.to_string() };
-            table.text(&host).number(port.into());
-        }
-        send_all(peers, Kind::Addresses, &table.into_bytes())?;
+            (if ip.is_loopback() { String::new() } else { ip.to_string() }, port)
+        };
+        let table: Vec<(String, u16)> = ports.into_iter().map(address).collect();
+        peers.values().try_for_each(|peer| peer.send(Kind::Addresses, &table))?;
 
         let start = Instant::now();
         let wait = CONNECT_ALL + 2 * HANDSHAKE;
         let mut waiting: BTreeSet<u64> = peers.keys().copied().collect();
-        while !waiting.is_empty() {
-            check_peers(peers, Stage::Connecting)?;
-            for (rank, (stream, address)) in
-                peers.iter().filter(|(_, (stream, _))| has_frame(stream, Kind::Connected))
-            {
-                frame::read(&mut &*stream, Limits::default)
-                    .map_err(|error| lost_peer(*rank, *address, &error))?;
-                waiting.remove(rank);
+        poll(peers, Stage::Connecting, || {
+            for peer in peers.values().filter(|peer| peer.has(Kind::Connected)) {
+                peer.receive::<()>()?;
+                waiting.remove(&peer.rank);
             }
-            if let Some(rank) = waiting.first().filter(|_| start.elapsed() >= wait) {
-                let (address, seconds) = (peers[rank].1, start.elapsed().as_secs());
-                let wrong =
-                    format!("after {seconds} s rank {rank} ({address}) is not connected to all others");
-                return Err(LaunchError::Refused(wrong));
+            match waiting.first() {
+                None => Ok(Some(())),
+                Some(rank) if start.elapsed() >= wait => {
+                    let (address, seconds) = (peers[rank].address, start.elapsed().as_secs());
+                    Err(LaunchError::Refused(format!(
+                        "after {seconds} s rank {rank} ({address}) is not connected to all others"
+                    )))
+                }
+                Some(_) => Ok(None),
             }
-            std::thread::sleep(POLL);
-        }
-        send_all(peers, Kind::Connected, &[])
+        })?;
+        peers.values().try_for_each(|peer| peer.send(Kind::Connected, &()))
     }
 
     /// Waits for all others; returns the port on which each listens.
@@ -113,32 +115,31 @@ impl Rendezvous<'_> {
         let world = self.env.world;
         let mut ports = BTreeMap::new();
         while (peers.len() as u64) < world - 1 {
-            let incoming = match listener.next(self.deadline, || check_peers(peers, Stage::Gathering))? {
+            let incoming = match listener.next(self.deadline, || peers::check(peers, Stage::Gathering))? {
                 Arrival::Incoming(incoming) => incoming,
                 Arrival::Unidentified(message) => return Err(LaunchError::Refused(message)),
                 Arrival::TimedOut => return Err(self.absent(peers, listener)),
             };
-            let Hello { rank, world: found, port } = incoming.hello;
+            let Incoming { hello: Hello { rank, world: found, port }, stream, address } = incoming;
+            let peer = Peer { rank, stream, address };
             let wrong = if found != world {
                 Some(format!(
-                    "rank {rank} ({}) was started as one of {found}, rank 0 as one of {world}",
-                    incoming.address
+                    "rank {rank} ({address}) was started as one of {found}, rank 0 as one of {world}"
                 ))
             } else if rank == 0 {
-                Some(format!("{} is rank 0 as well", incoming.address))
+                Some(format!("{address} is rank 0 as well"))
             } else if rank >= world {
-                Some(format!("{} is rank {rank} of {world}", incoming.address))
+                Some(format!("{address} is rank {rank} of {world}"))
             } else {
-                peers.get(&rank).map(|(_, other)| {
-                    format!("two processes are rank {rank}: {other} and {}", incoming.address)
-                })
+                let other = peers.get(&rank).map(|other| other.address);
+                other.map(|other| format!("two processes are rank {rank}: {other} and {address}"))
             };
             if let Some(wrong) = wrong {
-                // The peer may have closed its connection.
-                let _ = frame::write(&mut &incoming.stream, Kind::Refuse, wrong.as_bytes());
-                return Err(LaunchError::Refused(wrong));
+                let error = LaunchError::Refused(wrong);
+                refuse_all(&Peers::from([(rank, peer)]), 0, &error);
+                return Err(error);
             }
-            peers.insert(rank, (incoming.stream, incoming.address));
+            peers.insert(rank, peer);
             ports.insert(rank, port);
         }
         Ok(ports)
@@ -154,73 +155,69 @@ impl Rendezvous<'_> {
         let listener = TcpListener::bind((self.own_address(root.ip()), 0)).map_err(setup)?;
         let port = listener.local_addr().map_err(setup)?.port();
         let mut listener = Listener::new(listener, job).map_err(setup)?;
-        let hello = Hello { rank, world, port };
-        peers.insert(0, (first, root));
-        send((0, &peers[&0]), Kind::Hello, &hello.encode())?;
+        let connected = |peers: &mut Peers, peer: Peer, hello: Hello| {
+            let rank = peer.rank;
+            peers.entry(rank).insert_entry(peer).get().send(Kind::Hello, &hello)
+        };
+        connected(peers, Peer { rank: 0, stream: first, address: root }, Hello { rank, world, port })?;
 
         // Rank 0 reports a timeout itself; after a little longer it must have been cut off.
-        let body =
-            self.recv_from_root((Kind::Addresses, Stage::Gathering), self.deadline + HANDSHAKE, peers)?;
-        let table = parse_addresses(&body).filter(|table| table.len() as u64 == world - 1);
-        let table = table.ok_or_else(|| {
-            lost_peer(0, root, &FrameError::Malformed("its addresses are malformed".to_owned()))
-        })?;
+        let addresses = (Kind::Addresses, Stage::Gathering);
+        let table: Vec<(String, u16)> = self.recv_from_root(addresses, self.deadline + HANDSHAKE, peers)?;
+        if table.len() as u64 != world - 1 {
+            return Err(peers[&0].lost(&FrameError::Malformed("its addresses are malformed".to_owned())));
+        }
         let deadline = Instant::now() + CONNECT_ALL;
-        for (other, (host, port)) in (1..rank).zip(&table) {
-            let host = if host.is_empty() { root.ip().to_string() } else { host.clone() };
-            let stream = self.connect_to((other, &host, &[*port]), deadline, peers)?;
-            let address = SocketAddr::new(stream.peer_addr().map_err(setup)?.ip().to_canonical(), *port);
-            peers.insert(other, (stream, address));
-            let hello = Hello { rank, world, port: 0 };
-            send((other, &peers[&other]), Kind::Hello, &hello.encode())?;
+        for (other, (host, port)) in (1..rank).zip(table) {
+            let host = if host.is_empty() { root.ip().to_string() } else { host };
+            let stream = self.connect_to((other, &host, &[port]), deadline, peers)?;
+            let address = SocketAddr::new(stream.peer_addr().map_err(setup)?.ip().to_canonical(), port);
+            connected(peers, Peer { rank: other, stream, address }, Hello { rank, world, port: 0 })?;
         }
         // The higher ranks have the same time, plus that of the handshake.
         let deadline = deadline + HANDSHAKE;
         while (peers.len() as u64) < world - 1 {
-            let incoming = match listener.next(deadline, || check_peers(peers, Stage::Connecting))? {
+            let incoming = match listener.next(deadline, || peers::check(peers, Stage::Connecting))? {
                 Arrival::Incoming(incoming) => incoming,
                 // Rank 0 knows the rank and reports it.
                 Arrival::Unidentified(_) => continue,
                 Arrival::TimedOut => return Err(self.absent(peers, &listener)),
             };
-            let other = incoming.hello.rank;
+            let Incoming { hello: Hello { rank: other, .. }, stream, address } = incoming;
             if other <= rank || other >= world || peers.contains_key(&other) {
-                let wrong = format!("{} is rank {other}, which is connected already", incoming.address);
+                let wrong = format!("{address} is rank {other}, which is connected already");
                 return Err(LaunchError::Refused(wrong));
             }
-            peers.insert(other, (incoming.stream, incoming.address));
+            peers.insert(other, Peer { rank: other, stream, address });
         }
         drop(listener);
-        send((0, &peers[&0]), Kind::Connected, &[])?;
-        self.recv_from_root((Kind::Connected, Stage::Connecting), deadline + 2 * HANDSHAKE, peers).map(|_| ())
+        peers[&0].send(Kind::Connected, &())?;
+        self.recv_from_root((Kind::Connected, Stage::Connecting), deadline + 2 * HANDSHAKE, peers)
     }
 
-    /// Waits for the next frame of rank 0.
-    fn recv_from_root(
+    /// Waits for the next frame of rank 0. It is read before the other peers are checked: they may finish once rank 0 has
+    /// reported that all are connected.
+    fn recv_from_root<T: DeserializeOwned>(
         &self,
         (kind, stage): (Kind, Stage),
         deadline: Instant,
         peers: &Peers,
-    ) -> Result<Vec<u8>, LaunchError> {
-        let (stream, address) = &peers[&0];
-        loop {
-            // Before the other peers: they may finish once rank 0 has reported that all are connected.
-            if has_frame(stream, kind) {
-                let said = frame::read(&mut &*stream, Limits::default);
-                return said.map(|(_, body)| body).map_err(|error| lost_peer(0, *address, &error));
+    ) -> Result<T, LaunchError> {
+        poll(peers, stage, || {
+            if peers[&0].has(kind) {
+                return peers[&0].receive().map(Some);
             }
-            check_peers(peers, stage)?;
-            if Instant::now() >= deadline {
-                return Err(LaunchError::Unreached {
-                    rank: self.env.rank,
-                    other: 0,
-                    address: self.env.address(),
-                    seconds: self.start.elapsed().as_secs(),
-                    why: "it sends nothing any more".to_owned(),
-                });
+            if Instant::now() < deadline {
+                return Ok(None);
             }
-            std::thread::sleep(POLL);
-        }
+            Err(LaunchError::Unreached {
+                rank: self.env.rank,
+                other: 0,
+                address: self.env.address(),
+                seconds: self.start.elapsed().as_secs(),
+                why: "it sends nothing any more".to_owned(),
+            })
+        })
     }
 
     /// The error of ranks that did not arrive.
@@ -323,7 +320,7 @@ impl Rendezvous<'_> {
             return Ok(Err(ConnectError::Unreachable(error.to_string())));
         }
         loop {
-            check_peers(peers, Stage::Connecting)?;
+            peers::check(peers, Stage::Connecting)?;
             match result.recv_timeout(POLL) {
                 Ok(result) => return Ok(result),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -335,122 +332,24 @@ impl Rendezvous<'_> {
     }
 }
 
-/// The stage of the rendezvous.
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    /// All processes connect to rank 0.
-    Gathering,
-    /// The other pairs connect.
-    Connecting,
-}
-
-/// Fails when a peer has closed its connection or has sent the error of the rendezvous.
-fn check_peers(peers: &Peers, stage: Stage) -> Result<(), LaunchError> {
-    for (rank, (stream, address)) in peers {
-        let wrong = match peek(stream) {
-            Peeked::Nothing => continue,
-            Peeked::Frame(kind) if kind == Kind::Refuse as u8 => {
-                return Err(received_refusal(*rank, *address, stream));
-            }
-            // A frame for a later read.
-            Peeked::Frame(_) => continue,
-            Peeked::Closed => {
-                let stage = match stage {
-                    Stage::Gathering => "all ranks had arrived",
-                    Stage::Connecting => "all ranks were connected",
-                };
-                format!("rank {rank} ({address}) closed its connection before {stage}")
-            }
-        };
-        return Err(LaunchError::Refused(wrong));
-    }
-    Ok(())
-}
-
-/// The error that a peer has sent.
-fn received_refusal(rank: u64, address: SocketAddr, stream: &TcpStream) -> LaunchError {
-    match frame::read(&mut &*stream, Limits::default) {
-        Ok((_, message)) => LaunchError::Refused(String::from_utf8_lossy(&message).into_owned()),
-        Err(error) => lost_peer(rank, address, &error),
-    }
-}
-
-/// The error of a broken connection.
-fn lost_peer(rank: u64, address: SocketAddr, error: &FrameError) -> LaunchError {
-    LaunchError::Refused(format!("rank {rank} ({address}) was lost before all ranks were connected: {error}"))
-}
-
-/// Sends the error of the rendezvous to all peers.
-fn refuse_all(peers: &Peers, error: &LaunchError) {
-    for (stream, _) in peers.values() {
-        // The peer may have closed its connection.
-        let _ = frame::write(&mut &*stream, Kind::Refuse, error.to_string().as_bytes());
-    }
-}
-
-fn send_all(peers: &Peers, kind: Kind, body: &[u8]) -> Result<(), LaunchError> {
-    peers.iter().try_for_each(|(rank, peer)| send((*rank, peer), kind, body))
-}
-
-fn send(
-    (rank, (stream, address)): (u64, &(TcpStream, SocketAddr)),
-    kind: Kind,
-    body: &[u8],
-) -> Result<(), LaunchError> {
-    frame::write(&mut &*stream, kind, body).map_err(|error| {
-        // The peer may have sent its error before it closed.
-        match peek(stream) {
-            Peeked::Frame(kind) if kind == Kind::Refuse as u8 => received_refusal(rank, *address, stream),
-            Peeked::Frame(_) | Peeked::Nothing | Peeked::Closed => lost_peer(rank, *address, &error.into()),
+/// Calls `ready` until it has a result, and checks the peers meanwhile.
+fn poll<T>(
+    peers: &Peers,
+    stage: Stage,
+    mut ready: impl FnMut() -> Result<Option<T>, LaunchError>,
+) -> Result<T, LaunchError> {
+    loop {
+        if let Some(found) = ready()? {
+            return Ok(found);
         }
-    })
-}
-
-/// The next input of a connection, which is not consumed.
-enum Peeked {
-    Nothing,
-    /// A frame of this kind comes next.
-    Frame(u8),
-    /// The other side has closed it.
-    Closed,
-}
-
-fn peek(stream: &TcpStream) -> Peeked {
-    let mut kind = [0];
-    let mut peek = || -> io::Result<usize> {
-        stream.set_nonblocking(true)?;
-        let seen = stream.peek(&mut kind);
-        stream.set_nonblocking(false)?;
-        seen
-    };
-    match peek() {
-        Ok(0) => Peeked::Closed,
-        Ok(_) => Peeked::Frame(kind[0]),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-            Peeked::Nothing
-        }
-        Err(_) => Peeked::Closed,
+        peers::check(peers, stage)?;
+        std::thread::sleep(POLL);
     }
-}
-
-/// Whether a frame of this kind comes next.
-fn has_frame(stream: &TcpStream, kind: Kind) -> bool {
-    matches!(peek(stream), Peeked::Frame(seen) if seen == kind as u8)
 }
 
 /// Whether a host names this machine itself, so that no other machine needs to reach it.
 fn is_local(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
-/// The addresses of ranks 1 and up; an empty host is that of rank 0.
-fn parse_addresses(body: &[u8]) -> Option<Vec<(String, u16)>> {
-    let mut input = Reader::new(body);
-    let mut rows = Vec::new();
-    while !input.is_empty() {
-        rows.push((input.text().ok()?, u16::try_from(input.number().ok()?).ok()?));
-    }
-    Some(rows)
 }
 
 #[cfg(test)]

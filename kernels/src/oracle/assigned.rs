@@ -7,7 +7,6 @@ use ithaca_ir::ops::{Binding, Target};
 use ithaca_ir::{Space, TensorType};
 
 use super::ranks::Held;
-use super::value::Value;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::store::TensorSource;
@@ -47,11 +46,7 @@ impl<T: Real> Assigned<T> {
     ) -> Result<Option<Held<T>>, RunError> {
         let entries = self.entries.get(&binding.stored_name(layer)).into_iter().flatten();
         match entries.into_iter().find(|e| e.is_of(target, binding, ty)) {
-            Some(entry) if entry.ty == *ty => Ok(Some(entry.held.clone())),
-            Some(_) => Err(RunError::invalid(format!(
-                "`{}` is assigned as another type than it is read",
-                binding.name
-            ))),
+            Some(entry) => entry.check(ty).map(|()| Some(entry.held.clone())),
             None => Ok(None),
         }
     }
@@ -70,9 +65,9 @@ impl<T: Real> Assigned<T> {
     ) -> Result<(), RunError> {
         let entries = self.entries.entry(binding.stored_name(layer)).or_default();
         match entries.iter_mut().find(|e| e.is_of(target, binding, ty)) {
-            Some(entry) if entry.ty == *ty => entry.held = held,
-            Some(_) => {
-                return Err(RunError::invalid(format!("`{}` is assigned as two types", binding.name)));
+            Some(entry) => {
+                entry.check(ty)?;
+                entry.held = held;
             }
             None => entries.push(Entry { target, binding: binding.clone(), ty: ty.clone(), held }),
         }
@@ -81,24 +76,26 @@ impl<T: Real> Assigned<T> {
 
     /// All assignments in their stored form; `before` has the earlier values.
     pub(super) fn kept(&self, space: &Space, before: &dyn TensorSource) -> Result<Outputs<T>, RunError> {
-        let mut kept = Outputs::new();
+        let mut assigned: BTreeMap<&str, Vec<Update<'_, T>>> = BTreeMap::new();
         for (name, entries) in &self.entries {
-            let mut parts = Vec::with_capacity(entries.len());
-            for entry in entries {
-                let real = |value: &std::rc::Rc<Value<T>>| match &**value {
-                    Value::Real(t) => Ok(Cow::Owned(t.data.clone())),
-                    Value::Int(_) => Err(RunError::invalid(format!("integers are assigned to `{name}`"))),
-                };
-                let held = entry.held.iter().map(real).collect::<Result<_, _>>()?;
-                parts.push(Update { binding: &entry.binding, ty: &entry.ty, held });
+            for Entry { binding, ty, held, .. } in entries {
+                let held = held.iter().map(|value| value.elements().real().map(Cow::Borrowed));
+                let held = held.collect::<Result<_, _>>()?;
+                assigned.entry(name).or_default().push(Update { binding, ty, held });
             }
-            kept.extend(updates::unstack(name, updates::merge(space, name, &parts, before)?));
         }
-        Ok(kept)
+        updates::kept(space, &assigned, before)
     }
 }
 
 impl<T: Real> Entry<T> {
+    fn check(&self, ty: &TensorType) -> Result<(), RunError> {
+        if self.ty == *ty {
+            return Ok(());
+        }
+        Err(RunError::invalid(format!("`{}` is assigned or read as two types", self.binding.name)))
+    }
+
     /// Whether this is a binding of the same stored name, on the same ranks.
     fn is_of(&self, target: Target, binding: &Binding, ty: &TensorType) -> bool {
         let Binding { name: _, stored, view, window, ahead: _, fill: _ } = &self.binding;

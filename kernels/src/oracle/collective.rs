@@ -25,25 +25,12 @@ pub fn communicate<T: Real>(
     to: &TensorType,
     held: &[Rc<Value<T>>],
 ) -> Result<Vec<Rc<Value<T>>>, RunError> {
-    let reals: Option<Vec<&[T]>> = held
-        .iter()
-        .map(|v| match &**v {
-            Value::Real(t) => Some(t.data.as_slice()),
-            Value::Int(_) => None,
-        })
-        .collect();
-    if let Some(parts) = reals {
+    if let Ok(parts) = held.iter().map(|v| v.elements().real()).collect::<Result<Vec<_>, _>>() {
         let results = carry_out(space, op, from, to, &parts, T::ZERO, |x, y| x + y)?;
         return Ok(results.into_iter().map(|t| Rc::new(Value::Real(t))).collect());
     }
-    let ints: Option<Vec<&[i32]>> = held
-        .iter()
-        .map(|v| match &**v {
-            Value::Int(t) => Some(t.data.as_slice()),
-            Value::Real(_) => None,
-        })
-        .collect();
-    let parts = ints.ok_or_else(|| RunError::invalid("ranks hold values of different kinds"))?;
+    let parts = held.iter().map(|v| v.elements().int()).collect::<Result<Vec<_>, _>>();
+    let parts = parts.map_err(|_| RunError::invalid("ranks hold values of different kinds"))?;
     let results = carry_out(space, op, from, to, &parts, 0, i32::wrapping_add)?;
     Ok(results.into_iter().map(|t| Rc::new(Value::Int(t))).collect())
 }

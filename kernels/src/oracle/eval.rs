@@ -3,7 +3,7 @@
 use ithaca_ir::ops::{Binary, Gradient, Loss, Optimizer};
 use ithaca_ir::{DType, Op, Space};
 
-use super::value::{Elements, Operand, ResultSpec, Value};
+use super::value::{Elements, LocalOp, Operand, ResultSpec, Value};
 use super::{
     attention, experts, gradients, loss, merge, norms, optimizer, parts, products, random, rows, unary,
     window,
@@ -29,43 +29,86 @@ pub fn eval<T: Real>(
     if operands.len() < *op.info().operands.start() {
         return Err(RunError::invalid(format!("`{}` has {} operands", op.name(), operands.len())));
     }
-    let Some(first) = wanted.first() else {
+    if wanted.is_empty() {
         return Err(RunError::invalid(format!("`{}` has no result", op.name())));
-    };
+    }
     for (i, operand) in operands.iter().enumerate() {
         check_size(op, operand)?;
         for (result, other) in wanted.iter().enumerate() {
             fits(space, op, (i, operand), (result, other))?;
         }
     }
+    let call = LocalOp { space, op, operands, results: wanted };
+    let x = operands;
     let values = match op {
-        Op::Attention(a) => {
-            let rows = attention::attention(space, a, operands)?;
-            vec![rows.o, rows.lse]
+        Op::Positions => {
+            let (dim, held) = (call.result().ty.dims[0], call.result().region[0].clone());
+            let valid = space.dims[space.sequence(dim)].valid;
+            let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { 0 };
+            let positions = positions::sequence_positions(space, dim, held).into_iter().map(position);
+            return Ok(vec![Value::Int(call.tensor(0, positions.collect())?)]);
         }
-        Op::AttentionBackward(a) => attention::attention_backward(space, a, operands)?,
+        Op::Cast { to } => return Ok(vec![cast(x[0].elements, *to, call.shape())]),
+        Op::Random(random) => return Ok(vec![random::random(&call, random)?]),
+        Op::Take { to } => return Ok(vec![parts::take(&call, *to)?]),
+        Op::Join { to } => return Ok(vec![parts::join(&call, *to)?]),
+        Op::Slice { .. } => {
+            let places = Offsets::of_part(&x[0].region, &call.result().region);
+            return Ok(vec![x[0].elements.gather(call.shape(), places)]);
+        }
+        Op::Experts(op) => return experts::experts(&call, op),
+        Op::Fill { value } => vec![vec![T::from_f64(*value); call.shape().iter().product()]],
+        Op::Sum => vec![products::sum(&call)?],
+        Op::Expand => vec![products::expand(&call)?],
+        Op::Einsum => {
+            let ResultSpec { ty, region } = call.result();
+            vec![products::einsum(&x[0], &x[1], ty, region)?]
+        }
+        Op::Embed { over, .. } => vec![products::embed(&call, *over)?],
+        Op::Gradient(Gradient::Embed { over, padding }) => vec![gradients::embed(&call, *over, *padding)?],
+        Op::Repeat { from, to } => vec![products::repeat(&call, *from, *to)?],
+        Op::SumCopies { from, to } => vec![products::sum_copies(&call, *from, *to)?],
+        Op::Window(window) => vec![window::window(&call, window)?],
+        Op::Unary(f) => vec![call.real(0)?.iter().map(|&x| unary::unary(*f, x)).collect()],
+        Op::Gradient(Gradient::Unary(f)) => {
+            vec![call.real(0)?.iter().zip(call.real(1)?).map(|(&x, &d)| d * unary::slope(*f, x)).collect()]
+        }
+        Op::Scale { factor } => vec![call.real(0)?.iter().map(|&x| x * T::from_f64(*factor)).collect()],
+        Op::Binary(f) => {
+            let y = call.real(1)?;
+            let offsets = Offsets::new(call.shape(), x[1].strides_in(call.result().ty), 0);
+            vec![call.real(0)?.iter().zip(offsets).map(|(&x, i)| binary(*f, x, y[i])).collect()]
+        }
+        Op::RmsNorm { over, eps, offset } => vec![rows::rms_norm(&call, *over, *eps, *offset)?],
         Op::Gradient(Gradient::RmsNorm { over, eps, offset }) => {
-            norms::rms_norm(space, *over, (*eps, *offset), operands, wanted)?
+            norms::rms_norm(&call, *over, *eps, *offset)?
         }
-        Op::Gradient(Gradient::RmsScale { over, eps }) => {
-            norms::rms_scale(space, over, *eps, operands, wanted)?
+        Op::RmsScale { over, eps } => vec![rows::rms_scale(&call, over, *eps)?],
+        Op::Gradient(Gradient::RmsScale { over, eps }) => norms::rms_scale(&call, over, *eps)?,
+        Op::LayerNorm { over, eps } => vec![rows::layer_norm(&call, *over, *eps)?],
+        Op::Gradient(Gradient::LayerNorm { over, eps }) => norms::layer_norm(&call, *over, *eps)?,
+        Op::Softmax { over } => vec![rows::softmax(&call, *over)?],
+        Op::Gradient(Gradient::Softmax { over }) => vec![norms::softmax(&call, *over)?],
+        Op::Rotary(rotary) => vec![rows::rotary(&call, rotary)?],
+        Op::Loss(Loss::CrossEntropy { over, ignore }) => loss::cross_entropy(&call, (*over, *ignore))?,
+        Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
+            vec![loss::cross_entropy_backward(&call, (*over, *ignore))?]
         }
-        Op::Gradient(Gradient::LayerNorm { over, eps }) => {
-            norms::layer_norm(space, *over, *eps, operands, wanted)?
-        }
-        Op::Gradient(Gradient::Sink) => match wanted {
-            [_, _, logits] => gradients::sink(operands, logits.ty, &logits.region)?,
-            _ => return Err(RunError::invalid("`sink_backward` has three results")),
-        },
-        Op::Loss(Loss::CrossEntropy { over, ignore }) => {
-            loss::cross_entropy(space, (*over, *ignore), operands)?
-        }
-        Op::Optimizer(Optimizer::AdamW(adamw)) => optimizer::adamw(adamw, operands)?,
-        Op::Merge => merge::merge(operands).map(|rows| vec![rows.o, rows.lse])?,
-        Op::MergeParts { .. } => merge::merge_parts(operands).map(|rows| vec![rows.o, rows.lse])?,
-        Op::Sink => merge::sink(operands).map(|rows| vec![rows.o, rows.lse])?,
-        Op::Experts(op) => return experts::experts(space, op, operands, wanted),
-        op => return one(space, op, operands, first).map(|value| vec![value]),
+        Op::Loss(Loss::Pick { over, ignore }) => vec![loss::pick(&call, (*over, *ignore))?],
+        Op::Loss(Loss::Valid { ignore }) => vec![loss::valid(&call, *ignore)?],
+        Op::RowLse { over, parts: _ } => vec![loss::row_lse(&call, *over)?],
+        Op::Optimizer(Optimizer::AdamW(adamw)) => optimizer::adamw(&call, adamw)?,
+        Op::Optimizer(Optimizer::ClipFactor { max_norm }) => vec![optimizer::clip_factor(&call, *max_norm)?],
+        Op::Attention(a) => attention::attention(&call, a)?,
+        Op::AttentionBackward(a) => attention::attention_backward(&call, a)?,
+        Op::Scores { attention: a, .. } => vec![attention::scores(&call, a)?],
+        Op::Weigh { attention: a, .. } => vec![attention::weigh(&call, a)?],
+        Op::Merge => merge::merge(&call)?,
+        Op::MergeParts { .. } => merge::merge_parts(&call)?,
+        Op::Accumulate => vec![merge::accumulate(&call)?],
+        Op::Sink => merge::sink(&call)?,
+        Op::Gradient(Gradient::Sink) => gradients::sink(&call)?,
+        op => return Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
     };
     into_results(op, values, wanted)
 }
@@ -91,129 +134,9 @@ pub(crate) fn into_results<T: Real>(
     }
 }
 
-/// An operation with one result.
-fn one<T: Real>(
-    space: &Space,
-    op: &Op,
-    operands: &[Operand<'_, T>],
-    ResultSpec { ty, region }: &ResultSpec<'_>,
-) -> Result<Value<T>, RunError> {
-    let shape = extents(region);
-    let real = |data: Vec<T>| {
-        if shape.iter().product::<usize>() == data.len() {
-            Ok(Value::Real(Tensor::new(shape.clone(), data)))
-        } else {
-            Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name())))
-        }
-    };
-    match op {
-        Op::Positions => {
-            let dim = ty.dims[0];
-            let valid = space.dims[space.sequence(dim)].valid;
-            let position = |i: u64| if i < valid { i32::try_from(i).unwrap_or(i32::MAX) } else { 0 };
-            let positions = positions::sequence_positions(space, dim, region[0].clone());
-            Ok(Value::Int(Tensor::new(shape, positions.into_iter().map(position).collect())))
-        }
-        Op::Fill { value } => {
-            let value = T::from_f64(*value);
-            Ok(Value::Real(Tensor::filled(shape, value)))
-        }
-        Op::Sum => real(products::sum(&operands[0], ty, region)?),
-        Op::Expand => real(products::expand(&operands[0], ty, region)?),
-        Op::Gradient(Gradient::Unary(f)) => {
-            let (x, d) = (operands[0].real()?, operands[1].real()?);
-            real(x.iter().zip(d).map(|(&x, &d)| d * unary::slope(*f, x)).collect())
-        }
-        Op::Gradient(Gradient::Embed { over, padding }) => {
-            real(gradients::embed(space, (*over, *padding), operands, ty, region)?)
-        }
-        Op::Gradient(Gradient::CrossEntropy { over, ignore }) => {
-            real(loss::cross_entropy_backward(space, (*over, *ignore), operands)?)
-        }
-        Op::Loss(Loss::Pick { over, ignore }) => real(loss::pick(space, (*over, *ignore), operands)?),
-        Op::Loss(Loss::Valid { ignore }) => real(loss::valid(space, *ignore, &operands[0])?),
-        Op::Optimizer(Optimizer::ClipFactor { max_norm }) => {
-            real(optimizer::clip_factor(*max_norm, &operands[0])?)
-        }
-        Op::Einsum => real(products::einsum(&operands[0], &operands[1], ty, region)?),
-        Op::Embed { over, .. } => {
-            real(products::embed(space, *over, &operands[0], &operands[1], ty, region)?)
-        }
-        Op::Unary(f) => real(operands[0].real()?.iter().map(|&x| unary::unary(*f, x)).collect()),
-        Op::Scale { factor } => {
-            let factor = T::from_f64(*factor);
-            real(operands[0].real()?.iter().map(|&x| x * factor).collect())
-        }
-        Op::Binary(f) => {
-            let (x, y) = (operands[0].real()?, operands[1].real()?);
-            let offsets = Offsets::new(shape.clone(), operands[1].strides_in(ty), 0);
-            real(x.iter().zip(offsets).map(|(&x, i)| binary(*f, x, y[i])).collect())
-        }
-        Op::Cast { to } => Ok(cast(operands[0].elements, *to, shape)),
-        Op::RmsNorm { over, eps, offset } => {
-            real(rows::rms_norm(space, *over, (*eps, *offset), operands, ty)?)
-        }
-        Op::RmsScale { over, eps } => real(rows::rms_scale(space, over, *eps, operands)?),
-        Op::LayerNorm { over, eps } => real(rows::layer_norm(space, *over, *eps, operands, ty)?),
-        Op::Softmax { over } => real(rows::softmax(space, *over, &operands[0])?),
-        Op::Gradient(Gradient::Softmax { over }) => {
-            real(norms::softmax(space, *over, &operands[0], &operands[1])?)
-        }
-        Op::Random(random) => random::random(space, random, operands, (ty, region)),
-        Op::Rotary(rotary) => real(rows::rotary(rotary, &operands[0], &operands[1], ty)?),
-        Op::Accumulate => real(merge::accumulate(operands[0].real()?, operands[1].real()?)?),
-        Op::Scores { attention: a, .. } => {
-            let columns = shape.last().copied().unwrap_or(0);
-            real(attention::scores(space, a, operands, columns)?)
-        }
-        Op::RowLse { over, parts: _ } => real(loss::row_lse(space, &operands[0], *over)?),
-        Op::Weigh { attention: a, .. } => real(attention::weigh(space, a, operands)?),
-        Op::Window(window) => real(window::window(window, operands, ty, &shape)?),
-        Op::Repeat { from, to } => real(products::repeat(space, *from, *to, &operands[0], ty, region)?),
-        Op::SumCopies { from, to } => {
-            real(products::sum_copies(space, *from, *to, &operands[0], ty, region)?)
-        }
-        Op::Take { to } => {
-            let held = operands[0].held();
-            Ok(match operands[0].elements {
-                Elements::Real(x) => Value::Real(Tensor::new(shape, parts::take(space, *to, held, x)?)),
-                Elements::Int(x) => Value::Int(Tensor::new(shape, parts::take(space, *to, held, x)?)),
-            })
-        }
-        Op::Join { to } => {
-            let first = operands[0].ty;
-            Ok(match operands[0].elements {
-                Elements::Real(_) => {
-                    let all = operands.iter().map(Operand::real).collect::<Result<Vec<_>, _>>()?;
-                    Value::Real(Tensor::new(shape, parts::join(space, *to, (first, &all), (ty, region))?))
-                }
-                Elements::Int(_) => {
-                    let all = operands.iter().map(Operand::int).collect::<Result<Vec<_>, _>>()?;
-                    Value::Int(Tensor::new(shape, parts::join(space, *to, (first, &all), (ty, region))?))
-                }
-            })
-        }
-        Op::Slice { .. } => {
-            let held = &operands[0].region;
-            Ok(match operands[0].elements {
-                Elements::Real(x) => {
-                    Value::Real(Tensor::new(shape, crate::tensor::read_part(held, x, region)))
-                }
-                Elements::Int(x) => Value::Int(Tensor::new(shape, crate::tensor::read_part(held, x, region))),
-            })
-        }
-        op if op.is_computation() => Err(RunError::invalid(format!("`{}` has several results", op.name()))),
-        op => Err(RunError::invalid(format!("`{}` is not computed by a rank alone", op.name()))),
-    }
-}
-
 /// An operand has the elements of its region.
 fn check_size<T: Real>(op: &Op, operand: &Operand<'_, T>) -> Result<(), RunError> {
-    let n: usize = operand.shape().iter().product();
-    let held = match operand.elements {
-        Elements::Real(data) => data.len(),
-        Elements::Int(data) => data.len(),
-    };
+    let (n, held) = (operand.shape().iter().product::<usize>(), operand.elements.n());
     if n == held {
         Ok(())
     } else {

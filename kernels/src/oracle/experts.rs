@@ -3,74 +3,45 @@
 //! Tokens are rows, those of a group in a row; without a capacity a token is a group of its own with one slot at every
 //! expert, so both cases are one.
 
+use std::ops::Range;
+
 use ithaca_ir::Space;
+use ithaca_ir::boxes::Region;
 use ithaca_ir::ops::experts::{Experts, Gates, Route, SHARE_EPS, Scoring, Slots};
 
-use super::value::{Elements, Operand, ResultSpec, Value};
+use super::rows::softmax_of;
+use super::value::{LocalOp, Operand, Value};
 use crate::error::RunError;
-use crate::real::Real;
-use crate::tensor::{Tensor, extents, index};
+use crate::real::{Real, sum};
+use crate::tensor::{index, length};
 
 /// Computes `op` on the parts of a rank.
 ///
 /// # Errors
 /// [`RunError::Invalid`] for operands that do not fit, which a verified program does not have.
-pub(super) fn experts<T: Real>(
-    space: &Space,
-    op: &Experts,
-    operands: &[Operand<'_, T>],
-    wanted: &[ResultSpec<'_>],
-) -> Result<Vec<Value<T>>, RunError> {
-    let n_results = op.info().results;
-    if wanted.len() != n_results {
-        return Err(RunError::invalid(format!("`{}` has {n_results} results", op.name())));
-    }
-    let real = |data: Vec<T>, i: usize| match extents(&wanted[i].region) {
-        shape if shape.iter().product::<usize>() == data.len() => Ok(Value::Real(Tensor::new(shape, data))),
-        _ => Err(RunError::invalid(format!("`{}` gives another shape than its type", op.name()))),
-    };
-    match op {
+pub(super) fn experts<T: Real>(call: &LocalOp<'_, T>, op: &Experts) -> Result<Vec<Value<T>>, RunError> {
+    // The gates, the third operand, where there are any.
+    let gates = || call.operands.get(2).map(Operand::real).transpose();
+    let first = |region: &Region| region.first().cloned().unwrap_or_default();
+    let data = match op {
         Experts::Route(r) => {
-            let bias = operands.get(1).map(Operand::real).transpose()?;
-            let (gates, choices) = route(space, r, operands[0].real()?, bias)?;
-            let shape = extents(&wanted[1].region);
-            if shape.iter().product::<usize>() == choices.len() {
-                Ok(vec![real(gates, 0)?, Value::Int(Tensor::new(shape, choices))])
-            } else {
-                Err(RunError::invalid("`route` gives another shape than its type"))
-            }
+            let bias = call.operands.get(1).map(Operand::real).transpose()?;
+            let (gates, choices) = route(call.space, r, call.real(0)?, bias)?;
+            return Ok(vec![Value::Real(call.tensor(0, gates)?), Value::Int(call.tensor(1, choices)?)]);
         }
         Experts::RouteBackward(r) => {
-            let [logits, d_gates] = [operands[0].real()?, operands[2].real()?];
-            Ok(vec![real(route_backward(space, r, logits, operands[1].int()?, d_gates)?, 0)?])
+            route_backward(call.space, r, call.real(0)?, call.int(1)?, call.real(2)?)?
         }
         Experts::Dispatch(slots) => {
-            let held = wanted[0].region.first().cloned().unwrap_or_default();
-            let places = Places::of(space, slots, &operands[0], held)?;
-            Ok(vec![real(places.dispatch(operands[1].real()?, gates(operands)?)?, 0)?])
+            Places::of(call, slots, first(&call.result().region))?.dispatch(call.real(1)?, gates()?)?
         }
         Experts::Combine(slots) => {
-            let places = Places::of(space, slots, &operands[0], first(&operands[1]))?;
-            Ok(vec![real(places.combine(operands[1].real()?, gates(operands)?)?, 0)?])
+            Places::of(call, slots, first(&call.operands[1].region))?.combine(call.real(1)?, gates()?)?
         }
-        Experts::Products(slots) => {
-            let places = Places::of(space, slots, &operands[0], first(&operands[1]))?;
-            Ok(vec![real(places.products(operands[1].real()?, operands[2].real()?)?, 0)?])
-        }
-    }
-}
-
-fn first<T>(operand: &Operand<'_, T>) -> std::ops::Range<u64> {
-    operand.region.first().cloned().unwrap_or_default()
-}
-
-/// The gates, the third operand, where there are any.
-fn gates<'a, T: Real>(operands: &[Operand<'a, T>]) -> Result<Option<&'a [T]>, RunError> {
-    match operands.get(2).map(|o| o.elements) {
-        None => Ok(None),
-        Some(Elements::Real(data)) => Ok(Some(data)),
-        Some(Elements::Int(_)) => Err(RunError::invalid("gates are integers")),
-    }
+        Experts::Products(slots) => Places::of(call, slots, first(&call.operands[1].region))?
+            .products(call.real(1)?, call.real(2)?)?,
+    };
+    Ok(vec![Value::Real(call.tensor(0, data)?)])
 }
 
 /// For each choice of each token, the slot at an expert that the rank holds.
@@ -85,14 +56,10 @@ struct Places {
 }
 
 impl Places {
-    fn of<T: Real>(
-        space: &Space,
-        slots: &Slots,
-        choices: &Operand<'_, T>,
-        held: std::ops::Range<u64>,
-    ) -> Result<Self, RunError> {
-        let chosen = choices.int()?;
-        let top = choices.shape().last().copied().unwrap_or(0).max(1);
+    /// The places of the choices in the first operand, where the rank has the experts `held`.
+    fn of<T: Real>(call: &LocalOp<'_, T>, slots: &Slots, held: Range<u64>) -> Result<Self, RunError> {
+        let (space, chosen) = (call.space, call.int(0)?);
+        let top = call.operands[0].shape().last().copied().unwrap_or(0).max(1);
         let tokens = chosen.len() / top;
         let (group, shared) = match slots.capacity {
             None => (1, 1),
@@ -112,8 +79,7 @@ impl Places {
             };
             rows.extend(members.iter().zip(dealt).map(row));
         }
-        let n_held = held.end.saturating_sub(held.start);
-        Ok(Self { rows, top, n_rows: index(n_held) * groups * n_slots })
+        Ok(Self { rows, top, n_rows: length(&held) * groups * n_slots })
     }
 
     fn tokens(&self) -> usize {
@@ -161,12 +127,9 @@ impl Places {
             return Err(RunError::invalid("tokens and slots are rows of one width"));
         }
         let product = |(i, row): (usize, &Option<usize>)| {
-            let mut sum = T::ZERO;
-            let Some(row) = row else { return sum };
-            for (&a, &b) in x[i / self.top * width..][..width].iter().zip(&y[row * width..][..width]) {
-                sum += a * b;
-            }
-            sum
+            let Some(row) = row else { return T::ZERO };
+            let (x, y) = (&x[i / self.top * width..][..width], &y[row * width..][..width]);
+            sum(x.iter().zip(y).map(|(&a, &b)| a * b))
         };
         Ok(self.rows.iter().enumerate().map(product).collect())
     }
@@ -192,9 +155,9 @@ fn route<T: Real>(
             Some(bias) => scores.iter().zip(bias).map(|(&s, &b)| s + b).collect(),
         };
         let chosen = best(&worth, &allowed(route, &worth), top);
-        let sum = share_of(route, &chosen, &scores);
+        let share = share_of(route, &chosen, &scores);
         let scale = T::from_f64(route.scale);
-        gates.extend(chosen.iter().map(|&i| scores[i] / sum * scale));
+        gates.extend(chosen.iter().map(|&i| scores[i] / share * scale));
         choices.extend(chosen.iter().map(|&i| i32::try_from(i).unwrap_or(i32::MAX)));
     }
     Ok((gates, choices))
@@ -223,29 +186,22 @@ fn route_backward<T: Real>(
             return Err(RunError::invalid("`route_backward` has a choice that is no expert"));
         }
         let d = &d_gates[row * top..][..top];
-        let sum = share_of(route, &chosen, &scores);
+        let share = share_of(route, &chosen, &scores);
         // The sum of the contributions of all gates.
-        let mut taken = T::ZERO;
-        if route.gates == Gates::Shares {
-            for (&i, &d) in chosen.iter().zip(d) {
-                taken += d * scores[i] / sum;
-            }
-        }
+        let taken = match route.gates {
+            Gates::Shares => sum(chosen.iter().zip(d).map(|(&i, &d)| d * scores[i] / share)),
+            Gates::Scores => T::ZERO,
+        };
         let mut d_scores = vec![T::ZERO; n];
         for (&i, &d) in chosen.iter().zip(d) {
-            d_scores[i] += (d - taken) / sum * scale;
+            d_scores[i] += (d - taken) / share * scale;
         }
+        let both = || d_scores.iter().zip(&scores);
         match route.scoring {
-            Scoring::Sigmoid => {
-                let slope = |(&d, &s): (&T, &T)| d * s * (T::from_f64(1.0) - s);
-                out.extend(d_scores.iter().zip(&scores).map(slope));
-            }
+            Scoring::Sigmoid => out.extend(both().map(|(&d, &s)| d * s * (T::ONE - s))),
             Scoring::Softmax => {
-                let mut mean = T::ZERO;
-                for (&d, &s) in d_scores.iter().zip(&scores) {
-                    mean += d * s;
-                }
-                out.extend(d_scores.iter().zip(&scores).map(|(&d, &s)| (d - mean) * s));
+                let mean = sum(both().map(|(&d, &s)| d * s));
+                out.extend(both().map(|(&d, &s)| (d - mean) * s));
             }
         }
     }
@@ -255,29 +211,15 @@ fn route_backward<T: Real>(
 fn scores<T: Real>(scoring: Scoring, logits: &[T]) -> Vec<T> {
     match scoring {
         Scoring::Sigmoid => logits.iter().map(|x| x.through(|x| 1.0 / (1.0 + (-x).exp()))).collect(),
-        Scoring::Softmax => {
-            let max = logits.iter().fold(T::NEG_INFINITY, |max, &x| if x > max { x } else { max });
-            let terms: Vec<T> = logits.iter().map(|&x| (x - max).through(f64::exp)).collect();
-            let mut sum = T::ZERO;
-            for &term in &terms {
-                sum += term;
-            }
-            terms.into_iter().map(|term| term / sum).collect()
-        }
+        Scoring::Softmax => softmax_of(logits.iter().copied()).0,
     }
 }
 
 /// The divisor that turns scores into gates.
 fn share_of<T: Real>(route: &Route, chosen: &[usize], scores: &[T]) -> T {
     match route.gates {
-        Gates::Scores => T::from_f64(1.0),
-        Gates::Shares => {
-            let mut sum = T::ZERO;
-            for &i in chosen {
-                sum += scores[i];
-            }
-            sum + T::from_f64(SHARE_EPS)
-        }
+        Gates::Scores => T::ONE,
+        Gates::Shares => sum(chosen.iter().map(|&i| scores[i])) + T::from_f64(SHARE_EPS),
     }
 }
 
@@ -285,16 +227,8 @@ fn share_of<T: Real>(route: &Route, chosen: &[usize], scores: &[T]) -> T {
 fn allowed<T: Real>(route: &Route, worth: &[T]) -> Vec<bool> {
     let Some(groups) = route.groups else { return vec![true; worth.len()] };
     let size = (worth.len() / index(groups.count).max(1)).max(1);
-    let values: Vec<T> = worth
-        .chunks(size)
-        .map(|group| {
-            let mut sum = T::ZERO;
-            for i in best(group, &vec![true; group.len()], 2) {
-                sum += group[i];
-            }
-            sum
-        })
-        .collect();
+    let two_best = |group: &[T]| sum(best(group, &vec![true; group.len()], 2).into_iter().map(|i| group[i]));
+    let values: Vec<T> = worth.chunks(size).map(two_best).collect();
     let kept = best(&values, &vec![true; values.len()], index(groups.kept));
     (0..worth.len()).map(|i| kept.contains(&(i / size))).collect()
 }

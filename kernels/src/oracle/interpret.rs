@@ -8,12 +8,11 @@ use ithaca_ir::layers;
 use ithaca_ir::layout::At;
 use ithaca_ir::module::{FuncId, Function, Layers, Node};
 use ithaca_ir::ops::{Binding, Random, Scan, ScanOrder, Stage, Target, structure};
-use ithaca_ir::{Module, Op, Rank, TensorType, ValueId};
+use ithaca_ir::{Module, Op, Rank, Space, TensorType, ValueId};
 
 use super::assigned::Assigned;
 use super::ranks::{Held, absent, compute_all};
-use super::results::Results;
-use super::value::Value;
+use super::value::{Elements, Value};
 use super::{collective, movement, random};
 use crate::assemble::assemble;
 use crate::error::RunError;
@@ -25,6 +24,17 @@ use crate::tensor::{Outputs, Tensor, index};
 
 /// How deep calls may nest.
 const MAX_DEPTH: usize = 64;
+
+/// The results of a run.
+#[derive(Clone, Debug)]
+pub struct Results<T> {
+    /// The outputs of `main`, cut to the valid part of every dimension; integers are returned as numbers.
+    pub outputs: Outputs<T>,
+    /// Every weight and state that the run assigned, under its stored name and in its stored shape, in order of
+    /// names. [`Tensors`](crate::store::Tensors) can be made of them, and [`Layered`](crate::store::Layered) over the
+    /// weights is the source of the next step.
+    pub kept: Outputs<T>,
+}
 
 struct Interpreter<'a, T: Real> {
     module: &'a Module,
@@ -127,26 +137,17 @@ impl<'a, T: Real> Interpreter<'a, T> {
                 let layers = Loop { callee: *callee, layers: &layers, scan: scan.as_ref(), at, depth };
                 self.layers(function, node, &layers, operands)
             }
-            Op::Param(binding) => {
-                let ty = &located(node.result());
-                match self.assigned.get(Target::Param, binding, layer, ty)? {
-                    Some(held) => Ok(vec![held]),
-                    None => {
-                        let stored = source::load(&self.module.space, binding, ty, layer, self.weights)?;
-                        Ok(vec![self.cut(ty, binding, &stored)])
-                    }
+            Op::Param(binding) | Op::State(binding) => {
+                let (space, ty) = (&self.module.space, &located(node.result()));
+                let (target, load): (_, Load) = match &node.op {
+                    Op::State(_) => (Target::State, source::load_state),
+                    _ => (Target::Param, source::load),
+                };
+                if let Some(held) = self.assigned.get(target, binding, layer, ty)? {
+                    return Ok(vec![held]);
                 }
-            }
-            Op::State(binding) => {
-                let ty = &located(node.result());
-                match self.assigned.get(Target::State, binding, layer, ty)? {
-                    Some(held) => Ok(vec![held]),
-                    None => {
-                        let stored =
-                            source::load_state(&self.module.space, binding, ty, layer, self.weights)?;
-                        Ok(vec![self.cut(ty, binding, &stored)])
-                    }
-                }
+                let stored = load(space, binding, ty, layer, self.weights)?;
+                Ok(vec![self.cut(ty, binding, &stored)])
             }
             Op::Assign { target, binding } => {
                 let ty = &located(node.operands[0]);
@@ -177,8 +178,6 @@ impl<'a, T: Real> Interpreter<'a, T> {
             op => {
                 let types: Vec<TensorType> = node.operands.iter().map(|&v| located(v)).collect();
                 let results: Vec<TensorType> = node.results.iter().map(|&v| located(v)).collect();
-                let types: Vec<&TensorType> = types.iter().collect();
-                let results: Vec<&TensorType> = results.iter().collect();
                 let space = &self.module.space;
                 if let Some(whole) = movement::whole_attention(space, op, &types) {
                     return whole?.compute(space, op, &types, &results, operands);
@@ -226,7 +225,9 @@ impl<'a, T: Real> Interpreter<'a, T> {
             }
             carried = results;
         }
-        carried.extend(stacks.iter().map(stack));
+        for elements in &stacks {
+            carried.push(stack(elements)?);
+        }
         Ok(carried)
     }
 
@@ -270,56 +271,35 @@ struct Loop<'a> {
     depth: usize,
 }
 
+/// How a weight or a state is read.
+type Load = fn(&Space, &Binding, &TensorType, u64, &dyn TensorSource) -> Result<Tensor<f64>, RunError>;
+
 /// One result of each layer of a call.
 type Stack<T> = Vec<Option<Held<T>>>;
 
 /// Element `k` of a stack, on every rank.
 fn slice<T: Real>(stack: &Held<T>, k: usize) -> Held<T> {
-    fn part<X: Copy>(t: &Tensor<X>, k: usize) -> Tensor<X> {
-        // Others hold it.
-        if t.shape.first() == Some(&0) {
-            return Tensor::new(vec![0], Vec::new());
-        }
-        let shape = t.shape[1..].to_vec();
-        let n: usize = shape.iter().product();
-        Tensor::new(shape, t.data[k * n..(k + 1) * n].to_vec())
-    }
     let one = |value: &Rc<Value<T>>| {
-        Rc::new(match &**value {
-            Value::Real(t) => Value::Real(part(t, k)),
-            Value::Int(t) => Value::Int(part(t, k)),
-        })
+        // Others hold an empty one.
+        let (shape, n) = match value.shape() {
+            [0, ..] | [] => (vec![0], 0),
+            [_, shape @ ..] => (shape.to_vec(), shape.iter().product()),
+        };
+        Rc::new(value.elements().gather(shape, k * n..(k + 1) * n))
     };
     stack.iter().map(one).collect()
 }
 
 /// All elements of a stack, on every rank.
-fn stack<T: Real>(elements: &Stack<T>) -> Held<T> {
+fn stack<T: Real>(elements: &Stack<T>) -> Result<Held<T>, RunError> {
     let elements: Vec<&Held<T>> = elements.iter().flatten().collect();
     let n_ranks = elements.first().map_or(0, |held| held.len());
-    (0..n_ranks)
-        .map(|rank| {
-            let parts: Vec<&Value<T>> = elements.iter().map(|held| &*held[rank]).collect();
-            let shape = match parts[0] {
-                Value::Real(t) => &t.shape,
-                Value::Int(t) => &t.shape,
-            };
-            let shape: Vec<usize> = [parts.len()].iter().chain(shape).copied().collect();
-            let is_real = matches!(parts[0], Value::Real(_));
-            let (mut real, mut int) = (Vec::new(), Vec::new());
-            for part in parts {
-                match part {
-                    Value::Real(t) => real.extend_from_slice(&t.data),
-                    Value::Int(t) => int.extend_from_slice(&t.data),
-                }
-            }
-            Rc::new(if is_real {
-                Value::Real(Tensor::new(shape, real))
-            } else {
-                Value::Int(Tensor::new(shape, int))
-            })
-        })
-        .collect()
+    let of_rank = |rank: usize| {
+        let shape = [&[elements.len()], elements[0][rank].shape()].concat();
+        let parts: Vec<Elements<'_, T>> = elements.iter().map(|held| held[rank].elements()).collect();
+        Elements::concatenated(shape, &parts).map(Rc::new)
+    };
+    (0..n_ranks).map(of_rank).collect()
 }
 
 /// The node after which each value is needed no more; `None` for outputs and parameters that no node reads.

@@ -7,7 +7,7 @@ use ithaca_ir::{DimId, Space};
 
 use super::merge::log_sum_exp;
 use super::rows::Lines;
-use super::value::Operand;
+use super::value::{LocalOp, Operand};
 use crate::error::RunError;
 use crate::positions;
 use crate::real::Real;
@@ -118,12 +118,11 @@ fn at<T: Real>(space: &Space, x: &Operand<'_, T>, i: usize, steps: &[usize]) -> 
 
 /// `nll = lse − logit[label]`, zero where the label is ignored; and lse.
 pub(super) fn cross_entropy<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     attrs: (DimId, i64),
-    operands: &[Operand<'_, T>],
 ) -> Result<Vec<Vec<T>>, RunError> {
-    let logits = operands[0].real()?;
-    let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
+    let logits = call.real(0)?;
+    let rows = Rows::of(call.space, attrs, &call.operands[0], &call.operands[1])?;
     let lse: Vec<T> =
         (0..rows.labels.len()).map(|row| log_sum_exp(rows.columns(row).map(|i| logits[i]))).collect();
     let nll = lse.iter().enumerate();
@@ -133,12 +132,11 @@ pub(super) fn cross_entropy<T: Real>(
 
 /// `(exp(logit − lse) − [v = label]) · d_nll`, zero where the label is ignored and in padding.
 pub(super) fn cross_entropy_backward<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     attrs: (DimId, i64),
-    operands: &[Operand<'_, T>],
 ) -> Result<Vec<T>, RunError> {
-    let (logits, lse, d) = (operands[0].real()?, operands[2].real()?, operands[3].real()?);
-    let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
+    let (logits, lse, d) = (call.real(0)?, call.real(2)?, call.real(3)?);
+    let rows = Rows::of(call.space, attrs, &call.operands[0], &call.operands[1])?;
     let mut out = vec![T::ZERO; logits.len()];
     for row in (0..rows.labels.len()).filter(|&row| rows.labels[row].is_some()) {
         for i in rows.columns(row) {
@@ -152,34 +150,27 @@ pub(super) fn cross_entropy_backward<T: Real>(
 }
 
 /// The logit of each label; zero where the label is ignored, or another rank has it.
-pub(super) fn pick<T: Real>(
-    space: &Space,
-    attrs: (DimId, i64),
-    operands: &[Operand<'_, T>],
-) -> Result<Vec<T>, RunError> {
-    let logits = operands[0].real()?;
-    let rows = Rows::of(space, attrs, &operands[0], &operands[1])?;
+pub(super) fn pick<T: Real>(call: &LocalOp<'_, T>, attrs: (DimId, i64)) -> Result<Vec<T>, RunError> {
+    let logits = call.real(0)?;
+    let rows = Rows::of(call.space, attrs, &call.operands[0], &call.operands[1])?;
     Ok((0..rows.labels.len()).map(|row| rows.label(row).map_or(T::ZERO, |i| logits[i])).collect())
 }
 
 /// One for labels that count, zero for those that are ignored and for padding.
-pub(super) fn valid<T: Real>(
-    space: &Space,
-    ignore: i64,
-    labels: &Operand<'_, T>,
-) -> Result<Vec<T>, RunError> {
-    let counted = counted(space, ignore, None, labels)?;
+pub(super) fn valid<T: Real>(call: &LocalOp<'_, T>, ignore: i64) -> Result<Vec<T>, RunError> {
+    let counted = counted(call.space, ignore, None, &call.operands[0])?;
     Ok(counted.into_iter().map(|label| if label.is_some() { T::ONE } else { T::ZERO }).collect())
 }
 
 /// The logarithm of the sum of exponentials along the part of a dimension that a rank holds, padding left out; −∞ of
 /// nothing.
-pub(super) fn row_lse<T: Real>(space: &Space, x: &Operand<'_, T>, over: DimId) -> Result<Vec<T>, RunError> {
-    let logits = x.real()?;
+pub(super) fn row_lse<T: Real>(call: &LocalOp<'_, T>, over: DimId) -> Result<Vec<T>, RunError> {
+    let (x, logits) = (&call.operands[0], call.real(0)?);
     let lines = Lines::of(x, over)?;
     let held = x.ty.position(over).map(|i| x.region[i].clone()).unwrap_or_default();
-    let data = positions::carries_data(space, over, held);
-    let columns = (0..lines.length).filter(|&j| data[j]);
-    let line = |&start: &usize| log_sum_exp(columns.clone().map(|j| logits[start + j * lines.step]));
-    Ok(lines.starts.iter().map(line).collect())
+    let data = positions::carries_data(call.space, over, held);
+    let lse = lines
+        .iter()
+        .map(|line| log_sum_exp(line.zip(&data).filter(|&(_, &data)| data).map(|(i, _)| logits[i])));
+    Ok(lse.collect())
 }

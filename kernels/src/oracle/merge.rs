@@ -3,10 +3,9 @@
 //! A part is an output and, for each of its rows, the logarithm of its sum of exponentials. A part of no keys is o = 0
 //! and lse = −∞, and merging with it changes nothing.
 
-use super::attention::Rows;
-use super::value::Operand;
+use super::value::LocalOp;
 use crate::error::RunError;
-use crate::real::Real;
+use crate::real::{self, Real};
 use crate::tensor::Offsets;
 
 /// The weight that a part has in a sum of exponentials: `exp(part − all)`, zero for a part of nothing.
@@ -15,12 +14,11 @@ pub(super) fn share<T: Real>(part: T, all: T) -> T {
 }
 
 /// Two parts become one; a second part that the rank does not hold changes nothing.
-pub(super) fn merge<T: Real>(operands: &[Operand<'_, T>]) -> Result<Rows<T>, RunError> {
-    let (o, lse) = (operands[0].real()?, operands[1].real()?);
-    let (more_o, more_lse) = (operands[2].real()?, operands[3].real()?);
-    let mut out = Rows { o: o.to_vec(), lse: lse.to_vec() };
+pub(super) fn merge<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<Vec<T>>, RunError> {
+    let [o, lse, more_o, more_lse] = [call.real(0)?, call.real(1)?, call.real(2)?, call.real(3)?];
+    let (mut out_o, mut out_lse) = (o.to_vec(), lse.to_vec());
     if more_lse.is_empty() && more_o.is_empty() {
-        return Ok(out);
+        return Ok(vec![out_o, out_lse]);
     }
     if more_lse.len() != lse.len() || more_o.len() != o.len() {
         return Err(RunError::invalid("`merge` of parts of different sizes"));
@@ -29,37 +27,38 @@ pub(super) fn merge<T: Real>(operands: &[Operand<'_, T>]) -> Result<Rows<T>, Run
     for row in 0..lse.len() {
         let all = log_add_exp(lse[row], more_lse[row]);
         let (first, second) = (share(lse[row], all), share(more_lse[row], all));
-        out.lse[row] = all;
+        out_lse[row] = all;
         for i in row * width..(row + 1) * width {
-            out.o[i] = first * o[i] + second * more_o[i];
+            out_o[i] = first * o[i] + second * more_o[i];
         }
     }
-    Ok(out)
+    Ok(vec![out_o, out_lse])
 }
 
 /// The parts along the first dimension become one.
-pub(super) fn merge_parts<T: Real>(operands: &[Operand<'_, T>]) -> Result<Rows<T>, RunError> {
-    let (o, lse) = (operands[0].real()?, operands[1].real()?);
-    let parts = operands[1].shape().first().copied().unwrap_or(0);
+pub(super) fn merge_parts<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<Vec<T>>, RunError> {
+    let (o, lse) = (call.real(0)?, call.real(1)?);
+    let parts = call.operands[1].shape().first().copied().unwrap_or(0);
     let width = width(o, lse)?;
     let rows = lse.len().checked_div(parts).unwrap_or(0);
-    let mut out = Rows { o: vec![T::ZERO; rows * width], lse: vec![T::NEG_INFINITY; rows] };
+    let (mut out_o, mut out_lse) = (vec![T::ZERO; rows * width], vec![T::NEG_INFINITY; rows]);
     for row in 0..rows {
         let of_part = |part: usize| part * rows + row;
         let all = log_sum_exp((0..parts).map(|part| lse[of_part(part)]));
-        out.lse[row] = all;
+        out_lse[row] = all;
         for part in 0..parts {
             let share = share(lse[of_part(part)], all);
             for i in 0..width {
-                out.o[row * width + i] += share * o[of_part(part) * width + i];
+                out_o[row * width + i] += share * o[of_part(part) * width + i];
             }
         }
     }
-    Ok(out)
+    Ok(vec![out_o, out_lse])
 }
 
 /// `x + y`; a y that the rank does not hold adds nothing.
-pub(super) fn accumulate<T: Real>(x: &[T], y: &[T]) -> Result<Vec<T>, RunError> {
+pub(super) fn accumulate<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<T>, RunError> {
+    let (x, y) = (call.real(0)?, call.real(1)?);
     match (y.is_empty(), x.len() == y.len()) {
         (true, _) => Ok(x.to_vec()),
         (false, true) => Ok(x.iter().zip(y).map(|(&x, &y)| x + y).collect()),
@@ -68,36 +67,26 @@ pub(super) fn accumulate<T: Real>(x: &[T], y: &[T]) -> Result<Vec<T>, RunError> 
 }
 
 /// A logit for each head enters the denominator: `lse' = log(exp(lse) + exp(logit))`, `o' = o · exp(lse − lse')`.
-pub(super) fn sink<T: Real>(operands: &[Operand<'_, T>]) -> Result<Rows<T>, RunError> {
-    let (o, lse, logits) = (operands[0].real()?, operands[1].real()?, operands[2].real()?);
-    let width = width(o, lse)?;
-    let at = Offsets::new(operands[1].shape(), operands[2].strides_in(operands[1].ty), 0);
-    let mut out = Rows { o: o.to_vec(), lse: lse.to_vec() };
-    for (row, logit) in at.enumerate() {
-        out.lse[row] = log_add_exp(lse[row], logits[logit]);
-        let share = share(lse[row], out.lse[row]);
-        out.o[row * width..(row + 1) * width].iter_mut().for_each(|o| *o = share * *o);
+pub(super) fn sink<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<Vec<T>>, RunError> {
+    let (o, lse, logits) = (call.real(0)?, call.real(1)?, call.real(2)?);
+    let (width, rows) = (width(o, lse)?, &call.operands[1]);
+    let (mut out_o, mut out_lse) = (o.to_vec(), lse.to_vec());
+    for (row, logit) in Offsets::new(rows.shape(), call.operands[2].strides_in(rows.ty), 0).enumerate() {
+        out_lse[row] = log_add_exp(lse[row], logits[logit]);
+        let share = share(lse[row], out_lse[row]);
+        out_o[row * width..(row + 1) * width].iter_mut().for_each(|o| *o = share * *o);
     }
-    Ok(out)
+    Ok(vec![out_o, out_lse])
 }
 
 /// `log Σ exp(x)` about the largest; −∞ of nothing and of nothing but −∞.
 pub(super) fn log_sum_exp<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> T {
-    let mut max = T::NEG_INFINITY;
-    for x in numbers.clone() {
-        if x > max {
-            max = x;
-        }
-    }
+    let max = real::max(numbers.clone());
     if max == T::NEG_INFINITY {
         // Summed, so that NaN stays NaN.
         return numbers.fold(max, |sum, x| sum + x);
     }
-    let mut sum = T::ZERO;
-    for x in numbers {
-        sum += (x - max).through(f64::exp);
-    }
-    max + sum.through(f64::ln)
+    max + real::sum(numbers.map(|x| (x - max).through(f64::exp))).through(f64::ln)
 }
 
 /// `log(exp(x) + exp(y))`; −∞ of two that are.

@@ -25,7 +25,6 @@ mod parts;
 pub(crate) mod products;
 pub(crate) mod random;
 mod ranks;
-mod results;
 mod rows;
 mod run;
 pub(crate) mod unary;
@@ -36,6 +35,6 @@ mod window;
 pub(crate) mod tests;
 
 pub use crate::assemble::assemble;
-pub use results::Results;
-pub use run::{Interpreted, run, run_ranks, run_stored, step};
+pub use interpret::Results;
+pub use run::{Interpreted, run, run_ranks, step};
 pub use value::{Elements, Held, Operand, ResultSpec, Value};

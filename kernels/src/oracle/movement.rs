@@ -31,7 +31,7 @@ pub(super) struct WholeAttention<'a> {
 pub(super) fn whole_attention<'a>(
     space: &Space,
     op: &'a Op,
-    types: &[&TensorType],
+    types: &[TensorType],
 ) -> Option<Result<WholeAttention<'a>, RunError>> {
     let (attention, backward) = match op {
         Op::Attention(a) => (a, false),
@@ -61,13 +61,13 @@ impl WholeAttention<'_> {
         &self,
         space: &Space,
         op: &Op,
-        types: &[&TensorType],
-        results: &[&TensorType],
+        types: &[TensorType],
+        results: &[TensorType],
         operands: &[&Held<T>],
     ) -> Result<Vec<Held<T>>, RunError> {
         let mut whole_types = Vec::with_capacity(types.len());
         let mut whole: Vec<Held<T>> = Vec::with_capacity(types.len());
-        for ((&ty, held), dim) in types.iter().zip(operands).zip(&self.operands) {
+        for ((ty, held), dim) in types.iter().zip(operands).zip(&self.operands) {
             let together = put_together(ty, *dim);
             whole.push(reshard(space, ty, &together, held)?);
             whole_types.push(together);
@@ -75,7 +75,7 @@ impl WholeAttention<'_> {
         // Where every rank has all queries, a sum over them is taken on each.
         let mut taken: Vec<AxisId> = types[0].axes_of(self.attention.queries).to_vec();
         taken.retain(|_| self.operands[0].is_some());
-        let together = |(ty, dim): (&&TensorType, &Option<DimId>)| {
+        let together = |(ty, dim): (&TensorType, &Option<DimId>)| {
             let mut ty = put_together(ty, *dim);
             ty.layout.partial.retain(|axis| !taken.contains(axis));
             ty
@@ -86,13 +86,8 @@ impl WholeAttention<'_> {
             Op::AttentionBackward(_) => Op::AttentionBackward(alone),
             _ => Op::Attention(alone),
         };
-        let mut computed = compute_all(
-            space,
-            &alone,
-            &whole_types.iter().collect::<Vec<_>>(),
-            &result_types.iter().collect::<Vec<_>>(),
-            &whole.iter().collect::<Vec<_>>(),
-        )?;
+        let whole: Vec<&Held<T>> = whole.iter().collect();
+        let mut computed = compute_all(space, &alone, &whole_types, &result_types, &whole)?;
         for (held, ty) in computed.iter_mut().zip(results) {
             let pending: Vec<AxisId> =
                 ty.layout.partial.iter().copied().filter(|axis| taken.contains(axis)).collect();

@@ -2,16 +2,16 @@
 
 use ithaca_ir::ops::AdamW;
 
-use super::value::Operand;
+use super::value::LocalOp;
 use crate::error::RunError;
 use crate::real::Real;
 
 /// `w, g, m, v, step, clip → w, m, v` (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
-pub(super) fn adamw<T: Real>(adamw: &AdamW, operands: &[Operand<'_, T>]) -> Result<Vec<Vec<T>>, RunError> {
+pub(super) fn adamw<T: Real>(call: &LocalOp<'_, T>, adamw: &AdamW) -> Result<Vec<Vec<T>>, RunError> {
     let &AdamW { lr, beta1, beta2, eps, weight_decay } = adamw;
-    let (w, g, m, v) = (operands[0].real()?, operands[1].real()?, operands[2].real()?, operands[3].real()?);
+    let [w, g, m, v] = [call.real(0)?, call.real(1)?, call.real(2)?, call.real(3)?];
     let scalar = |i: usize| -> Result<T, RunError> {
-        let data = operands[i].real()?;
+        let data = call.real(i)?;
         data.first().copied().ok_or_else(|| RunError::invalid("a step of the optimizer lacks a scalar"))
     };
     let (step, clip) = (scalar(4)?.to_f64(), scalar(5)?);
@@ -35,11 +35,11 @@ pub(super) fn adamw<T: Real>(adamw: &AdamW, operands: &[Operand<'_, T>]) -> Resu
 }
 
 /// `min(1, max_norm / (sqrt(squares) + 1e-6))`.
-pub(super) fn clip_factor<T: Real>(max_norm: f64, squares: &Operand<'_, T>) -> Result<Vec<T>, RunError> {
+pub(super) fn clip_factor<T: Real>(call: &LocalOp<'_, T>, max_norm: f64) -> Result<Vec<T>, RunError> {
     let factor = |squares: f64| {
         let factor = max_norm / (squares.sqrt() + 1e-6);
         // Written so that NaN stays NaN.
         if factor > 1.0 { 1.0 } else { factor }
     };
-    Ok(squares.real()?.iter().map(|x| x.through(factor)).collect())
+    Ok(call.real(0)?.iter().map(|x| x.through(factor)).collect())
 }

@@ -1,9 +1,13 @@
 //! Parts of a dimension, taken and joined: strided copies of a rank's part.
 
-use ithaca_ir::boxes::Region;
-use ithaca_ir::{DimId, Part, Space, TensorType};
+use std::ops::Range;
 
+use ithaca_ir::boxes::Region;
+use ithaca_ir::{DimId, Part, Space};
+
+use super::value::{Elements, LocalOp, ResultSpec, Value};
 use crate::error::RunError;
+use crate::real::Real;
 use crate::tensor::{extents, index};
 
 /// How a local tensor that has a dimension is seen to cut that into parts: `[outer, count, inner]`, the runs that the rank
@@ -31,8 +35,8 @@ impl Cut {
         Ok(Self { outer: before * (shape[at] / run), count, inner: run / count * after })
     }
 
-    /// The offset of part `i` of a run in the tensor.
-    fn block(&self, run: usize, i: usize) -> std::ops::Range<usize> {
+    /// The elements of part `i` of a run in the tensor.
+    fn block(&self, run: usize, i: usize) -> Range<usize> {
         let start = (run * self.count + i) * self.inner;
         start..start + self.inner
     }
@@ -42,40 +46,31 @@ fn part_of(space: &Space, dim: DimId) -> Result<Part, RunError> {
     space.dims[dim].part.ok_or_else(|| RunError::invalid("`take` of a dimension that is not a part"))
 }
 
-/// The part `to` of `x`, which holds `region` of `ty`.
-pub(super) fn take<E: Copy>(
-    space: &Space,
-    to: DimId,
-    (ty, region): (&TensorType, &Region),
-    x: &[E],
-) -> Result<Vec<E>, RunError> {
-    let part = part_of(space, to)?;
-    let at = ty.position(part.of).ok_or_else(|| RunError::invalid("`take` lacks its dimension"))?;
-    let cut = Cut::new(space, part, region, at)?;
-    let mut out = Vec::with_capacity(cut.outer * cut.inner);
-    for run in 0..cut.outer {
-        out.extend_from_slice(&x[cut.block(run, index(part.index))]);
+/// The part `to` of the operand.
+pub(super) fn take<T: Real>(call: &LocalOp<'_, T>, to: DimId) -> Result<Value<T>, RunError> {
+    let x = &call.operands[0];
+    let part = part_of(call.space, to)?;
+    let at = x.ty.position(part.of).ok_or_else(|| call.invalid("lacks its dimension"))?;
+    let cut = Cut::new(call.space, part, &x.region, at)?;
+    let shape = call.shape();
+    if shape.iter().product::<usize>() != cut.outer * cut.inner {
+        return Err(call.invalid("gives another shape than its type"));
     }
-    Ok(out)
+    Ok(x.elements.gather(shape, (0..cut.outer).flat_map(|run| cut.block(run, index(part.index)))))
 }
 
-/// The parts of `to`, joined into `region` of `ty`.
-pub(super) fn join<E: Copy>(
-    space: &Space,
-    to: DimId,
-    (first, parts): (&TensorType, &[&[E]]),
-    (ty, region): (&TensorType, &Region),
-) -> Result<Vec<E>, RunError> {
-    let at = ty.position(to).ok_or_else(|| RunError::invalid("`join` lacks its dimension"))?;
-    let cut = Cut::new(space, part_of(space, first.dims[at])?, region, at)?;
-    if parts.len() != cut.count || parts.iter().any(|part| part.len() != cut.outer * cut.inner) {
-        return Err(RunError::invalid("`join` has parts that do not make up its result"));
+/// The operands, which are the parts of `to`, joined.
+pub(super) fn join<T: Real>(call: &LocalOp<'_, T>, to: DimId) -> Result<Value<T>, RunError> {
+    let ResultSpec { ty, region } = call.result();
+    let at = ty.position(to).ok_or_else(|| call.invalid("lacks its dimension"))?;
+    let cut = Cut::new(call.space, part_of(call.space, call.operands[0].ty.dims[at])?, region, at)?;
+    let parts: Vec<Elements<'_, T>> = call.operands.iter().map(|operand| operand.elements).collect();
+    let size = cut.outer * cut.inner;
+    if parts.len() != cut.count || parts.iter().any(|part| part.n() != size) {
+        return Err(call.invalid("has parts that do not make up its result"));
     }
-    let mut out = Vec::with_capacity(cut.outer * cut.count * cut.inner);
-    for run in 0..cut.outer {
-        for part in parts {
-            out.extend_from_slice(&part[run * cut.inner..(run + 1) * cut.inner]);
-        }
-    }
-    Ok(out)
+    let all = Elements::concatenated(vec![cut.count * size], &parts)?;
+    let block = |run: usize, part: usize| part * size + run * cut.inner..part * size + (run + 1) * cut.inner;
+    let runs = (0..cut.outer).flat_map(|run| (0..cut.count).map(move |part| (run, part)));
+    Ok(all.elements().gather(call.shape(), runs.flat_map(|(run, part)| block(run, part))))
 }

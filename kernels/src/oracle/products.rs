@@ -3,10 +3,10 @@
 use ithaca_ir::boxes::Region;
 use ithaca_ir::{DimId, Space, TensorType};
 
-use super::value::Operand;
+use super::value::{Held, LocalOp, Operand, ResultSpec};
 use crate::error::RunError;
 use crate::real::Real;
-use crate::tensor::{Offsets, extents, index, strides};
+use crate::tensor::{Offsets, extents, index, length, strides};
 
 /// `z[…] = Σ x[…] · y[…]` over the dimensions that z lacks.
 pub(crate) fn einsum<T: Real>(
@@ -49,33 +49,20 @@ pub(crate) fn einsum<T: Real>(
 }
 
 /// Rows of `table [over, …]` at `ids`; rows that the rank does not hold are zero.
-pub(super) fn embed<T: Real>(
-    space: &Space,
-    over: DimId,
-    table: &Operand<'_, T>,
-    ids: &Operand<'_, T>,
-    ty: &TensorType,
-    region: &Region,
-) -> Result<Vec<T>, RunError> {
-    let (rows, ids) = (table.real()?, ids.int()?);
+pub(super) fn embed<T: Real>(call: &LocalOp<'_, T>, over: DimId) -> Result<Vec<T>, RunError> {
+    let (table, rows, ids) = (&call.operands[0], call.real(0)?, call.int(1)?);
     let held = &table.region[0];
     let width: usize = table.shape()[1..].iter().product();
     let mut out = Vec::with_capacity(ids.len() * width);
     for &id in ids {
-        let id = known_row(space, over, id)?;
+        let id = known_row(call.space, over, id)?;
         if held.contains(&id) {
-            let row = index(id - held.start) * width;
-            out.extend_from_slice(&rows[row..row + width]);
+            out.extend_from_slice(&rows[index(id - held.start) * width..][..width]);
         } else {
             out.extend(std::iter::repeat_n(T::ZERO, width))
         }
     }
-    let wanted: usize = extents(region).iter().product();
-    if out.len() == wanted && ty.dims.len() == region.len() {
-        Ok(out)
-    } else {
-        Err(RunError::invalid("`embed` gives another shape than its type"))
-    }
+    Ok(out)
 }
 
 /// The row of a table that a token asks for.
@@ -88,97 +75,82 @@ pub(super) fn known_row(space: &Space, over: DimId, id: i32) -> Result<u64, RunE
 }
 
 /// The sum over the dimensions that the result lacks.
-pub(super) fn sum<T: Real>(x: &Operand<'_, T>, ty: &TensorType, region: &Region) -> Result<Vec<T>, RunError> {
-    let data = x.real()?;
-    let shape = extents(region);
-    let steps = strides(&shape);
-    let at: Vec<usize> = x.ty.dims.iter().map(|&d| ty.position(d).map_or(0, |i| steps[i])).collect();
-    let mut out = vec![T::ZERO; shape.iter().product()];
-    for (at, &x) in Offsets::new(x.shape(), at, 0).zip(data) {
+pub(super) fn sum<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<T>, RunError> {
+    let x = &call.operands[0];
+    let mut out = vec![T::ZERO; call.shape().iter().product()];
+    for (at, &x) in Offsets::new(x.shape(), call.result().strides_in(x.ty), 0).zip(x.real()?) {
         out[at] += x;
     }
     Ok(out)
 }
 
 /// The same elements along the dimensions that x lacks.
-pub(super) fn expand<T: Real>(
-    x: &Operand<'_, T>,
-    ty: &TensorType,
-    region: &Region,
-) -> Result<Vec<T>, RunError> {
-    let data = x.real()?;
-    Ok(Offsets::new(extents(region), x.strides_in(ty), 0).map(|i| data[i]).collect())
+pub(super) fn expand<T: Real>(call: &LocalOp<'_, T>) -> Result<Vec<T>, RunError> {
+    let data = call.real(0)?;
+    let places = Offsets::new(call.shape(), call.operands[0].strides_in(call.result().ty), 0);
+    Ok(places.map(|i| data[i]).collect())
+}
+
+/// The copies of a dimension: where each copy that one side holds has its original on the other side.
+struct Copies {
+    /// For each copy held, the place of its original among those held.
+    original: Vec<usize>,
+    /// Originals held.
+    held: usize,
+    /// Combinations of the dimensions before.
+    before: usize,
+    /// Elements of the dimensions after.
+    after: usize,
+}
+
+impl Copies {
+    /// Element `i` of the dimension `copies` is element `i / (size(copies) / size(of))` of `of`.
+    fn of<T: Real>(
+        call: &LocalOp<'_, T>,
+        (copies, copies_held): (DimId, Held<'_>),
+        (of, held): (DimId, Held<'_>),
+    ) -> Result<Self, RunError> {
+        let (Some(i), Some(j)) = (held.0.position(of), copies_held.0.position(copies)) else {
+            return Err(call.invalid("lacks its dimension"));
+        };
+        let times = (call.space.size(copies) / call.space.size(of).max(1)).max(1);
+        let range = &held.1[i];
+        let original = |copy: u64| match copy / times {
+            original if range.contains(&original) => Ok(index(original - range.start)),
+            original => {
+                let name = &call.space.dims[of].name;
+                Err(call
+                    .invalid(&format!("needs element {original} of `{name}`, which the rank does not hold")))
+            }
+        };
+        let original = copies_held.1[j].clone().map(original).collect::<Result<_, _>>()?;
+        let shape = extents(held.1);
+        let (before, after) = (shape[..i].iter().product(), shape[i + 1..].iter().product());
+        Ok(Self { original, held: length(range), before, after })
+    }
+
+    /// For each row of copies, where the row of its original starts.
+    fn rows(&self) -> impl Iterator<Item = usize> + '_ {
+        let row = move |block: usize| self.original.iter().map(move |o| (block * self.held + o) * self.after);
+        (0..self.before).flat_map(row)
+    }
 }
 
 /// Element `i` of `to` is element `i / (size(to) / size(from))` of `from`.
-pub(super) fn repeat<T: Real>(
-    space: &Space,
-    from: DimId,
-    to: DimId,
-    x: &Operand<'_, T>,
-    ty: &TensorType,
-    region: &Region,
-) -> Result<Vec<T>, RunError> {
-    let data = x.real()?;
-    let (Some(i), Some(j)) = (x.ty.position(from), ty.position(to)) else {
-        return Err(RunError::invalid("`repeat` lacks its dimension"));
-    };
-    let times = (space.size(to) / space.size(from).max(1)).max(1);
-    let part: Vec<usize> = region[j]
-        .clone()
-        .map(|copy| {
-            let original = copy / times;
-            if x.region[i].contains(&original) {
-                Ok(index(original - x.region[i].start))
-            } else {
-                Err(RunError::invalid(format!(
-                    "`repeat` needs element {original} of `{}`, which the rank does not hold",
-                    space.dims[from].name
-                )))
-            }
-        })
-        .collect::<Result<_, _>>()?;
-    let shape = extents(region);
-    let (before, after) = (shape[..j].iter().product::<usize>(), shape[j + 1..].iter().product::<usize>());
-    let held = x.shape()[i];
-    let mut out = Vec::with_capacity(before * part.len() * after);
-    for block in 0..before {
-        for &original in &part {
-            let start = (block * held + original) * after;
-            out.extend_from_slice(&data[start..start + after]);
-        }
-    }
-    Ok(out)
+pub(super) fn repeat<T: Real>(call: &LocalOp<'_, T>, from: DimId, to: DimId) -> Result<Vec<T>, RunError> {
+    let ResultSpec { ty, region } = call.result();
+    let data = call.real(0)?;
+    let copies = Copies::of(call, (to, (ty, region)), (from, call.operands[0].held()))?;
+    Ok(copies.rows().flat_map(|start| &data[start..][..copies.after]).copied().collect())
 }
 
 /// The adjoint of [`repeat`]: each element of `to` is the sum of those of its copies that the rank holds.
-pub(super) fn sum_copies<T: Real>(
-    space: &Space,
-    from: DimId,
-    to: DimId,
-    x: &Operand<'_, T>,
-    ty: &TensorType,
-    region: &Region,
-) -> Result<Vec<T>, RunError> {
-    let data = x.real()?;
-    let (Some(i), Some(j)) = (x.ty.position(from), ty.position(to)) else {
-        return Err(RunError::invalid("`sum_copies` lacks its dimension"));
-    };
-    let times = (space.size(from) / space.size(to).max(1)).max(1);
-    let shape = extents(region);
-    let after: usize = shape[j + 1..].iter().product();
-    let mut out = vec![T::ZERO; shape.iter().product()];
-    let (held, kept) = (x.shape()[i], shape[j]);
-    for (row, block) in data.chunks_exact(after.max(1)).enumerate() {
-        let original = (x.region[i].start + (row % held.max(1)) as u64) / times;
-        if !region[j].contains(&original) {
-            return Err(RunError::invalid(format!(
-                "`sum_copies` has copies of element {original} of `{}`, which the rank is not to hold",
-                space.dims[to].name
-            )));
-        }
-        let at = (row / held.max(1)) * kept + index(original - region[j].start);
-        for (sum, &x) in out[at * after..][..after].iter_mut().zip(block) {
+pub(super) fn sum_copies<T: Real>(call: &LocalOp<'_, T>, from: DimId, to: DimId) -> Result<Vec<T>, RunError> {
+    let ResultSpec { ty, region } = call.result();
+    let copies = Copies::of(call, (from, call.operands[0].held()), (to, (ty, region)))?;
+    let mut out = vec![T::ZERO; call.shape().iter().product()];
+    for (start, row) in copies.rows().zip(call.real(0)?.chunks_exact(copies.after.max(1))) {
+        for (sum, &x) in out[start..][..copies.after].iter_mut().zip(row) {
             *sum += x;
         }
     }

@@ -17,8 +17,8 @@ pub(super) type Held<T> = Vec<Rc<Value<T>>>;
 pub(super) fn compute_all<T: Real>(
     space: &Space,
     op: &Op,
-    types: &[&TensorType],
-    results: &[&TensorType],
+    types: &[TensorType],
+    results: &[TensorType],
     operands: &[&Held<T>],
 ) -> Result<Vec<Held<T>>, RunError> {
     let mut out: Vec<Held<T>> = vec![Vec::new(); results.len()];
@@ -30,12 +30,12 @@ pub(super) fn compute_all<T: Real>(
             continue;
         }
         let mut parts: Vec<Operand<'_, T>> = Vec::with_capacity(types.len());
-        for (&ty, held) in types.iter().zip(operands) {
+        for (ty, held) in types.iter().zip(operands) {
             let elements = held[index(rank.0)].elements();
             parts.push(Operand { ty, region: space.local_box(ty, rank), elements });
         }
         let wanted: Vec<ResultSpec<'_>> =
-            results.iter().map(|&ty| ResultSpec { ty, region: space.local_box(ty, rank) }).collect();
+            results.iter().map(|ty| ResultSpec { ty, region: space.local_box(ty, rank) }).collect();
         let values = eval::eval(space, op, &parts, &wanted)?;
         if values.len() < results.len() {
             return Err(RunError::invalid(format!("`{}` gives too few results", op.name())));

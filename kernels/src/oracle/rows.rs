@@ -1,11 +1,11 @@
 //! Operations along dimensions: `rms_norm`, `rms_scale`, `layer_norm`, `softmax`, `rotary`.
 
 use ithaca_ir::ops::Rotary;
-use ithaca_ir::{Dim, DimId, Space, TensorType};
+use ithaca_ir::{Dim, DimId, Space};
 
-use super::value::Operand;
+use super::value::{LocalOp, Operand};
 use crate::error::RunError;
-use crate::real::Real;
+use crate::real::{self, Real};
 use crate::tensor::{Offsets, index, strides};
 
 /// The lines of a tensor along one dimension: where each starts, the step within it, its length.
@@ -22,6 +22,11 @@ impl Lines {
         let mut shape = x.shape();
         let length = std::mem::replace(&mut shape[i], 1);
         Ok(Self { starts: Offsets::new(shape, strides.clone(), 0).collect(), step: strides[i], length })
+    }
+
+    /// The offsets of the elements of each line.
+    pub(super) fn iter(&self) -> impl Iterator<Item = impl Iterator<Item = usize> + Clone + '_> + '_ {
+        self.starts.iter().map(move |&start| (0..self.length).map(move |j| start + j * self.step))
     }
 }
 
@@ -45,14 +50,10 @@ pub(super) fn norm_size(space: &Space, over: &[DimId]) -> Result<f64, RunError> 
     over.iter().map(|&d| Ok(unpadded(space, d)?.size as f64)).product()
 }
 
-/// Whole lines without padding.
-pub(super) fn lines_of_norm<T: Real>(
-    space: &Space,
-    over: DimId,
-    x: &Operand<'_, T>,
-) -> Result<Lines, RunError> {
-    let dim = unpadded(space, over)?;
-    let lines = Lines::of(x, over)?;
+/// Whole lines of the first operand, without padding.
+pub(super) fn lines_of_norm<T: Real>(call: &LocalOp<'_, T>, over: DimId) -> Result<Lines, RunError> {
+    let dim = unpadded(call.space, over)?;
+    let lines = Lines::of(&call.operands[0], over)?;
     if lines.length as u64 == dim.size {
         Ok(lines)
     } else {
@@ -60,19 +61,21 @@ pub(super) fn lines_of_norm<T: Real>(
     }
 }
 
-/// `exp(x − max) / Σ exp(x − max)` of each line.
-pub(super) fn softmax<T: Real>(space: &Space, over: DimId, x: &Operand<'_, T>) -> Result<Vec<T>, RunError> {
-    let lines = lines_of_norm(space, over, x)?;
-    let mut out = x.real()?.to_vec();
-    for &start in &lines.starts {
-        let line = (0..lines.length).map(|j| start + j * lines.step);
-        let max = line.clone().map(|i| out[i]).fold(T::NEG_INFINITY, |m, x| if x > m { x } else { m });
-        let mut sum = T::ZERO;
-        for i in line.clone() {
-            out[i] = (out[i] - max).through(f64::exp);
-            sum += out[i];
-        }
-        line.for_each(|i| out[i] = out[i] / sum);
+/// `exp(x − max) / Σ exp(x − max)` and `max + log Σ exp(x − max)`.
+pub(super) fn softmax_of<T: Real>(numbers: impl Iterator<Item = T> + Clone) -> (Vec<T>, T) {
+    let max = real::max(numbers.clone());
+    let terms: Vec<T> = numbers.map(|x| (x - max).through(f64::exp)).collect();
+    let sum = real::sum(terms.iter().copied());
+    (terms.into_iter().map(|term| term / sum).collect(), max + sum.through(f64::ln))
+}
+
+/// The softmax of each line.
+pub(super) fn softmax<T: Real>(call: &LocalOp<'_, T>, over: DimId) -> Result<Vec<T>, RunError> {
+    let x = call.real(0)?;
+    let mut out = x.to_vec();
+    for line in lines_of_norm(call, over)?.iter() {
+        let (weights, _) = softmax_of(line.clone().map(|i| x[i]));
+        line.zip(weights).for_each(|(i, weight)| out[i] = weight);
     }
     Ok(out)
 }
@@ -84,16 +87,15 @@ pub(super) struct Weight<'a, T> {
 }
 
 impl<'a, T: Real> Weight<'a, T> {
-    /// Operand `i`, if there is one.
-    fn of(operands: &[Operand<'a, T>], i: usize, ty: &TensorType) -> Result<Option<Self>, RunError> {
-        let Some(w) = operands.get(i) else { return Ok(None) };
-        let at = Offsets::new(operands[0].shape(), w.strides_in(ty), 0).collect();
-        Ok(Some(Self { data: w.real()?, at }))
+    /// Operand `i`, if there is one, seen as x is, the first operand.
+    pub(super) fn of(call: &LocalOp<'a, T>, i: usize) -> Result<Option<Self>, RunError> {
+        let (x, Some(w)) = (&call.operands[0], call.operands.get(i)) else { return Ok(None) };
+        Ok(Some(Self { data: w.real()?, at: Offsets::new(x.shape(), w.strides_in(x.ty), 0).collect() }))
     }
 
-    /// Operand `i`, seen as x is, the first operand.
-    pub(super) fn required(operands: &[Operand<'a, T>], i: usize) -> Result<Self, RunError> {
-        Self::of(operands, i, operands[0].ty)?.ok_or_else(|| RunError::invalid("a norm lacks an operand"))
+    /// Operand `i`, which there must be.
+    pub(super) fn required(call: &LocalOp<'a, T>, i: usize) -> Result<Self, RunError> {
+        Self::of(call, i)?.ok_or_else(|| RunError::invalid("a norm lacks an operand"))
     }
 
     /// The weight of element `i` of x.
@@ -102,26 +104,25 @@ impl<'a, T: Real> Weight<'a, T> {
     }
 }
 
+/// `sqrt(squares + eps)`.
+pub(super) fn root<T: Real>(squares: T, eps: f64) -> T {
+    (squares + T::from_f64(eps)).through(f64::sqrt)
+}
+
 /// `x / sqrt(mean(x²) + eps) · (offset + weight)`.
 pub(super) fn rms_norm<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     over: DimId,
-    (eps, offset): (f64, f64),
-    operands: &[Operand<'_, T>],
-    ty: &TensorType,
+    eps: f64,
+    offset: f64,
 ) -> Result<Vec<T>, RunError> {
-    let x = operands[0].real()?;
-    let lines = lines_of_norm(space, over, &operands[0])?;
-    let weight = Weight::of(operands, 1, ty)?;
+    let x = call.real(0)?;
+    let lines = lines_of_norm(call, over)?;
+    let weight = Weight::of(call, 1)?;
     let n = T::from_f64(lines.length as f64);
     let mut out = x.to_vec();
-    for &start in &lines.starts {
-        let line = (0..lines.length).map(|j| start + j * lines.step);
-        let mut squares = T::ZERO;
-        for i in line.clone() {
-            squares += x[i] * x[i];
-        }
-        let root = (squares / n + T::from_f64(eps)).through(f64::sqrt);
+    for line in lines.iter() {
+        let root = root(real::sum(line.clone().map(|i| x[i] * x[i])) / n, eps);
         for i in line {
             out[i] = x[i] / root;
             if let Some(w) = &weight {
@@ -134,50 +135,31 @@ pub(super) fn rms_norm<T: Real>(
 
 /// `x / sqrt(squares / n + eps) · weight`, `n` being the elements of `over` on all ranks together.
 pub(super) fn rms_scale<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     over: &[DimId],
     eps: f64,
-    operands: &[Operand<'_, T>],
 ) -> Result<Vec<T>, RunError> {
-    let n = norm_size(space, over)?;
-    let x = operands[0].real()?;
-    let (squares, weight) = (Weight::required(operands, 1)?, Weight::required(operands, 2)?);
-    let scaled = x.iter().enumerate().map(|(i, &x)| {
-        let root = (squares.get(i) / T::from_f64(n) + T::from_f64(eps)).through(f64::sqrt);
-        x / root * weight.get(i)
-    });
-    Ok(scaled.collect())
+    let n = T::from_f64(norm_size(call.space, over)?);
+    let (squares, weight) = (Weight::required(call, 1)?, Weight::required(call, 2)?);
+    let scaled = |(i, &x): (usize, &T)| x / root(squares.get(i) / n, eps) * weight.get(i);
+    Ok(call.real(0)?.iter().enumerate().map(scaled).collect())
 }
 
 /// The mean of a line of `n` elements, and the root of its variance plus `eps`.
 pub(super) fn moments<T: Real>(x: &[T], line: impl Iterator<Item = usize> + Clone, n: T, eps: f64) -> (T, T) {
-    let mut sum = T::ZERO;
-    for i in line.clone() {
-        sum += x[i];
-    }
-    let mean = sum / n;
-    let mut squares = T::ZERO;
-    for i in line {
-        squares += (x[i] - mean) * (x[i] - mean);
-    }
-    (mean, (squares / n + T::from_f64(eps)).through(f64::sqrt))
+    let mean = real::sum(line.clone().map(|i| x[i])) / n;
+    let squares = real::sum(line.map(|i| (x[i] - mean) * (x[i] - mean)));
+    (mean, root(squares / n, eps))
 }
 
 /// `(x − mean) / sqrt(variance + eps) · weight + bias`, the variance being that of the line itself.
-pub(super) fn layer_norm<T: Real>(
-    space: &Space,
-    over: DimId,
-    eps: f64,
-    operands: &[Operand<'_, T>],
-    ty: &TensorType,
-) -> Result<Vec<T>, RunError> {
-    let x = operands[0].real()?;
-    let lines = lines_of_norm(space, over, &operands[0])?;
-    let (weight, bias) = (Weight::of(operands, 1, ty)?, Weight::of(operands, 2, ty)?);
+pub(super) fn layer_norm<T: Real>(call: &LocalOp<'_, T>, over: DimId, eps: f64) -> Result<Vec<T>, RunError> {
+    let x = call.real(0)?;
+    let lines = lines_of_norm(call, over)?;
+    let (weight, bias) = (Weight::of(call, 1)?, Weight::of(call, 2)?);
     let n = T::from_f64(lines.length as f64);
     let mut out = x.to_vec();
-    for &start in &lines.starts {
-        let line = (0..lines.length).map(|j| start + j * lines.step);
+    for line in lines.iter() {
         let (mean, root) = moments(x, line.clone(), n, eps);
         for i in line {
             out[i] = (x[i] - mean) / root;
@@ -193,19 +175,15 @@ pub(super) fn layer_norm<T: Real>(
 }
 
 /// Rotates pair `i` of the first `width` elements by `position · frequency[i]`; later elements pass through.
-pub(super) fn rotary<T: Real>(
-    rotary: &Rotary,
-    x: &Operand<'_, T>,
-    positions: &Operand<'_, T>,
-    ty: &TensorType,
-) -> Result<Vec<T>, RunError> {
-    let (data, at) = (x.real()?, positions.int()?);
-    let lines = Lines::of(x, rotary.over)?;
+pub(super) fn rotary<T: Real>(call: &LocalOp<'_, T>, rotary: &Rotary) -> Result<Vec<T>, RunError> {
+    let (data, at) = (call.real(0)?, call.int(1)?);
+    let lines = Lines::of(&call.operands[0], rotary.over)?;
     let width = index(rotary.width);
     if lines.length < width {
         return Err(RunError::invalid("`rotary` on a part of its dimension"));
     }
-    let place: Vec<usize> = Offsets::new(x.shape(), positions.strides_in(ty), 0).collect();
+    let place = Offsets::new(call.shape(), call.operands[1].strides_in(call.result().ty), 0);
+    let place: Vec<usize> = place.collect();
     let (frequencies, amplitude) = (rotary.frequencies(), rotary.amplitude());
     let mut out = data.to_vec();
     for &start in &lines.starts {

@@ -2,8 +2,7 @@
 
 use ithaca_ir::{Level, Module};
 
-use super::interpret;
-use super::results::Results;
+use super::interpret::{self, Results};
 use crate::error::RunError;
 use crate::real::Real;
 use crate::storage::Storage;
@@ -24,9 +23,7 @@ pub fn run<T: Interpreted>(
 ) -> Result<Outputs<T>, RunError> {
     match module.level {
         Level::Program => step(module, weights, inputs, Storage::Wide).map(|results| results.outputs),
-        Level::Sharded | Level::PerRank => {
-            Err(RunError::Level { expected: Level::Program.name(), found: module.level.name() })
-        }
+        found @ (Level::Sharded | Level::PerRank) => Err(another_level(Level::Program, found)),
     }
 }
 
@@ -43,26 +40,15 @@ pub fn run_ranks<T: Interpreted>(
     inputs: &dyn TensorSource,
 ) -> Result<Outputs<T>, RunError> {
     match module.level {
+        Level::Program => Err(another_level(Level::PerRank, module.level)),
         Level::Sharded | Level::PerRank => {
             step(module, weights, inputs, Storage::Wide).map(|results| results.outputs)
-        }
-        Level::Program => {
-            Err(RunError::Level { expected: Level::PerRank.name(), found: module.level.name() })
         }
     }
 }
 
-/// Runs a module of any level with values stored as `storage` says.
-///
-/// # Errors
-/// As [`run_ranks`], whatever the level.
-pub fn run_stored<T: Interpreted>(
-    module: &Module,
-    weights: &dyn TensorSource,
-    inputs: &dyn TensorSource,
-    storage: Storage,
-) -> Result<Outputs<T>, RunError> {
-    step(module, weights, inputs, storage).map(|results| results.outputs)
+fn another_level(expected: Level, found: Level) -> RunError {
+    RunError::Level { expected: expected.name(), found: found.name() }
 }
 
 /// Runs a module of any level, and returns beside its outputs the weights and states that it assigned.

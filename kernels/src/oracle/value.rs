@@ -1,7 +1,7 @@
 //! Values, operands and results of operations, as one rank has them.
 
-use ithaca_ir::TensorType;
 use ithaca_ir::boxes::Region;
+use ithaca_ir::{Op, Space, TensorType};
 
 use crate::error::RunError;
 use crate::real::Real;
@@ -17,6 +17,14 @@ pub enum Value<T> {
 }
 
 impl<T: Real> Value<T> {
+    /// The elements of each dimension.
+    pub(super) fn shape(&self) -> &[usize] {
+        match self {
+            Value::Real(t) => &t.shape,
+            Value::Int(t) => &t.shape,
+        }
+    }
+
     /// The elements.
     pub fn elements(&self) -> Elements<'_, T> {
         match self {
@@ -33,6 +41,65 @@ pub enum Elements<'a, T> {
     Real(&'a [T]),
     /// Of type `i32` or `bool`.
     Int(&'a [i32]),
+}
+
+impl<'a, T: Real> Elements<'a, T> {
+    /// Elements of a float type.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] for integers.
+    pub fn real(self) -> Result<&'a [T], RunError> {
+        match self {
+            Elements::Real(data) => Ok(data),
+            Elements::Int(_) => Err(RunError::invalid("an operand is of integers where real numbers belong")),
+        }
+    }
+
+    /// Integers.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] for real numbers.
+    pub fn int(self) -> Result<&'a [i32], RunError> {
+        match self {
+            Elements::Int(data) => Ok(data),
+            Elements::Real(_) => {
+                Err(RunError::invalid("an operand is of real numbers where integers belong"))
+            }
+        }
+    }
+
+    /// How many.
+    pub(crate) fn n(self) -> usize {
+        match self {
+            Elements::Real(data) => data.len(),
+            Elements::Int(data) => data.len(),
+        }
+    }
+
+    /// A tensor of this shape with the elements at `places`.
+    pub(super) fn gather(self, shape: Vec<usize>, places: impl Iterator<Item = usize>) -> Value<T> {
+        match self {
+            Elements::Real(data) => Value::Real(Tensor::new(shape, places.map(|i| data[i]).collect())),
+            Elements::Int(data) => Value::Int(Tensor::new(shape, places.map(|i| data[i]).collect())),
+        }
+    }
+
+    /// A tensor of this shape with the elements of all parts, one after another.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] for parts of different kinds.
+    pub(super) fn concatenated(shape: Vec<usize>, parts: &[Self]) -> Result<Value<T>, RunError> {
+        Ok(match parts.first() {
+            Some(Elements::Int(_)) => {
+                let parts = parts.iter().map(|part| part.int()).collect::<Result<Vec<_>, _>>()?;
+                Value::Int(Tensor::new(shape, parts.concat()))
+            }
+            Some(Elements::Real(_)) | None => {
+                let parts = parts.iter().map(|part| part.real()).collect::<Result<Vec<_>, _>>()?;
+                Value::Real(Tensor::new(shape, parts.concat()))
+            }
+        })
+    }
 }
 
 /// An operand: one rank's part of a value.
@@ -55,6 +122,13 @@ pub struct ResultSpec<'a> {
     pub region: Region,
 }
 
+impl ResultSpec<'_> {
+    /// The stride of each dimension of `ty` in the result; zero for those that it lacks.
+    pub(super) fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
+        strides_in((self.ty, &self.region), ty)
+    }
+}
+
 /// The part of a tensor on a rank: its type and the global indices.
 pub type Held<'a> = (&'a TensorType, &'a Region);
 
@@ -67,25 +141,17 @@ impl<'a, T: Real> Operand<'a, T> {
     /// The elements, of a float type.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] when they are integers.
+    /// As [`Elements::real`].
     pub fn real(&self) -> Result<&'a [T], RunError> {
-        match self.elements {
-            Elements::Real(data) => Ok(data),
-            Elements::Int(_) => Err(RunError::invalid("an operand is of integers where real numbers belong")),
-        }
+        self.elements.real()
     }
 
     /// The elements, integers.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] when they are real numbers.
+    /// As [`Elements::int`].
     pub fn int(&self) -> Result<&'a [i32], RunError> {
-        match self.elements {
-            Elements::Int(data) => Ok(data),
-            Elements::Real(_) => {
-                Err(RunError::invalid("an operand is of real numbers where integers belong"))
-            }
-        }
+        self.elements.int()
     }
 
     /// The type, and the indices held.
@@ -95,7 +161,61 @@ impl<'a, T: Real> Operand<'a, T> {
 
     /// The stride of each dimension of `ty`; zero for those that the operand lacks.
     pub fn strides_in(&self, ty: &TensorType) -> Vec<usize> {
-        let own = strides(&self.shape());
-        ty.dims.iter().map(|&d| self.ty.position(d).map_or(0, |i| own[i])).collect()
+        strides_in(self.held(), ty)
+    }
+}
+
+fn strides_in((own, region): Held<'_>, ty: &TensorType) -> Vec<usize> {
+    let steps = strides(&extents(region));
+    ty.dims.iter().map(|&d| own.position(d).map_or(0, |i| steps[i])).collect()
+}
+
+/// An operation on the parts of one rank, which has the operands that it needs and a result.
+pub(super) struct LocalOp<'a, T> {
+    pub(super) space: &'a Space,
+    pub(super) op: &'a Op,
+    pub(super) operands: &'a [Operand<'a, T>],
+    pub(super) results: &'a [ResultSpec<'a>],
+}
+
+impl<'a, T: Real> LocalOp<'a, T> {
+    /// The elements of operand `i`, of a float type.
+    pub(super) fn real(&self, i: usize) -> Result<&'a [T], RunError> {
+        self.operands[i].real()
+    }
+
+    /// The elements of operand `i`, integers.
+    pub(super) fn int(&self, i: usize) -> Result<&'a [i32], RunError> {
+        self.operands[i].int()
+    }
+
+    /// The first result.
+    pub(super) fn result(&self) -> &'a ResultSpec<'a> {
+        &self.results[0]
+    }
+
+    /// The elements that the rank computes of the first result, by dimension.
+    pub(super) fn shape(&self) -> Vec<usize> {
+        extents(&self.result().region)
+    }
+
+    /// The result of this number.
+    pub(super) fn result_at(&self, i: usize) -> Result<&'a ResultSpec<'a>, RunError> {
+        self.results.get(i).ok_or_else(|| self.invalid(&format!("has no result {i}")))
+    }
+
+    /// A result in its shape.
+    pub(super) fn tensor<E: Copy>(&self, i: usize, data: Vec<E>) -> Result<Tensor<E>, RunError> {
+        let shape = extents(&self.result_at(i)?.region);
+        if shape.iter().product::<usize>() == data.len() {
+            Ok(Tensor::new(shape, data))
+        } else {
+            Err(self.invalid("gives another shape than its type"))
+        }
+    }
+
+    /// The error of an operation that contradicts its operands or results.
+    pub(super) fn invalid(&self, why: &str) -> RunError {
+        RunError::invalid(format!("`{}` {why}", self.op.name()))
     }
 }

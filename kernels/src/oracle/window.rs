@@ -1,44 +1,39 @@
 //! Parts of a dimension: `concat`, `cut`.
 
-use ithaca_ir::TensorType;
 use ithaca_ir::ops::Window;
 
-use super::value::Operand;
+use super::value::LocalOp;
 use crate::error::RunError;
 use crate::real::Real;
 use crate::tensor::{Offsets, index};
 
-/// The elements of `op` of a result of this shape.
-pub(super) fn window<T: Real>(
-    op: &Window,
-    operands: &[Operand<'_, T>],
-    ty: &TensorType,
-    shape: &[usize],
-) -> Result<Vec<T>, RunError> {
+/// The elements of `op`.
+pub(super) fn window<T: Real>(call: &LocalOp<'_, T>, op: &Window) -> Result<Vec<T>, RunError> {
+    let last = |i: usize| call.operands[i].shape().last().copied().unwrap_or(0);
+    let shape = call.shape();
     let Some((&width, front)) = shape.split_last() else {
-        return Err(RunError::invalid(format!("`{}` gives a scalar", op.name())));
+        return Err(call.invalid("gives a scalar"));
     };
-    let x = operands[0].real()?;
-    let n = last(&operands[0]);
+    let (x, n) = (call.real(0)?, last(0));
     let rows: usize = front.iter().product();
     if x.len() != rows * n {
-        return Err(RunError::invalid(format!("`{}` has another number of rows than its result", op.name())));
+        return Err(call.invalid("has another number of rows than its result"));
     }
     match op {
         Window::Cut { start, .. } => {
             let start = index(*start);
             if start + width > n {
-                return Err(RunError::invalid("`cut` on a part of its dimension"));
+                return Err(call.invalid("on a part of its dimension"));
             }
             Ok((0..rows).flat_map(|row| &x[row * n + start..][..width]).copied().collect())
         }
         Window::Concat { .. } => {
-            let (y, m) = (operands[1].real()?, last(&operands[1]));
+            let (y, m) = (call.real(1)?, last(1));
             if n + m != width {
-                return Err(RunError::invalid("`concat` on a part of its dimension"));
+                return Err(call.invalid("on a part of its dimension"));
             }
             // Rows of y, repeated along the dimensions that it lacks.
-            let mut strides = operands[1].strides_in(ty);
+            let mut strides = call.operands[1].strides_in(call.result().ty);
             strides.pop();
             let mut out = Vec::with_capacity(rows * width);
             for (row, at) in Offsets::new(front.to_vec(), strides, 0).enumerate() {
@@ -48,9 +43,4 @@ pub(super) fn window<T: Real>(
             Ok(out)
         }
     }
-}
-
-/// Elements of the last dimension.
-fn last<T: Real>(x: &Operand<'_, T>) -> usize {
-    x.shape().last().copied().unwrap_or(0)
 }

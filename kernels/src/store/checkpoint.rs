@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use indexmap::IndexMap;
+
 use super::error::StoreError;
 use super::file::{Raw, SafeTensorsFile};
 use super::source::TensorSource;
@@ -93,16 +95,11 @@ impl Checkpoint {
     pub fn open(index: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = index.as_ref().to_owned();
         let corrupt = |reason: String| StoreError::Corrupt { path: path.clone(), format: "index", reason };
-        let text = std::fs::read_to_string(&path).map_err(|source| StoreError::Io {
-            action: "open",
-            path: path.clone(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(&path).map_err(StoreError::io("open", &path))?;
         let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()))?;
         let map = json.get("weight_map").and_then(|m| m.as_object());
         let map = map.ok_or_else(|| corrupt("it has no `weight_map`".to_owned()))?;
-        let mut shards: Vec<SafeTensorsFile> = Vec::new();
-        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut shards: IndexMap<&str, SafeTensorsFile> = IndexMap::new();
         let mut of = BTreeMap::new();
         for (name, shard) in map {
             let shard =
@@ -112,20 +109,16 @@ impl Checkpoint {
                     "the shard `{shard}` of `{name}` is not a file beside the index"
                 )));
             }
-            let number = match numbers.get(shard) {
-                Some(&number) => number,
-                None => {
-                    shards.push(SafeTensorsFile::open(path.with_file_name(shard))?);
-                    numbers.insert(shard, shards.len() - 1);
-                    shards.len() - 1
-                }
-            };
+            if !shards.contains_key(shard) {
+                shards.insert(shard, SafeTensorsFile::open(path.with_file_name(shard))?);
+            }
+            let number = shards.get_index_of(shard).expect("it is open");
             if shards[number].shape(name).is_none() {
                 return Err(shards[number].missing(name));
             }
             of.insert(name.clone(), number);
         }
-        Ok(Self { path, shards, of })
+        Ok(Self { path, shards: shards.into_values().collect(), of })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why a tensor could not be read or written.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// Why a tensor could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +14,7 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
         /// Its reason.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The file does not have the format of its name.
     #[error("{} is not a valid {format} file: {reason}", path.display())]
@@ -69,4 +70,11 @@ pub enum StoreError {
         /// The number.
         value: f64,
     },
+}
+
+impl StoreError {
+    /// The error of an action (`open`, `read`, `write`) on a file.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> StoreError {
+        move |source| StoreError::Io { action, path: path.to_owned(), source }
+    }
 }

@@ -46,12 +46,12 @@ impl SafeTensorsFile {
     /// [`StoreError::Io`] when it cannot be opened or read, [`StoreError::Corrupt`] when it is cut off or not of the
     /// format.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let path = path.as_ref().to_owned();
+        let path = path.as_ref();
         let corrupt =
-            |reason: String| StoreError::Corrupt { path: path.clone(), format: "safetensors", reason };
-        let io = |source| StoreError::Io { action: "open", path: path.clone(), source };
-        let mut file = File::open(&path).map_err(io)?;
-        let about = file.metadata().map_err(io)?;
+            |reason: String| StoreError::Corrupt { path: path.to_owned(), format: "safetensors", reason };
+        let io = StoreError::io("open", path);
+        let mut file = File::open(path).map_err(&io)?;
+        let about = file.metadata().map_err(&io)?;
         if about.is_dir() {
             return Err(io(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
         }
@@ -62,13 +62,13 @@ impl SafeTensorsFile {
             )));
         }
         let mut length = [0; LENGTH_BYTES as usize];
-        file.read_exact(&mut length).map_err(io)?;
+        file.read_exact(&mut length).map_err(&io)?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER || length > about.len() - LENGTH_BYTES {
             return Err(corrupt(format!("its header claims {length} bytes of a file of {}", about.len())));
         }
         let mut header = vec![0; usize::try_from(length).expect("a header fits in memory")];
-        file.read_exact(&mut header).map_err(io)?;
+        file.read_exact(&mut header).map_err(&io)?;
         let metadata: Metadata = serde_json::from_slice(&header)
             .map_err(|e| corrupt(format!("its header does not parse: {e}")))?;
         let data_start = LENGTH_BYTES + length;
@@ -79,7 +79,7 @@ impl SafeTensorsFile {
                 about.len()
             )));
         }
-        Ok(Self { path, metadata, data_start })
+        Ok(Self { path: path.to_owned(), metadata, data_start })
     }
 
     /// The path of the file.
@@ -112,12 +112,12 @@ impl SafeTensorsFile {
     /// As [`entry`](Self::entry), and [`StoreError::Io`].
     pub fn raw(&self, name: &str) -> Result<Raw, StoreError> {
         let Entry { name: _, stored, shape } = self.entry(name)?;
-        let io = |source| StoreError::Io { action: "read", path: self.path.clone(), source };
+        let io = StoreError::io("read", &self.path);
         let (start, end) = self.info(name)?.data_offsets;
         let mut bytes = vec![0; end - start];
-        let mut file = File::open(&self.path).map_err(io)?;
-        file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
-        file.read_exact(&mut bytes).map_err(io)?;
+        let mut file = File::open(&self.path).map_err(&io)?;
+        file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(&io)?;
+        file.read_exact(&mut bytes).map_err(&io)?;
         Ok(Raw { stored, shape, bytes })
     }
 
@@ -191,7 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bad.safetensors");
         std::fs::write(&path, [0xff; 64]).unwrap();
-        let error = SafeTensorsFile::open(&path).unwrap_err().to_string();
+        let error = SafeTensorsFile::open(path).unwrap_err().to_string();
         assert!(error.contains("bad.safetensors"), "{error}");
         let absent = SafeTensorsFile::open(dir.path().join("absent")).unwrap_err();
         assert!(matches!(absent, StoreError::Io { action: "open", .. }));

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Module, ValueId};
+use ithaca_ir::ops::random::mix;
 use ithaca_ir::{DType, Op};
 
 use super::error::StoreError;
 use super::source::TensorSource;
-use crate::tensor::Tensor;
+use crate::digest::fnv1a;
+use crate::tensor::{Tensor, index};
 
 /// The bound of integers that look up no table.
 const DEFAULT_BOUND: u64 = 2;
@@ -53,7 +55,7 @@ impl RandomTensors {
     /// Every weight and input that `module` reads, of every layer it runs.
     pub fn of_module(module: &Module, seed: u64) -> Self {
         let mut tensors = BTreeMap::new();
-        let layers = layers_of(module);
+        let layers = module.layers_of_functions();
         let mut uses_of_params: Vec<Vec<Option<Use>>> = Vec::new();
         for (id, function) in module.functions.iter() {
             let uses = uses(module, function, &uses_of_params);
@@ -67,7 +69,7 @@ impl RandomTensors {
                     shape.remove(0);
                 }
                 let spread = spread(ty.dtype, &shape, uses[result.index()]);
-                for &layer in &layers[id.index()] {
+                for layer in layers[id.index()].iter().cloned().flatten() {
                     for name in binding.stored_names(layer, members) {
                         let recipe = Recipe { shape: shape.clone(), spread };
                         tensors
@@ -101,18 +103,12 @@ impl TensorSource for RandomTensors {
 
     fn read(&self, name: &str) -> Result<Tensor<f64>, StoreError> {
         let recipe = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
-        let shape: Vec<usize> = recipe.shape.iter().map(|&n| crate::tensor::index(n)).collect();
+        let shape: Vec<usize> = recipe.shape.iter().map(|&n| index(n)).collect();
         let n: usize = shape.iter().product();
-        let key = mix(self.seed ^ fnv1a(name));
-        let data = (0..n as u64).map(|i| element(recipe.spread, mix(key.wrapping_add(i)))).collect();
+        let key = mix(self.seed, fnv1a(name.bytes()));
+        let data = (0..n as u64).map(|i| element(recipe.spread, mix(key.wrapping_add(i), 0))).collect();
         Ok(Tensor::new(shape, data))
     }
-}
-
-/// The layers that each function runs for, indexed by function; `main` runs for layer 0.
-fn layers_of(module: &Module) -> Vec<Vec<u64>> {
-    let layers = module.layers_of_functions();
-    layers.into_iter().map(|ranges| ranges.into_iter().flatten().collect()).collect()
 }
 
 /// The use of each value of `function`, indexed by value.
@@ -192,19 +188,6 @@ fn element(spread: Spread, bits: u64) -> f64 {
     }
 }
 
-/// The finaliser of splitmix64 (Steele, Lea, Flood 2014), after its increment.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// FNV-1a, 64 bits.
-fn fnv1a(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,17 +196,17 @@ mod tests {
     fn elements_are_about_normal_and_bounded() {
         let spread = Spread::Normal { mean: 1.0, deviation: 0.5 };
         let n = 20_000u64;
-        let xs: Vec<f64> = (0..n).map(|i| element(spread, mix(i))).collect();
+        let xs: Vec<f64> = (0..n).map(|i| element(spread, mix(i, 0))).collect();
         let mean = xs.iter().sum::<f64>() / n as f64;
         let variance = xs.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n as f64;
         assert!((mean - 1.0).abs() < 0.02 && (variance.sqrt() - 0.5).abs() < 0.02, "{mean} {variance}");
-        assert!((0..n).all(|i| element(Spread::Below(7), mix(i)) < 7.0));
-        assert!((0..n).any(|i| element(Spread::Below(7), mix(i)) == 6.0));
+        assert!((0..n).all(|i| element(Spread::Below(7), mix(i, 0)) < 7.0));
+        assert!((0..n).any(|i| element(Spread::Below(7), mix(i, 0)) == 6.0));
     }
 
     #[test]
     fn names_and_seeds_decide() {
-        assert_ne!(mix(1 ^ fnv1a("a")), mix(1 ^ fnv1a("b")));
-        assert_ne!(mix(1 ^ fnv1a("a")), mix(2 ^ fnv1a("a")));
+        let key = |seed, name: &str| mix(seed, fnv1a(name.bytes()));
+        assert!(key(1, "a") != key(1, "b") && key(1, "a") != key(2, "a"));
     }
 }

@@ -7,25 +7,14 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 /// A file being written. It appears at its path with [`finish`](Self::finish); dropping it leaves nothing.
 #[derive(Debug)]
-pub struct WholeFile(Out);
-
-#[derive(Debug)]
-enum Out {
-    Beside(NamedTempFile, PathBuf),
-    /// A file that is not regular, which cannot be replaced.
-    Direct(File),
-}
-
-/// The kind of file at a path.
-enum Place {
-    /// A regular file or a free path, with all links resolved.
-    File(PathBuf),
-    /// A device, a pipe or a socket.
-    Other,
+pub struct WholeFile {
+    file: File,
+    /// The temporary file with the path that it replaces; absent where that is not regular and is written directly.
+    beside: Option<(TempPath, PathBuf)>,
 }
 
 impl WholeFile {
@@ -34,10 +23,11 @@ impl WholeFile {
     /// # Errors
     /// When its folder is missing or cannot be written to, or a folder has its name.
     pub fn create(path: &Path) -> std::io::Result<Self> {
-        match place(path)? {
-            Place::File(path) => Ok(Self(Out::Beside(beside(&path)?, path))),
-            Place::Other => OpenOptions::new().write(true).open(path).map(|file| Self(Out::Direct(file))),
-        }
+        let Some(path) = place(path)? else {
+            return Ok(Self { file: OpenOptions::new().write(true).open(path)?, beside: None });
+        };
+        let (file, temporary) = beside(&path)?.into_parts();
+        Ok(Self { file, beside: Some((temporary, path)) })
     }
 
     /// Checks before long work that a file can be written to `path`.
@@ -45,10 +35,7 @@ impl WholeFile {
     /// # Errors
     /// As [`create`](Self::create); a file that is not regular is not opened, as a pipe would wait for its reader.
     pub fn check(path: &Path) -> std::io::Result<()> {
-        match place(path)? {
-            Place::File(path) => beside(&path).map(drop),
-            Place::Other => Ok(()),
-        }
+        place(path)?.map_or(Ok(()), |path| beside(&path).map(drop))
     }
 
     /// Flushes the data to the disk, so that a power cut after [`finish`](Self::finish) loses nothing.
@@ -56,10 +43,7 @@ impl WholeFile {
     /// # Errors
     /// When the machine cannot.
     pub fn keep(&self) -> std::io::Result<()> {
-        match &self.0 {
-            Out::Beside(file, _) => file.as_file().sync_all(),
-            Out::Direct(_) => Ok(()),
-        }
+        self.beside.as_ref().map_or(Ok(()), |_| self.file.sync_all())
     }
 
     /// Gives the file its name.
@@ -67,26 +51,18 @@ impl WholeFile {
     /// # Errors
     /// When the machine cannot; nothing is left at the path then that was not there before.
     pub fn finish(self) -> std::io::Result<()> {
-        match self.0 {
-            Out::Beside(file, path) => file.persist(path).map(drop).map_err(|e| e.error),
-            Out::Direct(_) => Ok(()),
-        }
+        let Some((temporary, path)) = self.beside else { return Ok(()) };
+        temporary.persist(path).map_err(|e| e.error)
     }
 }
 
 impl Write for WholeFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match &mut self.0 {
-            Out::Beside(file, _) => file.write(bytes),
-            Out::Direct(file) => file.write(bytes),
-        }
+        self.file.write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        match &mut self.0 {
-            Out::Beside(file, _) => file.flush(),
-            Out::Direct(file) => file.flush(),
-        }
+        self.file.flush()
     }
 }
 
@@ -95,15 +71,16 @@ pub(super) fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn place(path: &Path) -> std::io::Result<Place> {
+/// The path that a file written to `path` replaces, with all links resolved; `None` for a device, a pipe or a socket.
+fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
     match std::fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(ErrorKind::IsADirectory.into()),
-        Ok(there) if there.is_file() => std::fs::canonicalize(path).map(Place::File),
-        Ok(_) => Ok(Place::Other),
+        Ok(there) if there.is_file() => std::fs::canonicalize(path).map(Some),
+        Ok(_) => Ok(None),
         Err(error) if error.kind() == ErrorKind::NotFound => match std::fs::read_link(path) {
             // A link to a path that does not exist yet; circular links are another error.
             Ok(to) => place(&folder(path).join(to)),
-            Err(_) => Ok(Place::File(path.to_owned())),
+            Err(_) => Ok(Some(path.to_owned())),
         },
         Err(error) => Err(error),
     }

@@ -58,7 +58,7 @@ impl Writer {
     /// # Errors
     /// [`StoreError::Io`] when the folder is missing or cannot be written to.
     pub fn create(path: &Path, about: &About, entries: &[Entry]) -> Result<Self, StoreError> {
-        let io = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
+        let io = StoreError::io("write", path);
         let mut header = Map::new();
         if !about.is_empty() {
             header.insert("__metadata__".to_owned(), json!(about));
@@ -72,9 +72,9 @@ impl Writer {
         }
         let mut header = Value::Object(header).to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        let mut out = BufWriter::new(WholeFile::create(path).map_err(io)?);
-        out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
-        out.write_all(&header).map_err(io)?;
+        let mut out = BufWriter::new(WholeFile::create(path).map_err(&io)?);
+        out.write_all(&(header.len() as u64).to_le_bytes()).map_err(&io)?;
+        out.write_all(&header).map_err(&io)?;
         let expected = entries.iter().rev().map(Entry::bytes).collect();
         Ok(Self { path: path.to_owned(), out, expected })
     }
@@ -88,7 +88,7 @@ impl Writer {
     /// When they are not as many bytes as its entry says: a bug of the caller.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         assert_eq!(self.expected.pop(), Some(bytes.len()), "tensors come in the order of the header");
-        self.out.write_all(bytes).map_err(|source| self.failed(source))
+        self.out.write_all(bytes).map_err(StoreError::io("write", &self.path))
     }
 
     /// Gives the file its name.
@@ -101,13 +101,8 @@ impl Writer {
     pub fn finish(self) -> Result<(), StoreError> {
         assert!(self.expected.is_empty(), "all tensors of the header were written");
         let Self { path, out, expected: _ } = self;
-        let io = |source| StoreError::Io { action: "write", path: path.clone(), source };
-        let file = out.into_inner().map_err(|e| io(e.into_error()))?;
-        file.keep().and_then(|()| file.finish()).map_err(io)
-    }
-
-    fn failed(&self, source: std::io::Error) -> StoreError {
-        StoreError::Io { action: "write", path: self.path.clone(), source }
+        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error);
+        file.and_then(|file| file.keep().and_then(|()| file.finish())).map_err(StoreError::io("write", &path))
     }
 }
 
@@ -148,7 +143,7 @@ pub fn write_about(
 /// # Errors
 /// [`StoreError::Io`] as [`Writer::create`] would have it.
 pub fn check_writable(path: &Path) -> Result<(), StoreError> {
-    WholeFile::check(path).map_err(|source| StoreError::Io { action: "write", path: path.to_owned(), source })
+    WholeFile::check(path).map_err(StoreError::io("write", path))
 }
 
 #[cfg(test)]

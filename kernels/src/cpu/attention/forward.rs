@@ -8,13 +8,17 @@ use crate::cpu::gemm::{Buffer, Element};
 use crate::cpu::simd::{Into, Left, STRIDE, Simd};
 use crate::cpu::threads::Threads;
 
-/// Output and logarithm of the sum of exponentials, row by row of a query's head.
-pub(in crate::cpu) struct Rows {
-    pub(in crate::cpu) o: Vec<f32>,
-    pub(in crate::cpu) lse: Vec<f32>,
+/// The results of attention, row by row of a query's head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forward {
+    /// The output.
+    pub o: Vec<f32>,
+    /// The logarithm of the sum of exponentials.
+    pub lse: Vec<f32>,
 }
 
 /// Keys and values of a key/value head, packed.
+#[derive(Default)]
 struct Head {
     /// `[width keys]`.
     k: Panels,
@@ -31,30 +35,23 @@ struct Unit<'a> {
 }
 
 /// The output and lse of an attention; zero and −∞ for a query that sees no key.
-pub(in crate::cpu) fn forward<E: Element>(problem: &Problem<'_, E>, threads: Threads) -> Rows {
+pub(in crate::cpu) fn forward<E: Element>(problem: &Problem<'_, E>, threads: Threads) -> Forward {
     let simd = Simd::of_machine();
     let x = problem.x;
     let rows = x.front * x.queries * x.heads;
     let (mut o, mut lse) = (vec![0.0; rows * x.value_width], vec![f32::NEG_INFINITY; rows]);
     if rows == 0 || x.keys == 0 || x.value_width == 0 {
-        return Rows { o, lse };
+        return Forward { o, lse };
     }
     let blocks = Block::all(simd, &problem.attention.mask, x, threads.worth(x.queries << 16));
     let pairs: usize = blocks.iter().map(Block::pairs).sum();
     let threads = threads.worth(2 * x.front * x.heads * pairs * (x.width + x.value_width));
-    let pack = |(front, head)| Head {
-        k: Panels::of(
-            simd.columns,
-            (x.width, x.keys),
-            problem.k,
-            problem.key_rows(front, head, x.width).transposed(),
-        ),
-        v: Panels::of(
-            simd.columns,
-            (x.keys, x.value_width),
-            problem.v,
-            problem.key_rows(front, head, x.value_width),
-        ),
+    let pack = |(front, head)| {
+        let mut packed = Head::default();
+        let (k, v) = (problem.key_rows(front, head, x.width), problem.key_rows(front, head, x.value_width));
+        packed.k.fill(simd.columns, (x.width, x.keys), problem.k, k.transposed());
+        packed.v.fill(simd.columns, (x.keys, x.value_width), problem.v, v);
+        packed
     };
     let packed = threads.map(problem.kv_heads(), || (), |(), head| pack(head));
     let distances = Distances::of(problem);
@@ -75,7 +72,7 @@ pub(in crate::cpu) fn forward<E: Element>(problem: &Problem<'_, E>, threads: Thr
             scratch.write(x.heads, x.value_width, head, unit.o, unit.lse);
         }
     });
-    Rows { o, lse }
+    Forward { o, lse }
 }
 
 /// The buffers of one thread.

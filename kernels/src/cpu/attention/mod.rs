@@ -12,7 +12,8 @@ mod operands;
 mod tiles;
 
 pub(super) use backward::{Gradients, backward};
-pub(super) use forward::{Rows, forward};
+pub use forward::Forward;
+pub(super) use forward::forward;
 pub(super) use operands::{Incoming, Problem};
 
 use ithaca_ir::Space;
@@ -31,15 +32,12 @@ pub(super) fn attention(
     attention: &Attention,
     operands: &[Operand<'_, f32>],
     threads: Threads,
-) -> Result<[Vec<f32>; 2], RunError> {
-    check(attention)?;
-    let attention = &Attention { dropout: dropout_of(attention, operands)?, ..attention.clone() };
-    let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
-    let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
+) -> Result<Vec<Vec<f32>>, RunError> {
+    let attention = &with_key(attention, operands)?;
+    let x = Extent::of(space, attention, operands)?;
     let bias = Bias::new(space, attention, &x, operands.get(3))?;
-    let problem = Problem { attention, x: &x, q: q.real()?, k: k.real()?, v: v.real()?, bias };
-    let Rows { o, lse } = forward(&problem, threads);
-    Ok([o, lse])
+    let Forward { o, lse } = forward(&Problem::of(attention, &x, operands, bias)?, threads);
+    Ok(vec![o, lse])
 }
 
 /// Gradients for q, k and v, and for the bias if there is one; see the oracle's loops for the equations.
@@ -49,13 +47,17 @@ pub(super) fn attention_backward(
     operands: &[Operand<'_, f32>],
     threads: Threads,
 ) -> Result<Vec<Vec<f32>>, RunError> {
-    check(attention)?;
-    let attention = &Attention { dropout: dropout_of(attention, operands)?, ..attention.clone() };
-    let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
-    let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
+    let attention = &with_key(attention, operands)?;
+    let x = Extent::of(space, attention, operands)?;
     let Gradient { d_o, lse, delta } = Gradient::of(&x, operands)?;
     let bias = Bias::new(space, attention, &x, operands.get(6))?;
-    let problem = Problem { attention, x: &x, q: q.real()?, k: k.real()?, v: v.real()?, bias };
+    let problem = Problem::of(attention, &x, operands, bias)?;
     let Gradients { dq, dk, dv, d_bias } = backward(&problem, Incoming { d_o, lse, delta }, threads);
     Ok([dq, dk, dv].into_iter().chain(d_bias).collect())
+}
+
+/// The attention with the key of its dropout, if it has one.
+fn with_key(attention: &Attention, operands: &[Operand<'_, f32>]) -> Result<Attention, RunError> {
+    check(attention)?;
+    Ok(Attention { dropout: dropout_of(attention, operands)?, ..attention.clone() })
 }

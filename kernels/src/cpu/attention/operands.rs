@@ -8,6 +8,8 @@ use ithaca_ir::ops::Attention;
 use super::tiles::{Block, Tile, gaps};
 use crate::cpu::gemm::{Buffer, Element, View, pack};
 use crate::cpu::simd::{Into, Left, STRIDE, Simd};
+use crate::error::RunError;
+use crate::oracle::Operand;
 use crate::oracle::attention::{Bias, Extent};
 
 /// An attention on dense tensors: `q [front queries heads width]`, `k [front keys kv_heads width]` and
@@ -19,6 +21,19 @@ pub(in crate::cpu) struct Problem<'a, E> {
     pub(in crate::cpu) k: &'a [E],
     pub(in crate::cpu) v: &'a [E],
     pub(in crate::cpu) bias: Option<Bias<'a, f32>>,
+}
+
+impl<'a> Problem<'a, f32> {
+    /// The attention on these operands, of which the first three are q, k and v.
+    pub(super) fn of(
+        attention: &'a Attention,
+        x: &'a Extent,
+        operands: &[Operand<'a, f32>],
+        bias: Option<Bias<'a, f32>>,
+    ) -> Result<Self, RunError> {
+        let [q, k, v] = [operands[0].real()?, operands[1].real()?, operands[2].real()?];
+        Ok(Self { attention, x, q, k, v, bias })
+    }
 }
 
 /// The other operands of the backward pass: the gradient of the output, and for each row of a query's head the logarithm of the
@@ -73,13 +88,6 @@ impl Panels {
     pub(super) fn fill<E: Element>(&mut self, width: usize, (k, n): (usize, usize), data: &[E], view: View) {
         pack(&mut self.data, width, (k, n), data, view);
         (self.k, self.columns) = (k, width);
-    }
-
-    /// The same, anew.
-    pub(super) fn of<E: Element>(width: usize, sizes: (usize, usize), data: &[E], view: View) -> Self {
-        let mut panels = Self::default();
-        panels.fill(width, sizes, data, view);
-        panels
     }
 
     /// The panel of this number, from a row on.

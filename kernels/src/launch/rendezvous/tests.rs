@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::Receiver;
 
+use super::super::frame::{self, Limits};
 use super::super::listener::start_handshake;
 use super::*;
 
@@ -55,7 +56,7 @@ fn unidentified(port: u16) -> TcpStream {
 /// A process that has sent its rank and port.
 fn identified(hello: Hello, port: u16) -> TcpStream {
     let mut stream = unidentified(port);
-    frame::write(&mut stream, Kind::Hello, &hello.encode()).unwrap();
+    frame::write(&mut stream, Kind::Hello, &frame::encode(&hello)).unwrap();
     stream
 }
 
@@ -114,12 +115,9 @@ fn rank_0_is_named_when_it_ends() {
         let message = match stage {
             Stage::Gathering => "closed its connection before all ranks had arrived",
             Stage::Connecting => {
-                let mut table = Writer::new();
                 // Rank 3 does not exist.
-                for port in [arrived[&1].hello.port, arrived[&2].hello.port, 1] {
-                    table.text("").number(port.into());
-                }
-                let table = table.into_bytes();
+                let ports = [arrived[&1].hello.port, arrived[&2].hello.port, 1];
+                let table = frame::encode(&ports.map(|port| ("", port)).to_vec());
                 for incoming in arrived.values() {
                     frame::write(&mut &incoming.stream, Kind::Addresses, &table).unwrap();
                 }

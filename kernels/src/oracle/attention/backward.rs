@@ -1,14 +1,13 @@
 //! Gradients of attention, by the probabilities recomputed from the forward's lse (FlashAttention-2, arXiv 2307.08691,
 //! algorithm 2).
 
-use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
 use super::extent::{Extent, check};
 use super::score::{Bias, Scorer, dot};
 use crate::error::RunError;
 use crate::oracle::random::dropout_of;
-use crate::oracle::value::Operand;
+use crate::oracle::value::{LocalOp, Operand};
 use crate::real::Real;
 
 /// Gradients for q, k and v, and for the bias if there is one.
@@ -18,17 +17,15 @@ use crate::real::Real;
 /// the bias sums the `ds` of its scores. A query with
 /// `lse = −∞` sees nothing and gives nothing.
 pub(in crate::oracle) fn attention_backward<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     attention: &Attention,
-    operands: &[Operand<'_, T>],
 ) -> Result<Vec<Vec<T>>, RunError> {
     check(attention)?;
-    let dropout = dropout_of(attention, operands)?;
-    let [q, k, v] = [&operands[0], &operands[1], &operands[2]];
-    let x = Extent::new(space, attention, q.held(), k.held(), v.held())?;
-    let scorer = Scorer::new(space, attention, &x, q.real()?, k.real()?, operands.get(6))?;
-    let Gradient { d_o, lse, delta } = Gradient::of(&x, operands)?;
-    let (q, k, v) = (q.real()?, k.real()?, v.real()?);
+    let dropout = dropout_of(attention, call.operands)?;
+    let x = Extent::of(call.space, attention, call.operands)?;
+    let scorer = Scorer::new(call, attention, &x, call.operands.get(6))?;
+    let Gradient { d_o, lse, delta } = Gradient::of(&x, call.operands)?;
+    let (q, k, v) = (call.real(0)?, call.real(1)?, call.real(2)?);
     let scale = T::from_f64(attention.scale);
     let [mut dq, mut dk, mut dv] = [q.len(), k.len(), v.len()].map(|n| vec![T::ZERO; n]);
     let mut d_bias = scorer.bias().map(Bias::no_gradient);

@@ -8,8 +8,9 @@ use ithaca_ir::order::Run;
 use ithaca_ir::{DimId, Mask, Space, TensorType};
 
 use crate::error::RunError;
-use crate::oracle::value::Held;
+use crate::oracle::value::{Held, Operand};
 use crate::positions;
+use crate::real::Real;
 use crate::tensor::{Offsets, extents, index, length, strides};
 
 /// Sizes and positions of the queries and keys that a rank holds.
@@ -46,6 +47,18 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// The extent of `attention` on operands of which the first three are q, k and v.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn of<T: Real>(
+        space: &Space,
+        attention: &Attention,
+        operands: &[Operand<'_, T>],
+    ) -> Result<Self, RunError> {
+        Self::new(space, attention, operands[0].held(), operands[1].held(), operands[2].held())
+    }
+
     /// The extent of `attention` on operands that hold these parts of q, k and v.
     ///
     /// # Errors

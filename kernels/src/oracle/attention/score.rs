@@ -5,8 +5,9 @@ use ithaca_ir::ops::{Attention, RelativeBias};
 
 use super::extent::Extent;
 use crate::error::RunError;
-use crate::oracle::value::Operand;
-use crate::real::Real;
+use crate::oracle::value::{LocalOp, Operand};
+use crate::real::{Real, sum};
+use crate::tensor::index;
 
 /// A score and how it moves with the scaled product.
 #[derive(Clone, Copy, Debug)]
@@ -27,17 +28,15 @@ pub(super) struct Scorer<'a, T> {
 }
 
 impl<'a, T: Real> Scorer<'a, T> {
-    /// The scores of these queries and keys, with the bias in `bias` where the attention has one.
+    /// The scores of the first two operands, queries and keys, with the bias in `bias` where the attention has one.
     pub(super) fn new(
-        space: &Space,
+        call: &LocalOp<'a, T>,
         attention: &'a Attention,
         extent: &'a Extent,
-        q: &'a [T],
-        k: &'a [T],
         bias: Option<&Operand<'a, T>>,
     ) -> Result<Self, RunError> {
-        let bias = Bias::new(space, attention, extent, bias)?;
-        Ok(Self { attention, extent, q, k, bias })
+        let bias = Bias::new(call.space, attention, extent, bias)?;
+        Ok(Self { attention, extent, q: call.real(0)?, k: call.real(1)?, bias })
     }
 
     /// The bias, if there is one.
@@ -89,7 +88,7 @@ impl<'a, T: Real> Bias<'a, T> {
             };
         };
         let buckets = space.size(relative.buckets);
-        if operand.shape() == [crate::tensor::index(buckets), extent.heads] {
+        if operand.shape() == [index(buckets), extent.heads] {
             Ok(Some(Self { relative, buckets, heads: extent.heads, table: operand.real()? }))
         } else {
             Err(RunError::invalid("the bias of `attention` is held otherwise than its heads"))
@@ -98,7 +97,7 @@ impl<'a, T: Real> Bias<'a, T> {
 
     /// The bucket of a key so many positions after its query.
     pub(crate) fn bucket(&self, offset: i64) -> usize {
-        crate::tensor::index(self.relative.bucket(self.buckets, offset))
+        index(self.relative.bucket(self.buckets, offset))
     }
 
     /// The bias of a bucket for a head held.
@@ -119,9 +118,5 @@ impl<'a, T: Real> Bias<'a, T> {
 
 /// The inner product, summed in order.
 pub(super) fn dot<T: Real>(x: &[T], y: &[T]) -> T {
-    let mut sum = T::ZERO;
-    for (&x, &y) in x.iter().zip(y) {
-        sum += x * y;
-    }
-    sum
+    sum(x.iter().zip(y).map(|(&x, &y)| x * y))
 }

@@ -3,29 +3,27 @@
 
 use std::ops::Range;
 
-use ithaca_ir::Space;
 use ithaca_ir::ops::Attention;
 
 use super::extent::{Extent, served_by};
 use super::score::Scorer;
 use crate::error::RunError;
-use crate::oracle::value::Operand;
+use crate::oracle::value::LocalOp;
 use crate::real::Real;
 use crate::tensor::length;
 
-/// Scores, row by row of a query's head, in `columns` columns: −∞ where the mask hides a key, and after the keys held.
+/// Scores, row by row of a query's head, in as many columns as the result has: −∞ where the mask hides a key, and after the keys held.
 pub(in crate::oracle) fn scores<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     attention: &Attention,
-    operands: &[Operand<'_, T>],
-    columns: usize,
 ) -> Result<Vec<T>, RunError> {
-    let [q, k] = [&operands[0], &operands[1]];
-    let x = Extent::new(space, attention, q.held(), k.held(), k.held())?;
+    let columns = call.shape().last().copied().unwrap_or(0);
+    let [q, k] = [call.operands[0].held(), call.operands[1].held()];
+    let x = Extent::new(call.space, attention, q, k, k)?;
     if x.keys > columns {
         return Err(RunError::invalid(format!("{} keys do not fit in {columns} columns", x.keys)));
     }
-    let scorer = Scorer::new(space, attention, &x, q.real()?, k.real()?, None)?;
+    let scorer = Scorer::new(call, attention, &x, None)?;
     let mut out = vec![T::NEG_INFINITY; x.front * x.queries * x.heads * columns];
     for query in 0..x.queries {
         for key in x.seen(&attention.mask, query).into_iter().flatten() {
@@ -39,11 +37,10 @@ pub(in crate::oracle) fn scores<T: Real>(
 
 /// `Σ exp(score − lse) · v` over the keys held; zero where lse is −∞.
 pub(in crate::oracle) fn weigh<T: Real>(
-    space: &Space,
+    call: &LocalOp<'_, T>,
     attention: &Attention,
-    operands: &[Operand<'_, T>],
 ) -> Result<Vec<T>, RunError> {
-    let [scores, lse, v] = [&operands[0], &operands[1], &operands[2]];
+    let [scores, lse, v] = [&call.operands[0], &call.operands[1], &call.operands[2]];
     let n = v.region.len();
     let rows: &[Range<u64>] = &lse.region;
     let fits = n >= 3
@@ -57,7 +54,7 @@ pub(in crate::oracle) fn weigh<T: Real>(
     if !fits {
         return Err(RunError::invalid("scores, lse and v of `weigh` are held in parts that do not fit"));
     }
-    let served_by = served_by(space, attention, &rows[n - 2], &v.region[n - 2])?;
+    let served_by = served_by(call.space, attention, &rows[n - 2], &v.region[n - 2])?;
     let (queries, heads) = (length(&rows[n - 3]), length(&rows[n - 2]));
     let (keys, kv_heads, width) =
         (length(&v.region[n - 3]), length(&v.region[n - 2]), length(&v.region[n - 1]));

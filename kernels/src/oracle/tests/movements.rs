@@ -3,7 +3,7 @@
 use super::distributed::{Case, Kind, agree, module, tensors};
 use super::noise;
 use crate::Tensor;
-use crate::oracle::{run, run_ranks, run_stored};
+use crate::oracle::{run, run_ranks, step};
 use crate::storage::Storage;
 use crate::store::Tensors;
 
@@ -179,8 +179,8 @@ fn typed_storage_rounds_what_is_written() {
     );
     let x: Tensors =
         [("x", Tensor::new(vec![2], vec![1.0 + 1.0 / 128.0, 1.0 + 1.0 / 512.0]))].into_iter().collect();
-    let wide = run_stored::<f64>(&module, &x, &x, Storage::Wide).unwrap();
-    let typed = run_stored::<f64>(&module, &x, &x, Storage::AsTyped).unwrap();
+    let wide = step::<f64>(&module, &x, &x, Storage::Wide).unwrap().outputs;
+    let typed = step::<f64>(&module, &x, &x, Storage::AsTyped).unwrap().outputs;
     assert_eq!(wide["y"].data, wide["w"].data);
     // The second input is no bf16 and becomes one; the square of the first is rounded in bf16 and kept in f32.
     assert_eq!(typed["w"].data, [(129.0 / 128.0f64).powi(2), 1.0]);
@@ -223,7 +223,8 @@ fn parts_in_f32_lose_no_more_than_one_device_does() {
     let tensors = tensors(64);
     let exact = run::<f64>(&module(&narrow(1, 64)), &tensors, &tensors).unwrap();
     let error = |p: u64| {
-        let found = run_stored::<f32>(&module(&narrow(p, 64)), &tensors, &tensors, Storage::AsTyped).unwrap();
+        let found =
+            step::<f32>(&module(&narrow(p, 64)), &tensors, &tensors, Storage::AsTyped).unwrap().outputs;
         match crate::compare::tensors(&found["o"], &exact["o"]) {
             crate::compare::Verdict::Distance { relative, .. } => relative,
             other => panic!("{other:?}"),

@@ -54,12 +54,12 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
         sources.iter().filter(|(_, s)| s.leaves_out_some()).map(|(name, _)| name.as_str()).collect();
     let document = Index::new(identity, ranks, from.about(), tensors, !uncovered.is_empty());
 
-    let io = |source| StoreError::Io { action: "write", path: to.to_owned(), source };
+    let io = StoreError::io("write", to);
     // The reason alone: the name of a temporary folder is another every time.
     let reason = |error: std::io::Error| io(error.kind().into());
     let beside = tempfile::Builder::new().prefix(".ithaca-").tempdir_in(folder(to)).map_err(reason)?;
     let mut order: Vec<(&String, &Source)> = sources.iter().collect();
-    order.sort_by_key(|(name, source)| (source.entry(name).order().0, *name));
+    order.sort_by_key(|(name, source)| (source.whole.entry(name).order().0, *name));
     let mut files = Vec::new();
     let mut bytes = Vec::new();
     for rank in 0..ranks {
@@ -73,7 +73,7 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     let mut rest = if kept_whole.is_empty() {
         None
     } else {
-        let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.entry(name)).collect();
+        let entries: Vec<Entry> = kept_whole.iter().map(|(name, source)| source.whole.entry(name)).collect();
         Some(Writer::create(&beside.path().join(REST), &About::new(), &entries)?)
     };
     for (name, source) in &order {
@@ -96,9 +96,9 @@ pub fn cut(schedule: &Schedule, from: &Checkpoint, identity: Identity, to: &Path
     for file in files.into_iter().chain(rest) {
         file.finish()?;
     }
-    std::fs::write(beside.path().join(INDEX), document.to_json()).map_err(io)?;
-    set_searchable(beside.path()).map_err(io)?;
-    std::fs::rename(beside.path(), to).map_err(io)?;
+    std::fs::write(beside.path().join(INDEX), document.to_json()).map_err(&io)?;
+    set_searchable(beside.path()).map_err(&io)?;
+    std::fs::rename(beside.path(), to).map_err(&io)?;
     // The temporary folder has been renamed, so there is nothing to remove.
     let _ = beside.keep();
     let taken: BTreeSet<&String> = sources.values().flat_map(|s| &s.members).collect();
@@ -168,10 +168,6 @@ fn of_rank(order: &[(&String, &Source)], rank: u64) -> (Vec<Entry>, BTreeMap<Str
 }
 
 impl Source {
-    fn entry(&self, name: &str) -> Entry {
-        Entry { name: name.to_owned(), stored: self.whole.dtype, shape: self.whole.shape.clone() }
-    }
-
     /// Whether some of its elements are on no rank.
     fn leaves_out_some(&self) -> bool {
         // Ranks together hold everything that a plan uses, so only windows can leave elements out.

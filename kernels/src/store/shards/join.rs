@@ -44,15 +44,10 @@ pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
     let rest = if index.has_rest { Some(SafeTensorsFile::open(from.join(REST))?) } else { None };
     let mut parts = parts(&files, &index)?;
     let mut order: Vec<(&String, &Whole)> = index.tensors.iter().collect();
-    let entry = |name: &str, whole: &Whole| Entry {
-        name: name.to_owned(),
-        stored: whole.dtype,
-        shape: whole.shape.clone(),
-    };
-    order.sort_by_key(|(name, whole)| (entry(name, whole).order().0, *name));
+    order.sort_by_key(|(name, whole)| (whole.entry(name).order().0, *name));
     let mut entries = Vec::new();
     for (name, whole) in &order {
-        let whole_entry = entry(name, whole);
+        let whole_entry = whole.entry(name);
         // The check bounds the memory that an index can request by the size of the files.
         check(&whole_entry, parts.get(*name).map_or(&[], Vec::as_slice), rest.as_ref(), from)?;
         entries.extend(members(&whole_entry));
@@ -60,12 +55,10 @@ pub fn join(from: &Path, to: &Path) -> Result<Joined, ShardError> {
     let mut file = Writer::create(to, &index.about, &entries)?;
     for (name, whole) in order {
         let held = parts.remove(name).unwrap_or_default();
-        let whole_entry = entry(name, whole);
+        let whole_entry = whole.entry(name);
         let stored = tensor(&whole_entry, &held, rest.as_ref())?;
-        let n = members(&whole_entry).len();
-        for member in 0..n {
-            let each = stored.len() / n;
-            file.append(&stored[member * each..(member + 1) * each])?;
+        for (member, entry) in members(&whole_entry).iter().enumerate() {
+            file.append(&stored[member * entry.bytes()..][..entry.bytes()])?;
         }
     }
     file.finish()?;

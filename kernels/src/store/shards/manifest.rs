@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ShardError;
 use super::part::Part;
-use crate::store::{About, SafeTensorsFile, StoreError, Stored};
+use crate::store::{About, Entry, SafeTensorsFile, StoreError, Stored};
 
 /// The index of a folder of parts.
 pub const INDEX: &str = "shards.json";
@@ -85,6 +85,13 @@ pub(super) struct Shard {
     pub(super) parts: BTreeMap<String, Part>,
 }
 
+impl Whole {
+    /// The tensor under its name.
+    pub(super) fn entry(&self, name: &str) -> Entry {
+        Entry { name: name.to_owned(), stored: self.dtype, shape: self.shape.clone() }
+    }
+}
+
 impl Index {
     /// The index of a new checkpoint.
     pub(super) fn new(
@@ -110,11 +117,7 @@ impl Index {
     /// [`StoreError::Io`] when it is missing; [`ShardError::Invalid`] for another document or version.
     pub(super) fn read(folder: &Path) -> Result<Self, ShardError> {
         let path = folder.join(INDEX);
-        let text = std::fs::read_to_string(&path).map_err(|source| StoreError::Io {
-            action: "open",
-            path: path.clone(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(&path).map_err(StoreError::io("open", &path))?;
         parse(&path, &text)
     }
 }
