@@ -317,10 +317,7 @@ pub(super) fn halves(
         }
         let mut narrow = Vec::with_capacity(found.len());
         for (&result, gradient) in node.results.iter().zip(found) {
-            narrow.push(match gradient {
-                None => None,
-                Some(gradient) => Some(in_type(&mut b, source.ty(result), gradient)?),
-            });
+            narrow.push(gradient.map(|g| in_type(&mut b, source.ty(result), g)).transpose()?);
         }
         gradients.adjoint(&mut b, node, &map, &narrow, is_active)?;
     }

@@ -194,6 +194,11 @@ fn layers_among(module: &Module, main: &Function) -> Vec<bool> {
     among
 }
 
+/// Whether a node from `end` on reads a value, or `main` returns it.
+fn is_read_after(main: &Function, end: usize, v: ValueId) -> bool {
+    main.nodes[end..].iter().any(|n| n.operands.contains(&v)) || main.outputs.iter().any(|o| o.value == v)
+}
+
 /// Consecutive calls of one group.
 struct GroupCalls {
     nodes: Range<usize>,
@@ -215,12 +220,8 @@ impl GroupCalls {
                 read.push(v);
             }
         }
-        let is_read = |v: ValueId| {
-            main.nodes[nodes.end..].iter().any(|n| n.operands.contains(&v))
-                || main.outputs.iter().any(|o| o.value == v)
-        };
         let results = inside.iter().flat_map(|n| n.results.iter().copied());
-        let outputs: Vec<ValueId> = results.filter(|&v| is_read(v)).collect();
+        let outputs: Vec<ValueId> = results.filter(|&v| is_read_after(main, nodes.end, v)).collect();
         // The value that an output replaces.
         let before = |&output: &ValueId| {
             let mut v = output;
@@ -291,10 +292,7 @@ impl GroupLoop {
     /// Whether `next` is a further iteration: it reads the values carried out of this one, and no other node does.
     fn continues_with(&self, main: &Function, next: &GroupLoop) -> bool {
         let n = self.part.outputs.len();
-        let read_later = |v: &ValueId| {
-            main.nodes[next.part.nodes.end..].iter().any(|node| node.operands.contains(v))
-                || main.outputs.iter().any(|o| o.value == *v)
-        };
+        let read_later = |&v: &ValueId| is_read_after(main, next.part.nodes.end, v);
         next.part.is_loop
             && (self.group, self.chunk) == (next.group, next.chunk)
             && self.numbers.end == next.numbers.start

@@ -234,6 +234,15 @@ impl Tape {
     }
 }
 
+/// The gradient of a value of type `ty`: zeros, where it has none.
+pub(super) fn or_zeros(
+    b: &mut FunctionBuilder<'_>,
+    gradient: Option<ValueId>,
+    ty: &TensorType,
+) -> Result<ValueId, OpError> {
+    gradient.map_or_else(|| zeros(b, ty), Ok)
+}
+
 /// Zeros of a type.
 pub(super) fn zeros(b: &mut FunctionBuilder<'_>, ty: &TensorType) -> Result<ValueId, OpError> {
     b.push_as(Op::Fill { value: 0.0 }, &[], ty.clone())

@@ -366,11 +366,10 @@ fn owned(
         if layers.is_empty() {
             continue;
         }
-        let everywhere = |layers: Vec<Layers>| layers.into_iter().map(|l| (l, None)).collect();
         let mut own = OwnedWeights {
             name: function.name.clone(),
             weights: Vec::new(),
-            layers: everywhere(union(layers.clone())),
+            layers: union(layers.clone()).into_iter().map(|l| (l, None)).collect(),
         };
         let mut here: Vec<&Binding> = Vec::new();
         for node in &function.nodes {

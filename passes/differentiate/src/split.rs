@@ -20,7 +20,7 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Op, Space};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Joint, zeros};
+use super::joint::{Joint, or_zeros};
 use super::options::Recompute;
 
 /// The forward and backward half of a function, and the operands of the backward half.
@@ -230,10 +230,8 @@ fn backward(
     for &(_, seed) in signature.seeds {
         map.param(&mut b, seed);
     }
-    let mut sums = Vec::new();
-    for &i in signature.sums {
-        sums.push(b.param(source.ty(source.params[i]).clone(), None));
-    }
+    let of_params = signature.sums.iter().map(|&i| source.ty(source.params[i]).clone());
+    let sums: Vec<ValueId> = of_params.map(|ty| b.param(ty, None)).collect();
     for &i in signature.reused {
         map.param(&mut b, source.params[i]);
     }
@@ -255,10 +253,8 @@ fn backward(
     );
     let mut outputs = Vec::new();
     for &i in signature.returned {
-        outputs.push(match joint.gradients[i] {
-            Some(v) => map[v],
-            None => zeros(&mut b, source.ty(source.params[i]))?,
-        });
+        let gradient = joint.gradients[i].map(|v| map[v]);
+        outputs.push(or_zeros(&mut b, gradient, source.ty(source.params[i]))?);
     }
     for (&i, &sum) in signature.sums.iter().zip(&sums) {
         outputs.push(match joint.gradients[i].and_then(|v| map.get(v)) {

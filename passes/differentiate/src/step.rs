@@ -7,7 +7,7 @@ use ithaca_ir::{Arena, DimId, FunctionBuilder, Module, Op, Space, TensorType};
 use ithaca_pass::rebuild::ValueMap;
 
 use super::active::Activity;
-use super::joint::{Accumulation, Forward, Tape, assign, store_gradient, zeros};
+use super::joint::{Accumulation, Forward, Tape, assign, or_zeros, store_gradient, zeros};
 use super::split::Halves;
 use super::update::Place;
 
@@ -222,16 +222,10 @@ impl<'a> Cx<'a> {
         };
         let mut operands = Vec::new();
         for &i in &halves.seeds {
-            operands.push(match gradients[i] {
-                Some(gradient) => gradient,
-                None => zeros(b, source.ty(node.results[i]))?,
-            });
+            operands.push(or_zeros(b, gradients[i], source.ty(node.results[i]))?);
         }
         for &i in &halves.sums {
-            operands.push(match tape.of(node.operands[i]) {
-                Some(gradient) => gradient,
-                None => zeros(b, source.ty(node.operands[i]))?,
-            });
+            operands.push(or_zeros(b, tape.of(node.operands[i]), source.ty(node.operands[i]))?);
         }
         let n_carried = operands.len();
         operands.extend(halves.reused.iter().map(|&i| arguments[i]));

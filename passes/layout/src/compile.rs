@@ -15,16 +15,16 @@ use crate::registry::Registry;
 use crate::reshard::LowerReshards;
 use crate::shard::{Shard, ShardOptions};
 
-/// What a program becomes on a mesh.
+/// A program compiled for a mesh.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// What one rank runs.
+    /// The program of one rank.
     pub per_rank: Module,
-    /// How it runs it.
+    /// Its schedule.
     pub schedule: Schedule,
     /// How each attention of the model was to be distributed, before its movement became steps.
     pub attention: Vec<AttentionUse>,
-    /// What the user should know: copied heads, padding, dimensions that stay whole.
+    /// Notes to the user: copied heads, padding, dimensions that stay whole.
     pub notes: Vec<String>,
 }
 
@@ -129,7 +129,7 @@ fn draft_by(
     Ok(Compiled { per_rank, schedule, attention, notes: cx.notes().to_vec() })
 }
 
-/// Keeps what the first module that is laid out says of attention.
+/// Keeps the attention of the first module that is laid out.
 struct Seen<'a> {
     attention: Option<Vec<AttentionUse>>,
     watched: &'a mut dyn Instrument,

@@ -1,8 +1,8 @@
 //! The memory that a schedule needs on the busiest rank.
 //!
-//! Parameters, inputs and states lie outside the arena: those of a loop once for each of its layers, those that several
+//! Parameters, inputs and states are outside the arena: those of a loop once for each of its layers, those that several
 //! functions share (tied embeddings) once. Activations, outputs and wire buffers are the arena, whose size is the
-//! lowering's. What is largest at the peak has its name, so that a refusal can say it.
+//! lowering's. The largest tensors at the peak are named, for refusals.
 
 use std::ops::Range;
 
@@ -28,17 +28,17 @@ pub struct Memory {
     pub parameters: u64,
     /// Activations, outputs and communication buffers: the arena.
     pub arena: u64,
-    /// Of the arena, what is packed to be sent or was received and is not yet unpacked, at the peak.
+    /// Wire buffers at the peak, a part of the arena.
     pub communication: u64,
     /// Gradients: states called `grad.…`.
     pub gradients: u64,
-    /// What the optimizer keeps, moments and weights in full precision: states called `optimizer.…`.
+    /// Optimizer states, moments and weights in full precision: states called `optimizer.…`.
     pub optimizer: u64,
     /// Other states.
     pub states: u64,
     /// Inputs of the model.
     pub inputs: u64,
-    /// Outputs of the model; they lie in the arena and count there.
+    /// Outputs of the model; they are in the arena and count there.
     pub outputs: u64,
     /// The largest tensors at the peak, largest first; ties by name.
     pub largest: Vec<HeldTensor>,
@@ -70,7 +70,7 @@ impl Memory {
     }
 }
 
-/// What `schedule` needs, a schedule that the schedule verifier accepts; of a pipeline the busiest stage.
+/// The memory of `schedule`, which the schedule verifier accepts; of a pipeline, of the busiest stage.
 pub fn of_schedule(schedule: &Schedule) -> Memory {
     let stages = of_stages(schedule).into_iter().map(|(_, memory)| memory);
     // Of equally busy ones the first.
@@ -78,7 +78,7 @@ pub fn of_schedule(schedule: &Schedule) -> Memory {
     busiest.unwrap_or_default()
 }
 
-/// What the ranks of each stage of a pipeline need, in order of stages; without one what all of them do.
+/// The memory of the ranks of each stage of a pipeline, in order; without a pipeline, of every rank.
 pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
     match schedule.stages().as_slice() {
         [] => vec![(None, of_place(schedule, None))],
@@ -86,7 +86,7 @@ pub fn of_stages(schedule: &Schedule) -> Vec<(Option<At>, Memory)> {
     }
 }
 
-/// What the ranks of a place need; all ranks alike where there is none.
+/// The memory of the ranks of a place; of every rank where there is none.
 fn of_place(schedule: &Schedule, at: Option<At>) -> Memory {
     let space = &schedule.space;
     let arena = at.map_or_else(|| schedule.arena_bytes(), |at| schedule.arena_bytes_at(at));

@@ -3,7 +3,7 @@
 //! Two tasks must be ordered when one writes memory that the other reads or writes. Within a stream they are. Across
 //! streams it is enough to wait for the last such task of the other stream, and for none that was waited for before. A
 //! call of a frame that communicates starts and ends with both streams met, so it needs no events; any other call is a task
-//! that touches what its frame does.
+//! that touches the memory of its frame.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ impl<'a> Memory<'a> {
             Place::Argument(i) | Place::Result(i) => Some(Memory::Slot(*i)),
             Place::Weight(binding) => Some(Memory::Lasting(Target::Param, binding)),
             Place::State(binding) => Some(Memory::Lasting(Target::State, binding)),
-            // Nobody writes these, and a wire lies in the frame.
+            // No task writes inputs, and a wire is part of the frame.
             Place::Input(_) | Place::Wire { .. } => None,
         }
     }
@@ -62,7 +62,7 @@ impl<'a> Effects<'a> {
         effects
     }
 
-    /// What lasts that a frame, or one that it calls, reads and writes.
+    /// Adds the weights and states that a frame reads and writes, callees included.
     fn add_lasting(&mut self, frames: &'a Arena<FrameId, Frame>, frame: FrameId) {
         for (id, buffer) in frames[frame].buffers.iter() {
             let memory = match &buffer.place {

@@ -1,4 +1,4 @@
-//! Where what lasts is read and written in a frame: in place where that is right, by copies elsewhere.
+//! Reads and writes of weights and states in a frame: in place where that is right, by copies elsewhere.
 //!
 //! A `state` or `param` gives the elements that it finds. Its value lives in the buffer of what it reads, and gets one
 //! of its own when something writes there before the value was read for the last time. A value that is assigned is
@@ -16,7 +16,7 @@ use ithaca_ir::{Op, TensorType};
 /// A weight or a state.
 pub(super) type Home = (Target, Binding);
 
-/// What a function reads and writes of what lasts, callees included.
+/// The weights and states that a function reads and writes, callees included.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Effects {
     reads: Vec<Home>,
@@ -41,7 +41,7 @@ impl Effects {
             }
             all.push(effects);
         }
-        // Of what nobody writes the order of reads does not matter.
+        // Reads of weights and states that no function writes need no order.
         let written: Vec<Home> = all.iter().flat_map(|e| e.writes.clone()).collect();
         for effects in &mut all {
             effects.reads.retain(|home| written.contains(home));
@@ -68,7 +68,7 @@ impl Effects {
     }
 }
 
-/// Where the values of a function live that are read from, or assigned to, what lasts.
+/// The places of values that are read from, or assigned to, weights and states.
 pub(super) struct Homes {
     /// For each value the home in whose buffer it is.
     pub(super) of: Vec<Option<Home>>,
@@ -140,11 +140,11 @@ impl Finder<'_> {
         let Some(made) = nodes.iter().position(|n| n.results.contains(&value)) else { return false };
         let maker = &nodes[made];
         let is_kernel = match &maker.op {
-            // What a call returns is made in buffers that it may hand on from layer to layer.
+            // A call may pass the buffers of its results from layer to layer.
             Op::Call { .. } | Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Assign { .. } => false,
             _ => true,
         };
-        // The maker may read what is there only element by element; nobody else may, until the assignment.
+        // The maker may read the old elements one by one; no other node may read them before the assignment.
         let ty = self.function.ty(value);
         let in_place = maker.operands.iter().all(|&v| {
             let there = homes.of[v.index()].as_ref() == Some(home);
@@ -161,7 +161,7 @@ impl Finder<'_> {
     }
 }
 
-/// Whether element i of one lies where element i of the other does.
+/// Whether element i of both has the same place.
 pub(super) fn same_elements(a: &TensorType, b: &TensorType) -> bool {
     a.dims == b.dims && a.layout.split == b.layout.split && a.dtype.bytes() == b.dtype.bytes()
 }

@@ -1,4 +1,4 @@
-//! Whether experts may lie as a strategy has them.
+//! Checks the layout of experts.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ pub(super) fn check(
 }
 
 /// Groups of tokens that share slots are whole on a rank, and their tokens in order of position, in the space as it will
-/// be: what is dropped then is what the whole program drops.
+/// be, so that the same tokens are dropped as in the whole program.
 ///
 /// # Errors
 /// `P29`.

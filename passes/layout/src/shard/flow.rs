@@ -1,7 +1,7 @@
-//! What passes between functions, and in which layout: what layers hand on, what a forward pass keeps for its backward
-//! pass, and what of that belongs inside attention.
+//! Values that pass between functions, and their layouts: values carried from layer to layer, values saved for the
+//! backward pass, and those of them that belong inside attention.
 //!
-//! A result that is read only by functions of the same origin is *kept*: nobody else has to agree on its layout, so it
+//! A result that is read only by functions of the same origin is *kept*: no other function has to agree on its layout, so it
 //! stays where it was made, and a value that attention reads or returns stays inside attention.
 
 use ithaca_ir::entity::Entity;
@@ -15,7 +15,7 @@ use super::inner::{Inner, is_attention};
 /// How a result leaves its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passing {
-    /// To the next layer, or to who reads it like any other value.
+    /// To the next layer, or to readers as any other value.
     Plain,
     /// To functions of the same origin alone, in the layout that it has.
     Kept,
@@ -30,10 +30,10 @@ pub(super) struct Source {
     pub(super) output: usize,
 }
 
-/// What passes between the functions of a module.
+/// The values that pass between the functions of a module.
 #[derive(Clone, Debug)]
 pub(super) struct Flows {
-    /// For each function, what belongs to attention in it.
+    /// For each function the inside of its attention.
     inner: Vec<Inner>,
     /// For each parameter of each function the result that it is given; none where layers hand it on.
     params: Vec<Vec<Option<Source>>>,
@@ -103,7 +103,7 @@ impl Flows {
         Self { inner, params, outputs }
     }
 
-    /// What belongs to attention in `function`.
+    /// The inside of attention in `function`.
     pub(super) fn inner(&self, function: FuncId) -> &Inner {
         &self.inner[function.index()]
     }
@@ -119,7 +119,7 @@ impl Flows {
     }
 }
 
-/// Who reads a result.
+/// The readers of a result.
 #[derive(Clone, Debug, Default)]
 struct Readers {
     /// Parameters of functions of the same family.

@@ -102,7 +102,7 @@ pub(super) fn splits<'a>(
 /// Whether every movement can serve its attention, in the space as it will be.
 ///
 /// # Errors
-/// What the movement refuses; `P49` where it must leave out what the mask leaves empty and cannot.
+/// The refusal of the movement; `P49` where it must omit blocks that the mask leaves empty and cannot.
 pub(super) fn check(space: &Space, inside: &[Inside<'_>], prune: Prune) -> Result<(), Diagnostic> {
     for Inside { attention, axes, query_axes, head_axes, movement, options } in inside {
         let site = Site { space, attention, axes, query_axes, head_axes, options };

@@ -1,4 +1,4 @@
-//! Legality: what must divide what before a program may be laid out, and what is done where it does not.
+//! Legality: the divisibility that a layout requires, and copies, padding or a refusal where it is not met.
 //!
 //! The outcome is a [`Decisions`]: dimensions to declare (copied key/value heads, uneven heads, padded sequences), or a
 //! refusal that names the quantity.
@@ -24,7 +24,7 @@ use super::strategy::Placement;
 use crate::movement::Orders;
 use crate::registry::Registry;
 
-/// What sharding will change in the space before it lays values out.
+/// Changes of the space before values are laid out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
     /// Key/value heads that are copied where weights are loaded: the new size of the dimension.
@@ -39,7 +39,7 @@ pub struct Decisions {
     pub whole: Vec<DimId>,
     /// The order of tokens, where it is not contiguous.
     pub orders: BTreeMap<DimId, Order>,
-    /// What the user should know.
+    /// Notes to the user.
     pub notes: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct Decisions {
 ///
 /// # Errors
 /// `P20` heads, `P21` key/value heads, `P22` feed-forward width, `P23` tokens, `P24` padding that a mask would see,
-/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` what a movement does not compute.
+/// `P25` sequences of the batch, `P26` token orders, `P28` experts, `P29` groups of tokens, `P40`–`P49` limits of movements.
 pub(super) fn decide(
     registry: &Registry,
     module: &Module,
@@ -435,7 +435,7 @@ impl Check<'_> {
         }
         let padded = size.next_multiple_of(degree);
         let dims = &self.module.space.dims;
-        // Padded queries may see what they like: their outputs are cut off.
+        // Padded queries may see any key: their outputs are cut off.
         let sees_padding =
             |a: &Attention| a.mask.tile(0..dims[a.queries].valid, dims[dim].valid..padded) != Tile::Empty;
         let attentions = self.module.functions.values().flat_map(|f| &f.nodes);

@@ -43,7 +43,7 @@ pub(super) fn split(space: &Space, ty: &TensorType, axes: &[AxisId]) -> TensorTy
     ty
 }
 
-/// What the user should know: tensors of which a whole copy stays on several ranks.
+/// Notes to the user: tensors of which a whole copy stays on several ranks.
 pub(super) fn notes(module: &Module, plan: &Plan) -> Vec<String> {
     if plan.zero == Zero::Off {
         return Vec::new();

@@ -69,12 +69,12 @@ pub(super) fn functions(
 /// How a result leaves its function.
 struct Left {
     value: ValueId,
-    /// What it was outside attention, when it is left inside.
+    /// The type outside attention of a value that stays inside.
     outside: Option<TensorType>,
 }
 
 impl Rewriter<'_> {
-    /// Rewrites the function; gives how many attention operations it has, and what leaves it.
+    /// Rewrites the function; returns the number of its attention operations, and its results.
     fn function(&mut self, is_main: bool) -> Result<(usize, Vec<Left>), OpError> {
         let source = self.source;
         for (i, &param) in source.params.iter().enumerate() {
@@ -97,11 +97,9 @@ impl Rewriter<'_> {
             attentions += usize::from(is_attention(&node.op));
             self.node(i, node)?;
         }
-        let mut left = Vec::with_capacity(source.outputs.len());
-        for (i, output) in source.outputs.iter().enumerate() {
-            left.push(self.leaving(i, output.value, is_main)?);
-        }
-        Ok((attentions, left))
+        let outputs = source.outputs.iter().enumerate();
+        let left = outputs.map(|(i, output)| self.leaving(i, output.value, is_main));
+        Ok((attentions, left.collect::<Result<_, _>>()?))
     }
 
     /// The `i`-th result as it leaves.
@@ -131,10 +129,8 @@ impl Rewriter<'_> {
             return Ok(());
         }
         self.draw_beside(node)?;
-        let mut operands: Vec<ValueId> = Vec::with_capacity(node.operands.len());
-        for &operand in &node.operands {
-            operands.push(self.value(operand)?);
-        }
+        let operands: Vec<ValueId> =
+            node.operands.iter().map(|&v| self.value(v)).collect::<Result<_, _>>()?;
         let operands = self.sent(node, &operands)?;
         let declared = || source.ty(node.result());
         let results = match &node.op {
@@ -222,11 +218,11 @@ impl Rewriter<'_> {
         let results = self.b.node(Op::Attention(attention), &inside, &[])?;
         let old = node.operands[..3].iter().chain(&node.results);
         self.inside.extend(old.copied().zip(inside[..3].iter().chain(&results).copied()));
-        let mut left = Vec::with_capacity(results.len());
-        for (&old, result) in node.results.iter().zip(results) {
-            left.push(if self.is_read_outside(old) { self.leave(result, &outside)? } else { result });
-        }
-        Ok(left)
+        let results = node.results.iter().zip(results);
+        let left = |(&old, result): (&ValueId, ValueId)| {
+            if self.is_read_outside(old) { self.leave(result, &outside) } else { Ok(result) }
+        };
+        results.map(left).collect()
     }
 
     /// Whether something outside attention reads a value.
@@ -237,7 +233,7 @@ impl Rewriter<'_> {
         flows.inner(self.id).reads(old).outside || outputs.any(|(i, o)| o.value == old && !inside(i))
     }
 
-    /// What a value is outside attention, if it came in inside; else what it is.
+    /// The type of a value outside attention.
     fn outside_of(&self, value: ValueId) -> TensorType {
         self.outside.get(&value).cloned().unwrap_or_else(|| settled(self.b.ty(value)))
     }
@@ -276,7 +272,7 @@ impl Rewriter<'_> {
         Ok(self.b.node(node.op.clone(), &inside, &declared)?.to_vec())
     }
 
-    /// The attention as it is inside, and its operands there; the bias, if any, stands at `n_plain`.
+    /// The attention in its inside layout, and its operands; the bias, if any, is operand `n_plain`.
     fn enter(
         &mut self,
         attention: &Attention,
@@ -289,7 +285,7 @@ impl Rewriter<'_> {
         for (i, &operand) in operands.iter().enumerate() {
             let mut value = operand;
             let is_key = i == 1 || i == 2;
-            // What was kept inside has its copies.
+            // A value that was kept inside has its copies.
             if let Some(to) = copied.filter(|&to| is_key && !self.b.ty(value).has(to)) {
                 let settled = settled(self.b.ty(value)).layout;
                 value = self.reshard(value, settled)?;
@@ -331,7 +327,7 @@ impl Rewriter<'_> {
         axes
     }
 
-    /// The layout inside attention of what goes with queries.
+    /// The layout inside attention of values with the dimensions of queries.
     pub(super) fn inside_rows(&self, ty: &TensorType) -> Layout {
         let sequence = ty.dims.iter().find(|d| self.plan.roles.sequences.contains(d));
         let axes = sequence.map(|&d| self.plan.placements.attention_sequence(self.source, d));
@@ -358,7 +354,7 @@ impl Rewriter<'_> {
         copied || self.plan.roles.heads.iter().any(|&(h, k)| h == dim || k == dim)
     }
 
-    /// What passes between functions: the residual stream in its layout, integers as inputs are.
+    /// The type between functions: the residual stream in its layout, integers like inputs.
     pub(super) fn boundary(&self, ty: &TensorType) -> TensorType {
         if ty.dtype.is_float() {
             self.by_sequence(ty, Outside::Residual)
@@ -432,7 +428,7 @@ impl Rewriter<'_> {
         if let Some(&made) = self.resharded.get(&(value, layout.clone())) {
             return Ok(made);
         }
-        // What was there before it came here need not go back.
+        // A value that was in this layout before is used again.
         let mut before = self.came_from.get(&value).copied();
         while let Some(earlier) = before {
             if self.b.ty(earlier).layout == layout {

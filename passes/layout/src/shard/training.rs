@@ -1,5 +1,4 @@
-//! Lays out what training adds: what lasts from step to step, gradients on their way there, steps of the optimizer, the
-//! loss over a split vocabulary.
+//! Lays out training: weights and states, their gradients, steps of the optimizer, the loss over a split vocabulary.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use super::replicas;
 use super::rewriter::{Outside, Plan, Rewriter, settled};
 use super::strategy::Placement;
 
-/// The type of what lasts under `binding`.
+/// The type of the weight or state under `binding`.
 fn lasting(
     plan: &Plan,
     placement: &Placement,
@@ -25,8 +24,7 @@ fn lasting(
     if plan.zero.splits(target, binding) { replicas::split(space, &ty, &plan.replicas) } else { ty }
 }
 
-/// For the values of `function` that are assigned, and for what these are made of element by element, the layout in which
-/// they end.
+/// For the assigned values of `function`, and the values from which they are computed element by element, the final layout.
 pub(super) fn wanted(
     plan: &Plan,
     placement: &Placement,
@@ -45,7 +43,7 @@ pub(super) fn wanted(
         let result = function.ty(node.result());
         for &operand in &node.operands {
             let ty = function.ty(operand);
-            // What is narrowed travels as it is afterwards.
+            // A value that is narrowed travels in the narrow type.
             if ty.dims == result.dims && ty.dtype.bytes() <= result.dtype.bytes() {
                 wanted.entry(operand).or_insert_with(|| layout.clone());
             }
@@ -68,7 +66,7 @@ impl Rewriter<'_> {
     /// The new value of an old one; sums that were put off are taken.
     pub(super) fn value(&mut self, old: ValueId) -> Result<ValueId, OpError> {
         if self.masks.contains_key(&old) {
-            // Who reads it does not say how it is to lie.
+            // The reader does not determine its layout.
             let layout = self.boundary(self.source.ty(old)).layout;
             self.draw(old, layout)?;
         }
@@ -80,7 +78,7 @@ impl Rewriter<'_> {
                 sum = Some(part);
                 continue;
             };
-            // What both are still to be summed over is summed over once.
+            // A sum that both lack is taken once.
             let mut layout = self.b.ty(before).layout.clone();
             layout.partial.retain(|a| self.b.ty(part).layout.partial.contains(a));
             let op = addition(&layout);
@@ -303,7 +301,7 @@ impl Rewriter<'_> {
         let (nll, lse_only) = (node.results[0], [lse, lse].to_vec());
         let read = self.source.nodes.iter().any(|n| n.operands.contains(&nll));
         if !read && self.source.outputs.iter().all(|o| o.value != nll) {
-            // A backward pass that computes the loss again asks for its lse alone; nobody reads the first result.
+            // A backward pass that computes the loss again asks for its lse alone; the first result is not read.
             return Ok(lse_only);
         }
         let picked = self.b.push(Op::Loss(Loss::Pick { over, ignore }), &[x, labels])?;

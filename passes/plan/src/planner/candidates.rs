@@ -73,7 +73,7 @@ pub fn candidates(
     Ok(found)
 }
 
-/// The candidates of a request with stages of a pipeline, alone and beside one other strategy: what is tried where no
+/// The candidates of a request with stages of a pipeline, alone and beside one other strategy; they are tried where no
 /// other candidate fits.
 ///
 /// # Errors
@@ -109,7 +109,7 @@ pub(super) fn staged(
 /// The most strategies of a product in which experts have an axis of their own.
 const OWN_AXIS: usize = 2;
 
-/// Behind each candidate whose context is split by one axis, the same with layers of sparse masks fetching what they see.
+/// After each candidate whose context is split by one axis, the same with layers of sparse masks that fetch visible tokens.
 fn with_sparse_layers(found: Vec<ShardOptions>, functions: &[String]) -> Vec<ShardOptions> {
     const WHOLE: [&str; 2] = ["ring", "megatron-cp-allgather"];
     let mut all = Vec::with_capacity(2 * found.len());
@@ -216,7 +216,7 @@ fn meshes(axes: &[&str], gpus: u64, reach: Reach) -> Vec<Mesh> {
 
 /// The orders of `axes` that may differ in speed. Data-parallel ranks do not talk in a forward pass, so their axis is the
 /// outermost. Tensor-parallel ranks talk the most, so theirs is the innermost, or the outermost of two. Where all ranks are
-/// neighbours alike, one order stands for all.
+/// neighbours alike, one order is enough.
 fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
     if let Some(at) = axes.iter().position(|&a| a == DATA_AXIS) {
         let rest: Vec<&str> = axes.iter().copied().filter(|&a| a != DATA_AXIS).collect();
@@ -234,7 +234,7 @@ fn orders<'a>(axes: &[&'a str], reach: Reach) -> Vec<Vec<&'a str>> {
     }
 }
 
-/// How far the ranks of a mesh lie apart.
+/// The levels of the cluster that a mesh spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// All on the innermost level of the cluster.

@@ -1,4 +1,4 @@
-//! What compiles candidates.
+//! The compiler of candidates.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use ithaca_layout::shard::{self, ShardOptions};
 
 use crate::cluster::Cluster;
 
-/// What makes a schedule of a candidate. The planner itself knows no model.
+/// Compiles a candidate to a schedule. The planner itself knows no model.
 pub trait Compiler {
     /// The strategies that are tried, and their movements.
     fn registry(&self) -> Registry {

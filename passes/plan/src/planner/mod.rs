@@ -1,9 +1,9 @@
-//! The planner: tries every strategy on every mesh, prices what is legal, and says why each loser lost.
+//! The planner: tries every strategy on every mesh, prices the legal ones, and reports why each loser lost.
 //!
 //! A candidate is a strategy, or a product of strategies whose axes differ, on a mesh that multiplies to the GPUs. It
 //! is compiled, its schedule simulated and its memory counted. The least step time wins; ties go to less memory, then
 //! to the name and the order of trial. Only the winner's schedule is checked, for only it can be emitted or run. Where
-//! nothing fits, stages of a pipeline are tried. What does not fit or is not legal stays in the list with its reason, and a
+//! nothing fits, stages of a pipeline are tried. Layouts that do not fit or are not legal stay in the list with the reason, and a
 //! request of which nothing is left is refused with repairs that were tried and work.
 
 mod candidates;
@@ -46,7 +46,7 @@ pub fn experts(module: &Module) -> u64 {
 pub struct Ranked {
     /// The winner.
     pub chosen: Priced,
-    /// What was tried: by rank, then what does not fit, then what is not legal.
+    /// The candidates: by rank, then those that do not fit, then those that are not legal.
     pub alternatives: Vec<Alternative>,
 }
 
@@ -55,14 +55,14 @@ pub struct Ranked {
 pub struct Refusal {
     /// Why, with repairs that work.
     pub diagnostic: Diagnostic,
-    /// What was tried.
+    /// The candidates.
     pub alternatives: Vec<Alternative>,
 }
 
 /// Ranks the candidates of a request.
 ///
 /// # Errors
-/// `P10`–`P12` for a strategy or mesh that is none, `P30` when there are no such GPUs, `P31` when no candidate is legal,
+/// `P10`–`P12` for an unknown strategy or a wrong mesh, `P30` when the cluster lacks the GPUs, `P31` when no candidate is legal,
 /// `P32` when none fits; or the rule that the only candidate breaks.
 pub fn rank(compiler: &dyn Compiler, cluster: &Cluster, request: &Request) -> Result<Ranked, Box<Refusal>> {
     let mut tried = try_all(compiler, cluster, request).map_err(|diagnostic| {

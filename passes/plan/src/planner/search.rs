@@ -1,8 +1,8 @@
 //! The search for repairs: which requests have a plan, found without trying every layout.
 //!
-//! A layout is passed over where it cannot fit ([`Floor`]) or is not legal; what is left is tried from those that are
-//! likely to hold least. The search as a whole, and each question, ends after so many layouts, so a refusal never takes
-//! much longer than a plan; what it has not found by then is not offered. What it offers was compiled, and fits.
+//! A layout is passed over where it cannot fit ([`Floor`]) or is not legal; the others are tried in order of
+//! their estimated memory. The search as a whole, and each question, ends after so many layouts, so a refusal never takes
+//! much longer than a plan; later repairs are not offered. Every offered layout was compiled, and fits.
 
 use std::cell::Cell;
 
@@ -16,13 +16,13 @@ use ithaca_layout::registry::Registry;
 use ithaca_layout::shard::ShardOptions;
 use ithaca_layout::shard::strategy::CONTEXT_AXES;
 
-/// What a search may cost; a layout of a few GPUs costs one.
+/// The effort of a search; a layout of a few GPUs costs one.
 const EFFORT: u64 = 256;
 
-/// What one question may cost.
+/// The effort of one question.
 const SHARE: u64 = 64;
 
-/// Of that what goes to layouts that probably fit, of which the best is wanted.
+/// The part of it for layouts that probably fit, of which the best is chosen.
 const EASY: u64 = 48;
 
 /// As many ranks of a ring cost one more: a ring has a step for each.
@@ -34,9 +34,9 @@ pub(super) struct Search<'a> {
     cluster: &'a Cluster,
     registry: Registry,
     floor: Floor,
-    /// Of [`EFFORT`] what is left.
+    /// The rest of [`EFFORT`].
     left: Cell<u64>,
-    /// Of the layouts tried for the last question what the one holds that holds least, bytes.
+    /// The least memory among the layouts tried for the last question, bytes.
     least: Cell<Option<u64>>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Search<'a> {
         answer
     }
 
-    /// What the layout that holds least would hold, of those tried for the last question.
+    /// The least memory among the layouts tried for the last question, bytes.
     pub(super) fn least(&self) -> Option<u64> {
         self.least.get()
     }
@@ -70,7 +70,7 @@ impl<'a> Search<'a> {
         self.any(request, |_| true)
     }
 
-    /// As [`works`](Self::works), where nothing that `other` allows fits: only what it does not is tried.
+    /// As [`works`](Self::works), where nothing that `other` allows fits: only the other layouts are tried.
     pub(super) fn works_unlike(&self, request: &Request, other: &Request) -> bool {
         self.any(request, |options| {
             let (heads, sequence) = (other.options.heads, other.options.sequence);
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
         self.either(request, first).is_some()
     }
 
-    /// What is found among the candidates of a request, or else among those with stages of a pipeline, which the planner
+    /// The layout found among the candidates of a request, or else among those with stages of a pipeline, which the planner
     /// tries where something is legal and nothing fits.
     fn either(
         &self,
@@ -141,7 +141,7 @@ impl<'a> Search<'a> {
         self.compiler.check(options).is_ok()
     }
 
-    /// Those that may fit, from what holds about least; in their order where they hold as much.
+    /// Those that may fit, by estimated memory.
     fn promising(&self, candidates: Vec<ShardOptions>) -> Vec<(Held, ShardOptions)> {
         let held = |options: ShardOptions| (self.floor.of_layout(&options), options);
         let usable = self.cluster.usable_bytes();
@@ -167,7 +167,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What trying a layout costs: its longest axis along which something may pass around.
+/// The cost of trying a layout: its longest axis along which something may pass around.
 fn cost(options: &ShardOptions) -> u64 {
     let passes_around = options.mesh.axes.values().filter(|axis| CONTEXT_AXES.contains(&axis.name.as_str()));
     1 + passes_around.map(|axis| axis.size / RANKS_OF_ONE).max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Candidates, and what came of them.
+//! Candidates and their outcomes.
 
 use std::cmp::Ordering;
 
@@ -35,7 +35,7 @@ impl Priced {
     }
 }
 
-/// Every candidate of a request, sorted by what came of it.
+/// Every candidate of a request, sorted by outcome.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     /// Best first.

@@ -51,12 +51,12 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule) -> Simulation {
     last.reduce(|a, b| if later(&b, &a) { b } else { a }).unwrap_or_default()
 }
 
-/// Times a schedule on each rank that stands for others, as [`simulate`] does.
+/// Times a schedule on each simulated rank, as [`simulate`] does.
 pub fn simulate_ranks(cluster: &Cluster, schedule: &Schedule) -> Vec<(Rank, Simulation)> {
     run(cluster, schedule, None)
 }
 
-/// Runs `main` on each rank that stands for others; `recorded` takes the runs of its tasks.
+/// Runs `main` on each simulated rank; `recorded` takes the runs of its tasks.
 fn run(
     cluster: &Cluster,
     schedule: &Schedule,
@@ -90,10 +90,10 @@ pub fn timeline(cluster: &Cluster, schedule: &Schedule) -> Vec<Span> {
     })
 }
 
-/// Layers of a loop that are run one by one before the last one stands for the rest.
+/// Layers of a loop that are run one by one; the rest repeat the last of them.
 const LAYERS: u64 = 64;
 
-/// What frames are run in.
+/// The context of a run.
 struct World<'a> {
     schedule: &'a Schedule,
     steps: &'a [Steps],
@@ -101,13 +101,13 @@ struct World<'a> {
     communicates: &'a [bool],
     /// The ranks that are simulated.
     ranks: &'a [Rank],
-    /// Where what runs is written down, if somebody wants it.
+    /// The recorded tasks, for a timeline.
     recorded: Option<&'a RefCell<Vec<Span>>>,
 }
 
 /// One run of a frame.
 struct Run {
-    /// What each rank did from its start to its end.
+    /// The time of each rank from its start to its end.
     ranks: Vec<Simulation>,
     /// When each rank ended.
     ends: Vec<f64>,
@@ -123,7 +123,7 @@ struct Clock {
     total: Simulation,
 }
 
-/// What happens on the communication stream: from, to, and its row.
+/// A task of the communication stream: start, end, and its row.
 struct Busy {
     start: f64,
     end: f64,
@@ -177,7 +177,7 @@ impl World<'_> {
                     (0..self.ranks.len()).map(end).collect()
                 }
             };
-            // Other ranks go on with what they run.
+            // The other ranks continue.
             for (c, clock) in clocks.iter_mut().enumerate().filter(|&(c, _)| runs[c]) {
                 let (start, end) = (ready[c], ends[c]);
                 let is_call = matches!(task.work, Work::Call { .. });
@@ -206,7 +206,7 @@ impl World<'_> {
         Run { ranks: clocks.into_iter().zip(starts).map(finish).collect(), ends }
     }
 
-    /// Runs a frame once for each layer; gives when each rank ends, and what it did.
+    /// Runs a frame once for each layer; returns the end and the time of each rank.
     fn layers(
         &self,
         callee: FrameId,
@@ -243,7 +243,7 @@ impl World<'_> {
     }
 }
 
-/// What a rank did in a frame that it entered at `start`.
+/// The time of a rank in a frame that it entered at `start`.
 fn finish(clock: Clock, start: f64, keys: &[(&'static str, String)]) -> Simulation {
     let mut total = clock.total;
     total.seconds = clock.compute_ready.max(clock.comm_ready) - start;

@@ -1,4 +1,4 @@
-//! What one run of a schedule takes.
+//! The time of one run of a schedule.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use ithaca_ir::Rank;
 use ithaca_ir::schedule::{Frame, Stream};
 use ithaca_ir::timeline::{self, Span};
 
-/// What one run of a schedule takes.
+/// The time of one run of a schedule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Simulation {
     /// The whole step, seconds.

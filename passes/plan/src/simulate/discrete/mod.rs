@@ -1,15 +1,15 @@
-//! Discrete events: what happens on a cluster, one event after another, with links that messages share.
+//! Discrete-event simulation of a cluster, with links that messages share.
 //!
 //! Each rank has two streams that run their tasks in order. A task starts when the one before it has ended and the events
 //! that it waits for have happened. A collective starts on a rank when all with whom it meets there are ready; a message
-//! between two ranks concerns these two. It takes its latency, then what its links take: each level of the topology has a
+//! between two ranks concerns these two. It takes its latency, then the time of its links: each level of the topology has a
 //! link for either direction, all of them work at the same time, and messages that cross a link at the same time have equal
 //! shares of it, as the cluster's `contention` says which devices share one. Of a message between two ranks the slower end
 //! counts. Both streams of a rank meet at the ends of a frame that communicates, as they do when it runs.
 //!
 //! Ranks that cannot be told apart are simulated once (`alike`), which loses nothing; all layers of all loops are run. So
 //! this is exact where [`super::simulate`] repeats the last of many layers, and assumes that all neighbours of a shared link
-//! cross it at once; that one is what a search over hundreds of layouts can afford.
+//! cross it at once; a search over hundreds of layouts can afford that one only.
 
 mod alike;
 mod engine;
@@ -39,7 +39,7 @@ use program::Program;
 pub struct Outcome {
     /// One entry for all ranks that are alike, in order of their first ranks.
     pub classes: Vec<Class>,
-    /// What ran when on the first rank of each class, if it was asked for.
+    /// The runs of tasks on the first rank of each class, if they are recorded.
     pub spans: Vec<Span>,
 }
 
@@ -50,7 +50,7 @@ pub struct Class {
     pub rank: Rank,
     /// How many they are.
     pub ranks: u64,
-    /// What each of them does.
+    /// The time of each of them.
     pub time: Simulation,
     /// Its collectives, in the order of the schedule; each takes from when the rank is ready until it ends.
     pub collectives: Vec<Collective>,
@@ -74,7 +74,7 @@ pub fn simulate(cluster: &Cluster, schedule: &Schedule, record: Record) -> Optio
     run(cluster, schedule, record, (&alike, &seconds))
 }
 
-/// When each task runs on every rank: what the first of a class does, all of it do.
+/// When each task runs on every rank; the ranks of a class run alike.
 pub(super) fn of_every_rank(cluster: &Cluster, schedule: &Schedule) -> Option<Vec<Span>> {
     let (alike, seconds) = Alike::of(cluster, schedule, COMBINATIONS, alike::by_peers)?;
     let spans = run(cluster, schedule, Record::Spans, (&alike, &seconds))?.spans;

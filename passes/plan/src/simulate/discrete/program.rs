@@ -1,4 +1,4 @@
-//! A schedule as the classes of ranks run it: for each frame and class what each stream does, in order.
+//! A schedule by classes of ranks: for each frame and class the tasks of each stream, in order.
 
 use ithaca_ir::Space;
 use ithaca_ir::entity::Entity;
@@ -8,7 +8,7 @@ use ithaca_ir::schedule::{self, Frame, FrameId, Schedule, Stream, Work};
 use super::alike::{Alike, FrameSeconds, sharers};
 use crate::cluster::{Cluster, Way};
 
-/// What all classes run.
+/// The schedule of all classes.
 pub(super) struct Program {
     /// For each frame of the schedule.
     pub(super) frames: Vec<Tasks>,
@@ -21,7 +21,7 @@ pub(super) struct Program {
 
 /// A frame.
 pub(super) struct Tasks {
-    /// What each task is.
+    /// The kind of each task.
     pub(super) work: Vec<Does>,
     /// For each class and stream the tasks that it runs, in order; calls at which streams meet are in both lists.
     pub(super) lanes: Vec<[Vec<usize>; 2]>,
@@ -37,7 +37,7 @@ pub(super) struct Tasks {
     pub(super) runners: Vec<usize>,
     /// Tasks of one run, those of callees included.
     pub(super) size: u64,
-    /// Where each task stands among them.
+    /// The number of each task among them.
     pub(super) at: Vec<u64>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Meeting {
     pub(super) latency: f64,
     /// Seconds on links that it has to itself.
     pub(super) own: f64,
-    /// What it asks of links that it shares.
+    /// Its loads on shared links.
     pub(super) shared: Vec<Shared>,
     /// Whether it is done only when all for which it waits are.
     pub(super) together: bool,
@@ -124,7 +124,7 @@ impl Program {
     }
 }
 
-/// Seconds of a class, where one number may stand for all.
+/// Seconds of a class; one number applies to all.
 pub(super) fn on(seconds: &[f64], class: usize) -> f64 {
     seconds[class.min(seconds.len() - 1)]
 }
