@@ -1,9 +1,9 @@
 //! How long a step of thousands of ranks takes to simulate.
 
+mod example;
 mod median;
 
 use std::hint::black_box;
-use std::path::Path;
 
 use ithaca::ir::schedule::Schedule;
 use ithaca::passes::cluster::Cluster;
@@ -12,13 +12,10 @@ use ithaca::passes::differentiate::{Recompute, Training};
 use ithaca::passes::import::{Mode, Workload, program};
 use ithaca::passes::shard::{ShardOptions, parse_mesh};
 use ithaca::passes::simulate::discrete;
-use serde_json::Value;
 
 /// A training step of Llama-3.1-405B on 16 384 GPUs, in 16 stages and 32 micro-batches.
 fn schedule(cluster: &Cluster) -> Schedule {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/llama-3.1-405b/config.json");
-    let config: Value =
-        serde_json::from_str(&std::fs::read_to_string(path).expect("an example")).expect("JSON");
+    let config = example::config("llama-3.1-405b");
     let training = Training {
         stages: 16,
         micro_batches: 32,

@@ -1,17 +1,12 @@
 //! How long the checks of a schedule take: training steps of a large model on many ranks, and frames of many tasks.
 
+mod example;
 mod median;
 
 use std::hint::black_box;
-use std::path::Path;
 
-use ithaca::ir::entity::{Arena, Entity};
-use ithaca::ir::mesh::Mesh;
-use ithaca::ir::schedule::{
-    self, Buffer, BufferId, Content, EventId, Frame, FrameOutput, Place, Schedule, Stream, Task, Transfer,
-    Work,
-};
-use ithaca::ir::{DType, Dim, Op, Space, TensorType, ops, verify};
+use ithaca::ir::schedule::{self, Schedule};
+use ithaca::ir::verify;
 use ithaca::passes::cluster::Cluster;
 use ithaca::passes::compile::compile;
 use ithaca::passes::differentiate::Training;
@@ -20,8 +15,7 @@ use ithaca::passes::shard::{ShardOptions, Zero, parse_mesh};
 
 /// Llama-3.1-405B, a training step, on up to 16 384 ranks.
 fn models() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/llama-3.1-405b/config.json");
-    let config = serde_json::from_str(&std::fs::read_to_string(path).expect("an example")).expect("JSON");
+    let config = example::config("llama-3.1-405b");
     let cluster = Cluster::named("dgx-h100").expect("a built-in profile");
     for (strategy, mesh, stages, micro_batches) in [
         ("data-parallel+ulysses+megatron-tp-sp", "dp=8,ulysses=16,tp=8", 1, 1),
@@ -63,54 +57,27 @@ fn frames() {
 /// A frame of `n` tasks in threes: a kernel, a gather of what it made, and a kernel on what was gathered, over sixteen
 /// places in memory, on 16 384 ranks.
 fn frame(n: usize) -> Schedule {
-    let mut space = Space { mesh: Mesh::new([("dp", 2_048), ("x", 8)]), ..Space::default() };
-    let s = space.dims.push(Dim::new("s", 512));
-    let x = space.mesh.axis("x").expect("an axis");
-    let (part, whole) = (TensorType::new(DType::F32, [s]).split(s, [x]), TensorType::new(DType::F32, [s]));
-    let mut buffers: Arena<BufferId, Buffer> = Arena::new();
-    let mut push = |name: String, ty: &TensorType, place: Place| {
-        buffers.push(Buffer { name, content: Content::Tensor(ty.clone()), place })
-    };
-    let input = push("x".into(), &part, Place::Input(ops::Binding::named("x")));
-    let mut tasks: Vec<Task> = Vec::new();
-    let mut n_events = 0;
-    let mut last = input;
-    let task = |stream, work, reads: BufferId, writes| Task {
-        stream,
-        work,
-        reads: vec![reads],
-        writes: vec![writes],
-        waits: Vec::new(),
-        records: None,
-    };
-    let gather = Transfer::one(Op::AllGather { axis: x, dim: s }, part.clone(), whole.clone());
+    let (part, whole) = ("f32[s@x]", "f32[s]");
+    let (mut buffers, mut tasks) = (String::new(), String::new());
     for i in 0..n / 3 {
-        let at = (i % 16) as u64 * 8192;
-        let a = push(format!("a{i}"), &part, Place::Frame(at));
-        let b = push(format!("b{i}"), &whole, Place::Frame(at + 2048));
-        let c = push(format!("c{i}"), &whole, Place::Frame(at + 4096));
-        let scale = || Work::Compute(Op::Scale { factor: 0.5 });
-        let [made, gathered] = [EventId::new(n_events), EventId::new(n_events + 1)];
-        n_events += 2;
-        tasks.push(Task { records: Some(made), ..task(Stream::Compute, scale(), input, a) });
-        let exchange = task(Stream::Comm, Work::Exchange(gather.clone()), a, b);
-        tasks.push(Task { waits: vec![made], records: Some(gathered), ..exchange });
-        tasks.push(Task { waits: vec![gathered], ..task(Stream::Compute, scale(), b, c) });
-        last = c;
+        let at = i % 16 * 8192;
+        let (made, gathered) = (2 * i, 2 * i + 1);
+        buffers += &format!("buffer $a{i} : {part} at {at}\nbuffer $b{i} : {whole} at {}\n", at + 2048);
+        buffers += &format!("buffer $c{i} : {whole} at {}\n", at + 4096);
+        tasks += &format!("compute: scale $x -> $a{i} {{factor=0.5}} record(e{made})\n");
+        tasks +=
+            &format!("comm: exchange $a{i} -> $b{i} all_gather {{axis=x, dim=s}} from {part} to {whole} ");
+        tasks += &format!("wait(e{made}) record(e{gathered})\n");
+        tasks += &format!("compute: scale $b{i} -> $c{i} {{factor=0.5}} wait(e{gathered})\n");
     }
-    let outputs = vec![FrameOutput { name: Some("y".into()), buffer: last }];
-    let main = Frame {
-        name: "main".into(),
-        phase: Default::default(),
-        n_arguments: 0,
-        outputs,
-        buffers,
-        tasks,
-        n_events,
-        bytes: 16 * 8192,
-    };
-    let frames = std::iter::once(main).collect();
-    Schedule { name: "threes".into(), pipeline: Vec::new(), space, frames }
+    let (last, n_events) = (n / 3 - 1, n / 3 * 2);
+    let text = format!(
+        "ithaca 1 schedule\nmodel \"threes\"\nmesh dp=2048,x=8\ndim s = 512\n\n\
+         frame @main(0) bytes {} events {n_events} {{\nbuffer $x : {part} input {{name=\"x\"}}\n{buffers}{tasks}\
+         return y = $c{last}\n}}\n",
+        16 * 8192
+    );
+    schedule::parse(&text).expect("a schedule")
 }
 
 fn main() {

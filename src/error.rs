@@ -35,11 +35,6 @@ impl Failure {
         Diagnostic::new("C01", format!("`{path}`: {error}")).into()
     }
 
-    /// A failure whose spans point into this text.
-    pub fn in_source(diagnostics: Diagnostics, name: &str, text: &str) -> Self {
-        Self { diagnostics, source: Some((name.to_owned(), text.to_owned())), context: None }
-    }
-
     /// For a terminal.
     pub fn render(&self) -> String {
         let text = diagnostic::render(&self.diagnostics, self.source());

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ithaca_ir::Diagnostic;
+use ithaca_ir::{Diagnostic, Diagnostics, Module};
 use ithaca_kernels::store::WholeFile;
 
 use crate::error::{Failure, Result};
@@ -13,7 +13,45 @@ use crate::error::{Failure, Result};
 /// # Errors
 /// `C01` for a file that is missing, unreadable or not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| Failure::io(&path.display().to_string(), &e))
+    std::fs::read_to_string(path).map_err(|e| failed(path, &e))
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::io(&path.display().to_string(), error)
+}
+
+/// A file as diagnostics show it: its name and its text.
+#[derive(Clone, Debug)]
+pub struct TextFile {
+    name: String,
+    /// The text.
+    pub text: String,
+}
+
+impl TextFile {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// As [`read_text`].
+    pub fn read(path: &Path) -> Result<Self> {
+        Ok(Self { name: path.display().to_string(), text: read_text(path)? })
+    }
+
+    /// The failure for mistakes in the text.
+    pub fn refuse(&self, mistakes: Diagnostics) -> Failure {
+        let source = Some((self.name.clone(), self.text.clone()));
+        Failure { source, ..Failure::from(mistakes) }
+    }
+
+    /// The program that the text spells, verified.
+    ///
+    /// # Errors
+    /// The mistakes, with their places.
+    pub fn program(&self) -> Result<Module> {
+        let module = ithaca_ir::text::parse(&self.text).map_err(|e| self.refuse(e))?;
+        ithaca_ir::verify::verify(&module).map_err(|e| self.refuse(e))?;
+        Ok(module)
+    }
 }
 
 /// Writes a file; a reader never sees an incomplete file.
@@ -26,7 +64,7 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
         file.write_all(contents)?;
         file.finish()
     });
-    written.map_err(|e| Failure::io(&path.display().to_string(), &e))
+    written.map_err(|e| failed(path, &e))
 }
 
 /// Checks that a path can be written: it is new, or a file to replace.
@@ -35,7 +73,7 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
 /// `C01` for a folder, and for a path in a folder that does not exist.
 pub fn check_file(path: &Path) -> Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::metadata(folder).map_err(|e| Failure::io(&path.display().to_string(), &e))?;
+        std::fs::metadata(folder).map_err(|e| failed(path, &e))?;
     }
     if !path.is_dir() {
         return Ok(());
@@ -49,7 +87,6 @@ pub fn check_file(path: &Path) -> Result<()> {
 /// # Errors
 /// `C01` for a folder that cannot be created or is not writable.
 pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
-    let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
     if folder.is_file() {
         let message = format!("`{}` is a file, and the output is a folder", folder.display());
         return Err(Diagnostic::new("C01", message).help("name another path, as in `-o out/`").into());
@@ -65,7 +102,6 @@ pub fn write_all(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
 }
 
 fn write_staged(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
-    let failed = |path: &Path, e: &std::io::Error| Failure::io(&path.display().to_string(), e);
     let mut staged = Vec::new();
     for (name, contents) in files {
         let path = folder.join(name);

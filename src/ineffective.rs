@@ -28,28 +28,14 @@ pub struct Setting {
     pub written: String,
 }
 
-/// An option that may be given where it has no effect.
-struct Check<'a> {
-    option: &'a str,
-    is_given: bool,
-    /// Whether it has no effect here.
-    is_ineffective: bool,
-    /// Why; completes a sentence that begins with the option.
-    why: &'a str,
-    /// The repair, if there is one.
-    help: &'a str,
-}
-
-impl Check<'_> {
-    /// Refuses the option where it is given without effect.
-    fn refuse(self) -> Result<()> {
-        let Self { option, is_given, is_ineffective, why, help } = self;
-        if !is_given || !is_ineffective {
-            return Ok(());
-        }
-        let refusal = Diagnostic::new("C00", format!("`{option}` {why}"));
-        Err(if help.is_empty() { refusal } else { refusal.help(help) }.into())
+/// Refuses `option` if it is given without effect: `why` completes a sentence that begins with the option, `help` is the
+/// repair, or empty.
+fn refuse_if(is_ineffective: bool, option: &str, why: &str, help: &str) -> Result<()> {
+    if !is_ineffective {
+        return Ok(());
     }
+    let refusal = Diagnostic::new("C00", format!("`{option}` {why}"));
+    Err(if help.is_empty() { refusal } else { refusal.help(help) }.into())
 }
 
 /// The options of the training step.
@@ -66,8 +52,7 @@ pub fn settings(args: &WorkloadArgs, mode: Mode) -> Result<Vec<Setting>> {
     ];
     let why = format!("is an option of training, and the mode is {}", mode.name());
     let of_training = |option: &str, is_given: bool| {
-        let is_ineffective = mode != Mode::Train;
-        Check { option, is_given, is_ineffective, why: &why, help: "add `--mode train`" }.refuse()
+        refuse_if(is_given && mode != Mode::Train, option, &why, "add `--mode train`")
     };
     let mut settings: Vec<Setting> = Vec::new();
     for (key, value) in flags {
@@ -120,7 +105,7 @@ pub fn pipeline(args: &WorkloadArgs, training: &Training, stages: Option<u64>) -
             ),
             _ => continue,
         };
-        Check { option: written, is_given: true, is_ineffective, why: &why, help }.refuse()?;
+        refuse_if(is_ineffective, written, &why, help)?;
     }
     Ok(())
 }
@@ -152,14 +137,12 @@ pub fn stages_of(
 /// # Errors
 /// `C00`.
 pub fn layout(args: &LayoutArgs, mesh: &Mesh) -> Result<()> {
-    Check {
-        option: "--cluster",
-        is_given: args.cluster.is_some(),
-        is_ineffective: mesh.ranks() == 1,
-        why: "has the prices of collectives, and one device has no collectives",
-        help: "`ithaca plan` with `--gpus 1` prints the time of a step on the cluster",
-    }
-    .refuse()
+    refuse_if(
+        args.cluster.is_some() && mesh.ranks() == 1,
+        "--cluster",
+        "has the prices of collectives, and one device has no collectives",
+        "`ithaca plan` with `--gpus 1` prints the time of a step on the cluster",
+    )
 }
 
 /// A note on `--fuse` where it has no effect that the passes would note.
@@ -196,14 +179,12 @@ pub fn training_notes(
 pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
     for field in fields {
         let nested = field.split('.').try_fold(config, |at, name| at.get(name));
-        Check {
-            option: &format!("--ignore-field {field}"),
-            is_given: true,
-            is_ineffective: nested.or_else(|| config.get(field)).is_none(),
-            why: "names a field that the configuration does not have",
-            help: "",
-        }
-        .refuse()?;
+        refuse_if(
+            nested.or_else(|| config.get(field)).is_none(),
+            &format!("--ignore-field {field}"),
+            "names a field that the configuration does not have",
+            "",
+        )?;
     }
     Ok(())
 }
@@ -215,22 +196,18 @@ pub fn ignored(fields: &[String], config: &Value) -> Result<()> {
 pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
     let RunArgs { steps, collectives, tolerance, unchecked, device, .. } = args;
     self::steps(*steps, program)?;
-    Check {
-        option: "--collectives",
-        is_given: collectives.is_some(),
-        is_ineffective: *device == DeviceArg::Cpu,
-        why: "goes with `--device cuda`",
-        help: "omit it: on the processor collectives are copies in memory",
-    }
-    .refuse()?;
-    Check {
-        option: "--tolerance",
-        is_given: tolerance.is_some(),
-        is_ineffective: *unchecked,
-        why: "limits the error of a comparison, and `--unchecked` compares none of the outputs",
-        help: "omit one of them",
-    }
-    .refuse()
+    refuse_if(
+        collectives.is_some() && *device == DeviceArg::Cpu,
+        "--collectives",
+        "goes with `--device cuda`",
+        "omit it: on the processor collectives are copies in memory",
+    )?;
+    refuse_if(
+        tolerance.is_some() && *unchecked,
+        "--tolerance",
+        "limits the error of a comparison, and `--unchecked` compares none of the outputs",
+        "omit one of them",
+    )
 }
 
 /// Several steps need states that carry over from step to step.
@@ -240,14 +217,12 @@ pub fn run(args: &RunArgs, program: &Module) -> Result<()> {
 pub fn steps(n: u64, program: &Module) -> Result<()> {
     let mut nodes = program.functions.values().flat_map(|f| &f.nodes);
     let has_state = nodes.any(|node| matches!(node.op, Op::Assign { .. }));
-    Check {
-        option: &format!("--steps {n}"),
-        is_given: n > 1,
-        is_ineffective: !has_state,
-        why: "are steps of training, and the program has no state that carries over",
-        help: "add `--mode train`",
-    }
-    .refuse()
+    refuse_if(
+        n > 1 && !has_state,
+        &format!("--steps {n}"),
+        "are steps of training, and the program has no state that carries over",
+        "add `--mode train`",
+    )
 }
 
 /// Notes on options of `run` that have no effect on a schedule.
@@ -270,7 +245,7 @@ pub fn opt(args: &OptArgs, n_passes: usize) -> Result<()> {
     let needs_pass = |option: &str, is_given: bool, why: &str| {
         let help = "name passes with `--pipeline`, or rules with `--rules`";
         let why = format!("{why}, and no pass is named");
-        Check { option, is_given, is_ineffective: n_passes == 0, why: &why, help }.refuse()
+        refuse_if(is_given && n_passes == 0, option, &why, help)
     };
     needs_pass("--print-after", args.print_after.is_some(), "prints the program after a pass")?;
     needs_pass("--verify-each", args.verify_each, "reports the verification after a pass")?;
@@ -283,14 +258,12 @@ pub fn opt(args: &OptArgs, n_passes: usize) -> Result<()> {
 /// # Errors
 /// `C00` for a seed where weights and inputs are read from files.
 pub fn seed(args: &SubjectArgs, is_random: bool) -> Result<u64> {
-    Check {
-        option: "--seed",
-        is_given: args.seed.is_some(),
-        is_ineffective: !is_random,
-        why: "is for random weights and inputs, and both are read from files",
-        help: "",
-    }
-    .refuse()?;
+    refuse_if(
+        args.seed.is_some() && !is_random,
+        "--seed",
+        "is for random weights and inputs, and both are read from files",
+        "",
+    )?;
     Ok(args.seed.unwrap_or(0))
 }
 
@@ -300,22 +273,18 @@ pub fn seed(args: &SubjectArgs, is_random: bool) -> Result<u64> {
 /// `C00`.
 pub fn verify(args: &VerifyArgs) -> Result<()> {
     let subject = args.subject.subject.display();
-    Check {
-        option: "--program",
-        is_given: args.program.is_some(),
-        is_ineffective: true,
-        why: &format!("names the program of a schedule in text form, and `{subject}` is not a schedule"),
-        help: "omit it: plans, models and programs need no other program",
-    }
-    .refuse()?;
-    Check {
-        option: "--tolerance",
-        is_given: args.tolerance.is_some(),
-        is_ineffective: args.expect.is_none(),
-        why: "limits the error against `--expect`, and no outputs are expected",
-        help: "the comparison with the whole program is in double precision, to 1e-9",
-    }
-    .refuse()
+    refuse_if(
+        args.program.is_some(),
+        "--program",
+        &format!("names the program of a schedule in text form, and `{subject}` is not a schedule"),
+        "omit it: plans, models and programs need no other program",
+    )?;
+    refuse_if(
+        args.tolerance.is_some() && args.expect.is_none(),
+        "--tolerance",
+        "limits the error against `--expect`, and no outputs are expected",
+        "the comparison with the whole program is in double precision, to 1e-9",
+    )
 }
 
 /// Options of `verify` for a schedule in text form: only `--program`, and `--cluster` for a whole program.
@@ -343,5 +312,5 @@ pub fn verify_schedule(args: &VerifyArgs, program: Option<Kind>) -> Result<()> {
         return Ok(());
     };
     let why = "has no meaning for a schedule: its layout and data are fixed";
-    Check { option: &option, is_given: true, is_ineffective: true, why, help: "" }.refuse()
+    refuse_if(true, &option, why, "")
 }

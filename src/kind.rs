@@ -11,7 +11,7 @@ use ithaca_kernels::store::shards;
 use serde_json::Value;
 
 use crate::error::{Failure, Result};
-use crate::files;
+use crate::files::{self, TextFile};
 
 /// The kind of a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,13 +318,13 @@ pub fn expect_tensors(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The text of a file of the wanted kind.
+/// A file of the wanted kind.
 ///
 /// # Errors
 /// As [`expect`].
-pub fn read(path: &Path, wanted: Wanted) -> Result<String> {
+pub fn read(path: &Path, wanted: Wanted) -> Result<TextFile> {
     expect(path, wanted)?;
-    files::read_text(path)
+    TextFile::read(path)
 }
 
 /// A text without its leading blanks and comments.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ithaca_ir::diagnostic::counted;
-use ithaca_ir::{DType, Diagnostic, Mesh, Module, text};
+use ithaca_ir::{DType, Diagnostic, Mesh, Module};
 use ithaca_passes::cluster::{self, Cluster};
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::fuse::Fusion;
@@ -42,8 +42,8 @@ pub struct Model {
 /// `C01` for a missing file, `C02` for text that is not JSON, `C05` for another kind of file.
 pub fn model(path: &Path) -> Result<Model> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let text = kind::read(&file, Wanted::Model)?;
-    let config = parse_json(&file, &text)?;
+    let config = serde_json::from_str(&kind::read(&file, Wanted::Model)?.text)
+        .map_err(|e| Diagnostic::new("C02", format!("`{}` is not JSON: {e}", file.display())))?;
     let folder = file.parent().map(Path::to_owned).unwrap_or_default();
     let named =
         folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
@@ -56,8 +56,8 @@ pub fn model(path: &Path) -> Result<Model> {
 /// # Errors
 /// `C01` for a missing file, `C05` for another kind of file, and the errors of [`Plan::from_json`].
 pub fn plan(registry: &Registry, path: &Path) -> Result<Plan> {
-    let text = kind::read(path, Wanted::Plan)?;
-    Plan::from_json(registry, &path.display().to_string(), &text).map_err(Failure::from)
+    let file = kind::read(path, Wanted::Plan)?;
+    Plan::from_json(registry, &path.display().to_string(), &file.text).map_err(Failure::from)
 }
 
 /// A cluster: a built-in profile's name, or the path of a file.
@@ -72,8 +72,8 @@ pub fn cluster(name: &str) -> Result<Cluster> {
     if !is_path && !is_other() {
         return Ok(Cluster::named(name)?);
     }
-    let text = kind::read(path, Wanted::Cluster)?;
-    Cluster::parse(name, &text).map_err(|refusal| Failure::in_source(vec![refusal], name, &text))
+    let file = kind::read(path, Wanted::Cluster)?;
+    Cluster::parse(name, &file.text).map_err(|refusal| file.refuse(vec![refusal]))
 }
 
 /// The cluster that arguments name, or the default.
@@ -191,11 +191,7 @@ pub fn job(registry: &Registry, args: &SubjectArgs, lengths: Option<Lengths>) ->
 }
 
 fn text_job(registry: &Registry, path: &Path, args: &SubjectArgs) -> Result<Job> {
-    let source = kind::read(path, Wanted::Subject)?;
-    let name = path.display().to_string();
-    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
-    let program = text::parse(&source).map_err(in_file)?;
-    ithaca_ir::verify::verify(&program).map_err(in_file)?;
+    let program = kind::read(path, Wanted::Subject)?.program()?;
     if args.shrink {
         return Err(Failure::usage(
             "`--shrink` needs the configuration of a model; a program in text form has fixed sizes",
@@ -483,11 +479,4 @@ fn only_mesh(registry: &Registry, strategy: &str, gpus: Option<u64>) -> Result<M
         ([axis], Some(gpus)) => Ok(Mesh::new([(*axis, gpus)])),
         _ => Err(Failure::usage(format!("strategy `{strategy}` needs `--mesh {}=N`", axes.join("=N,")))),
     }
-}
-
-fn parse_json(path: &Path, text: &str) -> Result<Value> {
-    serde_json::from_str(text).map_err(|e| {
-        let message = format!("`{}` is not JSON: {e}", path.display());
-        Failure::from(Diagnostic::new("C02", message))
-    })
 }

@@ -1,7 +1,32 @@
 //! A schedule as JSON, for other tools: frames, tasks, buffers, events.
 //!
-//! Names stand where the text form has names; types are spelled as the text form spells them. The document says its
-//! version; a change that would break a reader raises it, a field more does not.
+//! Frames, buffers and dimensions are given by name; types, orders and attributes are spelled as in the text form. A
+//! field without a value is absent. The document has a version; a change that would break a reader raises it, an
+//! additional field does not.
+//!
+//! | object | field | content |
+//! |---|---|---|
+//! | document | `version`, `name`, `pipeline` | [`VERSION`], the model's name, the passes that made the schedule |
+//! | | `mesh` | axes, major to minor: `name`, `size` in ranks |
+//! | | `dims`, `frames` | named dimensions; frames, callees before callers, `main` last |
+//! | | `arena_bytes` | bytes of the arena on the busiest rank |
+//! | dimension | `size`, `valid`, `granule` | elements over all ranks, without padding, and that stay together |
+//! | | `copies` | the dimension whose elements it repeats |
+//! | | `order` | the order of its tokens, where index and position differ |
+//! | | `fetched` | the sequence (`of`) and for each rank along its axes the ranges of its indices (`parts`) |
+//! | | `part` | part `index` of `count` of the dimension `of`, cut in each of `runs` |
+//! | frame | `bytes`, `arguments`, `events` | bytes with those of callees; numbers of arguments and events |
+//! | | `outputs` | the returned buffers, with a `name` in `main` |
+//! | buffer | `type`, `dtype`, `bytes` | the tensor's type, absent for a wire; bytes on the busiest rank |
+//! | | `place` | `frame` (offset in bytes), `argument`, `result` (number), `weight`, `input`, `state` (name), or `wire`: the `buffer` and the `part` of its message |
+//! | task | `stream`, `work` | `compute`, `pack`, `exchange`, `unpack`, `copy` or `call` on `compute` or `comm` |
+//! | | `op`, `attributes` | the operation of a computation or a collective |
+//! | | `axis`, `from`, `to` | of a collective: mesh axes, joined by `+`, and the types before and after |
+//! | | `coalesced` | the tensors of a message of several, in order: `attributes`, `from`, `to` |
+//! | | `callee`, `layers`, `stride` | of a call: the frame, the first layer and one past the last, and how many layers further it runs for each layer of the caller |
+//! | | `over`, `carried`, `layer_order` | of a call that stacks results: the dimension, the number of results that are handed on, and `ascending` or `descending` |
+//! | | `stage`, `base` | of a call: the stage of a pipeline that runs it; where its frame starts, bytes from the start of this one |
+//! | | `reads`, `writes`, `waits`, `records` | buffers, events waited for, and the event recorded |
 
 use std::collections::BTreeMap;
 
@@ -10,382 +35,168 @@ use ithaca_ir::message::Parcel;
 use ithaca_ir::ops::Op;
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::schedule::{Buffer, BufferId, Content, Frame, Place, Schedule, Task, Work};
-use ithaca_ir::{Arena, Order, Space, TensorType, text, traffic};
-use serde::Serialize;
+use ithaca_ir::{Arena, Dim, Order, Space, TensorType, text, traffic};
+use serde_json::{Value, json};
 
 /// The version of the document.
 pub const VERSION: u32 = 1;
 
-/// A schedule.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Document {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The model's name.
-    pub name: String,
-    /// The passes that made it.
-    pub pipeline: Vec<String>,
-    /// Mesh axes, major to minor.
-    pub mesh: Vec<Axis>,
-    /// Named dimensions.
-    pub dims: Vec<Dim>,
-    /// Bytes of the arena on the busiest rank.
-    pub arena_bytes: u64,
-    /// Frames; a callee stands before its callers, `main` is the last.
-    pub frames: Vec<FrameDoc>,
-}
-
-/// A mesh axis.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Axis {
-    /// Its name.
-    pub name: String,
-    /// Ranks along it.
-    pub size: u64,
-}
-
-/// A dimension.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Dim {
-    /// Its name.
-    pub name: String,
-    /// Elements over all ranks, padding included.
-    pub size: u64,
-    /// Elements without padding.
-    pub valid: u64,
-    /// Elements that stay together.
-    pub granule: u64,
-    /// The dimension whose elements it repeats.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub copies: Option<String>,
-    /// The order of its tokens, as the text form spells it; absent where index and position are the same.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub order: Option<String>,
-    /// What ranks need of another dimension, if this dimension is that.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fetched: Option<Fetched>,
-    /// Which part of another dimension it is, if it is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub part: Option<Part>,
-}
-
-/// One of several equal parts of another dimension, cut in each of its runs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Part {
-    /// The dimension.
-    pub of: String,
-    /// Which part.
-    pub index: u64,
-    /// Into how many parts.
-    pub count: u64,
-    /// How many runs are cut.
-    pub runs: u64,
-}
-
-/// The tokens that ranks need of a sequence.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Fetched {
-    /// The sequence.
-    pub of: String,
-    /// For each rank along the axes that split the sequence: ranges of its indices, the first and one past the last.
-    pub parts: Vec<Vec<[u64; 2]>>,
-}
-
-/// A frame.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FrameDoc {
-    /// Its name.
-    pub name: String,
-    /// Bytes, those of callees included.
-    pub bytes: u64,
-    /// Number of arguments.
-    pub arguments: usize,
-    /// Number of events.
-    pub events: usize,
-    /// What it returns.
-    pub outputs: Vec<OutputDoc>,
-    /// Buffers.
-    pub buffers: Vec<BufferDoc>,
-    /// Tasks, in order of issue.
-    pub tasks: Vec<TaskDoc>,
-}
-
-/// A returned buffer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OutputDoc {
-    /// Its name in `main`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The buffer.
-    pub buffer: String,
-}
-
-/// A buffer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BufferDoc {
-    /// Its name.
-    pub name: String,
-    /// The type of the tensor; absent for a wire.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub ty: Option<String>,
-    /// Element type.
-    pub dtype: &'static str,
-    /// Bytes on the busiest rank.
-    pub bytes: u64,
-    /// Where it lies.
-    pub place: PlaceDoc,
-}
-
-/// Where a buffer lies.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PlaceDoc {
-    /// Bytes from the start of the frame.
-    Frame(u64),
-    /// In a wire, as one of the tensors of its message.
-    Wire {
-        /// The wire.
-        buffer: String,
-        /// Which tensor of the message.
-        part: usize,
-    },
-    /// The caller's argument.
-    Argument(usize),
-    /// The caller's result.
-    Result(usize),
-    /// A stored weight.
-    Weight(String),
-    /// A stored input.
-    Input(String),
-    /// The name of a state that lasts from step to step.
-    State(String),
-}
-
-/// A task.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TaskDoc {
-    /// The stream.
-    pub stream: &'static str,
-    /// What it does: `compute`, `pack`, `exchange`, `unpack`, `copy`, `call`.
-    pub work: &'static str,
-    /// The operation, of a computation or a collective.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub op: Option<&'static str>,
-    /// Its attributes, spelled as the text form spells them.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub attributes: BTreeMap<&'static str, String>,
-    /// The mesh axis of a collective; several along which parts travel at once are joined by `+`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub axis: Option<String>,
-    /// The type of what a collective is given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
-    /// The type of what it leaves.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub to: Option<String>,
-    /// The tensors of a message of several, in the order in which they are packed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub coalesced: Vec<ParcelDoc>,
-    /// The frame that a call runs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub callee: Option<String>,
-    /// The first layer of a call and one past the last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layers: Option<[u64; 2]>,
-    /// How much further the layers of a call are for each layer of the caller, where that is not at all.
-    pub stride: Option<u64>,
-    /// The dimension along which the layers of a call stack what is their own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub over: Option<String>,
-    /// How many arguments and results the layers of a call hand on, where others are stacked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub carried: Option<usize>,
-    /// Which layer of such a call runs first: `ascending` or `descending`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layer_order: Option<&'static str>,
-    /// The stage of a pipeline that runs it; all ranks when absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stage: Option<u64>,
-    /// Where the callee's frame starts, bytes from the start of this one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub base: Option<u64>,
-    /// Buffers read.
-    pub reads: Vec<String>,
-    /// Buffers written.
-    pub writes: Vec<String>,
-    /// Events waited for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<usize>,
-    /// The event recorded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub records: Option<usize>,
-}
-
-/// One tensor of a message of several.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ParcelDoc {
-    /// The attributes of its collective.
-    pub attributes: BTreeMap<&'static str, String>,
-    /// Its type before.
-    pub from: String,
-    /// Its type after.
-    pub to: String,
-}
-
 /// The document of a schedule.
-pub fn document(schedule: &Schedule) -> Document {
-    let space = &schedule.space;
-    Document {
-        version: VERSION,
-        name: schedule.name.clone(),
-        pipeline: schedule.pipeline.clone(),
-        mesh: space.mesh.axes.values().map(|a| Axis { name: a.name.clone(), size: a.size }).collect(),
-        dims: space
-            .dims
-            .values()
-            .map(|d| Dim {
-                name: d.name.clone(),
-                size: d.size,
-                valid: d.valid,
-                granule: d.granule,
-                copies: d.copies.map(|of| space.dims[of].name.clone()),
-                order: (d.order != Order::Contiguous).then(|| d.order.to_string()),
-                fetched: d.fetched.as_ref().map(|f| fetched(space, f)),
-                part: d.part.map(|p| part(space, p)),
-            })
-            .collect(),
-        arena_bytes: schedule.arena_bytes(),
-        frames: schedule.frames.values().map(|f| frame(schedule, f)).collect(),
-    }
+pub fn document(schedule: &Schedule) -> Value {
+    let Space { mesh, dims } = &schedule.space;
+    let axes: Vec<Value> =
+        mesh.axes.values().map(|axis| json!({ "name": axis.name, "size": axis.size })).collect();
+    let dims: Vec<Value> = dims.values().map(|dim| dimension(&schedule.space, dim)).collect();
+    let frames: Vec<Value> = schedule.frames.values().map(|f| frame(schedule, f)).collect();
+    json!({
+        "version": VERSION,
+        "name": schedule.name,
+        "pipeline": schedule.pipeline,
+        "mesh": axes,
+        "dims": dims,
+        "arena_bytes": schedule.arena_bytes(),
+        "frames": frames,
+    })
 }
 
 /// The document as text, ended by a line feed.
 pub fn emit(schedule: &Schedule) -> String {
-    let mut text = serde_json::to_string_pretty(&document(schedule))
-        .expect("the document has string keys only, and writing to a string does not fail");
-    text.push('\n');
-    text
+    format!("{:#}\n", document(schedule))
 }
 
-fn fetched(space: &Space, fetched: &ithaca_ir::Fetched) -> Fetched {
-    let part = |ranges: &Vec<std::ops::Range<u64>>| ranges.iter().map(|r| [r.start, r.end]).collect();
-    Fetched { of: space.dims[fetched.of].name.clone(), parts: fetched.parts.iter().map(part).collect() }
+/// The object of the fields that are present.
+fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
+    fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-fn part(space: &Space, part: ithaca_ir::Part) -> Part {
-    let ithaca_ir::Part { of, index, count, runs } = part;
-    Part { of: space.dims[of].name.clone(), index, count, runs }
+fn dimension(space: &Space, dim: &Dim) -> Value {
+    let name = |of| space.dims[of].name.as_str();
+    let fetched = dim.fetched.as_ref().map(|fetched| {
+        let part = |ranges: &Vec<std::ops::Range<u64>>| -> Value {
+            ranges.iter().map(|range| json!([range.start, range.end])).collect()
+        };
+        json!({ "of": name(fetched.of), "parts": fetched.parts.iter().map(part).collect::<Value>() })
+    });
+    let part = dim.part.map(
+        |part| json!({ "of": name(part.of), "index": part.index, "count": part.count, "runs": part.runs }),
+    );
+    object([
+        ("name", Some(json!(dim.name))),
+        ("size", Some(json!(dim.size))),
+        ("valid", Some(json!(dim.valid))),
+        ("granule", Some(json!(dim.granule))),
+        ("copies", dim.copies.map(|of| json!(name(of)))),
+        ("order", (dim.order != Order::Contiguous).then(|| json!(dim.order.to_string()))),
+        ("fetched", fetched),
+        ("part", part),
+    ])
 }
 
-fn frame(schedule: &Schedule, frame: &Frame) -> FrameDoc {
-    let outputs = frame
-        .outputs
-        .iter()
-        .map(|o| OutputDoc { name: o.name.clone(), buffer: frame.buffers[o.buffer].name.clone() });
-    FrameDoc {
-        name: frame.name.clone(),
-        bytes: frame.bytes,
-        arguments: frame.n_arguments,
-        events: frame.n_events,
-        outputs: outputs.collect(),
-        buffers: frame.buffers.values().map(|b| buffer(schedule, frame, b)).collect(),
-        tasks: frame.tasks.iter().map(|t| task(schedule, frame, t)).collect(),
-    }
+fn frame(schedule: &Schedule, frame: &Frame) -> Value {
+    let outputs = frame.outputs.iter().map(|output| {
+        let buffer = json!(frame.buffers[output.buffer].name);
+        object([("name", output.name.as_ref().map(|name| json!(name))), ("buffer", Some(buffer))])
+    });
+    json!({
+        "name": frame.name,
+        "bytes": frame.bytes,
+        "arguments": frame.n_arguments,
+        "events": frame.n_events,
+        "outputs": outputs.collect::<Value>(),
+        "buffers": frame.buffers.values().map(|b| buffer(&schedule.space, frame, b)).collect::<Value>(),
+        "tasks": frame.tasks.iter().map(|t| task(schedule, frame, t)).collect::<Value>(),
+    })
 }
 
-fn buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> BufferDoc {
-    let space = &schedule.space;
-    BufferDoc {
-        name: buffer.name.clone(),
-        ty: match &buffer.content {
-            Content::Tensor(ty) => Some(text::show(space, ty).to_string()),
-            Content::Wire { .. } => None,
-        },
-        dtype: buffer.dtype().name(),
-        bytes: buffer.bytes(space),
-        place: match &buffer.place {
-            Place::Frame(offset) => PlaceDoc::Frame(*offset),
-            Place::Wire { wire, part } => {
-                PlaceDoc::Wire { buffer: frame.buffers[*wire].name.clone(), part: *part }
-            }
-            Place::Argument(i) => PlaceDoc::Argument(*i),
-            Place::Result(i) => PlaceDoc::Result(*i),
-            Place::Weight(binding) => PlaceDoc::Weight(binding.name.clone()),
-            Place::Input(binding) => PlaceDoc::Input(binding.name.clone()),
-            Place::State(binding) => PlaceDoc::State(binding.name.clone()),
-        },
-    }
-}
-
-fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> TaskDoc {
-    let names = |ids: &[BufferId]| ids.iter().map(|&id| frame.buffers[id].name.clone()).collect();
-    let mut doc = TaskDoc {
-        stream: task.stream.name(),
-        work: "",
-        op: None,
-        attributes: BTreeMap::new(),
-        axis: None,
-        from: None,
-        to: None,
-        coalesced: Vec::new(),
-        callee: None,
-        layers: None,
-        stride: None,
-        over: None,
-        carried: None,
-        layer_order: None,
-        stage: None,
-        base: None,
-        reads: names(&task.reads),
-        writes: names(&task.writes),
-        waits: task.waits.iter().map(|e| e.index()).collect(),
-        records: task.records.map(Entity::index),
+fn buffer(space: &Space, frame: &Frame, buffer: &Buffer) -> Value {
+    let ty = match &buffer.content {
+        Content::Tensor(ty) => Some(show(space, ty)),
+        Content::Wire { .. } => None,
     };
-    match &task.work {
-        Work::Compute(op) => {
-            (doc.work, doc.op) = ("compute", Some(op.name()));
-            doc.attributes = attributes(&schedule.space, op);
+    let place = match &buffer.place {
+        Place::Frame(offset) => json!({ "frame": offset }),
+        Place::Wire { wire, part } => {
+            json!({ "wire": { "buffer": frame.buffers[*wire].name, "part": part } })
         }
-        Work::Pack(x) | Work::Exchange(x) | Work::Unpack(x) => {
-            doc.work = match &task.work {
-                Work::Pack(_) => "pack",
-                Work::Unpack(_) => "unpack",
-                Work::Exchange(_) | Work::Compute(_) | Work::Copy | Work::Call { .. } => "exchange",
-            };
-            let show = |ty: &TensorType| text::show(&schedule.space, ty).to_string();
-            doc.op = Some(x.first().op.name());
-            doc.axis = traffic::axis(&schedule.space, x.parcels());
-            match x.only() {
-                Some(Parcel { op, from, to }) => {
-                    doc.attributes = attributes(&schedule.space, op);
-                    (doc.from, doc.to) = (Some(show(from)), Some(show(to)));
-                }
-                None => {
-                    let parcel = |Parcel { op, from, to }: &Parcel| ParcelDoc {
-                        attributes: attributes(&schedule.space, op),
-                        from: show(from),
-                        to: show(to),
-                    };
-                    doc.coalesced = x.parcels().iter().map(parcel).collect();
-                }
-            }
-        }
-        Work::Copy => doc.work = "copy",
+        Place::Argument(i) => json!({ "argument": i }),
+        Place::Result(i) => json!({ "result": i }),
+        Place::Weight(binding) => json!({ "weight": binding.name }),
+        Place::Input(binding) => json!({ "input": binding.name }),
+        Place::State(binding) => json!({ "state": binding.name }),
+    };
+    object([
+        ("name", Some(json!(buffer.name))),
+        ("type", ty),
+        ("dtype", Some(json!(buffer.dtype().name()))),
+        ("bytes", Some(json!(buffer.bytes(space)))),
+        ("place", Some(place)),
+    ])
+}
+
+fn task(schedule: &Schedule, frame: &Frame, task: &Task) -> Value {
+    let space = &schedule.space;
+    let names = |ids: &[BufferId]| ids.iter().map(|&id| frame.buffers[id].name.as_str()).collect::<Value>();
+    let (op, transfer) = match &task.work {
+        Work::Compute(op) => (Some(op), None),
+        Work::Pack(x) | Work::Exchange(x) | Work::Unpack(x) => (Some(&x.first().op), Some(x)),
+        Work::Copy | Work::Call { .. } => (None, None),
+    };
+    let several = transfer.filter(|x| x.only().is_none());
+    let only = transfer.and_then(|x| x.only());
+    let coalesced = several.map(|x| {
+        let parcel = |Parcel { op, from, to }: &Parcel| {
+            json!({ "attributes": attributes(space, op), "from": show(space, from), "to": show(space, to) })
+        };
+        x.parcels().iter().map(parcel).collect()
+    });
+    let attributes = op.filter(|_| several.is_none()).map(|op| attributes(space, op));
+    let (call, scan, stage) = match &task.work {
         Work::Call { callee, layers, stride, scan, stage, base } => {
-            doc.work = "call";
-            doc.callee = Some(schedule.frames[*callee].name.clone());
-            doc.layers = Some([layers.start, layers.end]);
-            doc.stride = (*stride != 0).then_some(*stride);
-            if let Some(scan) = scan {
-                doc.over = Some(schedule.space.dims[scan.over].name.clone());
-                doc.carried = Some(scan.carried);
-                doc.layer_order = Some(scan.order.name());
-            }
-            doc.stage = stage.map(|stage| stage.number);
-            doc.base = Some(*base);
+            (Some((schedule.frames[*callee].name.as_str(), layers, *stride, *base)), *scan, *stage)
         }
+        Work::Compute(_) | Work::Pack(_) | Work::Exchange(_) | Work::Unpack(_) | Work::Copy => {
+            (None, None, None)
+        }
+    };
+    let waits: Vec<usize> = task.waits.iter().map(|event| event.index()).collect();
+    object([
+        ("stream", Some(json!(task.stream.name()))),
+        ("work", Some(json!(word(&task.work)))),
+        ("op", op.map(|op| json!(op.name()))),
+        ("attributes", attributes.filter(|all| !all.is_empty()).map(|all| json!(all))),
+        ("axis", transfer.and_then(|x| traffic::axis(space, x.parcels())).map(Value::from)),
+        ("from", only.map(|parcel| show(space, &parcel.from))),
+        ("to", only.map(|parcel| show(space, &parcel.to))),
+        ("coalesced", coalesced),
+        ("callee", call.map(|(name, ..)| json!(name))),
+        ("layers", call.map(|(_, layers, ..)| json!([layers.start, layers.end]))),
+        // Null where the layers are those of the call alone, as readers of version 1 expect.
+        ("stride", Some(json!(call.map(|(_, _, stride, _)| stride).filter(|&stride| stride != 0)))),
+        ("over", scan.map(|scan| json!(space.dims[scan.over].name))),
+        ("carried", scan.map(|scan| json!(scan.carried))),
+        ("layer_order", scan.map(|scan| json!(scan.order.name()))),
+        ("stage", stage.map(|stage| json!(stage.number))),
+        ("base", call.map(|(.., base)| json!(base))),
+        ("reads", Some(names(&task.reads))),
+        ("writes", Some(names(&task.writes))),
+        ("waits", (!waits.is_empty()).then(|| json!(waits))),
+        ("records", task.records.map(|event| json!(event.index()))),
+    ])
+}
+
+fn word(work: &Work) -> &'static str {
+    match work {
+        Work::Compute(_) => "compute",
+        Work::Pack(_) => "pack",
+        Work::Exchange(_) => "exchange",
+        Work::Unpack(_) => "unpack",
+        Work::Copy => "copy",
+        Work::Call { .. } => "call",
     }
-    doc
+}
+
+fn show(space: &Space, ty: &TensorType) -> Value {
+    json!(text::show(space, ty).to_string())
 }
 
 fn attributes(space: &Space, op: &Op) -> BTreeMap<&'static str, String> {
@@ -413,11 +224,13 @@ mod tests {
         )
         .unwrap();
         let document = document(&schedule);
-        assert_eq!(document.dims[0].order.as_deref(), Some("zigzag(2)"));
-        let fetched = Fetched { of: "s".into(), parts: vec![vec![[0, 4]], vec![[2, 8]]] };
-        assert_eq!(document.dims[1].fetched, Some(fetched));
-        let [permute, fetch] = document.frames[0].tasks.as_slice() else { panic!("two tasks") };
-        assert_eq!((permute.axis.as_deref(), permute.to.as_deref()), (Some("ring"), Some("f32[s@ring+1]")));
-        assert_eq!(fetch.attributes["to"], "f");
+        assert_eq!(document["dims"][0]["order"], "zigzag(2)");
+        let fetched = json!({ "of": "s", "parts": [[[0, 4]], [[2, 8]]] });
+        assert_eq!(document["dims"][1]["fetched"], fetched);
+        let [permute, fetch] = &document["frames"][0]["tasks"].as_array().unwrap()[..] else {
+            panic!("two tasks")
+        };
+        assert_eq!((&permute["axis"], &permute["to"]), (&json!("ring"), &json!("f32[s@ring+1]")));
+        assert_eq!(fetch["attributes"]["to"], "f");
     }
 }

@@ -25,6 +25,8 @@ pub struct Stage {
     pub options: Vec<(String, String)>,
 }
 
+type ReadPass = fn(&Registry, &Stage) -> Result<Box<dyn Pass>, Diagnostic>;
+
 /// The row of a pass for `list passes`.
 pub struct PassInfo {
     /// The name in a pipeline.
@@ -34,7 +36,7 @@ pub struct PassInfo {
     /// Its options.
     pub options: &'static str,
     /// Reads it with its options.
-    read: fn(&Registry, &Stage) -> Result<Box<dyn Pass>, Diagnostic>,
+    read: ReadPass,
 }
 
 /// Every pass.

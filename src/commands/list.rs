@@ -41,7 +41,7 @@ pub(super) fn list(args: &ListArgs, session: &Session<'_>) -> Result<Done> {
             out.push_str("Products are written with a plus: ulysses+megatron-tp --mesh ulysses=4,tp=2\n");
         }
         Some(Listing::Models) => {
-            for (family, summary) in ithaca_passes::import::FAMILIES {
+            for (family, summary) in ithaca_passes::import::families() {
                 let _ = writeln!(out, "{family:<15} {summary}");
             }
         }

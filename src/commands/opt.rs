@@ -23,13 +23,11 @@ pub(super) fn opt(args: &OptArgs, session: &Session<'_>) -> Result<Done> {
     let prices = WatchedPrices { cluster: &cluster, was_asked: Cell::new(false) };
     let passes = passes(args, session)?;
     ineffective::opt(args, passes.len())?;
-    let source = kind::read(&args.file, Wanted::Program)?;
-    let name = args.file.display().to_string();
-    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
+    let file = kind::read(&args.file, Wanted::Program)?;
     let started = Instant::now();
-    let module = text::parse(&source).map_err(in_file)?;
+    let module = text::parse(&file.text).map_err(|e| file.refuse(e))?;
     let parsed = started.elapsed();
-    ithaca_ir::verify::verify(&module).map_err(in_file)?;
+    ithaca_ir::verify::verify(&module).map_err(|e| file.refuse(e))?;
     if let Some(pass) = &args.print_after {
         let known = pass == "all" || passes.iter().any(|p| p.name() == pass);
         if !known {
@@ -70,11 +68,9 @@ fn passes(args: &OptArgs, session: &Session<'_>) -> Result<Vec<Box<dyn Pass>>> {
         }
         return Ok(pipeline::parse_with(session.registry, &args.pipeline)?);
     };
-    let source = kind::read(path, Wanted::Rules)?;
-    let name = path.display().to_string();
-    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
-    let rules = rules::parse(&source).map_err(in_file)?;
-    let rules = rules::check(rules, &Oracle).map_err(in_file)?;
+    let file = kind::read(path, Wanted::Rules)?;
+    let rules = rules::parse(&file.text).and_then(|rules| rules::check(rules, &Oracle));
+    let rules = rules.map_err(|e| file.refuse(e))?;
     let mut passes: Vec<Box<dyn Pass>> = Vec::new();
     let mut placed = false;
     for stage in &stages {

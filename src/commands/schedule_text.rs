@@ -5,27 +5,26 @@ use std::path::Path;
 use ithaca_ir::diagnostic::counted;
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::verify::verify as verify_program;
-use ithaca_ir::{Diagnostic, Level, Module, schedule, text};
+use ithaca_ir::{Diagnostic, Level, Module, schedule};
 use ithaca_passes::cluster::Cluster;
 use ithaca_passes::pass::{Context, Unwatched, run_passes};
 use ithaca_passes::pipeline;
 
 use super::session::{Done, Session};
 use crate::cli::VerifyArgs;
-use crate::error::{Failure, Result};
+use crate::error::Result;
+use crate::files::TextFile;
 use crate::kind::{self, Kind, Wanted};
-use crate::{files, ineffective, subject};
+use crate::{ineffective, subject};
 
 pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Done> {
     let program = args.program.as_deref();
     let kind = program.map(|path| kind::expect(path, Wanted::Meaning)).transpose()?;
     ineffective::verify_schedule(args, kind)?;
     let path = &args.subject.subject;
-    let source = files::read_text(path)?;
-    let name = path.display().to_string();
-    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
-    let parsed = schedule::parse(&source).map_err(in_file)?;
-    schedule::verify(&parsed).map_err(in_file)?;
+    let file = TextFile::read(path)?;
+    let parsed = schedule::parse(&file.text).map_err(|e| file.refuse(e))?;
+    schedule::verify(&parsed).map_err(|e| file.refuse(e))?;
     let tasks = counted(parsed.frames.values().map(|frame| frame.tasks.len() as u64).sum::<u64>(), "task");
     let frames = counted(parsed.frames.len() as u64, "frame");
     let ranks = counted(parsed.space.mesh.ranks(), "rank");
@@ -43,7 +42,7 @@ pub(super) fn verify(args: &VerifyArgs, session: &mut Session<'_>) -> Result<Don
     (session.progress)("compiling");
     let cluster = subject::cluster_of(&args.subject.layout)?;
     let per_rank = per_rank(session, program, kind, &parsed, &cluster)?;
-    schedule::verify_meaning(&parsed, verify_program(&per_rank)?).map_err(in_file)?;
+    schedule::verify_meaning(&parsed, verify_program(&per_rank)?).map_err(|e| file.refuse(e))?;
     out.push_str(&format!("it computes the program `{}` (S18)\n", program.display()));
     Ok(Done::success(out))
 }
@@ -59,11 +58,7 @@ fn per_rank(
     if !matches!(kind, Kind::Program(_) | Kind::Text) {
         return Ok(subject::plan(session.registry, path)?.compile(session.registry)?.per_rank);
     }
-    let source = files::read_text(path)?;
-    let name = path.display().to_string();
-    let in_file = |diagnostics| Failure::in_source(diagnostics, &name, &source);
-    let module = text::parse(&source).map_err(in_file)?;
-    verify_program(&module).map_err(in_file)?;
+    let module = TextFile::read(path)?.program()?;
     let module = match module.level {
         Level::PerRank => module,
         Level::Sharded | Level::Program => {
@@ -77,7 +72,8 @@ fn per_rank(
         Level::PerRank => Ok(module),
         Level::Program | Level::Sharded => {
             let message = format!(
-                "the passes of the schedule do not lower `{name}` to a per-rank program: {}",
+                "the passes of the schedule do not lower `{}` to a per-rank program: {}",
+                path.display(),
                 schedule.pipeline.join(",")
             );
             Err(Diagnostic::new("C03", message)

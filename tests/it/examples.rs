@@ -7,7 +7,7 @@ use ithaca_ir::verify::verify;
 use ithaca_ir::{Module, Op};
 use ithaca_kernels::oracle;
 use ithaca_kernels::store::RandomTensors;
-use ithaca_passes::import::{FAMILIES, Shrink, Workload, import, shrink};
+use ithaca_passes::import::{Shrink, Workload, families, import, shrink};
 use serde_json::Value;
 
 /// Names and descriptions, sorted.
@@ -27,7 +27,7 @@ fn examples() -> Vec<(String, Value)> {
 #[test]
 fn programs_verify_and_survive_the_text_form() {
     let examples = examples();
-    for (family, _) in FAMILIES {
+    for (family, _) in families() {
         assert!(examples.iter().any(|(_, c)| c["model_type"] == family), "{family} has an example");
     }
     for (name, config) in examples {

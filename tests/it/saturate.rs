@@ -104,7 +104,7 @@ fn steps_under_every_strategy_saturated() {
         let module = sharded::step(&sharded::llama(4, 2, true), training);
         let random = RandomTensors::of_module(&module, 7);
         let whole = oracle::step::<f64>(&module, &random, &random, Storage::Wide).unwrap();
-        for (strategy, mesh) in tier::one_in(3, sharded::LAYOUTS) {
+        for (strategy, mesh) in tier::one_in(6, sharded::LAYOUTS) {
             for zero in [Zero::Off, Zero::Parameters] {
                 let options = ShardOptions { zero, ..ShardOptions::new(strategy, parse_mesh(mesh).unwrap()) };
                 let mut cx = Context::new(&Volume);

@@ -1,8 +1,8 @@
 //! Records as calls of the frame's runtime: launches, products, copies, transfers.
 
 use ithaca_device::{
-    Address, Arg, ArgType, Block, Collective, Communicator, Form, Grid, Int, Launch, Matrix, Product, Record,
-    Region, Scalar, Transfer, Varying, Word,
+    Address, Arg, ArgType, Block, Collective, Communicator, Even, Form, Grid, Int, Launch, Matrix, Product,
+    Record, Region, Scalar, Transfer, Varying, Word,
 };
 use ithaca_ir::entity::Entity;
 
@@ -115,15 +115,17 @@ impl Writer<'_, '_> {
             Communicator::Axis(axis) => axis.index().to_string(),
         };
         let head = format!("{among}, {}", names::dtype(transfer.dtype));
-        let even = |name: &str, from: &Address, to: &Address, count: &Int| {
-            let (from, to, count) = (self.address(from), self.address(to), self.numbers.int(count));
-            format!("s.{name}({head}, {from}, {to}, {count});")
-        };
         match &transfer.collective {
-            Collective::AllToAll { from, to, count } => even("all_to_all", from, to, count),
-            Collective::AllGather { from, to, count } => even("all_gather", from, to, count),
-            Collective::ReduceScatter { from, to, count } => even("reduce_scatter", from, to, count),
-            Collective::AllReduce { from, to, count } => even("all_reduce", from, to, count),
+            Collective::Even { kind, from, to, count } => {
+                let name = match kind {
+                    Even::AllToAll => "all_to_all",
+                    Even::AllGather => "all_gather",
+                    Even::ReduceScatter => "reduce_scatter",
+                    Even::AllReduce => "all_reduce",
+                };
+                let (from, to, count) = (self.address(from), self.address(to), self.numbers.int(count));
+                format!("s.{name}({head}, {from}, {to}, {count});")
+            }
             Collective::SendReceive { sends, receives } => {
                 let (sends, receives) = (self.blocks(sends), self.blocks(receives));
                 format!("s.exchange({head}, {sends}, {receives});")

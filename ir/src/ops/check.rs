@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::layout::Layout;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::types::TensorType;
 
 /// The type with a layout in which nothing is split, for inference to replace.
@@ -20,11 +20,8 @@ pub(super) fn only<'a>(name: &str, declared: &'a [TensorType]) -> Result<&'a Ten
 
 /// Refuses integers and masks.
 pub(super) fn need_float(name: &str, dtype: DType) -> Result<(), OpError> {
-    if dtype.is_float() {
-        Ok(())
-    } else {
-        Err(OpError::new("V04", format!("`{name}` needs real numbers, not {dtype}")))
-    }
+    ensure!(dtype.is_float(), "V04", "`{name}` needs real numbers, not {dtype}");
+    Ok(())
 }
 
 /// The element type in which sums of elements of `dtype` are computed.

@@ -4,7 +4,7 @@
 
 use crate::boxes;
 use crate::ops::context::{Context, Types};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -26,16 +26,16 @@ pub(super) fn infer(
     operands: &[&TensorType],
     declared: &[TensorType],
 ) -> Result<Types, OpError> {
-    if members.len() != operands.len() {
-        let message = format!("`coalesced` has {} members for {} operands", members.len(), operands.len());
-        return Err(OpError::new("V34", message));
-    }
+    ensure!(
+        members.len() == operands.len(),
+        "V34",
+        "`coalesced` has {} members for {} operands",
+        members.len(),
+        operands.len()
+    );
     let mut types = Types::new();
     for (i, (op, &x)) in members.iter().zip(operands).enumerate() {
-        if !op.may_coalesce() {
-            let message = format!("`coalesced` has `{}`, which travels alone", op.name());
-            return Err(OpError::new("V34", message));
-        }
+        ensure!(op.may_coalesce(), "V34", "`coalesced` has `{}`, which travels alone", op.name());
         types.extend(op.infer(cx, &[x], declared.get(i..=i).unwrap_or_default())?);
     }
     let first = (&members[0], operands[0], &types[0]);

@@ -12,7 +12,7 @@ use crate::layout::{AxisList, Move};
 use crate::mesh::{AxisId, Rank};
 use crate::ops::check::only;
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -26,10 +26,12 @@ pub(super) fn infer(
     if let Op::Permute = op {
         return infer_permute(space, x, only("permute", declared)?);
     }
-    if !x.layout.moved.is_empty() {
-        let message = format!("`{}` takes parts where they belong; a permute brings them home", op.name());
-        return Err(OpError::new("V16", message));
-    }
+    ensure!(
+        x.layout.moved.is_empty(),
+        "V16",
+        "`{}` takes parts where they belong; a permute brings them home",
+        op.name()
+    );
     apply(op, space, x).map(|ty| smallvec![ty])
 }
 
@@ -112,10 +114,7 @@ fn fetched_of(op: &Op, space: &Space, dim: DimId) -> Result<DimId, OpError> {
 
 /// Replaces dimension `from` by `to`, split by the same axes.
 fn rename(op: &Op, space: &Space, ty: &mut TensorType, from: DimId, to: DimId) -> Result<(), OpError> {
-    if ty.has(to) {
-        let message = format!("`{}`: x has `{}` already", op.name(), space.dims[to].name);
-        return Err(OpError::new("V05", message));
-    }
+    ensure!(!ty.has(to), "V05", "`{}`: x has `{}` already", op.name(), space.dims[to].name);
     let axes = axes_mut(op, space, ty, from)?.clone();
     let i = ty.position(from).expect("its axes were found");
     ty.dims[i] = to;

@@ -4,7 +4,7 @@ use crate::builder::FunctionBuilder;
 use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, unplaced};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::info::Flops;
 use crate::ops::table::elementwise::{Binary, Unary};
@@ -33,15 +33,13 @@ pub(super) fn flops_gradient(f: Unary) -> u128 {
 pub(super) fn infer_binary(f: Binary, operands: &[&TensorType]) -> Result<TensorType, OpError> {
     let [x, y] = [operands[0], operands[1]];
     need_float(f.name(), x.dtype)?;
-    if x.dtype != y.dtype {
-        return Err(OpError::new("V04", format!("`{}` of {} and {}", f.name(), x.dtype, y.dtype)));
-    }
-    if y.dims.iter().any(|&d| !x.has(d)) {
-        return Err(OpError::new(
-            "V05",
-            format!("the second operand of `{}` has a dimension that the first lacks", f.name()),
-        ));
-    }
+    ensure!(x.dtype == y.dtype, "V04", "`{}` of {} and {}", f.name(), x.dtype, y.dtype);
+    ensure!(
+        !y.dims.iter().any(|&d| !x.has(d)),
+        "V05",
+        "the second operand of `{}` has a dimension that the first lacks",
+        f.name()
+    );
     Ok(unplaced(x))
 }
 

@@ -29,3 +29,14 @@ impl From<OpError> for Diagnostics {
         vec![error.into()]
     }
 }
+
+/// Returns the violation of an invariant unless the condition holds: `ensure!(condition, code, message, …)`.
+macro_rules! ensure {
+    ($holds:expr, $code:literal, $($message:tt)+) => {
+        if !$holds {
+            return Err($crate::ops::error::OpError::new($code, format!($($message)+)));
+        }
+    };
+}
+
+pub(crate) use ensure;

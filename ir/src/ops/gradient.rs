@@ -9,7 +9,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::ops::check::{need_float, only, sums_in, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::training::Gradient;
 use crate::ops::{loss, norm};
 use crate::rule::{FactorKind, FactorRule};
@@ -96,11 +96,12 @@ impl Gradient {
 
 fn same(name: &str, x: &TensorType, dy: &TensorType) -> Result<(), OpError> {
     need_float(name, x.dtype)?;
-    if x.dims == dy.dims && x.dtype == dy.dtype {
-        Ok(())
-    } else {
-        Err(OpError::new("V05", format!("`{name}` takes x and a gradient of the same type")))
-    }
+    ensure!(
+        x.dims == dy.dims && x.dtype == dy.dtype,
+        "V05",
+        "`{name}` takes x and a gradient of the same type"
+    );
+    Ok(())
 }
 
 fn embed(
@@ -112,26 +113,20 @@ fn embed(
     let table = only("embed_backward", declared)?;
     let [ids, dy] = [operands[0], operands[1]];
     need_float("embed_backward", dy.dtype)?;
-    if ids.dtype != DType::I32 {
-        return Err(OpError::new("V04", format!("`embed_backward` is indexed by i32, not {}", ids.dtype)));
-    }
+    ensure!(ids.dtype == DType::I32, "V04", "`embed_backward` is indexed by i32, not {}", ids.dtype);
     let row: Vec<DimId> = dy.dims.iter().copied().filter(|&d| !ids.has(d)).collect();
     let fits = table.dims.first() == Some(&over)
         && table.dims[1..] == row
         && !dy.has(over)
         && ids.dims.iter().all(|&d| dy.has(d))
         && table.dtype == dy.dtype;
-    if fits {
-        Ok(smallvec![unplaced(table)])
-    } else {
-        Err(OpError::new(
-            "V05",
-            format!(
-                "`embed_backward` gives a table of `{}` and the dimensions of the gradient that no index has",
-                space.dims[over].name
-            ),
-        ))
-    }
+    ensure!(
+        fits,
+        "V05",
+        "`embed_backward` gives a table of `{}` and the dimensions of the gradient that no index has",
+        space.dims[over].name
+    );
+    Ok(smallvec![unplaced(table)])
 }
 
 fn sink(operands: &[&TensorType]) -> Result<Types, OpError> {
@@ -142,9 +137,7 @@ fn sink(operands: &[&TensorType]) -> Result<Types, OpError> {
         && before.dims == lse.dims
         && before.dtype == lse.dtype
         && before.dims.len() >= 2;
-    if !fits {
-        return Err(OpError::new("V05", "`sink_backward`: lse has the dimensions of o but the last"));
-    }
+    ensure!(fits, "V05", "`sink_backward`: lse has the dimensions of o but the last");
     let heads = before.dims[before.dims.len() - 1];
     Ok(smallvec![unplaced(o), unplaced(before), TensorType::new(lse.dtype, [heads])])
 }

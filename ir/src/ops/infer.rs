@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::dim::DimId;
 use crate::ops::context::{Context, Types};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
 use crate::ops::{
@@ -41,11 +41,12 @@ impl Op {
         // For any other operation all operands are in one place.
         let mut places = operands.iter().filter_map(|ty| ty.layout.at);
         let Some(at) = places.next() else { return self.infer_here(cx, operands, declared) };
-        if places.any(|other| other != at) {
-            let message =
-                format!("operands of `{}` are on different ranks; a permute is missing", self.name());
-            return Err(OpError::new("V33", message));
-        }
+        ensure!(
+            !places.any(|other| other != at),
+            "V33",
+            "operands of `{}` are on different ranks; a permute is missing",
+            self.name()
+        );
         let here: Types = operands.iter().map(|ty| ty.located(None)).collect();
         let here: SmallVec<[&TensorType; 4]> = here.iter().collect();
         let declared: Types = declared.iter().map(|ty| ty.located(None)).collect();

@@ -5,7 +5,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, only, unplaced};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::table::op::Op;
 use crate::ops::table::training::Gradient;
@@ -23,12 +23,7 @@ pub(super) fn infer_einsum(
     if x.dtype != y.dtype || !x.dtype.is_float() {
         return Err(OpError::new("V04", format!("`einsum` of {} and {}", x.dtype, y.dtype)));
     }
-    if ty.dtype != x.dtype {
-        return Err(OpError::new(
-            "V04",
-            format!("`einsum` of {} gives {}, not {}", x.dtype, x.dtype, ty.dtype),
-        ));
-    }
+    ensure!(ty.dtype == x.dtype, "V04", "`einsum` of {} gives {}, not {}", x.dtype, x.dtype, ty.dtype);
     if let Some(&d) = ty.dims.iter().find(|&&d| !x.has(d) && !y.has(d)) {
         return Err(OpError::new(
             "V05",
@@ -71,9 +66,7 @@ fn subset(
     small: &TensorType,
     kept: &[DimId],
 ) -> Result<TensorType, OpError> {
-    if large.dtype != small.dtype {
-        return Err(OpError::new("V04", format!("`{name}` between {} and {}", large.dtype, small.dtype)));
-    }
+    ensure!(large.dtype == small.dtype, "V04", "`{name}` between {} and {}", large.dtype, small.dtype);
     if small.dims.as_slice() == kept {
         Ok(unplaced(small))
     } else {
@@ -112,18 +105,13 @@ pub(super) fn infer_embed(
     operands: &[&TensorType],
 ) -> Result<TensorType, OpError> {
     let [table, ids] = [operands[0], operands[1]];
-    if table.dims.first() != Some(&over) {
-        return Err(OpError::new(
-            "V05",
-            format!(
-                "`embed` looks up dimension `{}`, which must be the table's first",
-                space.dims[over].name
-            ),
-        ));
-    }
-    if ids.dtype != DType::I32 {
-        return Err(OpError::new("V04", format!("`embed` is indexed by i32, not {}", ids.dtype)));
-    }
+    ensure!(
+        table.dims.first() == Some(&over),
+        "V05",
+        "`embed` looks up dimension `{}`, which must be the table's first",
+        space.dims[over].name
+    );
+    ensure!(ids.dtype == DType::I32, "V04", "`embed` is indexed by i32, not {}", ids.dtype);
     if let Some(&d) = ids.dims.iter().find(|&&d| table.has(d)) {
         return Err(OpError::new(
             "V05",

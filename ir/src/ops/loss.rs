@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, sums_in, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::gradients::Gradients;
 use crate::ops::table::op::Op;
 use crate::ops::table::training::{Gradient, Loss};
@@ -34,10 +34,12 @@ impl Loss {
                 Ok(smallvec![rows(operands[0], operands[1])])
             }
             Loss::Valid { .. } => {
-                if operands[0].dtype != DType::I32 {
-                    let message = format!("`valid` asks of labels in i32, not {}", operands[0].dtype);
-                    return Err(OpError::new("V04", message));
-                }
+                ensure!(
+                    operands[0].dtype == DType::I32,
+                    "V04",
+                    "`valid` asks of labels in i32, not {}",
+                    operands[0].dtype
+                );
                 Ok(smallvec![TensorType { dtype: DType::F32, ..unplaced(operands[0]) }])
             }
         }
@@ -62,21 +64,15 @@ pub(super) fn check(
     labels: &TensorType,
 ) -> Result<(), OpError> {
     need_float(name, logits.dtype)?;
-    if labels.dtype != DType::I32 {
-        return Err(OpError::new("V04", format!("`{name}` takes labels in i32, not {}", labels.dtype)));
-    }
+    ensure!(labels.dtype == DType::I32, "V04", "`{name}` takes labels in i32, not {}", labels.dtype);
     let rows: Vec<DimId> = logits.dims.iter().copied().filter(|&d| d != over).collect();
-    if logits.has(over) && rows == labels.dims.as_slice() {
-        Ok(())
-    } else {
-        Err(OpError::new(
-            "V05",
-            format!(
-                "`{name}` takes labels with the dimensions of the logits but `{}`",
-                space.dims[over].name
-            ),
-        ))
-    }
+    ensure!(
+        logits.has(over) && rows == labels.dims.as_slice(),
+        "V05",
+        "`{name}` takes labels with the dimensions of the logits but `{}`",
+        space.dims[over].name
+    );
+    Ok(())
 }
 
 /// The gradient of the logits, from that of the loss alone.

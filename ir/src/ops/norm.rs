@@ -5,7 +5,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, unplaced};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::gradients::{Gradients, summed_to};
 use crate::ops::table::op::Op;
 use crate::ops::table::training::Gradient;
@@ -21,16 +21,9 @@ pub(super) fn infer(
 ) -> Result<TensorType, OpError> {
     let x = operands[0];
     need_float(name, x.dtype)?;
-    if !x.has(over) {
-        return Err(OpError::new(
-            "V05",
-            format!("`{name}` is over `{}`, which x lacks", space.dims[over].name),
-        ));
-    }
+    ensure!(x.has(over), "V05", "`{name}` is over `{}`, which x lacks", space.dims[over].name);
     for weight in &operands[1..] {
-        if weight.dtype != x.dtype {
-            return Err(OpError::new("V04", format!("`{name}` of {} by {}", x.dtype, weight.dtype)));
-        }
+        ensure!(weight.dtype == x.dtype, "V04", "`{name}` of {} by {}", x.dtype, weight.dtype);
         if !weight.has(over) || weight.dims.iter().any(|&d| !x.has(d)) {
             return Err(OpError::new(
                 "V05",

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use crate::dtype::DType;
 use crate::ops::check::{need_float, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::training::{AdamW, Optimizer};
 use crate::types::TensorType;
 
@@ -40,11 +40,8 @@ impl Optimizer {
                 Ok(smallvec![unplaced(w), unplaced(w), unplaced(w)])
             }
             Optimizer::ClipFactor { .. } => {
-                if operands[0].dims.is_empty() {
-                    Ok(smallvec![unplaced(operands[0])])
-                } else {
-                    Err(OpError::new("V05", format!("`{name}` is of a scalar")))
-                }
+                ensure!(operands[0].dims.is_empty(), "V05", "`{name}` is of a scalar");
+                Ok(smallvec![unplaced(operands[0])])
             }
         }
     }

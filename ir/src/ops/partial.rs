@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::ops::check::{need_float, sums_in};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::attention::Attention;
 use crate::ops::table::op::Op;
 use crate::space::Space;
@@ -19,9 +19,11 @@ pub(super) fn infer(op: &Op, space: &Space, operands: &[&TensorType]) -> Result<
     for ty in operands {
         need_float(name, ty.dtype)?;
         // A sum of pending sums is pending.
-        if !ty.layout.partial.is_empty() && *op != Op::Accumulate {
-            return Err(OpError::new("V11", format!("an operand of `{name}` is a sum still to be taken")));
-        }
+        ensure!(
+            ty.layout.partial.is_empty() || *op == Op::Accumulate,
+            "V11",
+            "an operand of `{name}` is a sum still to be taken"
+        );
     }
     let cx = Cx { name, space };
     match op {
@@ -177,17 +179,14 @@ impl Cx<'_> {
     }
 
     fn whole(&self, ty: &TensorType, dim: DimId) -> Result<(), OpError> {
-        if ty.axes_of(dim).is_empty() {
-            Ok(())
-        } else {
-            Err(OpError::new(
-                "V08",
-                format!(
-                    "`{}` needs dimension `{}` whole, but it is split",
-                    self.name, self.space.dims[dim].name
-                ),
-            ))
-        }
+        ensure!(
+            ty.axes_of(dim).is_empty(),
+            "V08",
+            "`{}` needs dimension `{}` whole, but it is split",
+            self.name,
+            self.space.dims[dim].name
+        );
+        Ok(())
     }
 
     fn shape(&self, what: &str) -> OpError {

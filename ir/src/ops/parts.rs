@@ -9,7 +9,7 @@ use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::handles::ValueId;
 use crate::layout::AxisList;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
@@ -24,9 +24,12 @@ pub(super) fn infer(op: &Op, space: &Space, operands: &[&TensorType]) -> Result<
         _ => unreachable!("only a take or a join comes here"),
     };
     let pending = &operands[0].layout.partial;
-    if operands.iter().any(|ty| ty.layout.partial != *pending) {
-        return Err(OpError::new("V11", format!("operands of `{}` are sums over different axes", op.name())));
-    }
+    ensure!(
+        !operands.iter().any(|ty| ty.layout.partial != *pending),
+        "V11",
+        "operands of `{}` are sums over different axes",
+        op.name()
+    );
     let settled: Vec<TensorType> = operands
         .iter()
         .map(|ty| {
@@ -100,9 +103,7 @@ fn infer_join(space: &Space, to: DimId, parts: &[&TensorType]) -> Result<TensorT
         if !alike {
             return wrong(format!("operand {i} has other dimensions than the first"));
         }
-        if ty.dtype != first.dtype {
-            return Err(OpError::new("V04", format!("`join` of {} and {}", first.dtype, ty.dtype)));
-        }
+        ensure!(ty.dtype == first.dtype, "V04", "`join` of {} and {}", first.dtype, ty.dtype);
     }
     let dims = first.dims.iter().enumerate().map(|(i, &d)| if i == at { to } else { d });
     Ok(TensorType::new(first.dtype, dims.collect::<Vec<_>>()))

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::handles::ValueId;
 use crate::ops::check::{need_float, only, unplaced};
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::gradients::Gradients;
 use crate::ops::table::op::Op;
 use crate::ops::table::random::Random;
@@ -50,12 +50,7 @@ impl Random {
                 need_key(name, operands[0])?;
                 need_rate(name, *rate)?;
                 let ty = only(name, declared)?;
-                if ty.dtype != DType::Bool {
-                    return Err(OpError::new(
-                        "V04",
-                        format!("`{name}` makes a mask of bool, not {}", ty.dtype),
-                    ));
-                }
+                ensure!(ty.dtype == DType::Bool, "V04", "`{name}` makes a mask of bool, not {}", ty.dtype);
                 if !ty.layout.partial.is_empty() || !ty.layout.moved.is_empty() {
                     return Err(OpError::new("V11", format!("`{name}` makes a mask, and no part of a sum")));
                 }
@@ -65,17 +60,14 @@ impl Random {
                 let [x, mask] = [operands[0], operands[1]];
                 need_float(name, x.dtype)?;
                 need_rate(name, *rate)?;
-                if mask.dtype != DType::Bool {
-                    return Err(OpError::new(
-                        "V04",
-                        format!("`{name}` takes a mask of bool, not {}", mask.dtype),
-                    ));
-                }
-                if x.dims == mask.dims {
-                    Ok(smallvec![unplaced(x)])
-                } else {
-                    Err(OpError::new("V05", format!("`{name}` takes x and a mask of the same dimensions")))
-                }
+                ensure!(
+                    mask.dtype == DType::Bool,
+                    "V04",
+                    "`{name}` takes a mask of bool, not {}",
+                    mask.dtype
+                );
+                ensure!(x.dims == mask.dims, "V05", "`{name}` takes x and a mask of the same dimensions");
+                Ok(smallvec![unplaced(x)])
             }
         }
     }
@@ -116,19 +108,13 @@ pub(super) fn need_key(name: &str, ty: &TensorType) -> Result<(), OpError> {
 }
 
 fn need_taken(name: &str, i: usize, ty: &TensorType) -> Result<(), OpError> {
-    if ty.layout.partial.is_empty() {
-        Ok(())
-    } else {
-        Err(OpError::new("V11", format!("operand {i} of `{name}` is a sum still to be taken")))
-    }
+    ensure!(ty.layout.partial.is_empty(), "V11", "operand {i} of `{name}` is a sum still to be taken");
+    Ok(())
 }
 
 fn need_rate(name: &str, rate: f64) -> Result<(), OpError> {
-    if rate.is_finite() && (0.0..1.0).contains(&rate) {
-        Ok(())
-    } else {
-        Err(OpError::new("V05", format!("`{name}` cannot drop a share of {rate}")))
-    }
+    ensure!(rate.is_finite() && (0.0..1.0).contains(&rate), "V05", "`{name}` cannot drop a share of {rate}");
+    Ok(())
 }
 
 /// The finaliser of splitmix64 (Steele, Lea and Flood, 2014) over one more word.

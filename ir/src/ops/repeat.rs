@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use crate::dim::DimId;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::rule::{FactorKind, FactorRule, Factors};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -16,12 +16,13 @@ pub(super) fn infer(space: &Space, from: DimId, to: DimId, x: &TensorType) -> Re
     let (source, target) = (&space.dims[from], &space.dims[to]);
     let siblings =
         target.copies.is_some() && target.copies == source.copies && target.size % source.size == 0;
-    if target.copies != Some(from) && !siblings {
-        return Err(OpError::new(
-            "V05",
-            format!("`{}` is not declared to copy `{}`", space.dims[to].name, space.dims[from].name),
-        ));
-    }
+    ensure!(
+        target.copies == Some(from) || siblings,
+        "V05",
+        "`{}` is not declared to copy `{}`",
+        space.dims[to].name,
+        space.dims[from].name
+    );
     let dims = x.dims.iter().map(|&d| if d == from { to } else { d });
     Ok(TensorType::new(x.dtype, dims.collect::<Vec<_>>()))
 }
@@ -50,12 +51,13 @@ pub(super) fn infer_sum(
     let (source, target) = (&space.dims[from], &space.dims[to]);
     let siblings =
         source.copies.is_some() && source.copies == target.copies && source.size % target.size == 0;
-    if source.copies != Some(to) && !siblings {
-        return Err(OpError::new(
-            "V05",
-            format!("`{}` is not declared to copy `{}`", source.name, target.name),
-        ));
-    }
+    ensure!(
+        source.copies == Some(to) || siblings,
+        "V05",
+        "`{}` is not declared to copy `{}`",
+        source.name,
+        target.name
+    );
     if !x.layout.partial.is_empty() || !x.layout.moved.is_empty() {
         return Err(OpError::new(
             "V11",

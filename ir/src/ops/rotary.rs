@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use crate::dtype::DType;
 use crate::ops::check::{need_float, unplaced};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::rotary::{Direction, Pairs, Rotary, Scaling};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -84,9 +84,7 @@ impl Rotary {
 pub(super) fn infer(rotary: &Rotary, space: &Space, operands: &[&TensorType]) -> Result<TensorType, OpError> {
     let [x, positions] = [operands[0], operands[1]];
     need_float("rotary", x.dtype)?;
-    if positions.dtype != DType::I32 {
-        return Err(OpError::new("V04", format!("`rotary` takes i32 positions, not {}", positions.dtype)));
-    }
+    ensure!(positions.dtype == DType::I32, "V04", "`rotary` takes i32 positions, not {}", positions.dtype);
     let over = &space.dims[rotary.over];
     if !x.has(rotary.over) || positions.dims.iter().any(|&d| !x.has(d) || d == rotary.over) {
         return Err(OpError::new(

@@ -6,7 +6,7 @@ use crate::dim::DimId;
 use crate::dtype::DType;
 use crate::ops::check::only;
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::source::Binding;
 use crate::space::Space;
@@ -93,12 +93,8 @@ pub(super) fn infer(
     let ty = only(op.name(), declared)?;
     let Binding { name, stored, view, window, ahead, fill } = binding;
     let has_first = if stored.is_empty() { !ty.dims.is_empty() } else { stored.len() > 1 };
-    if binding.is_stack() && !has_first {
-        return Err(OpError::new("V17", format!("`{name}` names a stack, which has a first dimension")));
-    }
-    if name.is_empty() {
-        return Err(OpError::new("V17", format!("`{}` has an empty name", op.name())));
-    }
+    ensure!(!binding.is_stack() || has_first, "V17", "`{name}` names a stack, which has a first dimension");
+    ensure!(!name.is_empty(), "V17", "`{}` has an empty name", op.name());
     let labels = matches!(op, Op::Input(_)) && ty.dtype == DType::I32 && !ty.dims.is_empty();
     if (*ahead != 0 || *fill != 0) && !labels {
         return Err(OpError::new(
@@ -144,9 +140,7 @@ pub(super) fn infer_positions(space: &Space, declared: &[TensorType]) -> Result<
     if ty.dtype != DType::I32 || ty.dims.len() != 1 {
         return Err(OpError::new("V04", "`positions` is an i32 vector over one sequence dimension"));
     }
-    if space.size(ty.dims[0]) > 1 << 31 {
-        return Err(OpError::new("V04", "`positions` counts at most 2^31 tokens"));
-    }
+    ensure!(space.size(ty.dims[0]) <= 1 << 31, "V04", "`positions` counts at most 2^31 tokens");
     Ok(smallvec![ty.clone()])
 }
 

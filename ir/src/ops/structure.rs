@@ -9,7 +9,7 @@ use crate::handles::{FuncId, Layers};
 use crate::layout::{At, AxisList};
 use crate::ops::check::only;
 use crate::ops::context::{Context, Types};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::structure::{Scan, ScanOrder, Stage};
 use crate::space::Space;
 use crate::types::TensorType;
@@ -68,12 +68,13 @@ pub(super) fn infer_call(
             format!("a call runs over layers {}..{}; it needs 1 to {MAX_LAYERS}", layers.start, layers.end),
         ));
     }
-    if operands.len() != function.params.len() {
-        return Err(OpError::new(
-            "V14",
-            format!("`@{name}` takes {} arguments, not {}", function.params.len(), operands.len()),
-        ));
-    }
+    ensure!(
+        operands.len() == function.params.len(),
+        "V14",
+        "`@{name}` takes {} arguments, not {}",
+        function.params.len(),
+        operands.len()
+    );
     let at = stage.and_then(Stage::at);
     if let Some(At { axis, coordinate }) = at
         && cx.space.mesh.axes.get(axis).is_none_or(|axis| coordinate >= axis.size)
@@ -89,12 +90,11 @@ pub(super) fn infer_call(
     let operands: Vec<&TensorType> = here.iter().collect();
     for (i, (&param, &operand)) in function.params.iter().zip(&operands).enumerate() {
         let wanted = function.ty(param);
-        if wanted != operand && !is_sliced(scan, i, operand, wanted) {
-            return Err(OpError::new(
-                "V14",
-                format!("argument {i} of `@{name}` has another type than its parameter"),
-            ));
-        }
+        ensure!(
+            wanted == operand || is_sliced(scan, i, operand, wanted),
+            "V14",
+            "argument {i} of `@{name}` has another type than its parameter"
+        );
     }
     let mut results: Types = function.outputs.iter().map(|o| function.ty(o.value).clone()).collect();
     if let Some(scan) = scan {

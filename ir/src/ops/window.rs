@@ -8,7 +8,7 @@ use crate::builder::FunctionBuilder;
 use crate::dim::DimId;
 use crate::handles::ValueId;
 use crate::ops::check::need_float;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::window::Window;
 use crate::rule::{FactorKind, FactorRule, Factors};
@@ -32,9 +32,7 @@ impl Window {
                 let Some((&behind, rows)) = y.dims.split_last() else {
                     return Err(shape("y has a last dimension".to_owned()));
                 };
-                if x.dtype != y.dtype {
-                    return Err(OpError::new("V04", format!("`{name}` of {} and {}", x.dtype, y.dtype)));
-                }
+                ensure!(x.dtype == y.dtype, "V04", "`{name}` of {} and {}", x.dtype, y.dtype);
                 let kept: Vec<DimId> = front.iter().copied().filter(|d| rows.contains(d)).collect();
                 if kept != rows || behind == last {
                     return Err(shape(
@@ -109,14 +107,12 @@ impl Window {
             Window::Cut { .. } => {
                 let from = *b.ty(operands[0]).dims.last().expect("inference saw a last dimension");
                 let to = *b.ty(d).dims.last().expect("inference saw a last dimension");
-                if b.space().size(from) == b.space().size(to) {
-                    Ok(vec![Some(b.push(Op::Window(Window::Cut { to: from, start: 0 }), &[d])?)])
-                } else {
-                    Err(OpError::new(
-                        "V32",
-                        "a gradient reaches `cut` of less than all, which has no adjoint",
-                    ))
-                }
+                ensure!(
+                    b.space().size(from) == b.space().size(to),
+                    "V32",
+                    "a gradient reaches `cut` of less than all, which has no adjoint"
+                );
+                Ok(vec![Some(b.push(Op::Window(Window::Cut { to: from, start: 0 }), &[d])?)])
             }
         }
     }

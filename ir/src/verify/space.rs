@@ -9,7 +9,7 @@ use crate::identifier::is_identifier;
 use crate::layout::{At, Layout};
 use crate::mesh::{Axis, AxisId};
 use crate::module::Level;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::order::Order;
 use crate::space::Space;
 use crate::types::TensorType;
@@ -202,9 +202,7 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
         let Some(declared) = space.dims.get(dim) else {
             return Err(OpError::new("V06", format!("{dim:?} is no dimension of this module")));
         };
-        if dims[..i].contains(&dim) {
-            return Err(OpError::new("V06", format!("a type names dimension `{}` twice", declared.name)));
-        }
+        ensure!(!dims[..i].contains(&dim), "V06", "a type names dimension `{}` twice", declared.name);
     }
     let known =
         layout.axes().chain(layout.moved.iter().map(|m| m.axis)).all(|a| space.mesh.axes.get(a).is_some());
@@ -215,12 +213,12 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
     let mut sizes = dims.iter().map(|&d| space.size(d));
     let bytes =
         sizes.try_fold(dtype.bytes(), |product, n| product.checked_mul(n).filter(|&b| b <= MAX_BYTES));
-    if bytes.is_none() {
-        return Err(OpError::new("V24", format!("a tensor of shape {:?} is too large", space.shape(ty))));
-    }
-    if level == Level::Program && !layout.is_whole() {
-        return Err(OpError::new("V13", "on the program level tensors are whole, but this one has a layout"));
-    }
+    ensure!(bytes.is_some(), "V24", "a tensor of shape {:?} is too large", space.shape(ty));
+    ensure!(
+        level != Level::Program || layout.is_whole(),
+        "V13",
+        "on the program level tensors are whole, but this one has a layout"
+    );
     let mut seen: Vec<AxisId> = Vec::new();
     for axis in layout.axes() {
         if seen.contains(&axis) {
@@ -237,16 +235,17 @@ pub(crate) fn check_type(space: &Space, level: Level, ty: &TensorType) -> Result
 /// The ranks that hold a value are told apart by an axis that does nothing else with it.
 fn check_at(space: &Space, level: Level, layout: &Layout) -> Result<(), OpError> {
     let Some(At { axis, coordinate }) = layout.at else { return Ok(()) };
-    if level == Level::Program {
-        return Err(OpError::new("V13", "on the program level all values are in one place"));
-    }
+    ensure!(level != Level::Program, "V13", "on the program level all values are in one place");
     let Some(along) = space.mesh.axes.get(axis) else {
         return Err(OpError::new("V06", "a value is on ranks along an axis that is not of the mesh"));
     };
-    if coordinate >= along.size {
-        let message = format!("a value is at coordinate {coordinate} of `{}`={}", along.name, along.size);
-        return Err(OpError::new("V33", message));
-    }
+    ensure!(
+        coordinate < along.size,
+        "V33",
+        "a value is at coordinate {coordinate} of `{}`={}",
+        along.name,
+        along.size
+    );
     if layout.axes().any(|a| a == axis) {
         Err(OpError::new("V10", format!("axis `{}` is used twice in one type", along.name)))
     } else {
@@ -265,9 +264,7 @@ fn check_moved(space: &Space, layout: &Layout) -> Result<(), OpError> {
             let message = format!("parts along `{name}` of {n} ranks cannot have moved as the type says");
             return Err(OpError::new("V28", message));
         }
-        if !layout.partial.is_empty() {
-            return Err(OpError::new("V28", "parts of a sum still to be taken cannot have moved"));
-        }
+        ensure!(layout.partial.is_empty(), "V28", "parts of a sum still to be taken cannot have moved");
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ pub use program::{
     Call, Check, DeviceProgram, Frame, Held, HeldDim, Operand, Output, Source, SourceFile, Step, Table, Wait,
     Work,
 };
-pub use record::{Block, Collective, Communicator, Form, Grid, Launch, Matrix, Product, Record, Transfer};
+pub use record::{
+    Block, Collective, Communicator, Even, Form, Grid, Launch, Matrix, Product, Record, Transfer,
+};
 pub use sources::SOURCES;
 pub use value::{Choice, Coordinates, Int, Varying};

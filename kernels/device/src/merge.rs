@@ -279,63 +279,19 @@ fn each_number(records: &mut [Record], of: &mut impl FnMut(&mut i64)) {
 
 /// Calls `of` with every integer, in order.
 fn each_int(records: &mut [Record], of: &mut impl FnMut(&mut Int)) {
-    for record in records.iter_mut() {
-        match record {
-            Record::Launch(Launch { kernel: _, grid, args }) => {
-                match grid {
-                    Grid::Threads(n) | Grid::Blocks { blocks: n, .. } => of(n),
-                }
-                for word in args.iter_mut().flat_map(|arg| &mut arg.words) {
-                    match word {
-                        Word::Int(n) => of(n),
-                        Word::Address(address) => of(&mut address.offset),
-                        Word::Real(_) => {}
-                    }
-                }
-            }
-            Record::Product(Product { dtype: _, rows, columns, inner, batch, a, b, c }) => {
-                [rows, columns, inner, batch].into_iter().for_each(&mut *of);
-                for Matrix { at, form: _, leading, step } in [a, b, c] {
-                    [&mut at.offset, leading, step].into_iter().for_each(&mut *of);
-                }
-            }
-            Record::Copy { from, to, bytes } => {
-                [&mut from.offset, &mut to.offset, bytes].into_iter().for_each(&mut *of);
-            }
-            Record::Transfer(Transfer { collective, .. }) => {
-                collective_parts(collective, &mut |part| match part {
-                    Part::Int(n) => of(n),
-                    Part::Address(address) => of(&mut address.offset),
-                });
-            }
-        }
-    }
+    each_part(records, &mut |part| match part {
+        Part::Int(n) => of(n),
+        Part::Address(address) => of(&mut address.offset),
+    });
 }
 
 /// Calls `of` with every address, in order.
 fn each_address(records: &mut [Record], of: &mut impl FnMut(&mut Address)) {
-    for record in records.iter_mut() {
-        match record {
-            Record::Launch(launch) => {
-                for word in launch.args.iter_mut().flat_map(|arg| &mut arg.words) {
-                    if let Word::Address(address) = word {
-                        of(address);
-                    }
-                }
-            }
-            Record::Product(Product { a, b, c, .. }) => {
-                [a, b, c].into_iter().for_each(|matrix| of(&mut matrix.at));
-            }
-            Record::Copy { from, to, .. } => [from, to].into_iter().for_each(&mut *of),
-            Record::Transfer(Transfer { collective, .. }) => {
-                collective_parts(collective, &mut |part| {
-                    if let Part::Address(address) = part {
-                        of(address);
-                    }
-                });
-            }
+    each_part(records, &mut |part| {
+        if let Part::Address(address) = part {
+            of(address);
         }
-    }
+    });
 }
 
 enum Part<'a> {
@@ -343,27 +299,54 @@ enum Part<'a> {
     Address(&'a mut Address),
 }
 
-fn collective_parts(collective: &mut Collective, of: &mut impl FnMut(Part<'_>)) {
+/// Calls `of` with every address and every other integer, in order.
+fn each_part(records: &mut [Record], of: &mut impl FnMut(Part<'_>)) {
     let block = |Block { peer, at, count }: &mut Block, of: &mut dyn FnMut(Part<'_>)| {
         of(Part::Int(peer));
         of(Part::Address(at));
         of(Part::Int(count));
     };
-    match collective {
-        Collective::SendReceive { sends, receives } => {
-            sends.iter_mut().chain(receives).for_each(|b| block(b, of));
-        }
-        Collective::AllToAll { from, to, count }
-        | Collective::AllGather { from, to, count }
-        | Collective::ReduceScatter { from, to, count }
-        | Collective::AllReduce { from, to, count } => {
-            of(Part::Address(from));
-            of(Part::Address(to));
-            of(Part::Int(count));
-        }
-        Collective::Reduce { blocks, to } => {
-            blocks.iter_mut().for_each(|b| block(b, of));
-            of(Part::Address(to));
+    for record in records {
+        match record {
+            Record::Launch(Launch { kernel: _, grid, args }) => {
+                match grid {
+                    Grid::Threads(n) | Grid::Blocks { blocks: n, .. } => of(Part::Int(n)),
+                }
+                for word in args.iter_mut().flat_map(|arg| &mut arg.words) {
+                    match word {
+                        Word::Int(n) => of(Part::Int(n)),
+                        Word::Address(address) => of(Part::Address(address)),
+                        Word::Real(_) => {}
+                    }
+                }
+            }
+            Record::Product(Product { dtype: _, rows, columns, inner, batch, a, b, c }) => {
+                [rows, columns, inner, batch].into_iter().for_each(|n| of(Part::Int(n)));
+                for Matrix { at, form: _, leading, step } in [a, b, c] {
+                    of(Part::Address(at));
+                    of(Part::Int(leading));
+                    of(Part::Int(step));
+                }
+            }
+            Record::Copy { from, to, bytes } => {
+                of(Part::Address(from));
+                of(Part::Address(to));
+                of(Part::Int(bytes));
+            }
+            Record::Transfer(Transfer { collective, .. }) => match collective {
+                Collective::SendReceive { sends, receives } => {
+                    sends.iter_mut().chain(receives).for_each(|b| block(b, of));
+                }
+                Collective::Even { kind: _, from, to, count } => {
+                    of(Part::Address(from));
+                    of(Part::Address(to));
+                    of(Part::Int(count));
+                }
+                Collective::Reduce { blocks, to } => {
+                    blocks.iter_mut().for_each(|b| block(b, of));
+                    of(Part::Address(to));
+                }
+            },
         }
     }
 }

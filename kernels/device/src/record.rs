@@ -129,40 +129,15 @@ pub enum Collective<A = Address, N = Int> {
         /// Blocks that this rank receives.
         receives: Vec<Block<A, N>>,
     },
-    /// `count` elements from each member to each, in order of members.
-    AllToAll {
-        /// Blocks for each member.
-        from: A,
-        /// Blocks of each member.
-        to: A,
-        /// Elements of a block.
-        count: N,
-    },
-    /// `count` elements of each member to all, in order of members.
-    AllGather {
+    /// A collective to which all members bring equally much.
+    Even {
+        /// The collective.
+        kind: Even,
         /// This rank's elements.
         from: A,
-        /// The elements of all members.
+        /// The elements that it gets.
         to: A,
-        /// Elements of one member.
-        count: N,
-    },
-    /// Sums, of which each member gets `count` elements, in order of members.
-    ReduceScatter {
-        /// Blocks for each member.
-        from: A,
-        /// This rank's sum.
-        to: A,
-        /// Elements of a block.
-        count: N,
-    },
-    /// A sum that each member gets whole.
-    AllReduce {
-        /// This rank's elements.
-        from: A,
-        /// The sum.
-        to: A,
-        /// Elements.
+        /// The elements that [`Even`] states.
         count: N,
     },
     /// Sums of blocks of different sizes: each block is summed to its peer. In one group.
@@ -172,6 +147,19 @@ pub enum Collective<A = Address, N = Int> {
         /// This rank's sum.
         to: A,
     },
+}
+
+/// A collective of equal parts, in order of members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Even {
+    /// `count` elements from each member to each.
+    AllToAll,
+    /// `count` elements of each member to all.
+    AllGather,
+    /// Sums, `count` elements for each member.
+    ReduceScatter,
+    /// A sum of `count` elements that each member gets whole.
+    AllReduce,
 }
 
 /// A block of a transfer.
@@ -247,17 +235,8 @@ impl<A, N> Collective<A, N> {
             Collective::Reduce { blocks: of, to } => {
                 Collective::Reduce { blocks: blocks(of, &mut address), to: address(to) }
             }
-            Collective::AllToAll { from, to, count } => {
-                Collective::AllToAll { from: address(from), to: address(to), count: number(count) }
-            }
-            Collective::AllGather { from, to, count } => {
-                Collective::AllGather { from: address(from), to: address(to), count: number(count) }
-            }
-            Collective::ReduceScatter { from, to, count } => {
-                Collective::ReduceScatter { from: address(from), to: address(to), count: number(count) }
-            }
-            Collective::AllReduce { from, to, count } => {
-                Collective::AllReduce { from: address(from), to: address(to), count: number(count) }
+            Collective::Even { kind, from, to, count } => {
+                Collective::Even { kind: *kind, from: address(from), to: address(to), count: number(count) }
             }
         }
     }

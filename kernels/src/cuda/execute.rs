@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ithaca_device::catalogue::c_type;
 use ithaca_device::lower::{self, Checks};
-use ithaca_device::{Collective, DeviceProgram, Record};
+use ithaca_device::{Collective, DeviceProgram, Even, Record};
 use ithaca_ir::schedule::Schedule;
 use ithaca_ir::traffic::{Ledger, Traffic};
 use ithaca_ir::{DType, Rank};
@@ -140,14 +140,12 @@ fn lowered(schedule: &Schedule, options: &Options) -> Result<DeviceProgram, Cuda
 fn kernels(program: &DeviceProgram) -> BTreeSet<String> {
     let summed = |record: &Record| -> Option<DType> {
         let Record::Transfer(transfer) = record else { return None };
-        match transfer.collective {
-            Collective::ReduceScatter { .. } | Collective::AllReduce { .. } | Collective::Reduce { .. } => {
-                Some(transfer.dtype)
-            }
-            Collective::SendReceive { .. } | Collective::AllToAll { .. } | Collective::AllGather { .. } => {
-                None
-            }
-        }
+        let sums = match transfer.collective {
+            Collective::Even { kind, .. } => matches!(kind, Even::ReduceScatter | Even::AllReduce),
+            Collective::Reduce { .. } => true,
+            Collective::SendReceive { .. } => false,
+        };
+        sums.then_some(transfer.dtype)
     };
     let sums = program.records().filter_map(summed).map(|dtype| format!("sum_members<{}>", c_type(dtype)));
     program.kernels().into_iter().chain(sums).collect()

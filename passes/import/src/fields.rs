@@ -4,6 +4,7 @@
 //! [`Fields::finish`] refuses fields that no reader asked for.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use ithaca_ir::{Diagnostic, Dim};
 use serde_json::{Map, Value};
@@ -23,6 +24,11 @@ impl<'a> Fields<'a> {
         Self { map, prefix: prefix.into(), understood: BTreeSet::new(), neutral: BTreeSet::new(), ignore }
     }
 
+    /// The names of the fields to ignore.
+    pub(super) fn ignored(&self) -> &'a [String] {
+        self.ignore
+    }
+
     /// The name of a field as messages and `ignore` spell it.
     pub(super) fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
@@ -37,6 +43,38 @@ impl<'a> Fields<'a> {
     /// The value, `None` when it is absent or null.
     pub(super) fn value(&mut self, name: &str) -> Option<&'a Value> {
         self.raw(name).filter(|v| !v.is_null())
+    }
+
+    /// Accepts fields that have no influence in this family, whatever their values.
+    pub(super) fn skip(&mut self, names: &[&str]) {
+        self.understood.extend(names.iter().map(|&name| name.to_owned()));
+    }
+
+    /// A value that `read` understands, `None` when it is absent or null.
+    fn optional<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Diagnostic> {
+        match self.raw(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.wrong(name, value, expected)),
+        }
+    }
+
+    /// A value that `read` understands, `default` when it is absent; null is refused.
+    fn required<T>(
+        &mut self,
+        name: &str,
+        default: T,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<T, Diagnostic> {
+        match self.raw(name) {
+            None => Ok(default),
+            Some(value) => read(value).ok_or_else(|| self.wrong(name, value, expected)),
+        }
     }
 
     /// A size of at least one: `default` when absent; null is refused.
@@ -61,68 +99,40 @@ impl<'a> Fields<'a> {
     }
 
     /// A size that two names may give; they must agree.
-    pub(super) fn aliased_size(&mut self, names: [&str; 2], default: u64) -> Result<u64, Diagnostic> {
-        let [name, alias] = names;
-        let mut size = self.size(name, default)?;
-        if self.raw(alias).is_some() {
-            let other = self.size(alias, default)?;
-            if self.map.contains_key(name) && other != size {
-                return Err(Diagnostic::new(
-                    "M07",
-                    format!(
-                        "`{}` is {size}, but its alias `{}` is {other}",
-                        self.path(name),
-                        self.path(alias)
-                    ),
-                ));
-            }
-            size = other;
+    pub(super) fn aliased_size(&mut self, [name, alias]: [&str; 2], default: u64) -> Result<u64, Diagnostic> {
+        let size = self.size(name, default)?;
+        let other = self.size(alias, size)?;
+        if self.map.contains_key(name) && other != size {
+            let (name, alias) = (self.path(name), self.path(alias));
+            let message = format!("`{name}` is {size}, but its alias `{alias}` is {other}");
+            return Err(Diagnostic::new("M07", message));
         }
-        Ok(size)
+        Ok(other)
     }
 
     /// A count, which may be zero.
     pub(super) fn count(&mut self, name: &str, default: u64) -> Result<u64, Diagnostic> {
-        match self.raw(name) {
-            None => Ok(default),
-            Some(value) => value
-                .as_u64()
-                .filter(|&n| n <= Dim::MAX_SIZE)
-                .ok_or_else(|| self.wrong(name, value, "a count, zero or more")),
-        }
+        let read = |value: &Value| value.as_u64().filter(|&n| n <= Dim::MAX_SIZE);
+        self.required(name, default, "a count, zero or more", read)
     }
 
     /// A finite number, `None` when absent or null.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<f64>, Diagnostic> {
-        match self.value(name) {
-            None => Ok(None),
-            Some(value) => value
-                .as_f64()
-                .filter(|x| x.is_finite())
-                .map(Some)
-                .ok_or_else(|| self.wrong(name, value, "a number")),
-        }
+        self.optional(name, "a number", finite)
     }
 
     /// A positive number, `None` when absent or null.
     pub(super) fn positive(&mut self, name: &str) -> Result<Option<f64>, Diagnostic> {
         match self.number(name)? {
-            Some(x) if x <= 0.0 => {
-                Err(Diagnostic::new("M04", format!("`{}` is {x}; it must be positive", self.path(name))))
-            }
+            Some(x) if x <= 0.0 => Err(self.refusal("M04", name, x, "it must be positive")),
             x => Ok(x),
         }
     }
 
     /// A number that is not negative; `default` when absent.
     pub(super) fn epsilon(&mut self, name: &str, default: f64) -> Result<f64, Diagnostic> {
-        if let Some(Value::Null) = self.raw(name) {
-            return Err(self.wrong(name, &Value::Null, "a number"));
-        }
-        match self.number(name)?.unwrap_or(default) {
-            x if x < 0.0 => {
-                Err(Diagnostic::new("M04", format!("`{}` is {x}; it must not be negative", self.path(name))))
-            }
+        match self.required(name, default, "a number", finite)? {
+            x if x < 0.0 => Err(self.refusal("M04", name, x, "it must not be negative")),
             x => Ok(x),
         }
     }
@@ -137,61 +147,39 @@ impl<'a> Fields<'a> {
         };
         match value.as_f64() {
             Some(x) if (0.0..1.0).contains(&x) => Ok(x),
-            Some(x) => Err(Diagnostic::new(
-                "M04",
-                format!("`{}` is {x}; it must be from 0 to below 1", self.path(name)),
-            )),
+            Some(x) => Err(self.refusal("M04", name, x, "it must be from 0 to below 1")),
             None => Err(self.wrong(name, value, "a number")),
         }
     }
 
     /// A flag, `None` when absent or null.
     pub(super) fn flag_or_null(&mut self, name: &str) -> Result<Option<bool>, Diagnostic> {
-        match self.value(name) {
-            None => Ok(None),
-            Some(value) => value.as_bool().map(Some).ok_or_else(|| self.wrong(name, value, "true or false")),
-        }
+        self.optional(name, "true or false", Value::as_bool)
     }
 
     /// A flag; `default` when absent.
     pub(super) fn flag(&mut self, name: &str, default: bool) -> Result<bool, Diagnostic> {
-        match self.raw(name) {
-            None => Ok(default),
-            Some(value) => value.as_bool().ok_or_else(|| self.wrong(name, value, "true or false")),
-        }
+        self.required(name, default, "true or false", Value::as_bool)
     }
 
     /// A word, `None` when absent or null.
     pub(super) fn word(&mut self, name: &str) -> Result<Option<&'a str>, Diagnostic> {
-        match self.value(name) {
-            None => Ok(None),
-            Some(value) => value.as_str().map(Some).ok_or_else(|| self.wrong(name, value, "a word")),
-        }
+        self.optional(name, "a word", Value::as_str)
     }
 
     /// A list of words, `None` when absent or null.
     pub(super) fn words(&mut self, name: &str) -> Result<Option<Vec<&'a str>>, Diagnostic> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        let words: Option<Vec<&str>> =
-            value.as_array().and_then(|items| items.iter().map(Value::as_str).collect());
-        words.map(Some).ok_or_else(|| self.wrong(name, value, "a list of words"))
+        self.optional(name, "a list of words", |value| value.as_array()?.iter().map(Value::as_str).collect())
     }
 
     /// A list of counts, `None` when absent or null.
     pub(super) fn counts(&mut self, name: &str) -> Result<Option<Vec<u64>>, Diagnostic> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        let counts: Option<Vec<u64>> =
-            value.as_array().and_then(|items| items.iter().map(Value::as_u64).collect());
-        counts.map(Some).ok_or_else(|| self.wrong(name, value, "a list of counts"))
+        self.optional(name, "a list of counts", |value| value.as_array()?.iter().map(Value::as_u64).collect())
     }
 
     /// An object, `None` when absent, null or empty.
     pub(super) fn object(&mut self, name: &str) -> Result<Option<&'a Map<String, Value>>, Diagnostic> {
-        match self.value(name) {
-            None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(map).filter(|m| !m.is_empty())),
-            Some(value) => Err(self.wrong(name, value, "an object")),
-        }
+        Ok(self.optional(name, "an object", Value::as_object)?.filter(|map| !map.is_empty()))
     }
 
     /// Refuses the field unless it is absent, null, empty, one of `neutral`, or ignored.
@@ -202,45 +190,29 @@ impl<'a> Fields<'a> {
         if is_empty(value) || self.ignores(name) || neutral.iter().any(|n| n == value || numbers_agree(n)) {
             return Ok(());
         }
-        Err(self.unsupported(name, value).help(format!(
-            "if it has no influence on the logits or on the loss in training, pass --ignore-field {}",
-            self.path(name)
-        )))
+        Err(self.unsupported(name, value).help(self.how_to_ignore(name)))
     }
 
     /// Refuses fields that were not read, are not `inert` and are not ignored; refuses ignored fields that were read.
     ///
     /// A null or empty value is accepted under any name.
-    pub(super) fn finish(self, inert: &[&[&str]]) -> Result<(), Diagnostic> {
+    pub(super) fn finish(&self, inert: &[&[&str]]) -> Result<(), Diagnostic> {
         for (name, value) in self.map {
+            let (path, shown) = (self.path(name), show(value));
             let understood = self.understood.contains(name);
             if understood && self.ignores(name) {
-                return Err(Diagnostic::new(
-                    "M12",
-                    format!(
-                        "field `{}` is understood, so it cannot be ignored; its value is {}",
-                        self.path(name),
-                        show(value)
-                    ),
-                )
-                .help("change the value in the description instead"));
+                let message =
+                    format!("field `{path}` is understood, so it cannot be ignored; its value is {shown}");
+                return Err(
+                    Diagnostic::new("M12", message).help("change the value in the description instead")
+                );
             }
             let known = understood
                 || self.neutral.contains(name)
                 || inert.iter().any(|list| list.contains(&name.as_str()));
             if !known && !is_empty(value) && !self.ignores(name) {
-                return Err(Diagnostic::new(
-                    "M06",
-                    format!(
-                        "unknown field `{}` is {}; it may change the computation",
-                        self.path(name),
-                        show(value)
-                    ),
-                )
-                .help(format!(
-                    "if it has no influence on the logits or on the loss in training, pass --ignore-field {}",
-                    self.path(name)
-                )));
+                let message = format!("unknown field `{path}` is {shown}; it may change the computation");
+                return Err(Diagnostic::new("M06", message).help(self.how_to_ignore(name)));
             }
         }
         Ok(())
@@ -248,19 +220,23 @@ impl<'a> Fields<'a> {
 
     /// The refusal of a value that asks for an unsupported computation.
     pub(super) fn unsupported(&self, name: &str, value: &Value) -> Diagnostic {
-        Diagnostic::new(
-            "M05",
-            format!(
-                "`{}` is {}, which changes the computation and is not supported",
-                self.path(name),
-                show(value)
-            ),
-        )
+        let (path, shown) = (self.path(name), show(value));
+        let message = format!("`{path}` is {shown}, which changes the computation and is not supported");
+        Diagnostic::new("M05", message)
     }
 
     /// The refusal of a value of the wrong type.
     pub(super) fn wrong(&self, name: &str, value: &Value, expected: &str) -> Diagnostic {
-        Diagnostic::new("M03", format!("`{}` is {}; expected {expected}", self.path(name), show(value)))
+        self.refusal("M03", name, show(value), &format!("expected {expected}"))
+    }
+
+    fn refusal(&self, code: &'static str, name: &str, value: impl Display, rule: &str) -> Diagnostic {
+        Diagnostic::new(code, format!("`{}` is {value}; {rule}", self.path(name)))
+    }
+
+    fn how_to_ignore(&self, name: &str) -> String {
+        let path = self.path(name);
+        format!("if it has no influence on the logits or on the loss in training, pass --ignore-field {path}")
     }
 
     fn ignores(&self, name: &str) -> bool {
@@ -272,13 +248,17 @@ impl<'a> Fields<'a> {
         let max = Dim::MAX_SIZE;
         match value.as_u64() {
             Some(n) if (1..=max).contains(&n) => Ok(n),
-            _ if value.is_number() => Err(Diagnostic::new(
-                "M04",
-                format!("`{}` is {value}; expected a whole number from 1 to {max}", self.path(name)),
-            )),
+            _ if value.is_number() => {
+                let rule = format!("expected a whole number from 1 to {max}");
+                Err(self.refusal("M04", name, value, &rule))
+            }
             _ => Err(self.wrong(name, value, "a whole number")),
         }
     }
+}
+
+fn finite(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|x| x.is_finite())
 }
 
 fn is_empty(value: &Value) -> bool {

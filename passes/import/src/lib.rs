@@ -38,7 +38,7 @@ use ithaca_pass::{Context, Pass, Unwatched, Volume, run_passes};
 use serde_json::Value;
 
 pub use capacity::Capacity;
-pub use family::FAMILIES;
+pub use family::families;
 pub use shrink::{Shrink, shrink};
 pub use workload::{Labels, Mode, Workload};
 

@@ -9,32 +9,34 @@ use ithaca_ir::ops::{Pairs, Scaling};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::spec::RotarySpec;
+use super::spec::{RotarySpec, Sizes};
 
 /// The sizes and defaults that rotary positions depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RopeContext<'a> {
+pub(super) struct RopeContext {
     /// Width of a head.
     pub(super) head_dim: u64,
     /// `max_position_embeddings`; the default of the trained length.
     pub(super) max_positions: u64,
     /// The kinds of rope that the family supports, in the library's spelling.
-    pub(super) types: &'a [&'static str],
+    pub(super) types: &'static [&'static str],
     /// Whether the family may rotate a part of each head.
     pub(super) partial: Partial,
     /// The default base.
     pub(super) theta: f64,
 }
 
-impl RopeContext<'_> {
+impl RopeContext {
     /// The context of most families.
-    pub(super) const USUAL: RopeContext<'static> = RopeContext {
-        head_dim: 0,
-        max_positions: 0,
-        types: COMMON,
-        partial: Partial::Whole,
-        theta: 10_000.0,
-    };
+    pub(super) fn of(sizes: &Sizes) -> Self {
+        Self {
+            head_dim: sizes.head_dim,
+            max_positions: sizes.max_positions,
+            types: &["default", "linear", "llama3", "yarn"],
+            partial: Partial::Whole,
+            theta: 10_000.0,
+        }
+    }
 }
 
 /// Whether a family may rotate a part of each head.
@@ -59,12 +61,9 @@ impl Partial {
     }
 }
 
-/// The kinds of rope that most families support.
-pub(super) const COMMON: &[&str] = &["default", "linear", "llama3", "yarn"];
-
 /// The rotary parameters at the top level of a description.
 pub(super) struct Rope<'a> {
-    cx: RopeContext<'a>,
+    cx: RopeContext,
     theta: Option<f64>,
     partial: Option<f64>,
     original: Option<u64>,
@@ -78,11 +77,7 @@ impl<'a> Rope<'a> {
     ///
     /// # Errors
     /// `M03`, `M04` for invalid values, `M07` when both spellings are given and differ.
-    pub(super) fn read(
-        fields: &mut Fields<'a>,
-        cx: RopeContext<'a>,
-        ignore: &'a [String],
-    ) -> Result<Self, Diagnostic> {
+    pub(super) fn read(fields: &mut Fields<'a>, cx: RopeContext) -> Result<Self, Diagnostic> {
         let (theta, partial, _) = cx.partial.names();
         let (theta, partial) = (fields.positive(theta)?, fields.positive(partial)?);
         let original = fields.nullable_size("original_max_position_embeddings", None)?;
@@ -98,7 +93,7 @@ impl<'a> Rope<'a> {
             (Some(new), _) => ("rope_parameters", Some(new)),
             (None, old) => ("rope_scaling", old),
         };
-        Ok(Self { cx, theta, partial, original, key, parameters, ignore })
+        Ok(Self { cx, theta, partial, original, key, parameters, ignore: fields.ignored() })
     }
 
     /// The rotary positions of every layer.

@@ -8,8 +8,7 @@ use num_integer::gcd;
 use serde_json::{Map, Value, json};
 
 use super::family;
-use super::spec::Family;
-use super::spec::{Bert, Mlp, Spec, Structure, T5};
+use super::spec::{Bert, Kind, Mlp, Sizes, Spec, Spelling, Structure, T5};
 
 /// The target sizes of a small model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,45 +55,75 @@ pub fn shrink(config: &Value, ignore: &[String], shrink: &Shrink) -> Result<Valu
 
 fn shrink_decoder(spec: &Spec, shrink: &Shrink, small: &mut Map<String, Value>) {
     let Shrink { sequence, small_sequence, multiple, layers } = *shrink;
+    let Sizes { heads, ffn, vocab, .. } = spec.sizes;
     let head_dim = small_head_dim(spec);
-    let sizes = Small {
-        hidden: spec.heads.saturating_mul(head_dim),
-        head_dim,
-        ffn: alike(spec.ffn, multiple, 48),
-        vocab: alike(spec.vocab, multiple, 96),
-        kinds: small_layers(spec, layers),
-        window: window_of(spec).map(|w| scaled(w, small_sequence, sequence)),
-        positions: spec.learned.map(|n| scaled(n, small_sequence, sequence).max(small_sequence)),
+    let layers = small_layers(spec, layers);
+    let kinds = || layers.iter().map(|&kind| &spec.kinds[kind]);
+    let is_dense = |kind: &Kind| kind.mlp == Mlp::Dense;
+    let usual = ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"];
+    let (names, aliases): (_, &[&str]) = match spec.spelling {
+        Spelling::Usual | Spelling::LayerTypes | Spelling::DenseLayers | Spelling::Quotient => {
+            (usual, &["sliding_window_size"])
+        }
+        Spelling::Latent => (usual, &["sliding_window_size", "head_dim", "qk_head_dim"]),
+        Spelling::Gpt2 => (
+            ["n_embd", "n_inner", "vocab_size", "n_layer"],
+            &["hidden_size", "num_hidden_layers", "max_position_embeddings", "n_ctx"],
+        ),
     };
-    match spec.family {
-        Family::Gpt2 => sizes.write_gpt2(small),
-        Family::GptNeox => {
-            sizes.write_common(small);
-            // The width of a head is a quotient; no field states it.
-            small.remove("head_dim");
+    // They would keep the large values.
+    for alias in aliases {
+        small.remove(*alias);
+    }
+    let mut set = |name: &str, value: Value| small.insert(name.to_owned(), value);
+    let sizes = [
+        heads.saturating_mul(head_dim),
+        alike(ffn, multiple, 48),
+        alike(vocab, multiple, 96),
+        layers.len() as u64,
+    ];
+    for (name, size) in names.into_iter().zip(sizes) {
+        set(name, json!(size));
+    }
+    if matches!(spec.spelling, Spelling::Usual | Spelling::LayerTypes | Spelling::DenseLayers) {
+        set("head_dim", json!(head_dim));
+    }
+    if let Some(positions) = spec.learned {
+        set("n_positions", json!(scaled(positions, small_sequence, sequence).max(small_sequence)));
+    }
+    if let Some(width) = spec.kinds.iter().find_map(|kind| window_width(&kind.mask)) {
+        set("sliding_window", json!(scaled(width, small_sequence, sequence)));
+    }
+    if let (Spelling::DenseLayers | Spelling::Latent, Some(experts)) = (spec.spelling, &spec.experts) {
+        // The number of experts and their routing stay; their width shrinks like the MLP's.
+        set("moe_intermediate_size", json!(alike(experts.ffn, multiple, 16)));
+    }
+    match spec.spelling {
+        Spelling::Usual | Spelling::Gpt2 | Spelling::Quotient => {}
+        Spelling::LayerTypes => {
+            // Large models may derive the types from `max_window_layers`.
+            let types = kinds().map(|kind| match window_width(&kind.mask) {
+                None => "full_attention",
+                Some(_) => "sliding_attention",
+            });
+            set("layer_types", json!(types.collect::<Vec<_>>()));
         }
-        Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Starcoder2 => {
-            sizes.write_common(small);
+        Spelling::DenseLayers => {
+            let dense = (0u64..).zip(kinds()).filter(|(_, kind)| is_dense(kind));
+            set("mlp_only_layers", json!(dense.map(|(layer, _)| layer).collect::<Vec<_>>()));
+            set("decoder_sparse_step", json!(1));
         }
-        Family::Mixtral => sizes.write_common(small),
-        Family::Qwen3Moe => {
-            sizes.write_common(small);
-            sizes.write_experts(spec, multiple, small);
-            let dense = (0..).zip(&sizes.kinds).filter(|(_, kind)| spec.kinds[**kind].mlp == Mlp::Dense);
-            let dense: Vec<u64> = dense.map(|(layer, _)| layer).collect();
-            small.insert("mlp_only_layers".to_owned(), json!(dense));
-            small.insert("decoder_sparse_step".to_owned(), json!(1));
-        }
-        Family::DeepseekV3 => {
-            sizes.write_common(small);
-            sizes.write_experts(spec, multiple, small);
-            sizes.write_latent(spec, small);
-            let dense = sizes.kinds.iter().filter(|&&kind| spec.kinds[kind].mlp == Mlp::Dense).count();
-            small.insert("first_k_dense_replace".to_owned(), json!(dense));
-        }
-        Family::Qwen2 | Family::Qwen3 | Family::Gemma2 => {
-            sizes.write_common(small);
-            sizes.write_layer_types(spec, small);
+        Spelling::Latent => {
+            set("first_k_dense_replace", json!(kinds().filter(|kind| is_dense(kind)).count()));
+            if let Some(latent) = spec.latent {
+                if let Some(n) = latent.queries {
+                    set("q_lora_rank", json!(n.min(16)));
+                }
+                set("kv_lora_rank", json!(latent.keys.min(16)));
+                set("qk_nope_head_dim", json!(latent.plain.min(8)));
+                set("qk_rope_head_dim", json!(latent.rotated.min(8)));
+                set("v_head_dim", json!(latent.value.min(8)));
+            }
         }
     }
 }
@@ -119,95 +148,24 @@ fn shrink_t5(t5: &T5, shrink: &Shrink, small: &mut Map<String, Value>) {
 fn shrink_bert(bert: &Bert, shrink: &Shrink, small: &mut Map<String, Value>) {
     let Shrink { sequence, small_sequence, multiple, layers } = *shrink;
     let mut set = |name: &str, value: u64| small.insert(name.to_owned(), json!(value));
-    set("hidden_size", bert.heads.saturating_mul(bert.head_dim().min(8)));
-    set("intermediate_size", alike(bert.ffn, multiple, 48));
-    set("vocab_size", alike(bert.vocab, multiple, 96));
-    set("num_hidden_layers", bert.layers.min(layers.max(2)));
-    set("max_position_embeddings", scaled(bert.positions, small_sequence, sequence).max(small_sequence));
-}
-
-struct Small {
-    hidden: u64,
-    head_dim: u64,
-    ffn: u64,
-    vocab: u64,
-    /// The kind of each layer.
-    kinds: Vec<usize>,
-    window: Option<u64>,
-    positions: Option<u64>,
-}
-
-impl Small {
-    fn write_common(&self, config: &mut Map<String, Value>) {
-        // An alias of the window, which would keep the large value.
-        config.remove("sliding_window_size");
-        let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
-        set("hidden_size", self.hidden);
-        set("intermediate_size", self.ffn);
-        set("vocab_size", self.vocab);
-        set("num_hidden_layers", self.kinds.len() as u64);
-        set("head_dim", self.head_dim);
-        if let Some(window) = self.window {
-            set("sliding_window", window);
-        }
-    }
-
-    /// The number of experts and their routing stay; their width shrinks like the MLP's.
-    fn write_experts(&self, spec: &Spec, multiple: u64, config: &mut Map<String, Value>) {
-        if let Some(experts) = &spec.experts {
-            config.insert("moe_intermediate_size".to_owned(), json!(alike(experts.ffn, multiple, 16)));
-        }
-    }
-
-    /// Shrinks the parts of a head and the latents.
-    fn write_latent(&self, spec: &Spec, config: &mut Map<String, Value>) {
-        let Some(latent) = spec.latent else { return };
-        config.remove("head_dim");
-        config.remove("qk_head_dim");
-        let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
-        if let Some(n) = latent.queries {
-            set("q_lora_rank", n.min(16));
-        }
-        set("kv_lora_rank", latent.keys.min(16));
-        set("qk_nope_head_dim", latent.plain.min(8));
-        set("qk_rope_head_dim", latent.rotated.min(8));
-        set("v_head_dim", latent.value.min(8));
-    }
-
-    /// States the type of each layer, which large models may derive from `max_window_layers`.
-    fn write_layer_types(&self, spec: &Spec, config: &mut Map<String, Value>) {
-        let name = |&kind: &usize| match window_width(&spec.kinds[kind].mask) {
-            None => "full_attention",
-            Some(_) => "sliding_attention",
-        };
-        let types: Vec<&str> = self.kinds.iter().map(name).collect();
-        config.insert("layer_types".to_owned(), json!(types));
-    }
-
-    fn write_gpt2(&self, config: &mut Map<String, Value>) {
-        for alias in ["hidden_size", "num_hidden_layers", "max_position_embeddings", "n_ctx"] {
-            config.remove(alias);
-        }
-        let mut set = |name: &str, value: u64| config.insert(name.to_owned(), json!(value));
-        set("n_embd", self.hidden);
-        set("n_inner", self.ffn);
-        set("vocab_size", self.vocab);
-        set("n_layer", self.kinds.len() as u64);
-        if let Some(positions) = self.positions {
-            set("n_positions", positions);
-        }
-    }
+    let Sizes { heads, head_dim, ffn, vocab, max_positions, .. } = bert.sizes;
+    set("hidden_size", heads.saturating_mul(head_dim.min(8)));
+    set("intermediate_size", alike(ffn, multiple, 48));
+    set("vocab_size", alike(vocab, multiple, 96));
+    set("num_hidden_layers", bert.sizes.layers.min(layers.max(2)));
+    set("max_position_embeddings", scaled(max_positions, small_sequence, sequence).max(small_sequence));
 }
 
 fn small_head_dim(spec: &Spec) -> u64 {
-    let partly = spec.kinds.iter().flat_map(|k| &k.rotary).find(|r| r.width != spec.head_dim);
-    let Some(rotary) = partly else { return spec.head_dim.min(8) };
+    let head_dim = spec.sizes.head_dim;
+    let partly = spec.kinds.iter().flat_map(|k| &k.rotary).find(|r| r.width != head_dim);
+    let Some(rotary) = partly else { return head_dim.min(8) };
     // The description fixes the factor; use the first width of which it selects whole pairs.
-    let factor = rotary.width as f64 / spec.head_dim as f64;
+    let factor = rotary.width as f64 / head_dim as f64;
     (4..=32)
         .map(|n| 2 * n)
         .find(|&n| ((n as f64 * factor) as u64).is_multiple_of(2) && (n as f64 * factor) as u64 > 0)
-        .unwrap_or(spec.head_dim)
+        .unwrap_or(head_dim)
 }
 
 /// Two layers, or the first of each kind, in order; the last kind repeats until there are `least`.
@@ -219,21 +177,17 @@ fn small_layers(spec: &Spec, least: u64) -> Vec<usize> {
         }
     }
     // Kinds that differ by layer only (scores scaled by depth) need two at most.
-    if spec.family == Family::Gpt2 {
+    if spec.spelling == Spelling::Gpt2 {
         kinds.truncate(2);
     }
-    if kinds.len() == 1 && spec.n_layers() > 1 {
+    if kinds.len() == 1 && spec.sizes.layers > 1 {
         kinds.push(kinds[0]);
     }
-    let least = least.min(spec.n_layers());
+    let least = least.min(spec.sizes.layers);
     while let Some(&last) = kinds.last().filter(|_| (kinds.len() as u64) < least) {
         kinds.push(last);
     }
     kinds
-}
-
-fn window_of(spec: &Spec) -> Option<u64> {
-    spec.kinds.iter().find_map(|kind| window_width(&kind.mask))
 }
 
 /// Tokens that a query of a sliding window sees; a config cannot state other masks.

@@ -231,8 +231,8 @@ inline const char* ncclGetErrorString(ncclResult_t r) {
 
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     *id = {};
-    std::snprintf(id->internal, sizeof id->internal, "nccl-on-host-%ld-%p", static_cast<long>(::getpid()),
-                  static_cast<void*>(id));
+    if (const char* meeting = std::getenv("NCCL_COMM_ID")) std::snprintf(id->internal, sizeof id->internal, "%s", meeting);
+    else std::snprintf(id->internal, sizeof id->internal, "nccl-on-host-%ld-%p", static_cast<long>(::getpid()), static_cast<void*>(id));
     return ncclSuccess;
 }
 

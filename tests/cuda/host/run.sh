@@ -26,7 +26,7 @@ meeting=$(mktemp -d)
 trap 'rm -rf "$meeting"' EXIT
 pids=()
 for ((rank = 0; rank < ranks; rank++)); do
-    RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank ITHACA_RENDEZVOUS=${ITHACA_RENDEZVOUS-file:$meeting/id} \
+    RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank NCCL_COMM_ID=$meeting \
         "$program" "$@" &
     pids+=($!)
 done

@@ -146,9 +146,10 @@ const JUDGE: &str = r#"
 #include "runtime/compare.hpp"
 using namespace ithaca;
 static std::vector<HostTensor> all_of(const char* path) {
-    const TensorFile file(path);
+    TensorFiles files;
+    files.add(path);
     std::vector<HostTensor> out;
-    for (const auto& [name, t] : file.tensors) {
+    for (const auto& [name, t] : files.tensors()) {
         out.push_back({name, DType::F64, t.shape, {}});
         int64_t n = 1;
         for (int64_t extent : t.shape) n *= extent;
@@ -158,9 +159,9 @@ static std::vector<HostTensor> all_of(const char* path) {
 }
 int main(int, char** argv) {
     const auto ours = all_of(argv[1]), theirs = all_of(argv[2]);
-    SmallestGradients smallest;
-    smallest.after(theirs);
-    const Judge judge(theirs, std::atof(argv[3]), smallest);
+    Judge judge;
+    judge.after(theirs);
+    judge.expect(theirs, std::atof(argv[3]));
     for (size_t i = 0; i < ours.size(); ++i) {
         const Verdict v = judge.compare(ours[i], theirs[i]);
         std::printf("%s %.17g %.17g %lld\n", ours[i].name.c_str(), v.largest, v.relative, static_cast<long long>(v.by_reach));

@@ -117,7 +117,7 @@ fn differences(
     let single = Plan { strategy: "single", mesh: "", zero: Zero::Off, training };
     let (expected, _) = steps(&compiled(config, lengths, &single), io, weights, 10);
     let mut report = String::new();
-    for plan in tier::one_in(3, plans) {
+    for plan in tier::one_in(6, plans) {
         let compiled = compiled(config, lengths, plan);
         let (found, execution) = steps(&compiled, io, weights, 10);
         let what = format!("{} {} {:?} {:?}", plan.strategy, plan.mesh, plan.zero, plan.training);

@@ -61,35 +61,25 @@ inline std::vector<HostTensor> gather_updated(Device& device, const Tensors& ten
         const Source& source = program.sources[s];
         if (!source.is_written || !has_prefix(source.name, prefix)) continue;
         for (int64_t layer = source.all_layers().start; layer < source.all_layers().end; ++layer) {
-            const auto runs = [&](const Layers& l) { return l.start <= layer && layer < l.end; };
-            if (std::none_of(source.layers.begin(), source.layers.end(), runs)) continue;
+            const auto holds = [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); };
+            if (std::none_of(source.layers.begin(), source.layers.end(), [&](const Layers& l) { return l.has(layer); })) continue;
             HostTensor& whole = updated[stored_name(source, layer)];
-            if (whole.name.empty()) {
-                whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
-                const auto initial = initial_elements(source, layer, tensors);
-                const int64_t n = device.rank == 0 ? product_of(whole.shape) : 0;
-                for (int64_t i = 0; i < n; ++i) whole.values.push_back(initial(i));
-            }
-            gather_parts(
-                device, source.tensor, device.source(s, layer), [&](int64_t rank) { return source.has_layer(program.mesh, layer, rank); },
-                [&](int64_t rank) { return stored_places(source, rank); }, [&](size_t place, double value) { whole.values[place] = value; });
+            const auto initial = initial_elements(source, layer, tensors);
+            if (whole.name.empty()) whole = {stored_name(source, layer), source.tensor.dtype, source.stored_shape(), {}};
+            for (auto i = static_cast<int64_t>(whole.values.size()); device.rank == 0 && i < product_of(whole.shape); ++i)
+                whole.values.push_back(initial(i));
+            gather_parts(device, source.tensor, device.source(s, layer), holds, [&](int64_t rank) { return stored_places(source, rank); },
+                         [&](size_t place, double value) { whole.values[place] = value; });
         }
     }
     std::vector<HostTensor> out;
     for (auto& [name, tensor] : updated) {
-        const std::vector<std::string> names = members(name, tensor.shape);
-        if (names.size() == 1 && names.front() == name) {
-            out.push_back(std::move(tensor));
-            continue;
-        }
         // A stack has its members in a row. Only rank 0 has values.
-        const std::vector<int64_t> each(tensor.shape.begin() + 1, tensor.shape.end());
+        const std::vector<std::string> names = members(name, tensor.shape);
+        if (!names.empty() && names.front() != name) tensor.shape.erase(tensor.shape.begin());
         const auto size = static_cast<std::ptrdiff_t>(tensor.values.size() / std::max<size_t>(names.size(), 1));
         auto first = tensor.values.begin();
-        for (const std::string& member : names) {
-            out.push_back({member, tensor.dtype, each, {first, first + size}});
-            first += size;
-        }
+        for (size_t m = 0; m < names.size(); ++m, first += size) out.push_back({names[m], tensor.dtype, tensor.shape, {first, first + size}});
     }
     return out;
 }
@@ -99,12 +89,12 @@ inline std::vector<HostTensor> gather(Device& device, const Tensors& tensors) {
     std::vector<HostTensor> out;
     for (const Output& output : device.program.outputs) {
         const Tensor& tensor = output.tensor;
-        HostTensor whole{output.name, tensor.dtype, tensor.shape, {}};
-        if (device.rank == 0) whole.values.assign(product_of(tensor.shape), 0);
+        out.push_back({output.name, tensor.dtype, tensor.shape, {}});
+        std::vector<double>& values = out.back().values;
+        if (device.rank == 0) values.assign(product_of(tensor.shape), 0);
         gather_parts(
             device, tensor, device.arena() + output.offset(device.rank), [&](int64_t rank) { return device.program.mesh.is_at(output.place, rank); },
-            [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { whole.values[place] += value; });
-        out.push_back(std::move(whole));
+            [&](int64_t rank) { return places_of(tensor.part(rank), tensor.shape); }, [&](size_t place, double value) { values[place] += value; });
     }
     for (HostTensor& tensor : gather_updated(device, tensors)) out.push_back(std::move(tensor));
     return out;
@@ -117,11 +107,8 @@ inline constexpr double kFloor = 1e-4;
 // The part of the allowed distance from which a difference is reported; `VISIBLE` of the compiler.
 inline constexpr double kVisible = 1e-3;
 
-// Half the relative distance of neighbouring numbers.
-inline double rounding_of(DType dtype) {
-    static constexpr double rounding[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8, 0, 0, 0};
-    return rounding[int(dtype)];
-}
+// Half the relative distance of neighbouring numbers, by element type.
+inline constexpr double kRounding[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8, 0, 0, 0};
 
 // The largest finite magnitude in all tensors whose names have a prefix.
 inline double largest_of(const std::vector<HostTensor>& tensors, const char* prefix) {
@@ -131,47 +118,37 @@ inline double largest_of(const std::vector<HostTensor>& tensors, const char* pre
     return largest;
 }
 
-// For each element of each weight the smallest magnitude of its gradient in any step, as a part of the largest element of all
-// gradients of that step.
-class SmallestGradients {
-  public:
-    void after(const std::vector<HostTensor>& step) {
-        const double largest = largest_of(step, kGradient);
-        for (const HostTensor& gradient : step) {
-            if (!has_prefix(gradient.name, kGradient)) continue;
-            std::vector<double>& parts = parts_[gradient.name.substr(std::strlen(kGradient))];
-            if (parts.empty()) parts.assign(gradient.values.size(), std::numeric_limits<double>::infinity());
-            for (size_t i = 0; i < parts.size(); ++i)
-                parts[i] = std::fmin(parts[i], largest > 0 ? std::fabs(gradient.values[i]) / largest : 0);
-        }
-    }
-    // Whether the gradient of an element of a weight is rounding alone.
-    bool is_rounding(const std::string& weight, size_t i) const {
-        const auto found = parts_.find(weight);
-        return found != parts_.end() && i < found->second.size() && found->second[i] <= kNoise;
-    }
-
-  private:
-    std::map<std::string, std::vector<double>> parts_;
-};
-
 struct Verdict {
     double largest = 0, relative = 0;
     int64_t by_reach = 0;  // elements that are compared by the reach of the steps, and differ visibly
 };
 
+// The outputs of the reference, and its gradients in every step.
 class Judge {
   public:
+    // The gradients that a step of the reference left.
+    void after(const std::vector<HostTensor>& step) {
+        const double largest = largest_of(step, kGradient);
+        for (const HostTensor& gradient : step) {
+            if (!has_prefix(gradient.name, kGradient)) continue;
+            std::vector<double>& parts = smallest_[gradient.name.substr(std::strlen(kGradient))];
+            parts.resize(gradient.values.size(), std::numeric_limits<double>::infinity());
+            for (size_t i = 0; i < parts.size(); ++i)
+                parts[i] = std::fmin(parts[i], largest > 0 ? std::fabs(gradient.values[i]) / largest : 0);
+        }
+    }
     // `reach` is the largest distance by which the optimizer moves an element in all steps; zero without one.
-    Judge(const std::vector<HostTensor>& reference, double reach, const SmallestGradients& smallest)
-        : reach_(reach), smallest_(smallest), kinds_{{kSecondMoment, kFloor * kFloor * largest_of(reference, kSecondMoment)},
-                 {kFirstMoment, std::min(kFloor * largest_of(reference, kFirstMoment), kNoise)},
-                 {kGradient, std::min(kFloor * largest_of(reference, kGradient), kNoise)}, {kMaster, 0}} {}
+    void expect(std::vector<HostTensor> reference, double reach) {
+        reference_ = std::move(reference), reach_ = reach;
+        const auto floor = [&](const char* kind) { return kFloor * largest_of(reference_, kind); };
+        kinds_ = {{kSecondMoment, kFloor * floor(kSecondMoment)}, {kFirstMoment, std::min(floor(kFirstMoment), kNoise)},
+                  {kGradient, std::min(floor(kGradient), kNoise)}, {kMaster, 0}};
+    }
     // Compares two tensors of one name and shape.
     Verdict compare(const HostTensor& ours, const HostTensor& theirs) const {
         const auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& k) { return has_prefix(ours.name, k.first); });
         const bool is_state = kind != kinds_.end(), moves = !is_state || kind->first == kMaster;  // with the steps
-        const std::string weight = is_state ? ours.name.substr(std::strlen(kind->first)) : ours.name;
+        const auto smallest = smallest_.find(is_state ? ours.name.substr(std::strlen(kind->first)) : ours.name);
         const double floor = is_state ? kind->second : 0;  // the size of elements of rounding
         Verdict verdict;
         double error = 0, error_of_rounding = 0, norm = 0;
@@ -180,9 +157,9 @@ class Judge {
             if (std::isinf(a) && a < 0 && a == b) continue;  // the logarithm of an empty sum
             norm += b * b;
             const double apart = std::fabs(a - b);
-            const bool is_rounding = smallest_.is_rounding(weight, i);
+            const bool is_rounding = smallest != smallest_.end() && i < smallest->second.size() && smallest->second[i] <= kNoise;
             // Both may have moved all the way, in opposite directions, and were rounded afterwards.
-            const double bound = 2 * reach_ + rounding_of(ours.dtype) * (std::fabs(a) + std::fabs(b));
+            const double bound = 2 * reach_ + kRounding[int(ours.dtype)] * (std::fabs(a) + std::fabs(b));
             if (is_rounding && moves && apart <= bound) {
                 verdict.by_reach += apart > kVisible * reach_;
                 continue;
@@ -195,40 +172,38 @@ class Judge {
         verdict.relative = std::sqrt(part(error, norm) + part(error_of_rounding, std::max(norm, noise)));
         return verdict;
     }
+    // Prints the errors of each tensor; whether all are within the tolerance, which is that of their types if it is negative.
+    bool agrees(const std::vector<HostTensor>& outputs, double tolerance, const double (&tolerances)[4]) const {
+        bool good = outputs.size() == reference_.size();
+        long long elements = 0, tensors = 0;
+        for (const HostTensor& ours : outputs) {
+            const auto theirs = std::find_if(reference_.begin(), reference_.end(),
+                                             [&](const HostTensor& t) { return t.name == ours.name && t.shape == ours.shape; });
+            if (theirs == reference_.end()) {
+                std::printf("self-check %s: the reference has no such tensor\n", ours.name.c_str());
+                good = false;
+                continue;
+            }
+            const Verdict verdict = compare(ours, *theirs);
+            const double bound = tolerance >= 0 ? tolerance : int(ours.dtype) < 4 ? tolerances[int(ours.dtype)] : 0;
+            const bool close = verdict.relative <= bound;  // false for NaN
+            std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
+                        verdict.largest, verdict.relative, bound, close ? "ok" : "FAILED");
+            good = good && close;
+            elements += verdict.by_reach;
+            tensors += verdict.by_reach > 0;
+        }
+        if (elements > 0)
+            std::printf("self-check: %lld elements of %lld weights were judged by how far steps can take them, %.1e: their gradients "
+                        "are rounding alone, and the optimizer makes whole steps of them\n", elements, tensors, reach_);
+        return good;
+    }
 
   private:
-    double reach_;
-    const SmallestGradients& smallest_;
+    std::vector<HostTensor> reference_;
+    double reach_ = 0;
+    std::map<std::string, std::vector<double>> smallest_;  // of each element in any step, as a part of the step's largest
     std::vector<std::pair<const char*, double>> kinds_;
 };
-
-// Prints the errors of each tensor; whether all are within the tolerance, which is that of their types if it is negative.
-inline bool agree(const std::vector<HostTensor>& outputs, const std::vector<HostTensor>& reference, double reach,
-                  const SmallestGradients& smallest, double tolerance, const double (&tolerances)[4]) {
-    bool good = outputs.size() == reference.size();
-    long long elements = 0, tensors = 0;
-    const Judge judge(reference, reach, smallest);
-    for (const HostTensor& ours : outputs) {
-        const auto theirs = std::find_if(reference.begin(), reference.end(),
-                                         [&](const HostTensor& t) { return t.name == ours.name && t.shape == ours.shape; });
-        if (theirs == reference.end()) {
-            std::printf("self-check %s: the reference has no such tensor\n", ours.name.c_str());
-            good = false;
-            continue;
-        }
-        const Verdict verdict = judge.compare(ours, *theirs);
-        const double bound = tolerance >= 0 ? tolerance : int(ours.dtype) < 4 ? tolerances[int(ours.dtype)] : 0;
-        const bool close = verdict.relative <= bound;  // false for NaN
-        std::printf("self-check %s: max error %.3e, relative error %.3e, tolerance %.1e: %s\n", ours.name.c_str(),
-                    verdict.largest, verdict.relative, bound, close ? "ok" : "FAILED");
-        good = good && close;
-        elements += verdict.by_reach;
-        tensors += verdict.by_reach > 0;
-    }
-    if (elements > 0)
-        std::printf("self-check: %lld elements of %lld weights were judged by how far steps can take them, %.1e: their gradients "
-                    "are rounding alone, and the optimizer makes whole steps of them\n", elements, tensors, reach);
-    return good;
-}
 
 }  // namespace ithaca

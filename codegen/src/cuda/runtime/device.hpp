@@ -185,7 +185,6 @@ class Device : NotCopied {
     const Communicators& communicators;
     cudaStream_t streams[2] = {};
     Products products;
-    Profile profile;
     Watch watch;
 
   private:
@@ -250,20 +249,14 @@ class Frame : NotCopied {
     Frame(const Scope& scope, const char* name) : device_(scope.device) {
         task_.frame = name;
         task_.layer = scope.layer;
-        ITHACA_RANGE_PUSH(name);
     }
-    ~Frame() {
-        end();
-        ITHACA_RANGE_POP();
-    }
+    ~Frame() { end(); }
     // What is issued from now on belongs to this task.
     void task(Queue queue, int number, const char* name, const char* kind) {
         end();
         task_ = {task_.frame, task_.layer, queue, number, name, kind};
         is_open_ = true;
-        ITHACA_RANGE_PUSH(name);
-        device_.watch.begin(task_);
-        device_.profile.begin(task_, stream());
+        device_.watch.begin(task_, stream());
     }
     void wait(Queue queue, int event) { end(), device_.wait(queue, event); }
     void record(Queue queue, int event) { end(), device_.record(queue, event); }
@@ -344,14 +337,12 @@ class Frame : NotCopied {
     const Mesh& mesh() const { return device_.program.mesh; }
     int64_t size(int axis) const { return axis == kWorld ? mesh().ranks() : mesh().axes[axis].size; }
     int64_t number(int axis) const { return axis == kWorld ? device_.rank : mesh().coordinate(device_.rank, axis); }
-    void sends(DType dtype, int64_t count) { device_.profile.sends(count * bytes_of(dtype)); }
+    void sends(DType dtype, int64_t count) { device_.watch.sends(count * bytes_of(dtype)); }
 
     void end() {
         if (!is_open_) return;
         is_open_ = false;
-        device_.profile.end(stream());
         device_.watch.issued(task_.queue, stream());
-        ITHACA_RANGE_POP();
     }
     template <typename Issue>
     void collective(int axis, DType dtype, const Issue& issue) {

@@ -7,14 +7,6 @@
 
 namespace ithaca {
 
-struct Options {
-    std::vector<std::string> weights;
-    std::string inputs, output, trace;
-    int64_t seed = -1, steps = 1, seconds = 600;
-    double tolerance = -1;  // negative: by element type
-    bool self_check = false, profile = false;
-};
-
 inline constexpr const char* kHelp =
     "usage: %s [options]\n"
     "  --weights PATH       safetensors file, or a directory of them; may be given again\n"
@@ -29,71 +21,60 @@ inline constexpr const char* kHelp =
     "  --timeout SECONDS    end when ranks wait for each other, or for a task, for longer; default 600\n"
     "example: torchrun --no-python --nproc-per-node 8 %s --weights model.safetensors --inputs io.safetensors --self-check\n";
 
-inline constexpr const char* kOptions[] = {"--weights", "--inputs", "--random-weights", "--output", "--self-check",
-                                           "--tolerance", "--steps", "--profile", "--trace", "--timeout", "--help"};
-
-inline double number_of(const std::string& option, const char* text) {
-    char* end = nullptr;
-    const double value = std::strtod(text, &end);
-    if (end == text || *end != '\0' || !(value >= 0) || value > 1e15)
-        throw Error(option + " takes a number that is not negative, not `" + text + "`");
-    return value;
-}
-
-inline int64_t integer_of(const std::string& option, const char* text, int64_t least) {
-    char* end = nullptr;
-    errno = 0;
-    const long long value = *text >= '0' && *text <= '9' ? std::strtoll(text, &end, 10) : 0;
-    if (end == nullptr || *end != '\0' || errno != 0 || value < least)
-        throw Error(option + " takes a whole number from " + std::to_string(least) + " on, not `" + text + "`");
-    return value;
-}
-
-inline Options parse(int argc, char** argv) {
-    Options options;
-    std::set<std::string> given;
-    for (int i = 1; i < argc; ++i) {
-        const std::string option = argv[i];
-        if (option == "--help" || option == "-h") {
-            std::printf(kHelp, argv[0], argv[0]);
-            std::exit(0);
+class Options {
+  public:
+    Options(int argc, char** argv) {
+        static const std::set<std::string> flags = {"--self-check", "--profile", "--help", "-h"};
+        static const std::set<std::string> others = {"--weights", "--inputs", "--random-weights", "--output",
+                                                     "--tolerance", "--steps", "--trace", "--timeout"};
+        for (int i = 1; i < argc; ++i) {
+            const std::string option = argv[i];
+            const bool is_flag = flags.count(option) != 0;
+            if (!is_flag && others.count(option) == 0) throw Error("unknown option `" + option + "`; --help lists the options");
+            if (has(option) && option != "--weights") throw Error(option + " is given twice");
+            if (!is_flag && i + 1 == argc) throw Error(option + " takes a value");
+            given_[option].push_back(is_flag ? "" : argv[++i]);
         }
-        if (std::find(std::begin(kOptions), std::end(kOptions), option) == std::end(kOptions)) {
-            std::string all;
-            for (const char* known : kOptions) all += (all.empty() ? "" : ", ") + std::string(known);
-            throw Error("unknown option `" + option + "`; there are " + all);
-        }
-        if (!given.insert(option).second && option != "--weights") throw Error(option + " is given twice");
-        options.self_check |= option == "--self-check";
-        options.profile |= option == "--profile";
-        if (option == "--self-check" || option == "--profile") continue;
-        if (i + 1 == argc) throw Error(option + " takes a value");
-        const char* value = argv[++i];
-        if (option == "--weights") options.weights.push_back(value);
-        else if (option == "--inputs") options.inputs = value;
-        else if (option == "--output") options.output = value;
-        else if (option == "--trace") options.trace = value;
-        else if (option == "--random-weights") options.seed = integer_of(option, value, 0);
-        else if (option == "--steps") options.steps = integer_of(option, value, 1);
-        else if (option == "--timeout") options.seconds = integer_of(option, value, 1);
-        else options.tolerance = number_of(option, value);
+        if (has("--tolerance") && !has("--self-check")) throw Error("--tolerance is that of --self-check, which is not given");
     }
-    if (options.tolerance >= 0 && !options.self_check) throw Error("--tolerance is that of --self-check, which is not given");
-    return options;
-}
+    bool has(const std::string& option) const { return given_.count(option) != 0; }
+    std::vector<std::string> all(const std::string& option) const { return has(option) ? given_.at(option) : std::vector<std::string>{}; }
+    std::string text(const std::string& option) const { return has(option) ? given_.at(option).front() : ""; }
+    // A number from `least` on; `otherwise` without the option.
+    double number(const std::string& option, double otherwise, double least = 0) const {
+        if (!has(option)) return otherwise;
+        const std::string text = this->text(option);
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool is_decimal = !text.empty() && *end == '\0' && text.find_first_not_of("0123456789.e-") == std::string::npos;
+        if (!is_decimal || value < least || value > 0x1p53) throw Error(option + " takes a number from " + std::to_string(static_cast<int64_t>(least)) + " on, not `" + text + "`");
+        return value;
+    }
+    int64_t integer(const std::string& option, int64_t otherwise, int64_t least) const {
+        const double value = number(option, static_cast<double>(otherwise), static_cast<double>(least));
+        if (value != std::floor(value)) throw Error(option + " takes a whole number, not `" + text(option) + "`");
+        return static_cast<int64_t>(value);
+    }
+
+  private:
+    std::map<std::string, std::vector<std::string>> given_;
+};
 
 inline int run(const Options& options, const Program& program, const Program* reference) {
+    const auto seconds = static_cast<double>(options.integer("--timeout", 600, 1));
+    const int64_t steps = options.integer("--steps", 1, 1), n_ranks = program.mesh.ranks();
+    const double tolerance = options.number("--tolerance", -1);  // negative: by element type
+    const bool checks = options.has("--self-check"), prints = options.has("--profile");
+    const std::string trace = options.text("--trace"), output = options.text("--output");
+    Tensors tensors;
+    tensors.seed = options.integer("--random-weights", -1, 0);
+    tensors.id_bound = program.id_bound;
     const World self = world_of_environment();
-    const auto seconds = static_cast<double>(options.seconds);
-    const int64_t n_ranks = program.mesh.ranks();
     if (self.size != n_ranks)
         throw Error("the program is for " + std::to_string(n_ranks) + " ranks, but " + std::to_string(self.size) + " were started");
-    if (options.self_check && reference == nullptr) throw Error("the program was emitted without a reference to check against");
-    Tensors tensors;
-    for (const std::string& path : options.weights) tensors.weights.add(path);
-    if (!options.inputs.empty()) tensors.inputs.add(options.inputs);
-    tensors.seed = options.seed;
-    tensors.id_bound = program.id_bound;
+    if (checks && reference == nullptr) throw Error("the program was emitted without a reference to check against");
+    for (const std::string& path : options.all("--weights")) tensors.weights.add(path);
+    if (options.has("--inputs")) tensors.inputs.add(options.text("--inputs"));
 
     int n_devices = 0;
     ITHACA_CUDA(cudaGetDeviceCount(&n_devices));
@@ -109,34 +90,33 @@ inline int run(const Options& options, const Program& program, const Program* re
         Device device(program, self.rank, communicators, tensors, seconds);
         if (self.rank == 0)
             std::printf("%lld ranks, %.1f MiB on rank 0\n", static_cast<long long>(n_ranks), static_cast<double>(device.bytes()) / (1 << 20));
-        for (int64_t step = 0; step < options.steps; ++step) {
-            const bool measured = step + 1 == options.steps && (options.profile || !options.trace.empty());
-            if (measured) device.profile.start(device.streams[kCompute]);
+        for (int64_t step = 0; step < steps; ++step) {
+            const bool measured = step + 1 == steps && (prints || !trace.empty());
+            if (measured) device.watch.measure(device.streams[kCompute]);
             const auto start = std::chrono::steady_clock::now();
             device.run();
             const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
             if (self.rank == 0) std::printf("step %lld: %.3f ms\n", static_cast<long long>(step), time.count());
-            if (measured) device.profile.stop();
         }
-        if (self.rank == 0 && options.profile) device.profile.print();
-        if (!options.trace.empty()) device.profile.write_trace(options.trace + "." + std::to_string(self.rank) + ".json", self.rank);
-        if (options.self_check || !options.output.empty()) outputs = gather(device, tensors);
+        if (self.rank == 0 && prints) print_profile(device.watch.measured());
+        if (!trace.empty()) write_trace(device.watch.measured(), trace + "." + std::to_string(self.rank) + ".json", self.rank);
+        if (checks || !output.empty()) outputs = gather(device, tensors);
     }
     bool good = true;
-    if (self.rank == 0 && !options.output.empty()) write_tensors(options.output, outputs);
-    if (self.rank == 0 && options.self_check) {
+    if (self.rank == 0 && !output.empty()) write_tensors(output, outputs);
+    if (self.rank == 0 && checks) {
         const Communicators none;
         Device device(*reference, 0, none, tensors, seconds);
         // A second run gives other outputs only if the first updated something.
         const bool updates = std::any_of(reference->sources.begin(), reference->sources.end(), [](const Source& s) { return s.is_written; });
-        const int64_t steps = updates ? options.steps : 1;
-        SmallestGradients smallest;
-        for (int64_t step = 0; step < steps; ++step) {
+        const int64_t n = updates ? steps : 1;
+        Judge judge;
+        for (int64_t step = 0; step < n; ++step) {
             device.run();
-            smallest.after(gather_updated(device, tensors, kGradient));
+            judge.after(gather_updated(device, tensors, kGradient));
         }
-        const double reach = reference->reach * static_cast<double>(steps);
-        good = agree(outputs, gather(device, tensors), reach, smallest, options.tolerance, program.tolerances);
+        judge.expect(gather(device, tensors), reference->reach * static_cast<double>(n));
+        good = judge.agrees(outputs, tolerance, program.tolerances);
     }
     communicators.close();
     return good ? 0 : 1;
@@ -145,7 +125,9 @@ inline int run(const Options& options, const Program& program, const Program* re
 // Status 2: the command line, the environment or a file is wrong. Status 1: a check or a call failed.
 inline int drive(int argc, char** argv, const Program& program, const Program* reference) {
     try {
-        const int status = run(parse(argc, argv), program, reference);
+        const Options options(argc, argv);
+        if (options.has("--help") || options.has("-h")) return std::printf(kHelp, argv[0], argv[0]), 0;
+        const int status = run(options, program, reference);
         std::fflush(stdout);
         return status;
     } catch (const std::exception& error) {

@@ -70,65 +70,82 @@ struct StoredTensor {
     const char* data;
 };
 
-// Reads the JSON of a header: objects of objects, strings and lists of numbers.
-class HeaderReader {
+// The JSON of a header: objects of objects, strings and lists of numbers.
+class Header {
   public:
-    HeaderReader(const std::string& path, const char* text, size_t n) : path_(path), at_(text), end_(text + n) {}
+    Header(const std::string& path, const char* text, size_t n) : path_(path), at_(text), end_(text + n) {}
 
     [[noreturn]] void fail(const std::string& why) const { throw Error(path_ + ": header: " + why); }
-    char peek() {
+    // A character of punctuation, a number, or a string after a quote; empty at the end. Of an escape the backslash is dropped.
+    std::string token() {
         while (at_ < end_ && std::strchr(" \n\t\r", *at_) != nullptr) ++at_;  // also zeros, which are padding
-        return at_ < end_ ? *at_ : '\0';
+        if (at_ == end_) return "";
+        const char* const start = at_++;
+        const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+        while (digit(*start) && at_ < end_ && digit(*at_)) ++at_;
+        std::string text(start, at_);
+        if (*start != '"') return text;
+        for (; at_ < end_ && *at_ != '"'; text += *at_++) if (*at_ == '\\' && at_ + 1 < end_) ++at_;
+        if (at_++ == end_) fail("a string does not end");
+        return text;
     }
-    bool accept(char c) { return peek() == c && ++at_ != nullptr; }
-    void expect(char c) {
-        if (!accept(c)) fail(peek() == '\0' ? "it ends too early" : std::string("expected '") + c + "'");
-    }
-    // Calls `item` for each item between brackets.
+    // Calls `item` with the first token of each item between brackets.
     template <typename Item>
-    void items(char open, char close, const Item& item) {
-        expect(open);
-        if (accept(close)) return;
-        do item();
-        while (accept(','));
-        expect(close);
-    }
-    // Escapes other than \" and \\ are kept as they are; names have none.
-    std::string string() {
-        expect('"');
-        for (std::string out; at_ < end_; out.push_back(*at_++)) {
-            if (*at_ == '"' && ++at_ != nullptr) return out;
-            if (*at_ == '\\' && at_ + 1 < end_ && (at_[1] == '"' || at_[1] == '\\')) ++at_;
+    void items(const char* open, const char* close, const Item& item) {
+        if (token() != open) fail(std::string("expected ") + open);
+        for (std::string first = token(); first != close;) {
+            item(first);
+            const std::string next = token();
+            if (next != "," && next != close) fail(next.empty() ? "it ends too early" : "expected , or " + std::string(close));
+            first = next == "," ? token() : next;
         }
-        fail("a string does not end");
     }
-    int64_t number() {
-        int64_t value = 0;
-        if (!std::isdigit(static_cast<unsigned char>(peek()))) fail("expected a number");
-        for (; at_ < end_ && *at_ >= '0' && *at_ <= '9'; ++at_) {
-            if (value > int64_t{1} << 58) fail("a number is too large");
-            value = value * 10 + (*at_ - '0');
-        }
-        return value;
+    // Calls `value` with each key, at its value.
+    template <typename Value>
+    void object(const Value& value) {
+        items("{", "}", [&](const std::string& key) {
+            if (key.front() != '"' || token() != ":") fail("expected a key");
+            value(key.substr(1));
+        });
     }
     std::vector<int64_t> numbers() {
         std::vector<int64_t> out;
-        items('[', ']', [&] { out.push_back(number()); });
+        items("[", "]", [&](const std::string& text) {
+            if (text.find_first_not_of("0123456789") != std::string::npos) fail("expected a number");
+            if (text.size() > 18) fail("a number is too large");
+            out.push_back(std::stoll(text));
+        });
         return out;
     }
 
   private:
     const std::string& path_;
-    const char* at_;
-    const char* end_;
+    const char *at_, *end_;
 };
 
-// The tensors of a file, which stays mapped.
-struct TensorFile {
-    std::shared_ptr<const char> map;
-    std::map<std::string, StoredTensor> tensors;
+// The tensors of several files, which stay mapped.
+class TensorFiles {
+  public:
+    // Adds a file, or all files of a directory.
+    void add(const std::string& path) {
+        if (!std::filesystem::is_directory(path)) return add_file(path);
+        std::vector<std::string> found;
+        for (const auto& entry : std::filesystem::directory_iterator(path))
+            if (entry.path().extension() == ".safetensors") found.push_back(entry.path().string());
+        if (found.empty()) throw Error(path + ": no safetensors files");
+        std::sort(found.begin(), found.end());
+        for (const std::string& file : found) add_file(file);
+    }
+    bool empty() const { return maps_.empty(); }
+    const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+    // Null if no file has it; that of the first file if several have it.
+    const StoredTensor* find(const std::string& name) const {
+        const auto found = tensors_.find(name);
+        return found != tensors_.end() ? &found->second : nullptr;
+    }
 
-    explicit TensorFile(const std::string& path) {
+  private:
+    void add_file(const std::string& path) {
         const int fd = ::open(path.c_str(), O_RDONLY);
         if (fd < 0) throw Error(path + ": " + std::strerror(errno));
         struct stat info{};
@@ -136,37 +153,32 @@ struct TensorFile {
         void* mapped = size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
         ::close(fd);
         if (mapped == MAP_FAILED) throw Error(path + ": no safetensors file");
-        map.reset(static_cast<const char*>(mapped), [size](const char* p) { ::munmap(const_cast<char*>(p), size); });
+        maps_.emplace_back(static_cast<const char*>(mapped), [size](const char* p) { ::munmap(const_cast<char*>(p), size); });
+        const char* const start = maps_.back().get() + 8;
         uint64_t n_header = 0;
-        std::memcpy(&n_header, map.get(), 8);
+        std::memcpy(&n_header, start - 8, 8);
         if (n_header > size - 8) throw Error(path + ": the header does not fit in the file");
-        HeaderReader in(path, map.get() + 8, n_header);
-        in.items('{', '}', [&] {
-            const std::string name = in.string();
-            in.expect(':');
-            if (name == "__metadata__") in.items('{', '}', [&] { in.string(), in.expect(':'), in.string(); });
-            else add(in, name, static_cast<int64_t>(size - 8 - n_header), map.get() + 8 + n_header);
+        Header in(path, start, n_header);
+        in.object([&](const std::string& name) {
+            if (name == "__metadata__") in.object([&](const std::string&) { in.token(); });
+            else add_tensor(in, name, static_cast<int64_t>(size - 8 - n_header), start + n_header);
         });
-        if (in.peek() != '\0') in.fail("something follows it");
+        if (!in.token().empty()) in.fail("something follows it");
     }
-
-  private:
-    void add(HeaderReader& in, const std::string& name, int64_t n_data, const char* data) {
-        static const std::map<std::string, DType> dtypes = {{"F64", DType::F64}, {"F32", DType::F32}, {"F16", DType::F16},
-                                                            {"BF16", DType::BF16}, {"I64", DType::I64}, {"I32", DType::I32}};
+    void add_tensor(Header& in, const std::string& name, int64_t n_data, const char* data) {
+        static const std::map<std::string, DType> dtypes = {{"\"F64", DType::F64}, {"\"F32", DType::F32}, {"\"F16", DType::F16},
+                                                            {"\"BF16", DType::BF16}, {"\"I64", DType::I64}, {"\"I32", DType::I32}};
         std::string dtype;
         std::vector<int64_t> shape, offsets;
-        in.items('{', '}', [&] {
-            const std::string key = in.string();
-            in.expect(':');
-            if (key == "dtype") dtype = in.string();
+        in.object([&](const std::string& key) {
+            if (key == "dtype") dtype = in.token();
             else if (key == "shape") shape = in.numbers();
             else if (key == "data_offsets") offsets = in.numbers();
             else in.fail("`" + key + "` is not known");
         });
         const auto known = dtypes.find(dtype);
         if (known == dtypes.end()) return;  // an error only if the program needs it
-        if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > n_data) in.fail("tensor `" + name + "` does not lie in the file");
+        if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > n_data) in.fail("tensor `" + name + "` is not within the file");
         int64_t bytes = bytes_of(known->second);
         for (int64_t extent : shape) {
             if (extent != 0 && bytes > (int64_t{1} << 56) / extent) in.fail("tensor `" + name + "` is too large");
@@ -174,32 +186,11 @@ struct TensorFile {
         }
         if (bytes != offsets[1] - offsets[0])
             in.fail("tensor `" + name + "` has " + std::to_string(offsets[1] - offsets[0]) + " bytes, not " + std::to_string(bytes));
-        tensors[name] = {known->second, shape, data + offsets[0]};
-    }
-};
-
-// The tensors of several files. A directory stands for the files in it.
-class TensorFiles {
-  public:
-    void add(const std::string& path) {
-        if (!std::filesystem::is_directory(path)) return static_cast<void>(files_.emplace_back(path));
-        std::vector<std::string> found;
-        for (const auto& entry : std::filesystem::directory_iterator(path))
-            if (entry.path().extension() == ".safetensors") found.push_back(entry.path().string());
-        if (found.empty()) throw Error(path + ": no safetensors files");
-        std::sort(found.begin(), found.end());
-        for (const std::string& file : found) files_.emplace_back(file);
-    }
-    bool empty() const { return files_.empty(); }
-    // Null if no file has it.
-    const StoredTensor* find(const std::string& name) const {
-        for (const TensorFile& file : files_)
-            if (const auto found = file.tensors.find(name); found != file.tensors.end()) return &found->second;
-        return nullptr;
+        tensors_.emplace(name, StoredTensor{known->second, shape, data + offsets[0]});
     }
 
-  private:
-    std::vector<TensorFile> files_;
+    std::vector<std::shared_ptr<const char>> maps_;
+    std::map<std::string, StoredTensor> tensors_;
 };
 
 // A whole tensor on the host, in f64, which holds every element type exactly.

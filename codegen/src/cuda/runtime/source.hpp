@@ -55,6 +55,8 @@ inline std::vector<int64_t> progression(int64_t n, const std::vector<int64_t>& f
 struct Layers {
     int64_t start, end;
     Place place = {};
+
+    bool has(int64_t layer) const { return start <= layer && layer < end; }
 };
 
 struct Range {
@@ -93,7 +95,7 @@ struct Source {
     }
     bool has_layer(const Mesh& mesh, int64_t layer, int64_t rank) const {
         return std::any_of(layers.begin(), layers.end(), [&](const Layers& l) {
-            return l.start <= layer && layer < l.end && mesh.is_at(l.place, rank);
+            return l.has(layer) && mesh.is_at(l.place, rank);
         });
     }
     const std::vector<int64_t>& stored_shape() const { return stored.empty() ? tensor.shape : stored; }

@@ -9,7 +9,7 @@ use crate::mesh::{AxisId, Rank};
 use crate::ops::attention::{BACKWARD, FORWARD};
 use crate::ops::check::need_float;
 use crate::ops::context::Types;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::random::need_key;
 use crate::ops::table::attention::{Attention, RelativeBias, Returns, Sides};
 use crate::space::Space;
@@ -57,12 +57,11 @@ pub(in crate::ops) fn infer_backward(
     let output: Vec<DimId> = q.dims.iter().map(|&d| if d == a.width { e } else { d }).collect();
     let rows: Vec<DimId> = q.dims.iter().copied().filter(|&d| d != a.width).collect();
     for (ty, dims, name) in [(d_o, &output, "d_o"), (lse, &rows, "lse"), (delta, &rows, "delta")] {
-        if ty.dims.as_slice() != dims.as_slice() {
-            return Err(OpError::new(
-                "V05",
-                format!("`{name}` of `attention_backward` has not the dimensions of the output"),
-            ));
-        }
+        ensure!(
+            ty.dims.as_slice() == dims.as_slice(),
+            "V05",
+            "`{name}` of `attention_backward` has not the dimensions of the output"
+        );
         let alike = dims.iter().all(|&d| ty.axes_of(d) == q.axes_of(d));
         if !alike || ty.layout.moved != q.layout.moved || !ty.layout.partial.is_empty() {
             return Err(OpError::new(
@@ -145,21 +144,16 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
         ));
     }
     let group = hq.size / hkv.size;
-    if hq.granule != group * hkv.granule {
-        return Err(OpError::new(
-            "V21",
-            format!(
-                "`{}` splits by {} heads, but {} of them share a key/value head: declare granule {}",
-                hq.name,
-                hq.granule,
-                group,
-                group * hkv.granule
-            ),
-        ));
-    }
-    if !scale.is_finite() {
-        return Err(OpError::new("V05", format!("`attention` is scaled by {scale}")));
-    }
+    ensure!(
+        hq.granule == group * hkv.granule,
+        "V21",
+        "`{}` splits by {} heads, but {} of them share a key/value head: declare granule {}",
+        hq.name,
+        hq.granule,
+        group,
+        group * hkv.granule
+    );
+    ensure!(scale.is_finite(), "V05", "`attention` is scaled by {scale}");
     if let Some(cap) = softcap.filter(|&cap| !(cap.is_finite() && cap > 0.0)) {
         return Err(OpError::new("V05", format!("the scores of `attention` cannot be capped at {cap}")));
     }
@@ -171,18 +165,19 @@ fn check(a: &Attention, space: &Space, operands: &[&TensorType]) -> Result<(), O
     }
     let more = operands.len() - if operands.len() >= BACKWARD { BACKWARD } else { FORWARD };
     let key = a.key_operand(operands.len());
-    if more != usize::from(a.bias.is_some()) + usize::from(key.is_some() && a.dropout.is_some()) {
-        return Err(OpError::new(
-            "V01",
-            "`attention` has an operand behind the others where it has a bias, one for the key of its dropout, and no other",
-        ));
-    }
+    ensure!(
+        more == usize::from(a.bias.is_some()) + usize::from(key.is_some() && a.dropout.is_some()),
+        "V01",
+        "`attention` has an operand behind the others where it has a bias, one for the key of its dropout, and no other"
+    );
     if let Some(key) = key {
         need_key("attention", operands[key])?;
     }
-    if a.parts.is_some() && a.returns != Returns::Part {
-        return Err(OpError::new("V05", "`attention` has `parts` where it returns a part, and only there"));
-    }
+    ensure!(
+        a.parts.is_none() || a.returns == Returns::Part,
+        "V05",
+        "`attention` has `parts` where it returns a part, and only there"
+    );
     crate::mask::check(&a.mask, &space.dims[queries], &space.dims[space.sequence(keys)])
 }
 
@@ -228,12 +223,11 @@ fn check_layouts(
     let (queries, keys) = (q.axes_of(a.queries), k.axes_of(a.keys));
     // An axis splits one dimension; the two sequences may share axes, because a rank has a part of each.
     let elsewhere = |axis: &AxisId| q.layout.split[..front].iter().flatten().chain(heads).any(|b| b == axis);
-    if queries.iter().chain(keys).any(elsewhere) {
-        return Err(OpError::new(
-            "V07",
-            format!("`{name}`: an axis splits a sequence and another dimension"),
-        ));
-    }
+    ensure!(
+        !queries.iter().chain(keys).any(elsewhere),
+        "V07",
+        "`{name}`: an axis splits a sequence and another dimension"
+    );
     let astray = |layout: &Layout, axes: &[AxisId]| layout.moved.iter().any(|m| !axes.contains(&m.axis));
     if astray(&q.layout, queries) || astray(&k.layout, keys) {
         return Err(OpError::new("V16", format!("`{name}` takes operands that moved along a sequence only")));
@@ -312,9 +306,7 @@ fn check_bias(
 ) -> Result<(), OpError> {
     need_float("attention", operand.dtype)?;
     let fits = operand.dims.as_slice() == [bias.buckets, a.heads];
-    if !fits {
-        return Err(OpError::new("V05", "the bias of `attention` has the dimensions (buckets, heads)"));
-    }
+    ensure!(fits, "V05", "the bias of `attention` has the dimensions (buckets, heads)");
     let needed = match bias.sides {
         Sides::Both => 4,
         Sides::Before => 2,
@@ -327,9 +319,10 @@ fn check_bias(
         ));
     }
     let alike = operand.axes_of(a.heads) == q.axes_of(a.heads) && operand.axes_of(bias.buckets).is_empty();
-    if alike && operand.layout.partial.is_empty() {
-        Ok(())
-    } else {
-        Err(OpError::new("V07", "the bias of `attention` is split otherwise than its heads"))
-    }
+    ensure!(
+        alike && operand.layout.partial.is_empty(),
+        "V07",
+        "the bias of `attention` is split otherwise than its heads"
+    );
+    Ok(())
 }

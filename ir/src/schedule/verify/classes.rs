@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::layout::At;
 use crate::mesh::{AxisId, Mesh};
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::schedule::{Frame, Task};
 
 /// More classes than any pipeline has.
@@ -36,10 +36,11 @@ impl Class {
             if (coordinates.len() as u64) < mesh.size(axis) {
                 coordinates.insert(None);
             }
-            if classes.len() * coordinates.len() > MAX_CLASSES {
-                let message = format!("places tell more than {MAX_CLASSES} classes of ranks apart");
-                return Err(OpError::new("S16", message));
-            }
+            ensure!(
+                classes.len() * coordinates.len() <= MAX_CLASSES,
+                "S16",
+                "places tell more than {MAX_CLASSES} classes of ranks apart"
+            );
             let with = |class: &Class, &c: &Option<u64>| {
                 let mut class = class.clone();
                 class.coordinates.push((axis, c));

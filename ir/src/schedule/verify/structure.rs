@@ -8,7 +8,7 @@ use crate::identifier::is_identifier;
 use crate::layout::At;
 use crate::module::Level;
 use crate::ops::context::Context;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::ops::table::structure::Stage;
 use crate::schedule::verify::partner::{in_task, with_users};
@@ -91,18 +91,15 @@ fn check_buffer(schedule: &Schedule, frame: &Frame, buffer: &Buffer) -> Result<(
     };
     match (place, content) {
         (Place::Frame(offset), _) => {
-            if !offset.is_multiple_of(ALIGNMENT) {
-                return Err(OpError::new("S04", format!("offset {offset} is no multiple of {ALIGNMENT}")));
-            }
+            ensure!(offset.is_multiple_of(ALIGNMENT), "S04", "offset {offset} is no multiple of {ALIGNMENT}");
             let end = bytes.and_then(|n| n.checked_add(*offset));
-            if end.is_some_and(|end| end <= frame.bytes) {
-                Ok(())
-            } else {
-                Err(OpError::new(
-                    "S04",
-                    format!("it does not end inside the {} bytes of the frame", frame.bytes),
-                ))
-            }
+            ensure!(
+                end.is_some_and(|end| end <= frame.bytes),
+                "S04",
+                "it does not end inside the {} bytes of the frame",
+                frame.bytes
+            );
+            Ok(())
         }
         (Place::Argument(_) | Place::Result(_), Content::Tensor(_)) => Ok(()),
         (Place::Wire { wire, .. }, Content::Tensor(_)) => match frame.buffers.get(*wire) {
@@ -159,9 +156,11 @@ fn check_outputs(frame: &Frame) -> Result<(), OpError> {
 fn check_references(schedule: &Schedule, id: FrameId, task: &Task) -> Result<(), OpError> {
     let frame = &schedule.frames[id];
     let Task { work, reads, writes, waits, records, .. } = task;
-    if !reads.iter().chain(writes).all(|&b| in_range(b, frame.buffers.len())) {
-        return Err(OpError::new("S01", "it names a buffer that is not there"));
-    }
+    ensure!(
+        reads.iter().chain(writes).all(|&b| in_range(b, frame.buffers.len())),
+        "S01",
+        "it names a buffer that is not there"
+    );
     if let Some(event) = waits.iter().chain(records).find(|&&e| !in_range(e, frame.n_events)) {
         let message = format!("there is no event e{} among {}", event.index(), frame.n_events);
         return Err(OpError::new("S01", message));
@@ -169,24 +168,21 @@ fn check_references(schedule: &Schedule, id: FrameId, task: &Task) -> Result<(),
     let Work::Call { callee, base, stage, .. } = work else { return Ok(()) };
     if let Some(At { axis, coordinate }) = stage.and_then(Stage::at) {
         let along = schedule.space.mesh.axes.get(axis).map(|axis| axis.size);
-        if along.is_none_or(|size| coordinate >= size) {
-            let message = format!("it runs on stage {coordinate}, and there are {}", along.unwrap_or(0));
-            return Err(OpError::new("S01", message));
-        }
+        ensure!(
+            along.is_some_and(|size| coordinate < size),
+            "S01",
+            "it runs on stage {coordinate}, and there are {}",
+            along.unwrap_or(0)
+        );
     }
-    if *callee >= id {
-        return Err(OpError::new("S01", "it calls a frame that does not stand before its own"));
-    }
+    ensure!(*callee < id, "S01", "it calls a frame that does not stand before its own");
     let end = base.checked_add(schedule.frames[*callee].bytes);
-    if base.is_multiple_of(ALIGNMENT) && end.is_some_and(|end| end <= frame.bytes) {
-        Ok(())
-    } else {
-        Err(OpError::new(
-            "S04",
-            format!(
-                "the callee's {} bytes at {base} do not lie, aligned to {ALIGNMENT}, in the frame of {}",
-                schedule.frames[*callee].bytes, frame.bytes
-            ),
-        ))
-    }
+    ensure!(
+        base.is_multiple_of(ALIGNMENT) && end.is_some_and(|end| end <= frame.bytes),
+        "S04",
+        "the callee's {} bytes at {base} do not lie, aligned to {ALIGNMENT}, in the frame of {}",
+        schedule.frames[*callee].bytes,
+        frame.bytes
+    );
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::boxes::{self, Side};
 use crate::diagnostic::Diagnostics;
 use crate::message::Parcel;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::table::op::Op;
 use crate::schedule::verify::blocks::{Checked, Volumes};
 use crate::schedule::verify::partner::in_task;
@@ -135,12 +135,11 @@ impl Blocks<'_> {
             [(reads, from, &exchange.send, "read"), (writes, to, &exchange.recv, "written")]
         {
             let whole = self.space.local_box(ty, rank);
-            if is_there && !boxes::lie_in_order(&whole, blocks.iter().flatten()) {
-                let message = format!(
-                    "the tensor that is {what} is not its blocks one after another; it must be packed"
-                );
-                return Err(OpError::new("S14", message));
-            }
+            ensure!(
+                !is_there || boxes::lie_in_order(&whole, blocks.iter().flatten()),
+                "S14",
+                "the tensor that is {what} is not its blocks one after another; it must be packed"
+            );
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::handles::MAX_LAYERS;
 use crate::mesh::Rank;
 use crate::message::{self, Parcel};
 use crate::ops::context::Context;
-use crate::ops::error::OpError;
+use crate::ops::error::{OpError, ensure};
 use crate::ops::structure;
 use crate::ops::table::op::Op;
 use crate::ops::table::structure::{Scan, Stage};
@@ -67,9 +67,7 @@ impl<'s> Checker<'s> {
             Work::Exchange(transfer) => {
                 self.transfer(transfer)?;
                 self.counts(1..=1, 1)?;
-                if self.task.stream != Stream::Comm {
-                    return Err(OpError::new("S12", "a collective is not on the stream `comm`"));
-                }
+                ensure!(self.task.stream == Stream::Comm, "S12", "a collective is not on the stream `comm`");
                 match (self.read(0), transfer.only()) {
                     (content @ Content::Tensor(_), Some(parcel)) => self.holds(content, &parcel.from)?,
                     (content, _) => self.carries(content, transfer, Side::Sent)?,
@@ -97,20 +95,19 @@ impl<'s> Checker<'s> {
                 self.counts(1..=1, 1)?;
                 let there = self.frame.at(self.task.reads[0]);
                 let stays = there.is_none() || there == self.frame.at(self.task.writes[0]);
-                if stays && here(self.read(0)) == here(self.write(0)) {
-                    Ok(())
-                } else {
-                    Err(OpError::new("S03", "it copies between buffers of different content"))
-                }
+                ensure!(
+                    stays && here(self.read(0)) == here(self.write(0)),
+                    "S03",
+                    "it copies between buffers of different content"
+                );
+                Ok(())
             }
             Work::Call { callee, .. } => self.call(*callee),
         }
     }
 
     fn compute(&self, op: &Op) -> Result<(), OpError> {
-        if !op.is_computation() {
-            return Err(OpError::new("S03", format!("`{}` is no work on local tensors", op.name())));
-        }
+        ensure!(op.is_computation(), "S03", "`{}` is no work on local tensors", op.name());
         let tensor = |content: &'s Content| match content {
             Content::Tensor(ty) => Ok(ty),
             Content::Wire { .. } => Err(OpError::new("S03", "it works on blocks as they travel")),
@@ -150,11 +147,14 @@ impl<'s> Checker<'s> {
         let declared: Vec<TensorType> = stated.iter().map(|&ty| ty.clone()).collect();
         let inferred =
             op.infer(cx, operands, &declared).map_err(|error| OpError::new("S03", error.message))?;
-        if inferred.len() != stated.len() {
-            let message =
-                format!("`{}` has {} results, and {} are written", op.name(), inferred.len(), stated.len());
-            return Err(OpError::new("S03", message));
-        }
+        ensure!(
+            inferred.len() == stated.len(),
+            "S03",
+            "`{}` has {} results, and {} are written",
+            op.name(),
+            inferred.len(),
+            stated.len()
+        );
         let space = &self.schedule.space;
         match inferred.iter().zip(stated).find(|&(ty, stated)| ty != *stated) {
             None => Ok(()),
@@ -168,11 +168,8 @@ impl<'s> Checker<'s> {
 
     fn counts(&self, reads: std::ops::RangeInclusive<usize>, n_writes: usize) -> Result<(), OpError> {
         let (n, m) = (self.task.reads.len(), self.task.writes.len());
-        if reads.contains(&n) && m == n_writes {
-            Ok(())
-        } else {
-            Err(OpError::new("S03", format!("it reads {n} buffers and writes {m}")))
-        }
+        ensure!(reads.contains(&n) && m == n_writes, "S03", "it reads {n} buffers and writes {m}");
+        Ok(())
     }
 
     fn read(&self, i: usize) -> &'s Content {
@@ -218,14 +215,13 @@ impl<'s> Checker<'s> {
                 others.map(|(_, block)| boxes::block_elements(block)).sum()
             }
         };
-        if dtype == from.dtype && elements >= needed {
-            Ok(())
-        } else {
-            Err(OpError::new(
-                "S03",
-                format!("{needed} elements of {} do not fit in {elements} of {dtype}", from.dtype),
-            ))
-        }
+        ensure!(
+            dtype == from.dtype && elements >= needed,
+            "S03",
+            "{needed} elements of {} do not fit in {elements} of {dtype}",
+            from.dtype
+        );
+        Ok(())
     }
 
     fn call(&self, callee: FrameId) -> Result<(), OpError> {
@@ -291,10 +287,7 @@ impl<'s> Checker<'s> {
                 | Place::Input(_)
                 | Place::State(_) => continue,
             };
-            if !fits {
-                let message = format!("{what} of `@{}` has another content than its buffer here", frame.name);
-                return Err(OpError::new("S09", message));
-            }
+            ensure!(fits, "S09", "{what} of `@{}` has another content than its buffer here", frame.name);
         }
         let carried = (0..n_carried).find(|&i| reads.get(i) != Some(&writes[i]));
         match carried {

@@ -16,7 +16,7 @@ use crate::argument::Pointer;
 use crate::error::LowerError;
 use crate::merge::Span;
 use crate::ops::view::{Cx, signed};
-use crate::record::{Block, Collective, Communicator, Record, Transfer};
+use crate::record::{Block, Collective, Communicator, Even, Record, Transfer};
 use crate::value::{Choice, Int, Varying};
 
 /// How a collective treats the elements of its members.
@@ -81,10 +81,7 @@ impl End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     SendReceive,
-    AllToAll,
-    AllGather,
-    ReduceScatter,
-    AllReduce,
+    Even(Even),
     Reduce,
 }
 
@@ -110,9 +107,11 @@ impl Message {
         let whole = ends().all(|end| end.group.len() as u64 == members);
         let even = |counts: &[u64]| counts.iter().all(|&n| n == counts[0] && n > 0);
         let method = match kind {
-            Kind::AllReduce if whole => Method::AllReduce,
-            Kind::Gather if whole && ends().all(|end| even(&end.recv)) => Method::AllGather,
-            Kind::ReduceScatter if whole && ends().all(|end| even(&end.send)) => Method::ReduceScatter,
+            Kind::AllReduce if whole => Method::Even(Even::AllReduce),
+            Kind::Gather if whole && ends().all(|end| even(&end.recv)) => Method::Even(Even::AllGather),
+            Kind::ReduceScatter if whole && ends().all(|end| even(&end.send)) => {
+                Method::Even(Even::ReduceScatter)
+            }
             Kind::ReduceScatter if whole => Method::Reduce,
             Kind::AllReduce | Kind::ReduceScatter => {
                 return LowerError::unsupported("a sum over ranks that are not those of an axis");
@@ -121,7 +120,7 @@ impl Message {
                 if whole
                     && ends().all(|end| even(&end.send) && even(&end.recv) && end.send[0] == end.recv[0]) =>
             {
-                Method::AllToAll
+                Method::Even(Even::AllToAll)
             }
             Kind::Blocks | Kind::Whole | Kind::Gather => Method::SendReceive,
         };
@@ -151,12 +150,14 @@ impl Message {
         let (send_starts, recv_starts) = (starts(&end.send), starts(&end.recv));
         let (at, into) = (from.address(), to.address());
         let collective = match self.method {
-            Method::AllReduce => Collective::AllReduce { from: at, to: into, count: count(end.mine) },
-            Method::AllGather => Collective::AllGather { from: at, to: into, count: count(end.mine) },
-            Method::ReduceScatter => {
-                Collective::ReduceScatter { from: at, to: into, count: count(end.wanted) }
+            Method::Even(kind) => {
+                let n = match kind {
+                    Even::AllReduce | Even::AllGather => end.mine,
+                    Even::ReduceScatter => end.wanted,
+                    Even::AllToAll => end.send[0],
+                };
+                Collective::Even { kind, from: at, to: into, count: count(n) }
             }
-            Method::AllToAll => Collective::AllToAll { from: at, to: into, count: count(end.send[0]) },
             Method::Reduce => {
                 let sent = (0..end.group.len()).filter(|&i| end.send[i] > 0);
                 let blocks = sent.map(|i| block(i, from.offset(send_starts[i] * bytes), end.send[i]));
@@ -260,10 +261,7 @@ fn blocks(record: &mut Record) -> Vec<&mut Block> {
         Record::Transfer(Transfer { collective, .. }) => match collective {
             Collective::SendReceive { sends, receives } => sends.iter_mut().chain(receives).collect(),
             Collective::Reduce { blocks, .. } => blocks.iter_mut().collect(),
-            Collective::AllToAll { .. }
-            | Collective::AllGather { .. }
-            | Collective::ReduceScatter { .. }
-            | Collective::AllReduce { .. } => Vec::new(),
+            Collective::Even { .. } => Vec::new(),
         },
         Record::Launch(_) | Record::Product(_) | Record::Copy { .. } => Vec::new(),
     }

@@ -1,5 +1,6 @@
 //! A collective of the ranks of a process, and who does it.
 
+pub use ithaca_device::Even;
 use ithaca_device::{Communicator, Transfer};
 use ithaca_ir::{DType, Mesh, Rank};
 

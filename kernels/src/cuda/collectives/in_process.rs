@@ -10,7 +10,7 @@ use ithaca_device::structs::{MEMBERS, MOST_MEMBERS};
 use ithaca_ir::boxes::chunk;
 use ithaca_ir::{DType, Rank};
 
-use super::exchange::{Block, Broken, Collective, Collectives, End, Exchange};
+use super::exchange::{Block, Broken, Collective, Collectives, End, Even, Exchange};
 use crate::cuda::arguments::{Address, Arguments};
 use crate::cuda::device::{Device, Event, Grid};
 use crate::cuda::error::CudaError;
@@ -103,19 +103,14 @@ impl<'d> InProcess<'d> {
                 let from = sent(exchange, member(end, to.peer)?, number)?;
                 copy(from.at, to.at, to.count)
             }),
-            &Collective::AllToAll { to, count, .. } | &Collective::AllGather { to, count, .. } => {
-                (0..).zip(&end.members).try_for_each(|(i, &from)| {
-                    let from = match exchange.end(from).map(|other| &other.collective) {
-                        Some(Collective::AllToAll { from, .. }) => from.offset(number * count * bytes),
-                        Some(Collective::AllGather { from, .. }) => *from,
-                        _ => return Err(lacking(from)),
-                    };
+            &Collective::Even { kind: kind @ (Even::AllToAll | Even::AllGather), to, count, .. } => {
+                let own = if kind == Even::AllToAll { number * count * bytes } else { 0 };
+                (0..).zip(&end.members).try_for_each(|(i, &member)| {
+                    let from = operand(exchange, member, kind)?.offset(own);
                     copy(from, to.offset(i * count * bytes), count)
                 })
             }
-            Collective::ReduceScatter { .. } | Collective::AllReduce { .. } | Collective::Reduce { .. } => {
-                Ok(())
-            }
+            Collective::Even { .. } | Collective::Reduce { .. } => Ok(()),
         }
     }
 
@@ -126,7 +121,7 @@ impl<'d> InProcess<'d> {
     unsafe fn reduce(&self, exchange: &Exchange, end: &End) -> Result<(), CudaError> {
         let (bytes, number) = (exchange.dtype.bytes(), end.number());
         let (to, n) = match &end.collective {
-            &Collective::ReduceScatter { to, count, .. } => (to, count),
+            &Collective::Even { kind: Even::ReduceScatter, to, count, .. } => (to, count),
             Collective::Reduce { blocks, to } => {
                 (*to, blocks.iter().find(|block| block.peer == number).map_or(0, |block| block.count))
             }
@@ -135,9 +130,11 @@ impl<'d> InProcess<'d> {
         if n == 0 {
             return Ok(());
         }
-        let block = |&from: &Rank| match exchange.end(from).map(|other| &other.collective) {
-            Some(Collective::ReduceScatter { from, count, .. }) => Ok(from.offset(number * count * bytes)),
-            _ => sent(exchange, from, number).map(|block| block.at),
+        let block = |&member: &Rank| match end.collective {
+            Collective::Even { kind, count, .. } => {
+                operand(exchange, member, kind).map(|from| from.offset(number * count * bytes))
+            }
+            _ => sent(exchange, member, number).map(|block| block.at),
         };
         let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
         // SAFETY: the caller vouches for the memory.
@@ -150,12 +147,12 @@ impl<'d> InProcess<'d> {
         let bytes = exchange.dtype.bytes();
         let own = |end: &End, i: u64, n: u64| chunk(n, end.members.len() as u64, i);
         each(exchange, |end| {
-            let Collective::AllReduce { to, count, .. } = end.collective else { return Ok(()) };
-            let part = own(end, end.number(), count);
-            let block = |&member: &Rank| match exchange.end(member).map(|other| &other.collective) {
-                Some(Collective::AllReduce { from, .. }) => Ok(from.offset(part.start * bytes)),
-                _ => Err(lacking(member)),
+            let Collective::Even { kind: kind @ Even::AllReduce, to, count, .. } = end.collective else {
+                return Ok(());
             };
+            let part = own(end, end.number(), count);
+            let block =
+                |&member: &Rank| operand(exchange, member, kind).map(|from| from.offset(part.start * bytes));
             let blocks: Vec<Address> = end.members.iter().map(block).collect::<Result<_, _>>()?;
             let to = to.offset(part.start * bytes);
             // SAFETY: the caller vouches for the memory.
@@ -163,10 +160,12 @@ impl<'d> InProcess<'d> {
         })?;
         self.meet(exchange, 1)?;
         each(exchange, |end| {
-            let Collective::AllReduce { to, count, .. } = end.collective else { return Ok(()) };
+            let Collective::Even { kind: Even::AllReduce, to, count, .. } = end.collective else {
+                return Ok(());
+            };
             for (i, &member) in (0..).zip(&end.members).filter(|(_, member)| **member != end.rank) {
                 let part = own(end, i, count);
-                let Some(Collective::AllReduce { to: there, .. }) =
+                let Some(Collective::Even { to: there, .. }) =
                     exchange.end(member).map(|other| &other.collective)
                 else {
                     continue;
@@ -207,6 +206,14 @@ fn sent(exchange: &Exchange, from: Rank, number: u64) -> Result<Block, CudaError
     blocks.iter().find(|block| block.peer == number).copied().ok_or_else(|| lacking(from))
 }
 
+/// The elements that a rank brings to an even collective.
+fn operand(exchange: &Exchange, rank: Rank, of: Even) -> Result<Address, CudaError> {
+    match exchange.end(rank).map(|other| &other.collective) {
+        Some(Collective::Even { kind, from, .. }) if *kind == of => Ok(*from),
+        _ => Err(lacking(rank)),
+    }
+}
+
 fn lacking(rank: Rank) -> CudaError {
     CudaError::Unsupported(format!("a collective without rank {}", rank.0))
 }
@@ -219,7 +226,9 @@ fn each(exchange: &Exchange, mut of: impl FnMut(&End) -> Result<(), CudaError>) 
 impl Collectives for InProcess<'_> {
     unsafe fn exchange(&self, exchange: &Exchange) -> Result<(), Broken> {
         self.meet(exchange, 0)?;
-        if exchange.ends.iter().any(|end| matches!(end.collective, Collective::AllReduce { .. })) {
+        let all_reduces =
+            |end: &End| matches!(end.collective, Collective::Even { kind: Even::AllReduce, .. });
+        if exchange.ends.iter().any(all_reduces) {
             // SAFETY: the caller vouches for the memory.
             return unsafe { self.all_reduce(exchange) };
         }

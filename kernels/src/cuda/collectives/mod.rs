@@ -8,7 +8,7 @@ mod in_process;
 mod launched;
 mod nccl;
 
-pub use exchange::{Block, Broken, Collective, Collectives, End, Exchange};
+pub use exchange::{Block, Broken, Collective, Collectives, End, Even, Exchange};
 pub use in_process::InProcess;
 pub(super) use launched::Launched;
 pub use nccl::Nccl;

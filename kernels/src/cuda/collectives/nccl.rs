@@ -18,7 +18,7 @@ use nccl_rs::{
     Stream,
 };
 
-use super::exchange::{Block, Broken, Collective, Collectives, End, Exchange};
+use super::exchange::{Block, Broken, Collective, Collectives, End, Even, Exchange};
 use crate::cuda::arguments::Address;
 use crate::cuda::device::Device;
 use crate::cuda::error::{CudaError, Part, Unavailable};
@@ -175,14 +175,15 @@ impl<'d> Nccl<'d> {
         // SAFETY: the caller vouches for the memory and the streams.
         unsafe {
             match &end.collective {
-                &Collective::AllReduce { from, to, count } => {
-                    call(Call::AllReduce(Reduction::Sum), from, to, count)?;
+                &Collective::Even { kind, from, to, count } => {
+                    let which = match kind {
+                        Even::AllReduce => Call::AllReduce(Reduction::Sum),
+                        Even::AllGather => Call::AllGather,
+                        Even::ReduceScatter => Call::ReduceScatter(Reduction::Sum),
+                        Even::AllToAll => Call::AllToAll,
+                    };
+                    call(which, from, to, count)?;
                 }
-                &Collective::AllGather { from, to, count } => call(Call::AllGather, from, to, count)?,
-                &Collective::ReduceScatter { from, to, count } => {
-                    call(Call::ReduceScatter(Reduction::Sum), from, to, count)?;
-                }
-                &Collective::AllToAll { from, to, count } => call(Call::AllToAll, from, to, count)?,
                 Collective::Reduce { blocks, to } => {
                     for &Block { peer, at, count } in blocks {
                         let reduce = Call::Reduce { reduction: Reduction::Sum, root: index(peer) };

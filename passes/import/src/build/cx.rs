@@ -1,124 +1,39 @@
-//! The context and the operations that all functions of a decoder share.
+//! The parts that all blocks of a decoder share.
 
-use ithaca_ir::ops::{Attention, AttentionDims, Direction, Rotary, Unary};
-use ithaca_ir::{DType, DimId, FunctionBuilder, Op, TensorType, ValueId};
+use ithaca_ir::ops::{Attention, AttentionDims};
+use ithaca_ir::{DimId, ValueId};
 
+use super::body::{Body, Built};
 use super::dims::Dims;
-use super::drops::{Drops, Key};
-use super::tensors::{Built, Tensors};
-use crate::spec::{Family, Kind, Spec};
+use crate::spec::{Kind, Spec};
 
-/// The prefix of a layer's tensor names in most families.
-pub(super) const LAYER: &str = "model.layers.{layer}";
-
-/// The context that all functions of a model share.
-pub(super) struct Cx<'a> {
+/// A decoder and its dimensions.
+#[derive(Clone, Copy)]
+pub(super) struct Decoder<'a> {
     pub(super) spec: &'a Spec,
     pub(super) dims: Dims,
-    pub(super) tensors: Tensors,
-    pub(super) drops: Drops,
 }
 
-impl Cx<'_> {
-    pub(super) fn rms_norm(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        x: ValueId,
-        name: &str,
-        over: DimId,
-    ) -> Built<ValueId> {
-        let weight = self.tensors.weight(f, name, &[over])?;
-        let offset = match self.spec.family {
-            Family::Gemma2 => 1.0,
-            Family::Llama
-            | Family::Mistral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Phi3
-            | Family::Olmo2
-            | Family::Starcoder2
-            | Family::GptNeox
-            | Family::Gpt2
-            | Family::Mixtral
-            | Family::Qwen3Moe
-            | Family::DeepseekV3 => 0.0,
-        };
-        f.push(Op::RmsNorm { over, eps: self.spec.eps, offset }, &[x, weight])
+impl Decoder<'_> {
+    /// The name of a part of a layer.
+    pub(super) fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.spec.layout.layer)
     }
 
-    pub(super) fn layer_norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str) -> Built<ValueId> {
-        let over = self.dims.m;
-        let weight = self.tensors.weight(f, &format!("{name}.weight"), &[over])?;
-        let bias = self.tensors.weight(f, &format!("{name}.bias"), &[over])?;
-        f.push(Op::LayerNorm { over, eps: self.spec.eps }, &[x, weight, bias])
+    /// A norm of the model's form.
+    pub(super) fn norm(&self, f: &mut Body<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
+        f.norm((self.spec.norm, self.spec.sizes.eps), x, name, over)
     }
 
-    /// Attention under the kind's mask, with dropout by `key`.
-    pub(super) fn attention(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        (kind, key): (&Kind, Key),
-        qkv: [ValueId; 3],
-    ) -> Built<ValueId> {
+    /// Attention under the kind's mask.
+    pub(super) fn mix(&self, kind: &Kind, f: &mut Body<'_>, qkv: [ValueId; 3]) -> Built<ValueId> {
         let Dims { s, h, k: kv_heads, d, .. } = self.dims;
+        for (value, name) in qkv.into_iter().zip(["q", "k", "v"]) {
+            f.name(value, Some(name));
+        }
         let dims = AttentionDims { heads: h, kv_heads, queries: s, keys: s, width: d };
         let mut attention = Attention::new(dims, kind.mask.clone(), kind.scale);
         attention.softcap = kind.softcap;
-        self.drops.attend(f, key, attention, &qkv)
-    }
-
-    /// Rotates queries and keys by their positions if the kind has rotary positions, and names all three.
-    pub(super) fn rotate(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        kind: &Kind,
-        [mut q, mut k, v]: [ValueId; 3],
-    ) -> Built<[ValueId; 3]> {
-        if let Some(rotary) = &kind.rotary {
-            let positions = self.positions(f)?;
-            let op = Op::Rotary(Rotary {
-                over: self.dims.d,
-                width: rotary.width,
-                theta: rotary.theta,
-                scaling: rotary.scaling.clone(),
-                pairs: rotary.pairs,
-                turn: Direction::Forward,
-            });
-            q = f.push(op.clone(), &[q, positions])?;
-            k = f.push(op, &[k, positions])?;
-        }
-        for (value, name) in [(q, "q"), (k, "k"), (v, "v")] {
-            f.name(value, Some(name));
-        }
-        Ok([q, k, v])
-    }
-
-    pub(super) fn positions(&self, f: &mut FunctionBuilder<'_>) -> Built<ValueId> {
-        let positions = f.push_as(Op::Positions, &[], TensorType::new(DType::I32, [self.dims.s]))?;
-        f.name(positions, Some("positions"));
-        Ok(positions)
-    }
-
-    /// The name of the embedding's table.
-    pub(super) fn embedding(&self) -> &'static str {
-        match self.spec.family {
-            Family::Llama
-            | Family::Mistral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Phi3
-            | Family::Gemma2
-            | Family::Olmo2
-            | Family::Starcoder2
-            | Family::Mixtral
-            | Family::Qwen3Moe
-            | Family::DeepseekV3 => "model.embed_tokens.weight",
-            Family::GptNeox => "gpt_neox.embed_in.weight",
-            Family::Gpt2 => "transformer.wte.weight",
-        }
-    }
-
-    pub(super) fn activation(&self) -> Unary {
-        self.spec.activation
+        f.attend("mixed", attention, &qkv)
     }
 }

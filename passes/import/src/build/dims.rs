@@ -2,7 +2,7 @@
 
 use ithaca_ir::{Dim, DimId, Space};
 
-use crate::spec::{ExpertSpec, Latent, Spec};
+use crate::spec::{ExpertSpec, Latent, Sizes, Spec};
 use crate::workload::Workload;
 
 /// The dimensions of a model.
@@ -24,13 +24,14 @@ pub(super) struct Dims {
 
 impl Dims {
     pub(super) fn declare(space: &mut Space, spec: &Spec, workload: &Workload) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, ffn, vocab, .. } = spec.sizes;
         let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
-        let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", spec.hidden));
-        let h = dim("h", spec.heads);
-        let k = if spec.kv_heads == spec.heads { h } else { dim("k", spec.kv_heads) };
-        let (d, f, v) = (dim("d", spec.head_dim), dim("f", spec.ffn), dim("v", spec.vocab));
+        let (b, s, m) = (dim("b", workload.batch), dim("s", workload.sequence), dim("m", hidden));
+        let h = dim("h", heads);
+        let k = if kv_heads == heads { h } else { dim("k", kv_heads) };
+        let (d, f, v) = (dim("d", head_dim), dim("f", ffn), dim("v", vocab));
         let p = spec.learned.map(|n| dim("p", n));
-        space.dims[h].granule = spec.heads / spec.kv_heads;
+        space.dims[h].granule = heads / kv_heads;
         let experts = spec.experts.as_ref().map(|e| ExpertDims::declare(space, e, workload));
         let latent = spec.latent.as_ref().map(|l| LatentDims::declare(space, l));
         Self { b, s, m, h, k, d, f, v, p, experts, latent }

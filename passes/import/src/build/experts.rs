@@ -5,107 +5,85 @@
 //! y = combine(down · (activation(gate · slots) · (up · slots)), gates) + shared(x)    of slots = dispatch(x)
 //! ```
 
-use ithaca_ir::ops::Binary;
 use ithaca_ir::ops::experts::{Capacity, Experts, Route, Slots};
-use ithaca_ir::{DType, DimId, FunctionBuilder, Op, ValueId};
+use ithaca_ir::{DType, DimId, Op, ValueId};
 
-use super::cx::{Cx, LAYER};
-use super::dims::{self, ExpertDims};
-use super::tensors::Built;
-use crate::spec::{ExpertSpec, Family};
-
-/// Names of an expert's matrices: gate, up, down.
-fn names(family: Family) -> (String, [&'static str; 3]) {
-    match family {
-        Family::Mixtral => (format!("{LAYER}.block_sparse_moe"), ["w1", "w3", "w2"]),
-        Family::Llama
-        | Family::Mistral
-        | Family::Qwen2
-        | Family::Qwen3
-        | Family::Phi3
-        | Family::Gemma2
-        | Family::Olmo2
-        | Family::Starcoder2
-        | Family::GptNeox
-        | Family::Gpt2
-        | Family::Qwen3Moe
-        | Family::DeepseekV3 => (format!("{LAYER}.mlp"), ["gate_proj", "up_proj", "down_proj"]),
-    }
-}
+use super::body::{Body, Built, Linear};
+use super::cx::Decoder;
+use super::dims::{Dims, ExpertDims};
+use crate::spec::ExpertSpec;
 
 /// `[b s m]` to `[b s m]`.
 pub(super) fn mlp(
-    cx: &Cx<'_>,
+    cx: &Decoder<'_>,
     spec: &ExpertSpec,
     dims: ExpertDims,
-    f: &mut FunctionBuilder<'_>,
+    f: &mut Body<'_>,
     x: ValueId,
 ) -> Built<ValueId> {
-    let dims::Dims { b, s, m, .. } = cx.dims;
-    let (module, [gate, up, down]) = names(cx.spec.family);
+    let Dims { b, s, m, .. } = cx.dims;
+    let (module, activation) = (cx.name(cx.spec.layout.experts), cx.spec.sizes.activation);
     let [gates, choices] = route(cx, spec, dims, f, x, &module)?;
     let capacity = dims.bound.map(|[groups, slots]| Capacity { sequence: s, groups, slots });
     let slots = Slots { experts: dims.e, top: dims.n, capacity };
     let filled = f.push(Op::Experts(Experts::Dispatch(slots)), &[choices, x])?;
     f.name(filled, Some("slots"));
 
-    let weight = |f: &mut FunctionBuilder<'_>, part: &str, rows: DimId, columns: DimId| {
+    let product = |f: &mut Body<'_>, x: ValueId, part: &str, [to, from]: [DimId; 2]| {
         let name = format!("{module}.experts.{{expert}}.{part}.weight");
-        cx.tensors.weight(f, &name, &[dims.e, rows, columns])
-    };
-    let tokens = |last: DimId| match dims.bound {
-        None => vec![dims.e, b, s, last],
-        Some([groups, slots]) => vec![dims.e, b, groups, slots, last],
-    };
-    let w = weight(f, gate, dims.x, m)?;
-    let gate = f.einsum(filled, w, &tokens(dims.x))?;
-    let w = weight(f, up, dims.x, m)?;
-    let up = f.einsum(filled, w, &tokens(dims.x))?;
-    let gate = f.push(Op::Unary(cx.activation()), &[gate])?;
-    let inner = f.push(Op::Binary(Binary::Mul), &[gate, up])?;
-    let w = weight(f, down, m, dims.x)?;
-    let done = f.einsum(inner, w, &tokens(m))?;
-    let out = f.push(Op::Experts(Experts::Combine(slots)), &[choices, done, gates])?;
-    match dims.y {
-        None => Ok(out),
-        Some(y) => {
-            let shared = shared(cx, f, x, y)?;
-            f.add(out, shared)
+        let weight = f.weight(&name, &[dims.e, to, from])?;
+        match dims.bound {
+            None => f.einsum(x, weight, &[dims.e, b, s, to]),
+            Some([groups, slots]) => f.einsum(x, weight, &[dims.e, b, groups, slots, to]),
         }
-    }
+    };
+    let [gate, up, down] = cx.spec.layout.expert;
+    let gate = product(f, filled, gate, [dims.x, m])?;
+    let up = product(f, filled, up, [dims.x, m])?;
+    let inner = f.gated(activation, gate, up)?;
+    let done = product(f, inner, down, [m, dims.x])?;
+    let out = f.push(Op::Experts(Experts::Combine(slots)), &[choices, done, gates])?;
+
+    // The network that all tokens share.
+    let Some(y) = dims.y else { return Ok(out) };
+    let product = |f: &mut Body<'_>, x: ValueId, part: &str, [to, from]: [DimId; 2]| {
+        let name = cx.name(&format!("mlp.shared_experts.{part}_proj"));
+        f.linear(x, Linear { name: &name, to: &[to], from: &[from], bias: false })
+    };
+    let gate = product(f, x, "gate", [y, m])?;
+    let up = product(f, x, "up", [y, m])?;
+    let inner = f.gated(activation, gate, up)?;
+    let shared = product(f, inner, "down", [m, y])?;
+    f.add(out, shared)
 }
 
 /// Gates and choices, `[b s n]`.
 fn route(
-    cx: &Cx<'_>,
+    cx: &Decoder<'_>,
     spec: &ExpertSpec,
     dims: ExpertDims,
-    f: &mut FunctionBuilder<'_>,
-    x: ValueId,
+    f: &mut Body<'_>,
+    mut x: ValueId,
     module: &str,
 ) -> Built<[ValueId; 2]> {
-    let dims::Dims { b, s, m, .. } = cx.dims;
-    let wide = match cx.tensors.dtype {
-        DType::F64 => DType::F64,
-        DType::F32 | DType::BF16 | DType::F16 | DType::I32 | DType::Bool => DType::F32,
+    let Dims { m, .. } = cx.dims;
+    let dtype = f.tensors.dtype;
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let cast = |f: &mut Body<'_>, x: ValueId, to: DType| {
+        if f.ty(x).dtype == to { Ok(x) } else { f.push(Op::Cast { to }, &[x]) }
     };
-    let cast = |f: &mut FunctionBuilder<'_>, x: ValueId| {
-        if f.ty(x).dtype == wide { Ok(x) } else { f.push(Op::Cast { to: wide }, &[x]) }
-    };
-    let mut weight = cx.tensors.weight(f, &format!("{module}.gate.weight"), &[dims.r, m])?;
-    let mut x = x;
-    let biased = cx.spec.family == Family::DeepseekV3;
-    if biased {
-        // DeepSeek's router computes in f32; the others use the tokens' type.
-        (x, weight) = (cast(f, x)?, cast(f, weight)?);
+    let mut weight = f.weight(&format!("{module}.gate.weight"), &[dims.r, m])?;
+    if spec.biased {
+        // This router computes in f32; the others use the tokens' type.
+        (x, weight) = (cast(f, x, wide)?, cast(f, weight, wide)?);
     }
-    let logits = f.einsum(x, weight, &[b, s, dims.r])?;
-    let logits = cast(f, logits)?;
+    let logits = f.product(x, weight)?;
+    let logits = cast(f, logits, wide)?;
     f.name(logits, Some("router"));
     let mut operands = vec![logits];
-    if biased {
-        let bias = cx.tensors.weight(f, &format!("{module}.gate.e_score_correction_bias"), &[dims.r])?;
-        operands.push(cast(f, bias)?);
+    if spec.biased {
+        let bias = f.weight(&format!("{module}.gate.e_score_correction_bias"), &[dims.r])?;
+        operands.push(cast(f, bias, wide)?);
     }
     let route = Route {
         over: dims.r,
@@ -116,26 +94,9 @@ fn route(
         groups: spec.groups,
     };
     let routed = f.node(Op::Experts(Experts::Route(route)), &operands, &[])?;
-    let mut gates = routed[0];
-    if cx.spec.family == Family::Qwen3Moe && wide != cx.tensors.dtype {
-        gates = f.push(Op::Cast { to: cx.tensors.dtype }, &[gates])?;
-    }
+    let gates = if spec.rounded_gates { cast(f, routed[0], dtype)? } else { routed[0] };
     for (value, name) in [(gates, "gates"), (routed[1], "choices")] {
         f.name(value, Some(name));
     }
     Ok([gates, routed[1]])
-}
-
-/// The network that all tokens share.
-fn shared(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId, y: DimId) -> Built<ValueId> {
-    let dims::Dims { b, s, m, .. } = cx.dims;
-    let name = |part: &str| format!("{LAYER}.mlp.shared_experts.{part}_proj.weight");
-    let w = cx.tensors.weight(f, &name("gate"), &[y, m])?;
-    let gate = f.einsum(x, w, &[b, s, y])?;
-    let w = cx.tensors.weight(f, &name("up"), &[y, m])?;
-    let up = f.einsum(x, w, &[b, s, y])?;
-    let gate = f.push(Op::Unary(cx.activation()), &[gate])?;
-    let inner = f.push(Op::Binary(Binary::Mul), &[gate, up])?;
-    let w = cx.tensors.weight(f, &name("down"), &[m, y])?;
-    f.einsum(inner, w, &[b, s, m])
 }

@@ -7,141 +7,103 @@
 //! ```
 //! Every head has its own keys and values, so attention has as many key/value heads as query heads.
 
-use std::ops::Range;
+use ithaca_ir::ops::Window;
+use ithaca_ir::{DimId, Op, ValueId};
 
-use ithaca_ir::ops::{Binding, Direction, Rotary, Window};
-use ithaca_ir::{DimId, FunctionBuilder, Op, ValueId};
-
-use super::cx::{Cx, LAYER};
-use super::dims::{self, LatentDims};
-use super::drops::Key;
-use super::tensors::Built;
-use crate::spec::Kind;
+use super::body::{Body, Built, Linear, Stored};
+use super::cx::Decoder;
+use super::dims::{Dims, LatentDims};
+use crate::spec::{Kind, NormForm};
 
 /// The library's norms of latents have their own epsilon.
-const EPS: f64 = 1e-6;
+const NORM: (NormForm, f64) = (NormForm::Rms { offset: 0.0 }, 1e-6);
 
 /// Attention with its projections, `[b s m]` to `[b s m]`.
 pub(super) fn attend(
-    cx: &Cx<'_>,
+    cx: &Decoder<'_>,
     dims: LatentDims,
-    (kind, key): (&Kind, Key),
-    f: &mut FunctionBuilder<'_>,
+    kind: &Kind,
+    f: &mut Body<'_>,
     x: ValueId,
 ) -> Built<ValueId> {
-    let dims::Dims { b, s, m, h, d, .. } = cx.dims;
-    let name = |part: &str| format!("{LAYER}.self_attn.{part}");
-    let size = |f: &FunctionBuilder<'_>, d: DimId| f.space().size(d);
+    let Dims { s, m, h, d, .. } = cx.dims;
+    let name = |part: &str| cx.name(&format!("self_attn.{part}"));
 
     let (from, latent, projection) = match dims.queries {
-        None => (x, m, "q_proj"),
+        None => (x, m, "q_proj.weight"),
         Some(queries) => {
-            let weight = cx.tensors.weight(f, &name("q_a_proj.weight"), &[queries, m])?;
-            let mut latent = f.einsum(x, weight, &[b, s, queries])?;
-            if cx.spec.bias.qkv {
-                latent = cx.tensors.biased(f, latent, &name("q_a_proj"), &[queries])?;
-            }
-            (norm(cx, f, latent, &name("q_a_layernorm.weight"), queries)?, queries, "q_b_proj")
+            let (to, bias) = (&[queries], cx.spec.bias.qkv);
+            let latent = f.linear(x, Linear { name: &name("q_a_proj"), to, from: &[m], bias })?;
+            (f.norm(NORM, latent, &name("q_a_layernorm"), queries)?, queries, "q_b_proj.weight")
         }
     };
     let parts = [dims.plain, dims.rotated];
-    let mut of_queries = [x; 2];
-    for (i, part) in parts.into_iter().enumerate() {
-        let weight = of_heads(cx, f, &name(&format!("{projection}.weight")), (parts, i), latent)?;
-        of_queries[i] = f.einsum(from, weight, &[b, s, h, part])?;
-    }
+    let [plain_q, rotated_q] = of_heads(h, f, &name(projection), parts, (from, latent))?;
 
-    let (n, rotated) = (size(f, dims.keys), size(f, dims.rotated));
+    let [latent, rotated_k] = latents(cx, dims, f, &name("kv_a_proj_with_mqa"), x)?;
+    let latent = f.norm(NORM, latent, &name("kv_a_layernorm"), dims.keys)?;
+    let parts = [dims.plain, dims.value];
+    let [plain_k, v] = of_heads(h, f, &name("kv_b_proj.weight"), parts, (latent, dims.keys))?;
+
+    let [turned_q, turned_k] = f.rotate(kind.rotary.as_ref(), (dims.rotated, s), [rotated_q, rotated_k])?;
+    let q = f.push(Op::Window(Window::Concat { over: d }), &[plain_q, turned_q])?;
+    let k = f.push(Op::Window(Window::Concat { over: d }), &[plain_k, turned_k])?;
+    let mixed = cx.mix(kind, f, [q, k, v])?;
+    let [rows, heads, width] = [m, h, dims.value].map(|d| f.space().size(d));
+    let stored = Stored { shape: vec![rows, heads * width], ..Stored::default() };
+    let weight = f.stored(&name("o_proj.weight"), stored, &[m, h, dims.value])?;
+    let out = f.product(mixed, weight)?;
+    if !cx.spec.bias.out {
+        return Ok(out);
+    }
+    let bias = f.weight(&name("o_proj.bias"), &[m])?;
+    f.add(out, bias)
+}
+
+/// The latent of keys and values, and the rotated part of keys: rows of one product with `x`.
+fn latents(
+    cx: &Decoder<'_>,
+    dims: LatentDims,
+    f: &mut Body<'_>,
+    name: &str,
+    x: ValueId,
+) -> Built<[ValueId; 2]> {
+    let m = cx.dims.m;
+    let [n, rotated, columns] = [dims.keys, dims.rotated, m].map(|d| f.space().size(d));
     let mut latents = [x; 2];
     for (i, (part, rows)) in [(dims.keys, 0..n), (dims.rotated, n..n + rotated)].into_iter().enumerate() {
-        latents[i] = project(cx, f, x, (n + rotated, rows), part)?;
+        let window = vec![rows.clone(), 0..columns];
+        let stored = Stored { shape: vec![n + rotated, columns], window, ..Stored::default() };
+        let weight = f.stored(&format!("{name}.weight"), stored, &[part, m])?;
+        latents[i] = f.product(x, weight)?;
+        if cx.spec.bias.qkv {
+            let stored = Stored { shape: vec![n + rotated], window: vec![rows], ..Stored::default() };
+            let bias = f.stored(&format!("{name}.bias"), stored, &[part])?;
+            latents[i] = f.add(latents[i], bias)?;
+        }
     }
-    let [latent, shared] = latents;
-    let latent = norm(cx, f, latent, &name("kv_a_layernorm.weight"), dims.keys)?;
-    let parts = [dims.plain, dims.value];
-    let mut of_latent = [x; 2];
-    for (i, part) in parts.into_iter().enumerate() {
-        let weight = of_heads(cx, f, &name("kv_b_proj.weight"), (parts, i), dims.keys)?;
-        of_latent[i] = f.einsum(latent, weight, &[b, s, h, part])?;
-    }
-    let [plain, v] = of_latent;
-
-    let [turned, shared] = rotate(cx, f, kind, dims.rotated, [of_queries[1], shared])?;
-    let q = f.push(Op::Window(Window::Concat { over: d }), &[of_queries[0], turned])?;
-    let k = f.push(Op::Window(Window::Concat { over: d }), &[plain, shared])?;
-    for (value, name) in [(q, "q"), (k, "k"), (v, "v")] {
-        f.name(value, Some(name));
-    }
-    let mixed = cx.attention(f, (kind, key), [q, k, v])?;
-    f.name(mixed, Some("mixed"));
-    let stored = vec![size(f, m), size(f, h) * size(f, dims.value)];
-    let weight = cx.tensors.window(f, &name("o_proj.weight"), stored, Vec::new(), &[m, h, dims.value])?;
-    let out = f.einsum(mixed, weight, &[b, s, m])?;
-    if cx.spec.bias.out { cx.tensors.biased(f, out, &name("o_proj"), &[m]) } else { Ok(out) }
+    Ok(latents)
 }
 
-/// The product with `rows` of the matrix that computes both latents from x.
-fn project(
-    cx: &Cx<'_>,
-    f: &mut FunctionBuilder<'_>,
-    x: ValueId,
-    (all, rows): (u64, Range<u64>),
-    part: DimId,
-) -> Built<ValueId> {
-    let dims::Dims { b, s, m, .. } = cx.dims;
-    let name = format!("{LAYER}.self_attn.kv_a_proj_with_mqa");
-    let columns = f.space().size(m);
-    let window = vec![rows.clone(), 0..columns];
-    let weight = cx.tensors.window(f, &format!("{name}.weight"), vec![all, columns], window, &[part, m])?;
-    let y = f.einsum(x, weight, &[b, s, part])?;
-    if !cx.spec.bias.qkv {
-        return Ok(y);
-    }
-    let window = std::iter::once(rows).collect();
-    let binding = Binding { stored: vec![all], window, ..Binding::named(format!("{name}.bias")) };
-    let bias = f.weight(binding, cx.tensors.ty(&[part]))?;
-    f.add(y, bias)
-}
-
-/// The rows, for part `i` of all heads, of a matrix from a latent to both parts.
+/// Both parts of all heads: products of `x` with rows of the matrix `name`, whose columns are dimension `from`.
 fn of_heads(
-    cx: &Cx<'_>,
-    f: &mut FunctionBuilder<'_>,
+    h: DimId,
+    f: &mut Body<'_>,
     name: &str,
-    (parts, i): ([DimId; 2], usize),
-    latent: DimId,
-) -> Built<ValueId> {
-    let h = cx.dims.h;
-    let [heads, first, second, columns] = [h, parts[0], parts[1], latent].map(|d| f.space().size(d));
-    let rows = if i == 0 { 0..first } else { first..first + second };
-    let view = vec![heads, first + second, columns];
-    let window = vec![0..heads, rows, 0..columns];
-    cx.tensors.view(f, name, vec![heads * (first + second), columns], view, window, &[h, parts[i], latent])
-}
-
-fn norm(cx: &Cx<'_>, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str, over: DimId) -> Built<ValueId> {
-    let weight = cx.tensors.weight(f, name, &[over])?;
-    f.push(Op::RmsNorm { over, eps: EPS, offset: 0.0 }, &[x, weight])
-}
-
-/// Rotates queries and keys by their positions.
-fn rotate(
-    cx: &Cx<'_>,
-    f: &mut FunctionBuilder<'_>,
-    kind: &Kind,
-    over: DimId,
-    values: [ValueId; 2],
+    parts: [DimId; 2],
+    (x, from): (ValueId, DimId),
 ) -> Built<[ValueId; 2]> {
-    let Some(rotary) = &kind.rotary else { return Ok(values) };
-    let positions = cx.positions(f)?;
-    let op = Op::Rotary(Rotary {
-        over,
-        width: rotary.width,
-        theta: rotary.theta,
-        scaling: rotary.scaling.clone(),
-        pairs: rotary.pairs,
-        turn: Direction::Forward,
-    });
-    let [q, k] = values;
-    Ok([f.push(op.clone(), &[q, positions])?, f.push(op, &[k, positions])?])
+    let [heads, first, second, columns] = [h, parts[0], parts[1], from].map(|d| f.space().size(d));
+    let all = first + second;
+    let mut out = [x; 2];
+    for (i, (part, rows)) in parts.into_iter().zip([0..first, first..all]).enumerate() {
+        let stored = Stored {
+            shape: vec![heads * all, columns],
+            view: vec![heads, all, columns],
+            window: vec![0..heads, rows, 0..columns],
+        };
+        let weight = f.stored(name, stored, &[h, part, from])?;
+        out[i] = f.product(x, weight)?;
+    }
+    Ok(out)
 }

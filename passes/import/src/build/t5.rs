@@ -9,17 +9,13 @@
 //! Dimensions beside the common ones: `t` tokens of the decoder, `r` buckets of relative positions. The bias tables
 //! belong to the first layer of each stack, and every layer of the stack reads them. Scores are not scaled.
 
-use ithaca_ir::entity::Arena;
 use ithaca_ir::module::Output;
-use ithaca_ir::ops::{Attention, AttentionDims, Binary, Binding, OpError, RelativeBias, Sides};
-use ithaca_ir::{
-    DType, Dim, DimId, FuncId, Function, FunctionBuilder, Level, Mask, Module, Op, Space, TensorType, ValueId,
-};
+use ithaca_ir::ops::{Attention, AttentionDims, RelativeBias, Sides};
+use ithaca_ir::{DType, Dim, DimId, Mask, Module, Op, Space, TensorType, ValueId};
 
-use super::drops::{Drops, Key, Place};
-use super::tensors::Built;
-use super::tensors::Tensors;
-use crate::spec::T5;
+use super::body::{Body, Built, Linear, Program, Tensors};
+use super::drops::{Drops, Place};
+use crate::spec::{NormForm, T5};
 use crate::workload::Workload;
 
 const TABLE: &str = "shared.weight";
@@ -40,31 +36,8 @@ struct Dims {
     r: DimId,
 }
 
-struct Cx<'a> {
-    t5: &'a T5,
-    dims: Dims,
-    tensors: Tensors,
-    drops: Drops,
-}
-
-/// One of the two stacks.
-#[derive(Clone, Copy)]
-enum Stack {
-    Encoder,
-    Decoder,
-}
-
-impl Stack {
-    fn name(self) -> &'static str {
-        match self {
-            Stack::Encoder => "encoder",
-            Stack::Decoder => "decoder",
-        }
-    }
-}
-
 /// The program of a T5.
-pub(super) fn module(t5: &T5, name: &str, workload: &Workload, drops: Drops) -> Result<Module, OpError> {
+pub(super) fn module(t5: &T5, name: &str, workload: &Workload, dtype: DType, drops: Drops) -> Built<Module> {
     let mut space = Space::default();
     let mut dim = |name: &str, size: u64| space.dims.push(Dim::new(name, size));
     let dims = Dims {
@@ -78,267 +51,178 @@ pub(super) fn module(t5: &T5, name: &str, workload: &Workload, drops: Drops) -> 
         v: dim("v", t5.vocab),
         r: dim("r", t5.buckets),
     };
-    let dtype = workload.dtype.unwrap_or(t5.dtype);
-    let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d };
-    let cx = Cx { t5, dims, tensors, drops };
-    let mut functions: Arena<FuncId, Function> = Arena::new();
-    let mut add = |built: Built<Function>| built.map(|f| functions.push(f));
-    let calls = Calls {
-        embed: add(cx.embed(&space, Stack::Encoder))?,
-        block: add(cx.encoder_block(&space))?,
-        norm: add(cx.encoder_norm(&space))?,
-        embed_target: add(cx.embed(&space, Stack::Decoder))?,
-        block_target: add(cx.decoder_block(&space))?,
-        head: add(cx.head(&space))?,
-    };
-    let main = cx.main(&space, &functions, &calls)?;
-    functions.push(main);
-    Ok(Module { level: Level::Program, name: name.to_owned(), pipeline: Vec::new(), space, functions })
-}
+    let Dims { b, s, t, .. } = dims;
+    let tensors = Tensors { dtype, heads: [dims.h; 2], width: dims.d, input_major: false };
+    let mut program = Program::new(space, tensors, drops);
+    let encoder = Stack { t5, dims, name: "encoder", tokens: s };
+    let decoder = Stack { t5, dims, name: "decoder", tokens: t };
 
-/// The functions that `@main` calls, in order.
-struct Calls {
-    embed: FuncId,
-    block: FuncId,
-    norm: FuncId,
-    embed_target: FuncId,
-    block_target: FuncId,
-    head: FuncId,
-}
-
-impl Cx<'_> {
-    /// The tokens of a stack.
-    fn tokens(&self, stack: Stack) -> DimId {
-        match stack {
-            Stack::Encoder => self.dims.s,
-            Stack::Decoder => self.dims.t,
-        }
-    }
-
-    /// The type of a stack's residual stream.
-    fn stream(&self, stack: Stack) -> TensorType {
-        self.tensors.ty(&[self.dims.b, self.tokens(stack), self.dims.m])
-    }
-
-    /// `@embed_encoder`, `@embed_decoder`: token ids to the residual stream, by one shared table.
-    fn embed(&self, space: &Space, stack: Stack) -> Built<Function> {
-        let Dims { b, m, v, .. } = self.dims;
-        let none = Arena::new();
-        let mut f = FunctionBuilder::new(format!("embed_{}", stack.name()), space, &none);
-        let ids = f.param(TensorType::new(DType::I32, [b, self.tokens(stack)]), Some("ids"));
-        let key = self.drops.key(&mut f, Place::Embedding);
-        let table = self.tensors.weight(&mut f, TABLE, &[v, m])?;
-        let x = f.push(Op::Embed { over: v, padding: None }, &[table, ids])?;
-        let x = self.drops.drop(&mut f, key, Place::Embedding, x)?;
-        f.name(x, Some("x"));
-        Ok(f.finish([Output { name: None, value: x }]))
-    }
-
-    fn encoder_block(&self, space: &Space) -> Built<Function> {
-        let none = Arena::new();
-        let mut f = FunctionBuilder::new("encoder_block", space, &none);
-        let x = f.param(self.stream(Stack::Encoder), Some("x"));
-        let key = self.drops.layer_key(&mut f)?;
-        let layer = "encoder.block.{layer}.layer";
-        let x = self.attend_itself(&mut f, (Stack::Encoder, key), x)?;
-        let x = self.mlp(&mut f, (Stack::Encoder, key), &format!("{layer}.1"), x)?;
-        f.name(x, Some("y"));
-        Ok(f.finish([Output { name: None, value: x }]))
-    }
-
-    /// `@encoder_norm`: the norm of the encoder's output, which the decoder attends to.
-    fn encoder_norm(&self, space: &Space) -> Built<Function> {
-        let none = Arena::new();
-        let mut f = FunctionBuilder::new("encoder_norm", space, &none);
-        let x = f.param(self.stream(Stack::Encoder), Some("x"));
-        let key = self.drops.key(&mut f, Place::Embedding);
-        let encoded = self.norm(&mut f, x, "encoder.final_layer_norm")?;
-        let encoded = self.drops.drop(&mut f, key, Place::Embedding, encoded)?;
+    let embed_source = program.function("embed_encoder", |f| encoder.embed(f))?;
+    let encoder_block = program.function("encoder_block", |f| {
+        let x = encoder.stream(f, "x");
+        f.take_layer_key()?;
+        let bias = (Mask::Full, Sides::Both);
+        let x = encoder.attend_itself(f, bias, x)?;
+        let x = encoder.mlp(f, 1, x)?;
+        f.returns(x, "y")
+    })?;
+    let encoder_norm = program.function("encoder_norm", |f| {
+        let x = encoder.stream(f, "x");
+        let encoded = encoder.last_norm(f, x)?;
+        f.returns(encoded, "encoded")
+    })?;
+    let embed_target = program.function("embed_decoder", |f| decoder.embed(f))?;
+    let decoder_block = program.function("decoder_block", |f| {
+        let x = decoder.stream(f, "x");
+        let encoded = encoder.stream(f, "encoded");
+        f.take_layer_key()?;
+        let bias = (Mask::Causal, Sides::Before);
+        let x = decoder.attend_itself(f, bias, x)?;
+        let x = decoder.attend_encoder(f, x, encoded)?;
+        let x = decoder.mlp(f, 2, x)?;
+        f.returns(x, "y")
+    })?;
+    let head = program.function("head", |f| decoder.head(f))?;
+    program.function("main", |f| {
+        let (source, target) = (f.input("input_ids", [b, s])?, f.input("decoder_input_ids", [b, t])?);
+        f.make_key()?;
+        let x = f.call_with_key(Place::Embedding, embed_source, 0..1, &[source])?;
+        let x = f.call_with_key(Place::Block, encoder_block, 0..t5.encoder_layers, &[x])?;
+        let encoded = f.call_with_key(Place::Embedding, encoder_norm, 0..1, &[x])?;
         f.name(encoded, Some("encoded"));
-        Ok(f.finish([Output { name: None, value: encoded }]))
+        let y = f.call_with_key(Place::Embedding, embed_target, 0..1, &[target])?;
+        let y = f.call_with_key(Place::Block, decoder_block, 0..t5.decoder_layers, &[y, encoded])?;
+        let logits = f.call_with_key(Place::Embedding, head, 0..1, &[y])?;
+        Ok([f.result(logits, "logits")])
+    })?;
+    Ok(program.finish(name))
+}
+
+/// One of the two stacks.
+#[derive(Clone, Copy)]
+struct Stack<'a> {
+    t5: &'a T5,
+    dims: Dims,
+    /// The prefix of its tensors' names.
+    name: &'static str,
+    /// Its tokens.
+    tokens: DimId,
+}
+
+impl Stack<'_> {
+    /// A residual stream as a parameter.
+    fn stream(&self, f: &mut Body<'_>, name: &str) -> ValueId {
+        f.stream(&[self.dims.b, self.tokens, self.dims.m], name)
     }
 
-    fn decoder_block(&self, space: &Space) -> Built<Function> {
-        let none = Arena::new();
-        let mut f = FunctionBuilder::new("decoder_block", space, &none);
-        let x = f.param(self.stream(Stack::Decoder), Some("x"));
-        let encoded = f.param(self.stream(Stack::Encoder), Some("encoded"));
-        let key = self.drops.layer_key(&mut f)?;
-        let layer = "decoder.block.{layer}.layer";
-        let x = self.attend_itself(&mut f, (Stack::Decoder, key), x)?;
-        let x = self.attend_encoder(&mut f, (&format!("{layer}.1"), key), x, encoded)?;
-        let x = self.mlp(&mut f, (Stack::Decoder, key), &format!("{layer}.2"), x)?;
-        f.name(x, Some("y"));
-        Ok(f.finish([Output { name: None, value: x }]))
+    /// Token ids to the residual stream, by the table that both stacks share.
+    fn embed(&self, f: &mut Body<'_>) -> Built<[Output; 1]> {
+        let Dims { b, m, v, .. } = self.dims;
+        let ids = f.param(TensorType::new(DType::I32, [b, self.tokens]), Some("ids"));
+        f.take_key(Place::Embedding);
+        let x = f.embed(TABLE, [v, m], None, ids)?;
+        let x = f.drop(Place::Embedding, x)?;
+        f.returns(x, "x")
     }
 
     /// The stream plus its self-attention: full in the encoder, causal in the decoder.
-    fn attend_itself(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        (stack, key): (Stack, Key),
-        x: ValueId,
-    ) -> Built<ValueId> {
+    fn attend_itself(&self, f: &mut Body<'_>, (mask, sides): (Mask, Sides), x: ValueId) -> Built<ValueId> {
         let Dims { h, r, .. } = self.dims;
-        let (mask, sides) = match stack {
-            Stack::Encoder => (Mask::Full, Sides::Both),
-            Stack::Decoder => (Mask::Causal, Sides::Before),
-        };
-        let tokens = self.tokens(stack);
-        let layer = format!("{}.block.{{layer}}.layer.0", stack.name());
-        let normed = self.norm(f, x, &format!("{layer}.layer_norm"))?;
-        let name = format!("{layer}.SelfAttention");
-        let qkv = [("q", tokens, normed), ("k", tokens, normed), ("v", tokens, normed)];
-        let [q, k, v] = self.projections(f, &name, qkv)?;
-        let table = format!("{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", stack.name());
-        let table = self.tensors.weight(f, &table, &[r, h])?;
+        let normed = self.norm(f, x, &self.layer("0.layer_norm"))?;
+        let name = self.layer("0.SelfAttention");
+        let [q, k, v] = self.projections(f, &name, [normed, normed, normed])?;
+        let table = format!("{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", self.name);
+        let table = f.weight(&table, &[r, h])?;
         f.name(table, Some("bias"));
-        let mut attention = self.attention(tokens, tokens, mask);
+        let mut attention = self.attention(self.tokens, mask);
         attention.bias = Some(RelativeBias { buckets: r, max_distance: self.t5.max_distance, sides });
-        let mixed = self.drops.attend(f, key, attention, &[q, k, v, table])?;
-        f.name(mixed, Some("mixed"));
-        let out = self.output(f, &name, tokens, mixed)?;
-        let out = self.drops.drop(f, key, Place::Block, out)?;
-        let x = f.add(x, out)?;
-        f.name(x, Some("attended"));
-        Ok(x)
+        let mixed = f.attend("mixed", attention, &[q, k, v, table])?;
+        self.output(f, &name, x, mixed, "attended")
     }
 
     /// The decoder's stream plus its attention to the encoder's output.
-    fn attend_encoder(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        (layer, key): (&str, Key),
-        x: ValueId,
-        encoded: ValueId,
-    ) -> Built<ValueId> {
-        let Dims { s, t, .. } = self.dims;
-        let normed = self.norm(f, x, &format!("{layer}.layer_norm"))?;
-        let name = format!("{layer}.EncDecAttention");
-        let qkv = [("q", t, normed), ("k", s, encoded), ("v", s, encoded)];
-        let qkv = self.projections(f, &name, qkv)?;
-        let mixed = self.drops.attend(f, key, self.attention(t, s, Mask::Full), &qkv)?;
-        f.name(mixed, Some("crossed"));
-        let out = self.output(f, &name, t, mixed)?;
-        let out = self.drops.drop(f, key, Place::Block, out)?;
-        let x = f.add(x, out)?;
-        f.name(x, Some("informed"));
-        Ok(x)
+    fn attend_encoder(&self, f: &mut Body<'_>, x: ValueId, encoded: ValueId) -> Built<ValueId> {
+        let normed = self.norm(f, x, &self.layer("1.layer_norm"))?;
+        let name = self.layer("1.EncDecAttention");
+        let qkv = self.projections(f, &name, [normed, encoded, encoded])?;
+        let mixed = f.attend("crossed", self.attention(self.dims.s, Mask::Full), &qkv)?;
+        self.output(f, &name, x, mixed, "informed")
     }
 
-    fn attention(&self, queries: DimId, keys: DimId, mask: Mask) -> Attention {
+    /// The name of a part of a layer.
+    fn layer(&self, part: &str) -> String {
+        format!("{}.block.{{layer}}.layer.{part}", self.name)
+    }
+
+    fn attention(&self, keys: DimId, mask: Mask) -> Attention {
         let Dims { h, d, .. } = self.dims;
-        let dims = AttentionDims { heads: h, kv_heads: h, queries, keys, width: d };
+        let dims = AttentionDims { heads: h, kv_heads: h, queries: self.tokens, keys, width: d };
         Attention::new(dims, mask, 1.0)
     }
 
     /// The projections to queries, keys and values, each with its own input.
-    fn projections(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        name: &str,
-        parts: [(&str, DimId, ValueId); 3],
-    ) -> Built<[ValueId; 3]> {
-        let Dims { b, m, h, d, .. } = self.dims;
-        let mut out = parts.map(|(_, _, x)| x);
-        for (out, (part, tokens, x)) in out.iter_mut().zip(parts) {
-            let weight = self.tensors.weight(f, &format!("{name}.{part}.weight"), &[h, d, m])?;
-            *out = f.einsum(x, weight, &[b, tokens, h, d])?;
-            f.name(*out, Some(part));
+    fn projections(&self, f: &mut Body<'_>, name: &str, mut x: [ValueId; 3]) -> Built<[ValueId; 3]> {
+        let Dims { m, h, d, .. } = self.dims;
+        for (x, part) in x.iter_mut().zip(["q", "k", "v"]) {
+            *x = linear(f, *x, &format!("{name}.{part}"), &[h, d], &[m])?;
+            f.name(*x, Some(part));
         }
-        Ok(out)
+        Ok(x)
     }
 
-    fn output(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        name: &str,
-        tokens: DimId,
-        mixed: ValueId,
-    ) -> Built<ValueId> {
-        let Dims { b, m, h, d, .. } = self.dims;
-        let weight = self.tensors.weight(f, &format!("{name}.o.weight"), &[m, h, d])?;
-        f.einsum(mixed, weight, &[b, tokens, m])
+    /// The stream plus the output projection of an attention.
+    fn output(&self, f: &mut Body<'_>, name: &str, x: ValueId, mixed: ValueId, sum: &str) -> Built<ValueId> {
+        let Dims { m, h, d, .. } = self.dims;
+        let out = linear(f, mixed, &format!("{name}.o"), &[m], &[h, d])?;
+        f.residual(x, out, sum)
     }
 
-    /// The stream plus its MLP.
-    fn mlp(
-        &self,
-        f: &mut FunctionBuilder<'_>,
-        (stack, key): (Stack, Key),
-        layer: &str,
-        x: ValueId,
-    ) -> Built<ValueId> {
-        let Dims { b, m, f: ffn, .. } = self.dims;
-        let tokens = self.tokens(stack);
-        let normed = self.norm(f, x, &format!("{layer}.layer_norm"))?;
-        let up = |f: &mut FunctionBuilder<'_>, part: &str| {
-            let name = format!("{layer}.DenseReluDense.{part}.weight");
-            let weight = self.tensors.weight(f, &name, &[ffn, m])?;
-            f.einsum(normed, weight, &[b, tokens, ffn])
+    /// The stream plus its MLP, which is part `index` of a layer.
+    fn mlp(&self, f: &mut Body<'_>, index: u64, x: ValueId) -> Built<ValueId> {
+        let Dims { m, f: ffn, .. } = self.dims;
+        let name = |part: &str| self.layer(&format!("{index}.{part}"));
+        let normed = self.norm(f, x, &name("layer_norm"))?;
+        let up = |f: &mut Body<'_>, part: &str| {
+            linear(f, normed, &name(&format!("DenseReluDense.{part}")), &[ffn], &[m])
         };
-        let function = Op::Unary(self.t5.activation);
         let inner = if self.t5.gated {
             let (gate, inner) = (up(f, "wi_0")?, up(f, "wi_1")?);
-            let gate = f.push(function, &[gate])?;
-            f.push(Op::Binary(Binary::Mul), &[gate, inner])?
+            f.gated(self.t5.activation, gate, inner)?
         } else {
             let inner = up(f, "wi")?;
-            f.push(function, &[inner])?
+            f.push(Op::Unary(self.t5.activation), &[inner])?
         };
-        let inner = self.drops.drop(f, key, Place::Block, inner)?;
-        let weight = self.tensors.weight(f, &format!("{layer}.DenseReluDense.wo.weight"), &[m, ffn])?;
-        let out = f.einsum(inner, weight, &[b, tokens, m])?;
-        let out = self.drops.drop(f, key, Place::Block, out)?;
-        f.add(x, out)
+        let inner = f.drop(Place::Block, inner)?;
+        let out = linear(f, inner, &name("DenseReluDense.wo"), &[m], &[ffn])?;
+        f.residual(x, out, "y")
     }
 
-    fn norm(&self, f: &mut FunctionBuilder<'_>, x: ValueId, name: &str) -> Built<ValueId> {
-        let over = self.dims.m;
-        let weight = self.tensors.weight(f, &format!("{name}.weight"), &[over])?;
-        f.push(Op::RmsNorm { over, eps: self.t5.eps, offset: 0.0 }, &[x, weight])
+    /// The norm after the last layer, with its dropout.
+    fn last_norm(&self, f: &mut Body<'_>, x: ValueId) -> Built<ValueId> {
+        f.take_key(Place::Embedding);
+        let x = self.norm(f, x, &format!("{}.final_layer_norm", self.name))?;
+        f.drop(Place::Embedding, x)
     }
 
-    /// `@head`: the decoder's last norm and the logits.
-    fn head(&self, space: &Space) -> Built<Function> {
-        let Dims { b, t, m, v, .. } = self.dims;
-        let none = Arena::new();
-        let mut f = FunctionBuilder::new("head", space, &none);
-        let x = f.param(self.stream(Stack::Decoder), Some("x"));
-        let key = self.drops.key(&mut f, Place::Embedding);
-        let x = self.norm(&mut f, x, "decoder.final_layer_norm")?;
-        let mut x = self.drops.drop(&mut f, key, Place::Embedding, x)?;
+    fn norm(&self, f: &mut Body<'_>, x: ValueId, name: &str) -> Built<ValueId> {
+        f.norm((NormForm::Rms { offset: 0.0 }, self.t5.eps), x, name, self.dims.m)
+    }
+
+    /// The last norm and the logits.
+    fn head(&self, f: &mut Body<'_>) -> Built<[Output; 1]> {
+        let Dims { m, v, .. } = self.dims;
+        let x = self.stream(f, "x");
+        let mut x = self.last_norm(f, x)?;
         if self.t5.scaled {
             x = f.push(Op::Scale { factor: (self.t5.hidden as f64).powf(-0.5) }, &[x])?;
         }
-        let name = if self.t5.tied { TABLE } else { "lm_head.weight" };
-        let weight = self.tensors.weight(&mut f, name, &[v, m])?;
-        let logits = f.einsum(x, weight, &[b, t, v])?;
-        f.name(logits, Some("logits"));
-        Ok(f.finish([Output { name: None, value: logits }]))
+        let weight = f.weight(if self.t5.tied { TABLE } else { "lm_head.weight" }, &[v, m])?;
+        let logits = f.product(x, weight)?;
+        f.returns(logits, "logits")
     }
+}
 
-    fn main(&self, space: &Space, functions: &Arena<FuncId, Function>, calls: &Calls) -> Built<Function> {
-        let Dims { b, s, t, .. } = self.dims;
-        let mut f = FunctionBuilder::new("main", space, functions);
-        let mut input = |name: &str, tokens: DimId| {
-            let ids = TensorType::new(DType::I32, [b, tokens]);
-            let ids = f.push_as(Op::Input(Binding::named(name)), &[], ids)?;
-            f.name(ids, Some(name));
-            Ok::<_, OpError>(ids)
-        };
-        let (source, target) = (input("input_ids", s)?, input("decoder_input_ids", t)?);
-        let key = self.drops.first_key(&mut f)?;
-        let ends = |x: ValueId| self.drops.with_key(&[x], key, Place::Embedding);
-        let inside = |x: &[ValueId]| self.drops.with_key(x, key, Place::Block);
-        let x = f.call(calls.embed, 0..1, &ends(source))?[0];
-        let x = f.call(calls.block, 0..self.t5.encoder_layers, &inside(&[x]))?[0];
-        let encoded = f.call(calls.norm, 0..1, &ends(x))?[0];
-        f.name(encoded, Some("encoded"));
-        let y = f.call(calls.embed_target, 0..1, &ends(target))?[0];
-        let y = f.call(calls.block_target, 0..self.t5.decoder_layers, &inside(&[y, encoded]))?[0];
-        let logits = f.call(calls.head, 0..1, &ends(y))?[0];
-        f.name(logits, Some("logits"));
-        Ok(f.finish([Output { name: Some("logits".to_owned()), value: logits }]))
-    }
+/// A product without a bias.
+fn linear(f: &mut Body<'_>, x: ValueId, name: &str, to: &[DimId], from: &[DimId]) -> Built<ValueId> {
+    f.linear(x, Linear { name, to, from, bias: false })
 }

@@ -3,25 +3,23 @@
 //!
 //! `architectures` selects the head: `BertModel`, the default, or `BertForMaskedLM`.
 
-use ithaca_ir::{DType, Diagnostic};
+use ithaca_ir::Diagnostic;
 use serde_json::json;
 
-use super::sizes::{derived_head_dim, padding_row, read_activation};
+use super::sizes::{Defaults, HeadDim, KvHeads, Padding, read_sizes};
 use crate::fields::Fields;
-use crate::spec::{Bert, BertHead, check_layers};
+use crate::spec::{Bert, BertHead};
 
 /// The library's class with the head of a masked language model.
 pub(super) const MASKED_LM: &str = "BertForMaskedLM";
 
-pub(super) fn read(fields: &mut Fields<'_>, dtype: DType, architecture: &str) -> Result<Bert, Diagnostic> {
+pub(super) fn read(fields: &mut Fields<'_>, architecture: &str) -> Result<Bert, Diagnostic> {
     // A decoder would have causal attention.
     fields.neutral("is_decoder", &[json!(false)])?;
     // The library supports this value only; older versions had others.
     fields.neutral("position_embedding_type", &[json!("absolute")])?;
-    let tied = fields.flag("tie_word_embeddings", true)?;
-    let head = if architecture == MASKED_LM { BertHead::MaskedLm { tied } } else { BertHead::Pooler };
     // Fields of the first implementation, which the library never read.
-    for name in [
+    fields.skip(&[
         "directionality",
         "output_past",
         "pooler_fc_size",
@@ -29,26 +27,22 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType, architecture: &str) ->
         "pooler_num_fc_layers",
         "pooler_size_per_head",
         "pooler_type",
-    ] {
-        let _ = fields.raw(name);
-    }
-    let hidden = fields.size("hidden_size", 768)?;
-    let heads = fields.size("num_attention_heads", 12)?;
-    derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads))?;
-    let layers = fields.count("num_hidden_layers", 12)?;
-    let vocab = fields.size("vocab_size", 30_522)?;
-    Ok(Bert {
-        dtype,
-        hidden,
-        heads,
-        ffn: fields.size("intermediate_size", 3072)?,
-        vocab,
-        padding: padding_row(fields, Some(0), vocab)?,
-        types: fields.size("type_vocab_size", 2)?,
-        positions: fields.size("max_position_embeddings", 512)?,
-        eps: fields.epsilon("layer_norm_eps", 1e-12)?,
-        activation: read_activation(fields, "hidden_act", "gelu")?,
-        layers: check_layers("num_hidden_layers", layers)?,
-        head,
-    })
+    ]);
+    let defaults = Defaults {
+        vocab: 30_522,
+        hidden: 768,
+        ffn: 3072,
+        layers: 12,
+        heads: 12,
+        head_dim: HeadDim::Quotient,
+        kv_heads: KvHeads::NoField,
+        max_positions: 512,
+        eps: ("layer_norm_eps", 1e-12),
+        activation: ("hidden_act", "gelu"),
+        tied: true,
+        padding: Padding::Token(0),
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let head = if architecture == MASKED_LM { BertHead::MaskedLm } else { BertHead::Pooler };
+    Ok(Bert { sizes, types: fields.size("type_vocab_size", 2)?, head })
 }

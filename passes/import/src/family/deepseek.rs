@@ -2,28 +2,22 @@
 //!
 //! The library's model has no modules that predict further tokens; nor has the program.
 
+use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Pairs;
-use ithaca_ir::ops::experts::{Gates, Scoring};
-use ithaca_ir::{DType, Diagnostic};
-use serde_json::json;
+use ithaca_ir::ops::experts::{ExpertGroups, Scoring};
+use serde_json::{Value, json};
 
-use super::experts::{groups, kinds, read_loss};
-use super::sizes::{Sizes, padding_row, read_activation, usual_scale};
+use super::experts::{read_gates, read_loss, with_experts};
+use super::sizes::{Defaults, HeadDim, KvHeads, USUAL, read_sizes};
 use crate::fields::Fields;
-use crate::rope::Rope;
-use crate::rope::{COMMON, Partial};
-use crate::spec::Family;
-use crate::spec::{Biases, ExpertSpec, Latent, Spec, check_layers};
+use crate::rope::{Rope, RopeContext};
+use crate::spec::{Biases, ExpertSpec, Latent, Sizes, Spec, Spelling};
 
-/// Fields that other families must leave neutral.
+/// Fields that families without experts must leave neutral.
 pub(super) const OWN: &[&str] =
     &["num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
 
-pub(super) fn read<'a>(
-    fields: &mut Fields<'a>,
-    dtype: DType,
-    ignore: &'a [String],
-) -> Result<Spec, Diagnostic> {
+pub(super) fn read(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let latent = Latent {
         queries: fields.nullable_size("q_lora_rank", Some(1536))?,
         keys: fields.size("kv_lora_rank", 512)?,
@@ -31,51 +25,32 @@ pub(super) fn read<'a>(
         rotated: fields.size("qk_rope_head_dim", 64)?,
         value: fields.size("v_head_dim", 128)?,
     };
-    let sizes = read_sizes(fields, &latent)?;
+    let sizes = read_latent_sizes(fields, &latent)?;
     read_unused(fields)?;
-    let bias = fields.flag("attention_bias", false)?;
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
     let experts = read_experts(fields)?;
     let first = fields.count("first_k_dense_replace", 3)?;
-    let pairs = if fields.flag_or_null("rope_interleave")?.unwrap_or(!is_null(fields, "rope_interleave")) {
-        Pairs::Neighbours
-    } else {
-        Pairs::Halves
+    let pairs = match fields.raw("rope_interleave") {
+        None | Some(Value::Bool(true)) => Pairs::Neighbours,
+        Some(_) => fields.flag_or_null("rope_interleave").map(|_| Pairs::Halves)?,
     };
     // The rotated part of a head is a separate tensor.
-    let rotated = Sizes { head_dim: latent.rotated, ..sizes };
-    let rope = Rope::read(fields, rotated.rope_context(COMMON, Partial::Whole), ignore)?;
-    let (mut kinds, layers) = kinds(&sizes, None, &rope, |layer| layer >= first)?;
-    for kind in &mut kinds {
-        let Some(rotary) = &mut kind.rotary else { continue };
-        rotary.pairs = pairs;
-        kind.scale = usual_scale(sizes.head_dim) * rope.sharpening(&rotary.scaling)?;
+    let cx = RopeContext { head_dim: latent.rotated, ..RopeContext::of(&sizes) };
+    let rope = Rope::read(fields, cx)?;
+    let mut rotary = rope.of_model()?;
+    rotary.pairs = pairs;
+    let sharpening = rope.sharpening(&rotary.scaling)?;
+    let has_experts = sizes.layers > first;
+    let mut spec = with_experts(sizes, None, &rotary, |layer| layer >= first);
+    for kind in &mut spec.kinds {
+        kind.scale *= sharpening;
     }
-    let has_experts = layers.len() as u64 > first;
-    Ok(Spec {
-        experts: has_experts.then_some(experts),
-        latent: Some(latent),
-        bias: Biases { qkv: bias, out: bias, mlp: false },
-        ..sizes.spec(Family::DeepseekV3, dtype, kinds, layers)
-    })
-}
-
-fn is_null(fields: &mut Fields<'_>, name: &str) -> bool {
-    fields.raw(name).is_some_and(serde_json::Value::is_null)
+    let experts = has_experts.then_some(experts);
+    Ok(Spec { spelling: Spelling::Latent, experts, latent: Some(latent), bias, ..spec })
 }
 
 /// The sizes that all families have; the width of a head is the sum of its two parts.
-fn read_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, Diagnostic> {
-    let heads = fields.size("num_attention_heads", 128)?;
-    let kv_heads = fields.nullable_size("num_key_value_heads", Some(128))?.unwrap_or(heads);
-    if heads != kv_heads {
-        return Err(Diagnostic::new(
-            "M07",
-            format!(
-                "`num_key_value_heads` is {kv_heads}, but latent attention has a key for each of {heads} heads"
-            ),
-        )
-        .help("leave it out"));
-    }
+fn read_latent_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, Diagnostic> {
     let head_dim = latent.plain + latent.rotated;
     // The library derives both and ignores the description.
     for (name, derived) in [("head_dim", latent.rotated), ("qk_head_dim", head_dim)] {
@@ -88,42 +63,72 @@ fn read_sizes(fields: &mut Fields<'_>, latent: &Latent) -> Result<Sizes, Diagnos
             .help("leave it out"));
         }
     }
-    let layers = fields.count("num_hidden_layers", 61)?;
-    let vocab = fields.size("vocab_size", 129_280)?;
-    Ok(Sizes {
-        hidden: fields.size("hidden_size", 7168)?,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn: fields.size("intermediate_size", 18_432)?,
-        vocab,
-        padding: padding_row(fields, None, vocab)?,
-        layers: check_layers("num_hidden_layers", layers)?,
-        eps: fields.epsilon("rms_norm_eps", 1e-6)?,
-        activation: read_activation(fields, "hidden_act", "silu")?,
-        max_positions: fields.size("max_position_embeddings", 4096)?,
-        tied: fields.flag("tie_word_embeddings", false)?,
-    })
+    let defaults = Defaults {
+        vocab: 129_280,
+        hidden: 7168,
+        ffn: 18_432,
+        layers: 61,
+        heads: 128,
+        head_dim: HeadDim::Sum(head_dim),
+        kv_heads: KvHeads::NoField,
+        max_positions: 4096,
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let heads = sizes.heads;
+    match fields.nullable_size("num_key_value_heads", Some(128))? {
+        Some(n) if n != heads => {
+            let message = format!(
+                "`num_key_value_heads` is {n}, but latent attention has a key for each of {heads} heads"
+            );
+            Err(Diagnostic::new("M07", message).help("leave it out"))
+        }
+        Some(_) | None => Ok(sizes),
+    }
 }
 
 fn read_experts(fields: &mut Fields<'_>) -> Result<ExpertSpec, Diagnostic> {
     let count = fields.aliased_size(["n_routed_experts", "num_local_experts"], 256)?;
     let top = fields.size("num_experts_per_tok", 8)?;
     let ffn = fields.size("moe_intermediate_size", 2048)?;
-    let n_groups = fields.size("n_group", 8)?;
-    let kept = fields.size("topk_group", 4)?;
+    let groups = read_groups(fields, count, top)?;
     let shared = fields.size("n_shared_experts", 1)?;
-    let gates = if fields.flag("norm_topk_prob", true)? { Gates::Shares } else { Gates::Scores };
     Ok(ExpertSpec {
         count,
         top,
         ffn,
         shared: Some(ffn.saturating_mul(shared)),
         scoring: Scoring::Sigmoid,
-        gates,
+        gates: read_gates(fields, true)?,
         scale: fields.positive("routed_scaling_factor")?.unwrap_or(2.5),
-        groups: groups((count, top), ("n_group", n_groups), ("topk_group", kept))?,
+        groups,
+        biased: true,
+        rounded_gates: false,
     })
+}
+
+/// Groups of experts, or `None` if the choice of groups excludes none.
+///
+/// # Errors
+/// `M07` when the number of groups does not divide the number of experts, a group has fewer than two experts, or the
+/// chosen groups have too few.
+fn read_groups(fields: &mut Fields<'_>, count: u64, top: u64) -> Result<Option<ExpertGroups>, Diagnostic> {
+    let (n, kept) = (fields.size("n_group", 8)?, fields.size("topk_group", 4)?);
+    let size = count / n;
+    let problem = if !count.is_multiple_of(n) {
+        format!("{count} experts do not divide into `n_group` {n}")
+    } else if kept > n {
+        format!("`topk_group` is {kept}, but `n_group` is {n}")
+    } else if size < 2 {
+        format!(
+            "`n_group` of {n} leaves {size} of {count} experts in a group; a group is scored by its two best"
+        )
+    } else if top > size * kept {
+        format!("{top} experts for a token, but {kept} groups of {size} to choose from")
+    } else {
+        return Ok((kept < n).then_some(ExpertGroups { count: n, kept }));
+    };
+    Err(Diagnostic::new("M07", problem))
 }
 
 /// Fields of published descriptions that the library's class does not read.

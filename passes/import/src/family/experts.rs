@@ -1,83 +1,124 @@
-//! Fields and kinds of block that families with experts share.
+//! Families with experts: Mixtral and Qwen3-MoE, and the fields and kinds of block that they share with DeepSeek.
 
-use ithaca_ir::ops::experts::{ExpertGroups, Gates, Scoring};
+use ithaca_ir::ops::experts::{Gates, Scoring};
 use ithaca_ir::{Diagnostic, Mask};
 use serde_json::json;
 
-use super::sizes::{Sizes, usual_scale};
+use super::by_layer::used_window;
+use super::sizes::{Defaults, KvHeads, USUAL, read_sizes};
+use super::uniform::no_biases;
 use crate::fields::Fields;
-use crate::rope::Rope;
-use crate::spec::{ExpertSpec, Kind, Mlp, window};
+use crate::rope::{Rope, RopeContext};
+use crate::spec::{Biases, ExpertSpec, Kind, Layout, Mlp, QkNorm, RotarySpec, Sizes, Spec, Spelling, window};
 
-/// The kinds of block, and the kind of each layer; layer `i` has experts if `has_experts(i)`. All layers have the same
-/// window, if any.
-pub(super) fn kinds(
-    sizes: &Sizes,
+/// Fields that Mixtral reads, and families without experts must leave neutral.
+pub(super) const MIXTRAL_OWN: &[&str] = &["num_local_experts", "num_experts", "num_experts_per_tok"];
+
+/// As Mistral, with experts in every layer; gates are shares of softmax scores.
+pub(super) fn mixtral(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout =
+        Layout { experts: "block_sparse_moe", expert: ["w1", "w3", "w2"], ..Layout::USUAL };
+    let defaults = Defaults {
+        ffn: 14_336,
+        kv_heads: KvHeads::Fixed(8),
+        max_positions: 4096 * 32,
+        eps: ("rms_norm_eps", 1e-5),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    no_biases(fields)?;
+    // Noise of the router, for training only.
+    fields.neutral("router_jitter_noise", &[json!(0.0)])?;
+    read_loss(fields)?;
+    let count = fields.aliased_size(["num_local_experts", "num_experts"], 8)?;
+    let top = fields.size("num_experts_per_tok", 2)?;
+    let width = fields.nullable_size("sliding_window", None)?;
+    let rope = Rope::read(fields, RopeContext { theta: 1e6, ..RopeContext::of(&sizes) })?;
+    let experts = ExpertSpec { gates: Gates::Shares, ..by_softmax(count, top, sizes.ffn) };
+    let spec = with_experts(sizes, width, &rope.of_model()?, |_| true);
+    Ok(Spec { layout: &LAYOUT, experts: Some(experts), ..spec })
+}
+
+/// Fields that Qwen3-MoE reads, and families without experts must leave neutral.
+pub(super) const QWEN3_MOE_OWN: &[&str] = &[
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+];
+
+/// As Qwen3, with experts in every `decoder_sparse_step`-th layer except those of `mlp_only_layers`.
+pub(super) fn qwen3_moe(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults {
+        vocab: 151_936,
+        hidden: 2048,
+        ffn: 6144,
+        layers: 24,
+        kv_heads: KvHeads::Fixed(4),
+        max_positions: 32_768,
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
+    let width = used_window(fields)?;
+    // The library's class slides in all layers or in none; this field is Qwen3's.
+    fields.count("max_window_layers", 0)?;
+    read_loss(fields)?;
+    let count = fields.aliased_size(["num_experts", "num_local_experts"], 128)?;
+    let top = fields.size("num_experts_per_tok", 8)?;
+    let ffn = fields.size("moe_intermediate_size", 768)?;
+    let experts =
+        ExpertSpec { gates: read_gates(fields, false)?, rounded_gates: true, ..by_softmax(count, top, ffn) };
+    let step = fields.size("decoder_sparse_step", 1)?;
+    let dense = fields.counts("mlp_only_layers")?.unwrap_or_default();
+    let rope = Rope::read(fields, RopeContext::of(&sizes))?;
+    let has_experts = |layer: u64| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
+    let spec = with_experts(sizes, width, &rope.of_model()?, has_experts);
+    let spelling = Spelling::DenseLayers;
+    Ok(Spec { spelling, experts: Some(experts), bias, qk_norm: QkNorm::Head, ..spec })
+}
+
+/// The model in which layer `i` has experts if `has_experts(i)`. All layers have the same window, if any.
+pub(super) fn with_experts(
+    sizes: Sizes,
     width: Option<u64>,
-    rope: &Rope<'_>,
+    rotary: &RotarySpec,
     has_experts: impl Fn(u64) -> bool,
-) -> Result<(Vec<Kind>, Vec<usize>), Diagnostic> {
+) -> Spec {
     let mask = width.map_or(Mask::Causal, window);
-    let mut present: Vec<Mlp> = Vec::new();
+    let mut kinds: Vec<Kind> = Vec::new();
     let mut layers = Vec::new();
     for layer in 0..sizes.layers {
-        let mlp = if has_experts(layer) { Mlp::Experts } else { Mlp::Dense };
-        let kind = present.iter().position(|&p| p == mlp).unwrap_or_else(|| {
-            present.push(mlp);
-            present.len() - 1
-        });
-        layers.push(kind);
+        let (mlp, label) = if has_experts(layer) { (Mlp::Experts, "experts") } else { (Mlp::Dense, "dense") };
+        layers.push(kinds.iter().position(|kind| kind.mlp == mlp).unwrap_or_else(|| {
+            kinds.push(Kind { mlp, ..Kind::new(label, mask.clone(), rotary.clone(), &sizes) });
+            kinds.len() - 1
+        }));
     }
-    let mut kinds = Vec::new();
-    for mlp in present {
-        let label = match mlp {
-            Mlp::Dense => "dense",
-            Mlp::Experts => "experts",
-        };
-        kinds.push(Kind {
-            label: label.to_owned(),
-            mask: mask.clone(),
-            scale: usual_scale(sizes.head_dim),
-            softcap: None,
-            rotary: Some(rope.of_model()?),
-            mlp,
-        });
-    }
-    Ok((kinds, layers))
+    Spec::new(sizes, kinds, layers)
 }
 
-/// Experts whose gates are softmax scores, or shares of them.
-pub(super) fn by_softmax(count: u64, top: u64, ffn: u64, gates: Gates) -> ExpertSpec {
-    ExpertSpec { count, top, ffn, shared: None, scoring: Scoring::Softmax, gates, scale: 1.0, groups: None }
+/// Experts whose gates are softmax scores.
+fn by_softmax(count: u64, top: u64, ffn: u64) -> ExpertSpec {
+    ExpertSpec {
+        count,
+        top,
+        ffn,
+        shared: None,
+        scoring: Scoring::Softmax,
+        gates: Gates::Scores,
+        scale: 1.0,
+        groups: None,
+        biased: false,
+        rounded_gates: false,
+    }
 }
 
-/// Groups of experts, or `None` if the choice of groups excludes none.
-///
-/// # Errors
-/// `M07` when the number of groups does not divide the number of experts, a group has fewer than two experts, or the
-/// chosen groups have too few.
-pub(super) fn groups(
-    (count, top): (u64, u64),
-    groups: (&str, u64),
-    kept: (&str, u64),
-) -> Result<Option<ExpertGroups>, Diagnostic> {
-    let (n, n_kept) = (groups.1, kept.1);
-    let size = count / n;
-    let problem = if !count.is_multiple_of(n) {
-        format!("{count} experts do not divide into `{}` {n}", groups.0)
-    } else if n_kept > n {
-        format!("`{}` is {n_kept}, but `{}` is {n}", kept.0, groups.0)
-    } else if size < 2 {
-        format!(
-            "`{}` of {n} leaves {size} of {count} experts in a group; a group is scored by its two best",
-            groups.0
-        )
-    } else if top > size * n_kept {
-        format!("{top} experts for a token, but {n_kept} groups of {size} to choose from")
-    } else {
-        return Ok((n_kept < n).then_some(ExpertGroups { count: n, kept: n_kept }));
-    };
-    Err(Diagnostic::new("M07", problem))
+/// Whether gates are scores, or shares of the chosen experts' scores.
+pub(super) fn read_gates(fields: &mut Fields<'_>, default: bool) -> Result<Gates, Diagnostic> {
+    Ok(if fields.flag("norm_topk_prob", default)? { Gates::Shares } else { Gates::Scores })
 }
 
 /// Fields of the load-balancing loss, which has no influence on the logits.

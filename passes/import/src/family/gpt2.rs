@@ -4,34 +4,58 @@
 //! the softmax here is computed in f32 or wider. `scale_attn_by_inverse_layer_idx` gives every layer its own scale, and
 //! so its own function.
 
-use ithaca_ir::{DType, Diagnostic, Mask};
+use ithaca_ir::{Diagnostic, Mask};
 
-use super::sizes::{derived_head_dim, read_activation, usual_scale};
+use super::sizes::{derived_head_dim, read_activation};
 use crate::fields::Fields;
-use crate::spec::Family;
-use crate::spec::{Biases, Kind, Mlp, QkNorm, Residual, Spec, check_layers, runs};
+use crate::spec::{
+    Biases, Kind, Layout, Mlp, MlpLayout, NormForm, Norms, Projections, Sizes, Spec, Spelling, check_layers,
+    usual_scale,
+};
 
-pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagnostic> {
+const LAYOUT: Layout = Layout {
+    embedding: "transformer.wte.weight",
+    layer: "transformer.h.{layer}",
+    norms: Norms { before_attention: Some("ln_1"), before_mlp: Some("ln_2"), ..Norms::BEFORE },
+    projections: Projections::Columns("attn.c_attn"),
+    attention_out: "attn.c_proj",
+    mlp: MlpLayout::Plain(["mlp.c_fc", "mlp.c_proj"]),
+    last_norm: "transformer.ln_f",
+    input_major: true,
+    ..Layout::USUAL
+};
+
+pub(super) fn read(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
     let hidden = fields.aliased_size(["n_embd", "hidden_size"], 768)?;
     let heads = fields.aliased_size(["n_head", "num_attention_heads"], 12)?;
     let layers = fields.aliased_size(["n_layer", "num_hidden_layers"], 12)?;
-    let layers = check_layers("n_layer", layers)?;
     let positions = fields.aliased_size(["n_positions", "max_position_embeddings"], 1024)?;
     let head_dim = derived_head_dim(("n_embd", hidden), ("n_head", heads))?;
-    let ffn = fields.nullable_size("n_inner", None)?.unwrap_or(hidden.saturating_mul(4));
-    let _ = fields.flag("reorder_and_upcast_attn", false)?;
-    let scale = if fields.flag("scale_attn_weights", true)? { usual_scale(head_dim) } else { 1.0 };
-    // The mask's size in older versions, and a field of other heads.
-    let _ = fields.raw("n_ctx");
-    for name in [
+    let sizes = Sizes {
+        hidden,
+        heads,
+        kv_heads: heads,
+        head_dim,
+        ffn: fields.nullable_size("n_inner", None)?.unwrap_or(hidden.saturating_mul(4)),
+        vocab: fields.size("vocab_size", 50_257)?,
+        layers: check_layers("n_layer", layers)?,
+        eps: fields.epsilon("layer_norm_epsilon", 1e-5)?,
+        activation: read_activation(fields, "activation_function", "gelu_new")?,
+        max_positions: positions,
+        tied: fields.flag("tie_word_embeddings", true)?,
+        padding: None,
+    };
+    fields.flag("reorder_and_upcast_attn", false)?;
+    // The mask's size in older versions, and fields of other heads.
+    fields.skip(&[
+        "n_ctx",
         "summary_activation",
         "summary_first_dropout",
         "summary_proj_to_labels",
         "summary_type",
         "summary_use_proj",
-    ] {
-        let _ = fields.raw(name);
-    }
+    ]);
+    let scale = if fields.flag("scale_attn_weights", true)? { usual_scale(head_dim) } else { 1.0 };
     let kind = |label: String, scale: f64| Kind {
         label,
         mask: Mask::Causal,
@@ -40,36 +64,18 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<Spec, Diagno
         rotary: None,
         mlp: Mlp::Dense,
     };
-    let by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false)?;
-    let (kinds, runs) = if by_layer {
-        (
-            (0..layers).map(|i| kind(i.to_string(), scale / (i + 1) as f64)).collect(),
-            (0..).zip(0..layers).map(|(k, i)| (k, i..i + 1)).collect(),
-        )
+    let spec = if fields.flag("scale_attn_by_inverse_layer_idx", false)? {
+        let kinds = (0..layers).map(|i| kind(i.to_string(), scale / (i + 1) as f64)).collect();
+        Spec::new(sizes, kinds, 0..layers as usize)
     } else {
-        (vec![kind("full".to_owned(), scale)], runs((0..layers).map(|_| 0)))
+        Spec::new(sizes, vec![kind("block".to_owned(), scale)], (0..layers).map(|_| 0))
     };
     Ok(Spec {
-        family: Family::Gpt2,
-        dtype,
-        hidden,
-        heads,
-        kv_heads: heads,
-        head_dim,
-        ffn,
-        vocab: fields.size("vocab_size", 50_257)?,
-        eps: fields.epsilon("layer_norm_epsilon", 1e-5)?,
-        activation: read_activation(fields, "activation_function", "gelu_new")?,
-        kinds,
-        runs,
+        layout: &LAYOUT,
+        spelling: Spelling::Gpt2,
+        norm: NormForm::Layer,
         bias: Biases { qkv: true, out: true, mlp: true },
-        qk_norm: QkNorm::None,
-        residual: Residual::Serial,
-        logit_cap: None,
-        tied: fields.flag("tie_word_embeddings", true)?,
-        padding: None,
-        experts: None,
-        latent: None,
         learned: Some(positions),
+        ..spec
     })
 }

@@ -1,12 +1,11 @@
 //! The sizes of a family, and readers of common fields.
 
+use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Unary;
-use ithaca_ir::{DType, Diagnostic};
 use serde_json::{Value, json};
 
 use crate::fields::Fields;
-use crate::rope::{Partial, RopeContext};
-use crate::spec::{Biases, Family, Kind, QkNorm, Residual, Spec, check_layers, runs};
+use crate::spec::{Sizes, check_layers};
 
 /// The activation of the MLP, by the library's name.
 pub(super) fn read_activation(
@@ -38,22 +37,6 @@ pub(super) fn activation(name: &str) -> Option<Unary> {
     })
 }
 
-/// Sizes of a family with rotary positions.
-pub(super) struct Sizes {
-    pub(super) hidden: u64,
-    pub(super) heads: u64,
-    pub(super) kv_heads: u64,
-    pub(super) head_dim: u64,
-    pub(super) ffn: u64,
-    pub(super) vocab: u64,
-    pub(super) layers: u64,
-    pub(super) eps: f64,
-    pub(super) activation: Unary,
-    pub(super) max_positions: u64,
-    pub(super) tied: bool,
-    pub(super) padding: Option<u64>,
-}
-
 /// The values of absent fields, family by family.
 pub(super) struct Defaults {
     pub(super) vocab: u64,
@@ -61,9 +44,8 @@ pub(super) struct Defaults {
     pub(super) ffn: u64,
     pub(super) layers: u64,
     pub(super) heads: u64,
-    /// `None` means as many as query heads.
-    pub(super) kv_heads: Option<u64>,
     pub(super) head_dim: HeadDim,
+    pub(super) kv_heads: KvHeads,
     pub(super) max_positions: u64,
     /// The field of the norms' epsilon, and its value.
     pub(super) eps: (&'static str, f64),
@@ -71,7 +53,7 @@ pub(super) struct Defaults {
     pub(super) activation: (&'static str, &'static str),
     pub(super) tied: bool,
     /// The padding token.
-    pub(super) padding: Option<i64>,
+    pub(super) padding: Padding,
 }
 
 /// The defaults of most families.
@@ -81,13 +63,13 @@ pub(super) const USUAL: Defaults = Defaults {
     ffn: 11_008,
     layers: 32,
     heads: 32,
-    kv_heads: None,
     head_dim: HeadDim::Derived,
+    kv_heads: KvHeads::AsQueries,
     max_positions: 2048,
     eps: ("rms_norm_eps", 1e-6),
     activation: ("hidden_act", "silu"),
     tied: false,
-    padding: None,
+    padding: Padding::None,
 };
 
 /// The meaning of an absent `head_dim`.
@@ -96,18 +78,43 @@ pub(super) enum HeadDim {
     Derived,
     /// A constant; null is refused.
     Fixed(u64),
+    /// `hidden_size / num_attention_heads`; no field states another.
+    Quotient,
+    /// The sum of fields that the family reads itself.
+    Sum(u64),
+}
+
+/// The meaning of an absent `num_key_value_heads`; null means as many as query heads.
+pub(super) enum KvHeads {
+    AsQueries,
+    Fixed(u64),
+    /// As many as query heads; no field states another number.
+    NoField,
+}
+
+/// The meaning of an absent `pad_token_id`; null means no padding token.
+pub(super) enum Padding {
+    None,
+    Token(i64),
+    /// No padding token; the field has no influence.
+    NoField,
 }
 
 pub(super) fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<Sizes, Diagnostic> {
     let hidden = fields.size("hidden_size", defaults.hidden)?;
     let heads = fields.size("num_attention_heads", defaults.heads)?;
-    let kv_heads = fields.nullable_size("num_key_value_heads", defaults.kv_heads)?.unwrap_or(heads);
+    let kv_heads = match defaults.kv_heads {
+        KvHeads::AsQueries => fields.nullable_size("num_key_value_heads", None)?,
+        KvHeads::Fixed(n) => fields.nullable_size("num_key_value_heads", Some(n))?,
+        KvHeads::NoField => None,
+    }
+    .unwrap_or(heads);
+    let derived = || derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads));
     let head_dim = match defaults.head_dim {
         HeadDim::Fixed(n) => fields.size("head_dim", n)?,
-        HeadDim::Derived => match fields.nullable_size("head_dim", None)? {
-            Some(n) => n,
-            None => derived_head_dim(("hidden_size", hidden), ("num_attention_heads", heads))?,
-        },
+        HeadDim::Derived => fields.nullable_size("head_dim", None)?.map_or_else(derived, Ok)?,
+        HeadDim::Quotient => derived()?,
+        HeadDim::Sum(n) => n,
     };
     if !heads.is_multiple_of(kv_heads) {
         return Err(Diagnostic::new(
@@ -132,7 +139,11 @@ pub(super) fn read_sizes(fields: &mut Fields<'_>, defaults: &Defaults) -> Result
         activation: read_activation(fields, defaults.activation.0, defaults.activation.1)?,
         max_positions: fields.size("max_position_embeddings", defaults.max_positions)?,
         tied: fields.flag("tie_word_embeddings", defaults.tied)?,
-        padding: padding_row(fields, defaults.padding, vocab)?,
+        padding: match defaults.padding {
+            Padding::None => padding_row(fields, None, vocab)?,
+            Padding::Token(token) => padding_row(fields, Some(token), vocab)?,
+            Padding::NoField => None,
+        },
     })
 }
 
@@ -163,49 +174,4 @@ pub(super) fn derived_head_dim(hidden: (&str, u64), heads: (&str, u64)) -> Resul
         .help("set `head_dim`, or choose sizes of which the quotient is the width of a head"));
     }
     Ok(hidden.1 / heads.1)
-}
-
-/// The scale of scores in most families: 1/√head_dim.
-pub(super) fn usual_scale(head_dim: u64) -> f64 {
-    1.0 / (head_dim as f64).sqrt()
-}
-
-impl Sizes {
-    /// The model with these kinds of block and the kind of each layer.
-    pub(super) fn spec(
-        self,
-        family: Family,
-        dtype: DType,
-        kinds: Vec<Kind>,
-        layers: impl IntoIterator<Item = usize>,
-    ) -> Spec {
-        Spec {
-            family,
-            dtype,
-            hidden: self.hidden,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            ffn: self.ffn,
-            vocab: self.vocab,
-            eps: self.eps,
-            activation: self.activation,
-            kinds,
-            runs: runs(layers),
-            bias: Biases::default(),
-            qk_norm: QkNorm::None,
-            residual: Residual::Serial,
-            logit_cap: None,
-            tied: self.tied,
-            padding: self.padding,
-            learned: None,
-            experts: None,
-            latent: None,
-        }
-    }
-
-    pub(super) fn rope_context<'t>(&self, types: &'t [&'static str], partial: Partial) -> RopeContext<'t> {
-        let RopeContext { theta, .. } = RopeContext::USUAL;
-        RopeContext { head_dim: self.head_dim, max_positions: self.max_positions, types, partial, theta }
-    }
 }

@@ -5,7 +5,7 @@
 //! saves `tie_word_embeddings` as true for every model; a model without scaling has an untied head. A checkpoint
 //! without `lm_head.weight` is then refused when weights are loaded.
 
-use ithaca_ir::{DType, Diagnostic};
+use ithaca_ir::Diagnostic;
 use serde_json::json;
 
 use super::sizes::{activation, read_activation};
@@ -15,7 +15,7 @@ use crate::spec::{T5, check_layers};
 /// Fields that other families must leave neutral.
 pub(super) const OWN: &[&str] = &["is_encoder_decoder"];
 
-pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnostic> {
+pub(super) fn read(fields: &mut Fields<'_>) -> Result<T5, Diagnostic> {
     fields.neutral("is_encoder_decoder", &[json!(true)])?;
     fields.neutral("tie_encoder_decoder", &[json!(false)])?;
     let layers = fields.aliased_size(["num_layers", "num_hidden_layers"], 6)?;
@@ -31,7 +31,7 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnost
     let Some(function) = function.filter(|f| activation(f).is_some()) else {
         return Err(fields
             .unsupported("feed_forward_proj", &json!(proj))
-            .help("write it write it as in relu, gated-gelu or gated-silu"));
+            .help("write it as in relu, gated-gelu or gated-silu"));
     };
     let gated = fields.flag("is_gated_act", gated)?;
     let activation = read_activation(fields, "dense_act_fn", function)?;
@@ -51,11 +51,8 @@ pub(super) fn read(fields: &mut Fields<'_>, dtype: DType) -> Result<T5, Diagnost
         .help("choose at least 4 buckets, and a distance above half of them"));
     }
     // Sequence lengths of training, and options of older versions.
-    for name in ["n_positions", "output_past", "initializer_factor"] {
-        let _ = fields.raw(name);
-    }
+    fields.skip(&["n_positions", "output_past", "initializer_factor"]);
     Ok(T5 {
-        dtype,
         hidden: fields.aliased_size(["d_model", "hidden_size"], 512)?,
         heads: fields.aliased_size(["num_heads", "num_attention_heads"], 8)?,
         head_dim: fields.aliased_size(["d_kv", "head_dim"], 64)?,

@@ -1,36 +1,19 @@
 //! The structure of a BERT: an encoder and one of two heads.
 
-use ithaca_ir::ops::Unary;
-use ithaca_ir::{DType, Diagnostic};
+use ithaca_ir::Diagnostic;
 
-use super::limits::{check_elements, check_heads, check_no_target, check_positions, tokens};
+use super::limits::{check_elements, check_positions};
+use super::sizes::Sizes;
 use crate::workload::Workload;
 
 /// A BERT, without its weights.
 #[derive(Clone, Debug)]
 pub(crate) struct Bert {
-    /// The element type that the description states.
-    pub(crate) dtype: DType,
-    /// Width of the residual stream, and of all heads together.
-    pub(crate) hidden: u64,
-    /// Heads.
-    pub(crate) heads: u64,
-    /// Width of the MLP.
-    pub(crate) ffn: u64,
-    /// Tokens of the vocabulary.
-    pub(crate) vocab: u64,
-    /// The row of the embedding that receives no gradient.
-    pub(crate) padding: Option<u64>,
+    /// The sizes of every family; `max_positions` is the rows of the table of learned positions, and `tied` is about
+    /// the head of a masked language model.
+    pub(crate) sizes: Sizes,
     /// Token types.
     pub(crate) types: u64,
-    /// Rows of the table of learned positions.
-    pub(crate) positions: u64,
-    /// The epsilon of every norm.
-    pub(crate) eps: f64,
-    /// The activation of the MLP and of the masked language model's head.
-    pub(crate) activation: Unary,
-    /// Layers.
-    pub(crate) layers: u64,
     /// The head.
     pub(crate) head: BertHead,
 }
@@ -41,30 +24,14 @@ pub(crate) enum BertHead {
     /// The pooler, which reads the first token; the encoder's output is returned too.
     Pooler,
     /// The logits of a masked language model.
-    MaskedLm {
-        /// Whether it reads the embedding's table.
-        tied: bool,
-    },
+    MaskedLm,
 }
 
 impl Bert {
-    /// Width of a head.
-    pub(crate) fn head_dim(&self) -> u64 {
-        self.hidden / self.heads
-    }
-
     pub(super) fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
-        check_no_target("bert", workload)?;
-        let wide = check_heads(self.heads, self.head_dim())?;
-        let widest = self.hidden.max(self.ffn).max(self.vocab);
-        check_elements(&[
-            ("the attention's projections", wide.into(), self.hidden),
-            ("the MLP's projections", self.ffn.into(), self.hidden),
-            ("the embedding", self.vocab.into(), self.hidden),
-            ("the token types", self.types.into(), self.hidden),
-            ("the positions", self.positions.into(), self.hidden),
-            ("the activations", tokens(workload.batch, workload.sequence), widest),
-        ])?;
-        check_positions("max_position_embeddings", self.positions, workload)
+        let Sizes { hidden, max_positions, .. } = self.sizes;
+        self.sizes.check(Some(max_positions), workload)?;
+        check_elements(&[("the token types", self.types.into(), hidden)])?;
+        check_positions("max_position_embeddings", max_positions, workload)
     }
 }

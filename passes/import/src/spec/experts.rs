@@ -34,6 +34,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) scale: f64,
     /// Groups of experts.
     pub(crate) groups: Option<ExpertGroups>,
+    /// Whether the router computes in f32, and a bias takes part in the choice.
+    pub(crate) biased: bool,
+    /// Whether gates have the element type of the tokens.
+    pub(crate) rounded_gates: bool,
 }
 
 impl ExpertSpec {

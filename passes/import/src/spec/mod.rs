@@ -2,27 +2,33 @@
 
 mod bert;
 mod experts;
-mod family;
+mod layout;
 mod limits;
+mod sizes;
 mod t5;
 
 use std::ops::Range;
 
-use ithaca_ir::ops::{Pairs, Scaling, Unary};
+use ithaca_ir::ops::{Pairs, Scaling};
 use ithaca_ir::{DType, Diagnostic, Mask};
 
 use crate::workload::Workload;
-use limits::{check_elements, check_heads, check_no_target, check_positions, tokens};
+use limits::{check_no_target, check_positions};
 
 pub(super) use bert::{Bert, BertHead};
 pub(super) use experts::{ExpertSpec, Latent, Mlp};
-pub(super) use family::Family;
+pub(super) use layout::{Layout, MlpLayout, Norms, Projections};
 pub(super) use limits::check_layers;
+pub(super) use sizes::Sizes;
 pub(super) use t5::T5;
 
 /// A model, without its weights.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
+    /// The `model_type` of the description.
+    pub(super) family: &'static str,
+    /// The element type that the description states.
+    pub(super) dtype: DType,
     /// The computation.
     pub(super) structure: Structure,
     /// The dropout in training.
@@ -60,9 +66,15 @@ impl Model {
             return Err(Diagnostic::new("M10", message).help("leave `--capacity` out"));
         }
         match &self.structure {
-            Structure::Decoder(spec) => spec.check(workload),
+            Structure::Decoder(spec) => {
+                check_no_target(self.family, workload)?;
+                spec.check(workload)
+            }
             Structure::T5(t5) => t5.check(workload),
-            Structure::Bert(bert) => bert.check(workload),
+            Structure::Bert(bert) => {
+                check_no_target(self.family, workload)?;
+                bert.check(workload)
+            }
         }
     }
 }
@@ -70,26 +82,14 @@ impl Model {
 /// A decoder, without its weights.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
-    /// The family, which decides on names and structure.
-    pub(super) family: Family,
-    /// The element type that the description states.
-    pub(super) dtype: DType,
-    /// Width of the residual stream.
-    pub(super) hidden: u64,
-    /// Query heads.
-    pub(super) heads: u64,
-    /// Key/value heads, a divisor of `heads`.
-    pub(super) kv_heads: u64,
-    /// Width of a head.
-    pub(super) head_dim: u64,
-    /// Width of the MLP.
-    pub(super) ffn: u64,
-    /// Tokens of the vocabulary.
-    pub(super) vocab: u64,
-    /// The epsilon of every norm.
-    pub(super) eps: f64,
-    /// The activation of the MLP.
-    pub(super) activation: Unary,
+    /// The sizes of every family.
+    pub(super) sizes: Sizes,
+    /// How a small model's description states its sizes.
+    pub(super) spelling: Spelling,
+    /// The names and the storage of tensors.
+    pub(super) layout: &'static Layout,
+    /// The form of every norm.
+    pub(super) norm: NormForm,
     /// Kinds of block, in order of first appearance.
     pub(super) kinds: Vec<Kind>,
     /// Runs of layers of one kind, an index of `kinds`, in order.
@@ -102,16 +102,40 @@ pub(super) struct Spec {
     pub(super) residual: Residual,
     /// Bound of the logits, by `cap · tanh(logit / cap)`.
     pub(super) logit_cap: Option<f64>,
-    /// Whether the head reads the embedding's table.
-    pub(super) tied: bool,
-    /// The row of the embedding that receives no gradient.
-    pub(super) padding: Option<u64>,
+    /// Whether the embedding is scaled by `hidden^(1/2)`.
+    pub(super) scaled_embedding: bool,
     /// Rows of the table of learned positions.
     pub(super) learned: Option<u64>,
     /// The experts of the kinds that have them.
     pub(super) experts: Option<ExpertSpec>,
     /// Widths of latent attention, if the model has it.
     pub(super) latent: Option<Latent>,
+}
+
+/// How a description states the sizes and kinds of layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// By the names of most families.
+    Usual,
+    /// By those names, the type of each layer in `layer_types`.
+    LayerTypes,
+    /// By those names, layers without experts in `mlp_only_layers`.
+    DenseLayers,
+    /// By those names, with widths of latents and a number of first layers without experts.
+    Latent,
+    /// By those names, the width of a head being a quotient.
+    Quotient,
+    /// By the names of GPT-2.
+    Gpt2,
+}
+
+/// The form of a norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum NormForm {
+    /// By the root of the mean square, times weight + `offset`.
+    Rms { offset: f64 },
+    /// By mean and variance, with weight and bias.
+    Layer,
 }
 
 /// A kind of block within a model.
@@ -165,7 +189,7 @@ pub(super) enum Residual {
 }
 
 /// Which projections have a bias.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Biases {
     /// Queries, keys and values.
     pub(super) qkv: bool,
@@ -175,45 +199,67 @@ pub(super) struct Biases {
     pub(super) mlp: bool,
 }
 
+impl Biases {
+    /// All projections of attention, if `bias`.
+    pub(super) fn of_attention(bias: bool) -> Self {
+        Self { qkv: bias, out: bias, mlp: false }
+    }
+}
+
 /// The mask of a sliding window of `width` keys, the query's own included.
 pub(super) fn window(width: u64) -> Mask {
     Mask::Window { left: Some(width - 1), right: Some(0) }
 }
 
-/// Runs of equal kind, from the kind of each layer.
-pub(super) fn runs(layers: impl IntoIterator<Item = usize>) -> Vec<(usize, Range<u64>)> {
-    let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
-    for (i, kind) in (0..).zip(layers) {
-        match runs.last_mut() {
-            Some((last, range)) if *last == kind => range.end = i + 1,
-            _ => runs.push((kind, i..i + 1)),
-        }
+impl Kind {
+    /// A kind with rotary positions, usual scores and one MLP for all tokens.
+    pub(super) fn new(label: impl Into<String>, mask: Mask, rotary: RotarySpec, sizes: &Sizes) -> Self {
+        let scale = usual_scale(sizes.head_dim);
+        Self { label: label.into(), mask, scale, softcap: None, rotary: Some(rotary), mlp: Mlp::Dense }
     }
-    runs
+}
+
+/// The scale of scores in most families: 1/√head_dim.
+pub(super) fn usual_scale(head_dim: u64) -> f64 {
+    1.0 / (head_dim as f64).sqrt()
 }
 
 impl Spec {
-    /// Number of layers.
-    pub(super) fn n_layers(&self) -> u64 {
-        self.runs.last().map_or(0, |(_, range)| range.end)
+    /// A model of the usual structure with these kinds of block and the kind of each layer.
+    pub(super) fn new(sizes: Sizes, kinds: Vec<Kind>, layers: impl IntoIterator<Item = usize>) -> Self {
+        let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
+        for (i, kind) in (0..).zip(layers) {
+            match runs.last_mut() {
+                Some((last, range)) if *last == kind => range.end = i + 1,
+                _ => runs.push((kind, i..i + 1)),
+            }
+        }
+        Self {
+            sizes,
+            spelling: Spelling::Usual,
+            layout: &Layout::USUAL,
+            norm: NormForm::Rms { offset: 0.0 },
+            kinds,
+            runs,
+            bias: Biases::default(),
+            qk_norm: QkNorm::None,
+            residual: Residual::Serial,
+            logit_cap: None,
+            scaled_embedding: false,
+            learned: None,
+            experts: None,
+            latent: None,
+        }
     }
 
     fn check(&self, workload: &Workload) -> Result<(), Diagnostic> {
-        check_no_target(self.family.name(), workload)?;
-        let wide = check_heads(self.heads, self.head_dim)?;
-        let widest = self.hidden.max(wide).max(self.ffn).max(self.vocab);
-        check_elements(&[
-            ("the attention's projections", wide.into(), self.hidden),
-            ("the MLP's projections", self.ffn.into(), self.hidden),
-            ("the embedding", self.vocab.into(), self.hidden),
-            ("the positions", self.learned.unwrap_or(1).into(), self.hidden),
-            ("the activations", tokens(workload.batch, workload.sequence), widest),
-        ])?;
+        let Sizes { hidden, heads, .. } = self.sizes;
+        self.sizes.check(self.learned, workload)?;
         if let Some(experts) = &self.experts {
-            experts.check(self.hidden, workload)?;
+            experts.check(hidden, workload)?;
         }
         if let Some(latent) = &self.latent {
-            latent.check(self.heads, self.hidden)?;
+            latent.check(heads, hidden)?;
         }
         match self.learned {
             Some(n) => check_positions("n_positions", n, workload),

@@ -1,7 +1,7 @@
 //! The structure of a T5: an encoder, and a decoder that attends to it.
 
+use ithaca_ir::Diagnostic;
 use ithaca_ir::ops::Unary;
-use ithaca_ir::{DType, Diagnostic};
 
 use super::limits::{check_elements, check_heads, tokens};
 use crate::workload::Workload;
@@ -9,8 +9,6 @@ use crate::workload::Workload;
 /// A T5 with the head of a language model, without its weights.
 #[derive(Clone, Debug)]
 pub(crate) struct T5 {
-    /// The element type that the description states.
-    pub(crate) dtype: DType,
     /// Width of the residual streams.
     pub(crate) hidden: u64,
     /// Heads of every attention.

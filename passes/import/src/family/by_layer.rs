@@ -1,0 +1,168 @@
+//! Families with full and sliding attention by type of layer: Qwen2, Qwen3 and Gemma 2.
+//!
+//! `layer_types` states the types.
+
+use ithaca_ir::{Diagnostic, Mask};
+use serde_json::json;
+
+use super::sizes::{Defaults, HeadDim, KvHeads, Padding, USUAL, read_activation, read_sizes};
+use crate::fields::Fields;
+use crate::rope::{Rope, RopeContext};
+use crate::spec::{Biases, Kind, Layout, NormForm, Norms, QkNorm, Sizes, Spec, Spelling, window};
+
+/// Causal attention.
+const FULL: &str = "full_attention";
+/// Causal attention within a window of tokens.
+const SLIDING: &str = "sliding_attention";
+
+const QWEN: Defaults =
+    Defaults { vocab: 151_936, ffn: 22_016, kv_heads: KvHeads::Fixed(32), max_positions: 32_768, ..USUAL };
+
+/// Biased queries, keys and values.
+pub(super) fn qwen2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let sizes = read_sizes(fields, &QWEN)?;
+    let spec = qwen(fields, sizes)?;
+    Ok(Spec { bias: Biases { qkv: true, ..Biases::default() }, ..spec })
+}
+
+/// Normalised queries and keys.
+pub(super) fn qwen3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let sizes = read_sizes(fields, &Defaults { head_dim: HeadDim::Fixed(128), ..QWEN })?;
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
+    Ok(Spec { bias, qk_norm: QkNorm::Head, ..qwen(fields, sizes)? })
+}
+
+/// Without `layer_types`, layers from `max_window_layers` on slide if `use_sliding_window` is set and there is a window.
+fn qwen(fields: &mut Fields<'_>, sizes: Sizes) -> Result<Spec, Diagnostic> {
+    let width = used_window(fields)?;
+    let first_sliding = fields.count("max_window_layers", 28)?;
+    let types = match fields.words("layer_types")? {
+        Some(types) => types,
+        None => (0..sizes.layers)
+            .map(|i| if width.is_some() && i >= first_sliding { SLIDING } else { FULL })
+            .collect(),
+    };
+    let rope = Rope::read(fields, RopeContext::of(&sizes))?;
+    let window = width.ok_or("`use_sliding_window` must be true and `sliding_window` a number of tokens");
+    by_type(sizes, &types, window, |sizes, label, ty, mask| {
+        Ok(Kind::new(label, mask, rope.of_layers(ty, &[FULL, SLIDING])?, sizes))
+    })
+}
+
+/// The width of the window, if `use_sliding_window` is set.
+pub(super) fn used_window(fields: &mut Fields<'_>) -> Result<Option<u64>, Diagnostic> {
+    let used = fields.flag("use_sliding_window", false)?;
+    Ok(fields.nullable_size("sliding_window", Some(4096))?.filter(|_| used))
+}
+
+/// Capped scores and logits, norms before and after attention and MLP with weight + 1, scaled embeddings.
+///
+/// Layers alternate, starting with a sliding one, unless `layer_types` states otherwise. The library computes the MLP
+/// by `hidden_activation` and does not read `hidden_act` and `sliding_window_size`. Older descriptions have these
+/// beside the fields in use; they must agree.
+pub(super) fn gemma2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout {
+        norms: Norms {
+            before_attention: Some("input_layernorm"),
+            after_attention: Some("post_attention_layernorm"),
+            before_mlp: Some("pre_feedforward_layernorm"),
+            after_mlp: Some("post_feedforward_layernorm"),
+        },
+        ..Layout::USUAL
+    };
+    let defaults = Defaults {
+        vocab: 256_000,
+        hidden: 2304,
+        ffn: 9216,
+        layers: 26,
+        heads: 8,
+        head_dim: HeadDim::Fixed(256),
+        kv_heads: KvHeads::Fixed(4),
+        max_positions: 8192,
+        eps: ("rms_norm_eps", 1e-6),
+        activation: ("hidden_activation", "gelu_pytorch_tanh"),
+        tied: true,
+        padding: Padding::Token(0),
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    if read_activation(fields, "hidden_act", "gelu_pytorch_tanh")? != sizes.activation
+        && fields.value("hidden_act").is_some()
+    {
+        return Err(Diagnostic::new("M07", "`hidden_act` and `hidden_activation` differ")
+            .help("the library computes `hidden_activation`; remove the other"));
+    }
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
+    let width = fields.nullable_size("sliding_window", Some(4096))?;
+    fields.neutral("sliding_window_size", &[json!(width)])?;
+    // Selects the cache of keys and values for generation.
+    fields.skip(&["cache_implementation"]);
+    let types = match fields.words("layer_types")? {
+        Some(types) => types,
+        None => (0..sizes.layers).map(|i| if i % 2 == 0 { SLIDING } else { FULL }).collect(),
+    };
+    let scale = 1.0 / cap(fields, "query_pre_attn_scalar", 256.0)?.unwrap_or(256.0).sqrt();
+    let softcap = cap(fields, "attn_logit_softcapping", 50.0)?;
+    let logit_cap = cap(fields, "final_logit_softcapping", 30.0)?;
+    let rotary = Rope::read(fields, RopeContext::of(&sizes))?.of_model()?;
+    let window = width.ok_or("`sliding_window` must be a number of tokens");
+    let spec = by_type(sizes, &types, window, |sizes, label, _, mask| {
+        Ok(Kind { scale, softcap, ..Kind::new(label, mask, rotary.clone(), sizes) })
+    })?;
+    let norm = NormForm::Rms { offset: 1.0 };
+    Ok(Spec { layout: &LAYOUT, norm, bias, logit_cap, scaled_embedding: true, ..spec })
+}
+
+/// A positive number: `default` when absent, `None` when null.
+fn cap(fields: &mut Fields<'_>, name: &str, default: f64) -> Result<Option<f64>, Diagnostic> {
+    match fields.raw(name) {
+        None => Ok(Some(default)),
+        Some(_) => fields.positive(name),
+    }
+}
+
+/// The model whose layers have these types.
+///
+/// `width` is the width of the window, or the condition for a window; `kind` makes a kind from its label, type and mask.
+///
+/// # Errors
+/// `M07` when the list's length differs from the number of layers or a layer slides without a window, `M05` for an
+/// unknown type, and the errors of `kind`.
+fn by_type(
+    sizes: Sizes,
+    types: &[&str],
+    width: Result<u64, &str>,
+    kind: impl Fn(&Sizes, &str, &str, Mask) -> Result<Kind, Diagnostic>,
+) -> Result<Spec, Diagnostic> {
+    if types.len() as u64 != sizes.layers {
+        return Err(Diagnostic::new(
+            "M07",
+            format!("`layer_types` has {} entries, but `num_hidden_layers` is {}", types.len(), sizes.layers),
+        ));
+    }
+    let mut present: Vec<&str> = Vec::new();
+    let mut kinds = Vec::new();
+    let mut of_layers = Vec::new();
+    for &ty in types {
+        if let Some(known) = present.iter().position(|&p| p == ty) {
+            of_layers.push(known);
+            continue;
+        }
+        let (label, mask) = match (ty, width) {
+            (FULL, _) => ("full", Mask::Causal),
+            (SLIDING, Ok(n)) => ("window", window(n)),
+            (SLIDING, Err(missing)) => {
+                let message =
+                    format!("`layer_types` has sliding_attention, but the model has no window: {missing}");
+                return Err(Diagnostic::new("M07", message));
+            }
+            (other, _) => {
+                return Err(Diagnostic::new("M05", format!("type of layer \"{other}\" is not supported"))
+                    .help(format!("`layer_types` may hold {FULL} and {SLIDING}")));
+            }
+        };
+        of_layers.push(present.len());
+        present.push(ty);
+        kinds.push(kind(&sizes, label, ty, mask)?);
+    }
+    Ok(Spec { spelling: Spelling::LayerTypes, ..Spec::new(sizes, kinds, of_layers) })
+}

@@ -1,0 +1,171 @@
+//! Families whose layers are all alike: Llama, Mistral, Phi-3, OLMo 2, StarCoder2 and GPT-NeoX.
+//!
+//! A `sliding_window` applies to all layers.
+
+use ithaca_ir::{Diagnostic, Mask};
+use serde_json::json;
+
+use super::sizes::{Defaults, HeadDim, KvHeads, Padding, USUAL, read_sizes};
+use crate::fields::Fields;
+use crate::rope::{Partial, Rope, RopeContext};
+use crate::spec::{
+    Biases, Kind, Layout, MlpLayout, NormForm, Norms, Projections, QkNorm, Residual, Sizes, Spec, Spelling,
+    window,
+};
+
+/// Biases by flags, no windows.
+pub(super) fn llama(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let sizes = read_sizes(fields, &USUAL)?;
+    let attention = fields.flag("attention_bias", false)?;
+    let mlp = fields.flag("mlp_bias", false)?;
+    let spec = alike(fields, RopeContext::of(&sizes), sizes, None)?;
+    Ok(Spec { bias: Biases { mlp, ..Biases::of_attention(attention) }, ..spec })
+}
+
+/// As Llama without biases, with one sliding window.
+pub(super) fn mistral(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    let defaults = Defaults { ffn: 14_336, kv_heads: KvHeads::Fixed(8), max_positions: 4096 * 32, ..USUAL };
+    let sizes = read_sizes(fields, &defaults)?;
+    no_biases(fields)?;
+    let window = fields.nullable_size("sliding_window", Some(4096))?;
+    alike(fields, RopeContext::of(&sizes), sizes, window)
+}
+
+/// The library's class has no biases; descriptions made for other classes state it.
+pub(super) fn no_biases(fields: &mut Fields<'_>) -> Result<(), Diagnostic> {
+    fields.neutral("attention_bias", &[json!(false)])?;
+    fields.neutral("mlp_bias", &[json!(false)])
+}
+
+/// As Llama, with queries, keys and values in one matrix, gate and up in another, and partly rotated heads.
+///
+/// The library reads `yarn` as `longrope` here, so both are refused.
+pub(super) fn phi3(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout {
+        projections: Projections::Rows("self_attn.qkv_proj"),
+        mlp: MlpLayout::GatedRows,
+        ..Layout::USUAL
+    };
+    let defaults = Defaults {
+        vocab: 32_064,
+        hidden: 3072,
+        ffn: 8192,
+        max_positions: 4096,
+        eps: ("rms_norm_eps", 1e-5),
+        padding: Padding::Token(32_000),
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    no_biases(fields)?;
+    fields.neutral("lm_head_bias", &[json!(false)])?;
+    let window = fields.nullable_size("sliding_window", None)?;
+    let cx = RopeContext { types: &["default"], partial: Partial::Factor, ..RopeContext::of(&sizes) };
+    Ok(Spec { layout: &LAYOUT, ..alike(fields, cx, sizes, window)? })
+}
+
+/// As Llama, with queries and keys normalised over all heads of a token, and norms after attention and MLP instead of
+/// before.
+pub(super) fn olmo2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout {
+        norms: Norms {
+            before_attention: None,
+            after_attention: Some("post_attention_layernorm"),
+            before_mlp: None,
+            after_mlp: Some("post_feedforward_layernorm"),
+        },
+        ..Layout::USUAL
+    };
+    let defaults =
+        Defaults { vocab: 50_304, eps: ("rms_norm_eps", 1e-5), padding: Padding::Token(1), ..USUAL };
+    let sizes = read_sizes(fields, &defaults)?;
+    let bias = Biases::of_attention(fields.flag("attention_bias", false)?);
+    let spec = alike(fields, RopeContext::of(&sizes), sizes, None)?;
+    Ok(Spec { layout: &LAYOUT, bias, qk_norm: QkNorm::Projection, ..spec })
+}
+
+/// Layer norms, a plain MLP, biases everywhere or nowhere, tied embeddings by default.
+///
+/// Published descriptions contain fields of the class that the library's was derived from. The library reads none of
+/// them; those that would change the computation must be neutral.
+pub(super) fn starcoder2(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout { mlp: MlpLayout::Plain(["mlp.c_fc", "mlp.c_proj"]), ..Layout::USUAL };
+    let defaults = Defaults {
+        vocab: 49_152,
+        hidden: 3072,
+        ffn: 12_288,
+        layers: 30,
+        heads: 24,
+        kv_heads: KvHeads::Fixed(2),
+        max_positions: 4096,
+        eps: ("norm_epsilon", 1e-5),
+        activation: ("hidden_act", "gelu_pytorch_tanh"),
+        tied: true,
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let bias = fields.flag("use_bias", true)?;
+    fields.neutral("mlp_type", &[json!("default")])?;
+    fields.neutral("norm_type", &[json!("layer_norm")])?;
+    fields.neutral("scale_attn_weights", &[json!(true)])?;
+    fields.neutral("layer_norm_epsilon", &[json!(sizes.eps)])?;
+    // The MLP's activation is `hidden_act`; the softmax is computed in f32 or wider.
+    fields.skip(&["activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"]);
+    let window = fields.nullable_size("sliding_window", None)?;
+    let spec = alike(fields, RopeContext::of(&sizes), sizes, window)?;
+    let bias = Biases { mlp: bias, ..Biases::of_attention(bias) };
+    Ok(Spec { layout: &LAYOUT, norm: NormForm::Layer, bias, ..spec })
+}
+
+/// GPT-NeoX and Pythia: queries, keys and values of a head are adjacent in one matrix, heads are partly rotated, norms
+/// are layer norms; attention and MLP read the same stream unless `use_parallel_residual` is off.
+pub(super) fn gpt_neox(fields: &mut Fields<'_>) -> Result<Spec, Diagnostic> {
+    const LAYOUT: Layout = Layout {
+        embedding: "gpt_neox.embed_in.weight",
+        layer: "gpt_neox.layers.{layer}",
+        projections: Projections::HeadRows("attention.query_key_value"),
+        attention_out: "attention.dense",
+        mlp: MlpLayout::Plain(["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]),
+        last_norm: "gpt_neox.final_layer_norm",
+        head: "embed_out.weight",
+        ..Layout::USUAL
+    };
+    let defaults = Defaults {
+        vocab: 50_432,
+        hidden: 6144,
+        ffn: 24_576,
+        layers: 44,
+        heads: 64,
+        head_dim: HeadDim::Quotient,
+        kv_heads: KvHeads::NoField,
+        eps: ("layer_norm_eps", 1e-5),
+        activation: ("hidden_act", "gelu"),
+        padding: Padding::NoField,
+        ..USUAL
+    };
+    let sizes = read_sizes(fields, &defaults)?;
+    let attention = fields.flag("attention_bias", true)?;
+    let parallel = fields.flag("use_parallel_residual", true)?;
+    let cx =
+        RopeContext { types: &["default", "linear"], partial: Partial::Percent, ..RopeContext::of(&sizes) };
+    Ok(Spec {
+        layout: &LAYOUT,
+        spelling: Spelling::Quotient,
+        norm: NormForm::Layer,
+        bias: Biases { mlp: true, ..Biases::of_attention(attention) },
+        residual: if parallel { Residual::Parallel } else { Residual::Serial },
+        ..alike(fields, cx, sizes, None)?
+    })
+}
+
+/// A model whose layers have causal attention within a window of `width` tokens, if any, and the same rotary positions.
+fn alike(
+    fields: &mut Fields<'_>,
+    cx: RopeContext,
+    sizes: Sizes,
+    width: Option<u64>,
+) -> Result<Spec, Diagnostic> {
+    let rotary = Rope::read(fields, cx)?.of_model()?;
+    let kind = Kind::new("block", width.map_or(Mask::Causal, window), rotary, &sizes);
+    let layers = (0..sizes.layers).map(|_| 0);
+    Ok(Spec::new(sizes, vec![kind], layers))
+}
