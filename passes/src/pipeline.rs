@@ -66,7 +66,7 @@ pub const PASSES: &[PassInfo] = &[
         name: "two-level",
         summary: "splits each mesh axis that spans nodes in two, so that each collective becomes one across nodes and one inside",
         options: levels::OPTIONS,
-        read: |_, stage| TwoLevel::from_pipeline(&stage.options).map(boxed),
+        read: |_, stage| options::pass::<TwoLevel>(&stage.name, levels::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "lower-reshards",
@@ -78,25 +78,25 @@ pub const PASSES: &[PassInfo] = &[
         name: "saturate",
         summary: "rewrites each function to the form that is cheapest on the cluster, by rules of communication and an e-graph",
         options: saturate::OPTIONS,
-        read: |_, stage| Saturate::from_pipeline(&stage.options).map(boxed),
+        read: |_, stage| options::pass::<Saturate>(&stage.name, saturate::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "overlap",
         summary: "cuts collectives and the kernels next to them into chunks, so that one chunk is sent while another is computed",
         options: overlap::OPTIONS,
-        read: |_, stage| Overlap::from_pipeline(&stage.options).map(boxed),
+        read: |_, stage| options::pass::<Overlap>(&stage.name, overlap::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "pack",
         summary: "coalesces independent collectives of one kind, between the same ranks, into one message",
         options: fuse::OPTIONS,
-        read: |_, stage| Pack::from_pipeline(&stage.options).map(boxed),
+        read: |_, stage| options::pass::<Pack>(&stage.name, fuse::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "prefetch",
         summary: "gathers weights before their use and reduces gradients after they are computed, overlapped with kernels, also across layers",
         options: prefetch::OPTIONS,
-        read: |_, stage| Prefetch::from_pipeline(&stage.options).map(boxed),
+        read: |_, stage| options::pass::<Prefetch>(&stage.name, prefetch::OPTIONS, &stage.options),
     },
     PassInfo {
         name: "rules",

@@ -366,7 +366,7 @@ fn part_node(
     (tokens, part): (DimId, DimId),
     map: &mut ValueMap<'_>,
 ) -> Result<(), OpError> {
-    let mut declared = map.declared(node);
+    let mut declared = map.declared(&node.results);
     let dims = declared.iter_mut().flat_map(|ty| &mut ty.dims);
     dims.filter(|d| **d == tokens).for_each(|d| *d = part);
     let results = b.node(node.op.clone(), &map.operands(node), &declared)?;

@@ -64,7 +64,7 @@ fn of_function(module: &Module, function: &Function) -> Result<Function, OpError
                 let operands = node.operands.iter().enumerate().filter(|&(i, _)| Some(i) != key);
                 let operands: Vec<ValueId> = operands.map(|(_, &v)| map[v]).collect();
                 let results = b.node(Op::Attention(attention), &operands, &[])?;
-                map.replace(&mut b, node, &results);
+                map.replace(&mut b, &node.results, &results);
             }
             _ => map.copy(&mut b, node)?,
         }

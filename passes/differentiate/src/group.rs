@@ -175,7 +175,7 @@ fn split_main(
             open = Some(own);
             start = end;
         }
-        map.replace(&mut b, node, &results);
+        map.replace(&mut b, &node.results, &results);
     }
     let function = b.finish(map.outputs());
     Ok(SplitMain { function, groups, chunks: of_chunks })

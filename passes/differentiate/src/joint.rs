@@ -80,8 +80,8 @@ pub(super) fn joint(
     for node in &source.nodes {
         let operands = map.operands(node);
         let op = with_lse(&node.op);
-        let results = b.node(op.clone(), &operands, &map.declared(node))?.to_vec();
-        map.replace(&mut b, node, &results);
+        let results = b.node(op.clone(), &operands, &map.declared(&node.results))?.to_vec();
+        map.replace(&mut b, &node.results, &results);
         forward.push(Forward { node, op, operands, results });
     }
     let n_forward = b.function().nodes.len();

@@ -150,7 +150,7 @@ pub(super) fn copy_whole_batch(
         let message = format!("`{}` of `@main` needs a value of one micro-batch", node.op.name());
         return Err(OpError::new("P52", message));
     }
-    let declared: Vec<TensorType> = map.declared(node).iter().map(all).collect();
+    let declared: Vec<TensorType> = map.declared(&node.results).iter().map(all).collect();
     map.copy_as(b, node, op, &declared)
 }
 

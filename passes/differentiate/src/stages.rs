@@ -80,7 +80,7 @@ pub(super) fn cut(module: &Module, main: FuncId, n: usize) -> Result<Staged, OpE
             chunks.push(Some(chunk));
             computed_in.resize(b.function().values.len(), Some(chunk));
         }
-        map.replace(&mut b, node, &results);
+        map.replace(&mut b, &node.results, &results);
     }
     let function = b.finish(map.outputs());
     cut.functions.push(function);

@@ -198,7 +198,7 @@ impl<'a> Cx<'a> {
         });
         let op = Op::Call { callee: function.forward, layers: layers.clone(), stride, scan, stage };
         let results = b.node(op, &arguments, &[])?;
-        map.replace(b, node, &results);
+        map.replace(b, &node.results, &results);
         let saved = results[n_results..].to_vec();
         Ok(ForwardCall { function, layers: layers.clone(), stride, arguments, saved })
     }

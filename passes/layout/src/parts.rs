@@ -1,4 +1,4 @@
-//! Parts of dimensions, declared once each.
+//! Declares dimensions: parts, once each, and names that are free.
 
 use ithaca_ir::{Dim, DimId, Part, Space};
 

@@ -5,13 +5,13 @@ use std::ops::Index;
 use ithaca_ir::entity::Entity;
 use ithaca_ir::module::{Function, Node, Output, ValueId};
 use ithaca_ir::ops::OpError;
-use ithaca_ir::{Diagnostics, FunctionBuilder, Module, Op, TensorType};
+use ithaca_ir::{Arena, Diagnostics, FuncId, FunctionBuilder, Module, Op, Space, TensorType};
 
 /// `module` with every node that `rewrite` replaces replaced; the level stays.
 ///
 /// `rewrite` gets the function under construction, the old function, one of its nodes and that node's operands in the
-/// new function. It answers with the values that stand for the node's results, which it may have added to the builder,
-/// or with none to keep the node.
+/// new function. It returns the new values of the node's results, which it may have added to the builder, or `None` to
+/// keep the node.
 ///
 /// # Errors
 /// The invariant that a node breaks: one that `rewrite` added, or a later one that does not fit it.
@@ -31,7 +31,10 @@ pub fn rebuild(
         for node in &function.nodes {
             match rewrite(&mut b, function, node, &map.operands(node))? {
                 None => map.copy(&mut b, node)?,
-                Some(values) => map.replace(&mut b, node, &values),
+                Some(values) => {
+                    assert_eq!(values.len(), node.results.len(), "each result has one new value");
+                    map.replace(&mut b, &node.results, &values);
+                }
             }
         }
         let function = b.finish(map.outputs());
@@ -40,12 +43,83 @@ pub fn rebuild(
     Ok(rebuilt)
 }
 
+/// A copy of a function under construction: its builder, with the new values.
+pub struct Copy<'a> {
+    /// The copy.
+    pub b: FunctionBuilder<'a>,
+    /// The new value of each old value.
+    pub values: ValueMap<'a>,
+}
+
+impl<'a> Copy<'a> {
+    /// A copy that has the parameters of `source`.
+    pub fn of(source: &'a Function, space: &'a Space, functions: &'a Arena<FuncId, Function>) -> Self {
+        let mut b = FunctionBuilder::like(source, space, functions);
+        let values = ValueMap::with_params(&mut b, source);
+        Self { b, values }
+    }
+
+    /// A copy in a function of its own, without parameters.
+    pub fn into(source: &'a Function, b: FunctionBuilder<'a>) -> Self {
+        Self { b, values: ValueMap::new(source) }
+    }
+
+    /// Adds a parameter for `old`.
+    pub fn param(&mut self, old: ValueId) {
+        self.values.param(&mut self.b, old);
+    }
+
+    /// The new value of `old`, which is defined.
+    pub fn get(&self, old: ValueId) -> ValueId {
+        self.values[old]
+    }
+
+    /// Makes `new` the value of `old`.
+    pub fn set(&mut self, old: ValueId, new: ValueId) {
+        self.values.insert(old, new);
+    }
+
+    /// Makes each of `new` the value of one of `old`, with its name.
+    pub fn set_all(&mut self, old: &[ValueId], new: &[ValueId]) {
+        self.values.replace(&mut self.b, old, new);
+    }
+
+    /// The new operands of a node.
+    pub fn operands(&self, node: &Node) -> Vec<ValueId> {
+        self.values.operands(node)
+    }
+
+    /// Adds a node unchanged.
+    ///
+    /// # Errors
+    /// The invariant that the node breaks with its new operands.
+    pub fn node(&mut self, node: &Node) -> Result<(), OpError> {
+        self.values.copy(&mut self.b, node)
+    }
+
+    /// Adds an operation that defines `results`, with their types.
+    ///
+    /// # Errors
+    /// The invariant that the operation breaks.
+    pub fn node_as(&mut self, op: Op, operands: &[ValueId], results: &[ValueId]) -> Result<(), OpError> {
+        let new = self.b.node(op, operands, &self.values.declared(results))?;
+        self.set_all(results, &new);
+        Ok(())
+    }
+
+    /// Ends the copy with the outputs of the source.
+    pub fn finish(self) -> Function {
+        self.b.finish(self.values.outputs())
+    }
+}
+
 /// For each value of a function that is rebuilt the new value, once there is one.
 ///
 /// Indexing panics for a value without a new one: operands must be mapped before their uses.
 #[derive(Clone, Debug)]
 pub struct ValueMap<'a> {
-    source: &'a Function,
+    /// The function that is rebuilt.
+    pub source: &'a Function,
     new: Vec<Option<ValueId>>,
 }
 
@@ -87,15 +161,14 @@ impl<'a> ValueMap<'a> {
         node.operands.iter().map(|&v| self[v]).collect()
     }
 
-    /// The types of the results of `node`.
-    pub fn declared(&self, node: &Node) -> Vec<TensorType> {
-        node.results.iter().map(|&v| self.source.ty(v).clone()).collect()
+    /// The types of old values.
+    pub fn declared(&self, old: &[ValueId]) -> Vec<TensorType> {
+        old.iter().map(|&v| self.source.ty(v).clone()).collect()
     }
 
-    /// Maps the results of `node` to the first of `new`, which take their names.
-    pub fn replace(&mut self, b: &mut FunctionBuilder<'_>, node: &Node, new: &[ValueId]) {
-        assert!(new.len() >= node.results.len(), "each result has a new value");
-        for (&old, &new) in node.results.iter().zip(new) {
+    /// Maps each of `old` to the first of `new`, which take their names.
+    pub fn replace(&mut self, b: &mut FunctionBuilder<'_>, old: &[ValueId], new: &[ValueId]) {
+        for (&old, &new) in old.iter().zip(new) {
             b.name(new, self.source.values[old].name.as_deref());
             self.insert(old, new);
         }
@@ -106,7 +179,7 @@ impl<'a> ValueMap<'a> {
     /// # Errors
     /// The invariant that the node breaks with its new operands.
     pub fn copy(&mut self, b: &mut FunctionBuilder<'_>, node: &Node) -> Result<(), OpError> {
-        self.copy_as(b, node, node.op.clone(), &self.declared(node))
+        self.copy_as(b, node, node.op.clone(), &self.declared(&node.results))
     }
 
     /// As [`copy`](Self::copy), with another operation and other result types.
@@ -121,7 +194,7 @@ impl<'a> ValueMap<'a> {
         declared: &[TensorType],
     ) -> Result<(), OpError> {
         let results = b.node(op, &self.operands(node), declared)?;
-        self.replace(b, node, &results);
+        self.replace(b, &node.results, &results);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Op};
 use ithaca_ir::{DType, Function, Space, TensorType, ValueId};
 
-use super::syntax::{App, Comparison, Condition, Name, Pattern, Rest, Rule, Sign, Term};
+use super::syntax::{App, Comparison, Condition, DimTest, Pattern, Rest, Rule, Sign, Term};
 
 /// The values of a rule's variables.
 #[derive(Clone, Debug, Default)]
@@ -32,12 +32,8 @@ impl Graph<'_> {
     pub(super) fn find(&self, rule: &Rule, op: &Op, operands: &[ValueId]) -> Option<Bindings> {
         let mut bindings = Bindings::default();
         let found = self.matches(&rule.left, op, operands, &mut bindings);
-        let held = |c| {
-            holds(c, &bindings, self.names.space, &|name| {
-                bindings.values.get(name).map(|&v| self.function.ty(v))
-            })
-        };
-        (found && rule.conditions.iter().all(held)).then_some(bindings)
+        let ty = |name: &str| bindings.values.get(name).map(|&v| self.function.ty(v));
+        (found && all_hold(rule, &bindings, self.names.space, &ty)).then_some(bindings)
     }
 
     fn matches(&self, app: &App, op: &Op, operands: &[ValueId], bindings: &mut Bindings) -> bool {
@@ -81,37 +77,33 @@ pub(crate) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &m
 }
 
 fn bind_term(term: &Term, attr: &Attr, bindings: &mut Bindings) -> bool {
-    let mut all = |terms: &[Term], items: &[Attr]| {
-        terms.len() == items.len() && terms.iter().zip(items).all(|(t, a)| bind_term(t, a, bindings))
-    };
-    match (term, attr) {
-        (Term::Variable(name), _) => match bindings.attrs.get(&name.text) {
-            Some(bound) => same(bound, attr),
-            None => {
-                bindings.attrs.insert(name.text.clone(), attr.clone());
-                true
-            }
-        },
-        (Term::Literal(literal), _) => same(literal, attr),
-        (Term::List(terms), Attr::List(items))
-        | (Term::All(terms), Attr::All(items))
-        | (Term::Any(terms), Attr::Any(items)) => all(terms, items),
-        (Term::Call(name, terms), Attr::Call(found, args)) => {
-            name == found
-                && terms.len() == args.len()
-                && terms.iter().zip(args).all(|((k, t), (l, a))| k == l && bind_term(t, a, bindings))
+    let parts: Vec<&Attr> = match (term, attr) {
+        (Term::Variable(name), _) => {
+            return same(bindings.attrs.entry(name.text.clone()).or_insert_with(|| attr.clone()), attr);
+        }
+        (Term::Literal(literal), _) => return same(literal, attr),
+        (Term::List(_), Attr::List(items))
+        | (Term::All(_), Attr::All(items))
+        | (Term::Any(_), Attr::Any(items)) => items.iter().collect(),
+        (Term::Call(name, terms), Attr::Call(found, args))
+            if name == found && terms.iter().map(|(key, _)| key).eq(args.iter().map(|(key, _)| key)) =>
+        {
+            args.iter().map(|(_, attr)| attr).collect()
         }
         // The parser refuses arithmetic on the left side.
-        (Term::List(_) | Term::All(_) | Term::Any(_) | Term::Call(..) | Term::Arithmetic(..), _) => false,
-    }
+        (Term::List(_) | Term::All(_) | Term::Any(_) | Term::Call(..) | Term::Arithmetic(..), _) => {
+            return false;
+        }
+    };
+    let terms = term.parts();
+    terms.len() == parts.len() && terms.into_iter().zip(parts).all(|(t, a)| bind_term(t, a, bindings))
 }
 
 /// Whether two attributes have equal values: `2` equals `2.0`.
 pub(super) fn same(a: &Attr, b: &Attr) -> bool {
     match (number(a), number(b)) {
         (Some(a), Some(b)) => a == b,
-        (None, None) => a == b,
-        (Some(_), None) | (None, Some(_)) => false,
+        _ => a == b,
     }
 }
 
@@ -119,33 +111,28 @@ fn number(attr: &Attr) -> Option<f64> {
     match attr {
         Attr::Int(n) => Some(*n as f64),
         Attr::Float(x) => Some(*x),
-        Attr::Text(_)
-        | Attr::Word(_)
-        | Attr::Func(_)
-        | Attr::Range(..)
-        | Attr::List(_)
-        | Attr::Call(..)
-        | Attr::Numbers(..)
-        | Attr::All(_)
-        | Attr::Any(_) => None,
+        _ => None,
     }
 }
 
 /// The value of a term; `None` for arithmetic on non-numbers or a result that is not finite.
 pub(super) fn value(term: &Term, bindings: &Bindings) -> Option<Attr> {
-    let each = |terms: &[Term]| terms.iter().map(|t| value(t, bindings)).collect::<Option<Vec<_>>>();
-    match term {
-        Term::Variable(name) => bindings.attrs.get(&name.text).cloned(),
-        Term::Literal(attr) => Some(attr.clone()),
-        Term::List(terms) => each(terms).map(Attr::List),
-        Term::All(terms) => each(terms).map(Attr::All),
-        Term::Any(terms) => each(terms).map(Attr::Any),
+    let mut parts =
+        term.parts().into_iter().map(|part| value(part, bindings)).collect::<Option<Vec<Attr>>>()?;
+    Some(match term {
+        Term::Variable(name) => bindings.attrs.get(&name.text)?.clone(),
+        Term::Literal(attr) => attr.clone(),
+        Term::List(_) => Attr::List(parts),
+        Term::All(_) => Attr::All(parts),
+        Term::Any(_) => Attr::Any(parts),
         Term::Call(name, args) => {
-            let args = args.iter().map(|(k, t)| value(t, bindings).map(|a| (k.clone(), a)));
-            Some(Attr::Call(name.clone(), args.collect::<Option<Vec<_>>>()?))
+            Attr::Call(name.clone(), args.iter().map(|(key, _)| key.clone()).zip(parts).collect())
         }
-        Term::Arithmetic(sign, a, b) => compute(*sign, &value(a, bindings)?, &value(b, bindings)?),
-    }
+        Term::Arithmetic(sign, ..) => {
+            let b = parts.pop()?;
+            compute(*sign, &parts.pop()?, &b)?
+        }
+    })
 }
 
 /// Integers stay integers if the result is one.
@@ -171,8 +158,18 @@ fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
     x.is_finite().then_some(Attr::Float(x))
 }
 
+/// Whether all conditions of a rule hold.
+pub(crate) fn all_hold<'t>(
+    rule: &Rule,
+    bindings: &Bindings,
+    space: &Space,
+    ty: &dyn Fn(&str) -> Option<&'t TensorType>,
+) -> bool {
+    rule.conditions.iter().all(|condition| holds(condition, bindings, space, ty))
+}
+
 /// Whether a condition holds; one that does not apply to the bound values does not hold.
-pub(crate) fn holds<'t>(
+fn holds<'t>(
     condition: &Condition,
     bindings: &Bindings,
     space: &Space,
@@ -183,7 +180,6 @@ pub(crate) fn holds<'t>(
         _ => None,
     };
     let dim = |term: &Term| word(term).and_then(|w| space.dim(&w));
-    let about = |x: &Name, d: &Term, ask: &dyn Fn(&TensorType, ithaca_ir::DimId) -> bool| matches!((ty(&x.text), dim(d)), (Some(ty), Some(d)) if ask(ty, d));
     match condition {
         Condition::Compare(a, comparison, b) => {
             let (Some(a), Some(b)) = (value(a, bindings), value(b, bindings)) else { return false };
@@ -210,9 +206,14 @@ pub(crate) fn holds<'t>(
                 _ => false,
             }
         }
-        Condition::Has(x, d) => about(x, d, &|ty, d| ty.has(d)),
-        Condition::Lacks(x, d) => about(x, d, &|ty, d| !ty.has(d)),
-        Condition::Whole(x, d) => about(x, d, &|ty, d| ty.has(d) && ty.axes_of(d).is_empty()),
+        Condition::Dimension(test, x, d) => {
+            let (Some(ty), Some(d)) = (ty(&x.text), dim(d)) else { return false };
+            match test {
+                DimTest::Has => ty.has(d),
+                DimTest::Lacks => !ty.has(d),
+                DimTest::Whole => ty.has(d) && ty.axes_of(d).is_empty(),
+            }
+        }
         Condition::Alike(x, y) => matches!((ty(&x.text), ty(&y.text)), (Some(a), Some(b)) if a == b),
     }
 }

@@ -239,8 +239,8 @@ impl DuplicatedValues {
                     twice.map(|v| again[v.index()].expect("a function that takes a duplicate is given one")),
                 );
             }
-            let results = b.node(node.op.clone(), &operands, &map.declared(node))?;
-            map.replace(&mut b, node, &results);
+            let results = b.node(node.op.clone(), &operands, &map.declared(&node.results))?;
+            map.replace(&mut b, &node.results, &results);
             if let Op::Call { callee, .. } = node.op {
                 let more = &results[node.results.len()..];
                 for (&output, &new) in self.results[callee.index()].iter().zip(more) {

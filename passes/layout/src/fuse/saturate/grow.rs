@@ -10,7 +10,7 @@ use ithaca_ir::Level;
 use ithaca_ir::ops::Context;
 use ithaca_ir::ops::attr::Names;
 
-use super::language::{Graph, Term, Types, add, as_class, results};
+use super::language::{Graph, Term, add, as_class, results, type_of};
 use super::matching::{Index, matches};
 use crate::rules::{Place, Replacement, Rule, Site, replacement};
 
@@ -48,8 +48,9 @@ pub(super) fn grow(
     for _ in 0..limits.iterations {
         let mut found: Vec<(usize, Id, Replacement)> = Vec::new();
         let index = Index::of(graph);
-        let types = Types(graph);
-        let site = Site { cx, level, values: &types };
+        let shared: &Graph = graph;
+        let types = |v| type_of(shared, v);
+        let site = Site { cx, level, type_of: &types };
         for (n, rule) in rules.iter().enumerate() {
             for &class in index.classes(&rule.left.op) {
                 for bindings in matches(graph, cx.space, rule, class, MATCHES) {

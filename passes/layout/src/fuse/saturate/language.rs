@@ -13,8 +13,6 @@ use ithaca_ir::ops::attr::Names;
 use ithaca_ir::{Op, TensorType, ValueId};
 use smallvec::SmallVec;
 
-use crate::rules::Values;
-
 /// The e-graph of a function.
 pub(super) type Graph = EGraph<Term, Symbols>;
 
@@ -172,11 +170,7 @@ pub(super) fn as_class(value: ValueId) -> Id {
     Id::from(value.index())
 }
 
-/// The types of single-result classes.
-pub(super) struct Types<'g>(pub(super) &'g Graph);
-
-impl Values for Types<'_> {
-    fn type_of(&self, value: ValueId) -> &TensorType {
-        &self.0[as_class(value)].data[0]
-    }
+/// The type of a single-result class.
+pub(super) fn type_of(graph: &Graph, value: ValueId) -> &TensorType {
+    &graph[as_class(value)].data[0]
 }

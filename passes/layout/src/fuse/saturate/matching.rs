@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use egg::Id;
 use ithaca_ir::Space;
 
-use super::language::{Graph, Symbol, Term, Types, as_value};
-use crate::rules::{App, Bindings, Pattern, Rule, Values, bind_attrs, holds};
+use super::language::{Graph, Symbol, Term, as_value, type_of};
+use crate::rules::{App, Bindings, Pattern, Rule, all_hold, bind_attrs};
 
 /// The classes that contain an operation, by its name, ascending.
 pub(super) struct Index(BTreeMap<&'static str, Vec<Id>>);
@@ -40,10 +40,9 @@ impl Index {
 pub(super) fn matches(graph: &Graph, space: &Space, rule: &Rule, class: Id, limit: usize) -> Vec<Bindings> {
     let mut found = Vec::new();
     apps(graph, &rule.left, class, &Bindings::default(), limit, &mut found);
-    let types = Types(graph);
     found.retain(|bindings| {
-        let ty = |name: &str| bindings.values.get(name).map(|&v| types.type_of(v));
-        rule.conditions.iter().all(|condition| holds(condition, bindings, space, &ty))
+        let ty = |name: &str| bindings.values.get(name).map(|&v| type_of(graph, v));
+        all_hold(rule, bindings, space, &ty)
     });
     found
 }
