@@ -1,12 +1,14 @@
 //! Matches operations against patterns, attributes against terms, and evaluates conditions.
 //!
-//! Operands are matched in order, so one walk finds the match, and there is at most one.
+//! A value of a function has one maker, so a rule matches an operation at most once; a class of an e-graph may have
+//! several makers.
 
 use std::collections::BTreeMap;
 
 use ithaca_ir::ops::attr::Names;
 use ithaca_ir::ops::{Attr, Op};
-use ithaca_ir::{DType, Function, Space, TensorType, ValueId};
+use ithaca_ir::{DType, Space, TensorType, ValueId};
+use smallvec::SmallVec;
 
 use super::syntax::{App, Comparison, Condition, DimTest, Pattern, Rest, Rule, Sign, Term};
 
@@ -18,46 +20,81 @@ pub(crate) struct Bindings {
     pub(crate) rests: BTreeMap<String, Vec<(String, Attr)>>,
 }
 
-/// A function under construction, with the node that defines each value.
-#[derive(Clone, Copy)]
-pub(super) struct Graph<'a> {
-    pub(super) names: Names<'a>,
-    pub(super) function: &'a Function,
-    /// For each value its node and the index of the result; `None` for parameters.
-    pub(super) defined: &'a [Option<(usize, usize)>],
+/// An operation that defines a value.
+pub(crate) struct Maker<'a> {
+    pub(crate) op: &'a Op,
+    /// Its attributes, if they are at hand.
+    pub(crate) attrs: Option<&'a [(&'static str, Attr)]>,
+    pub(crate) operands: SmallVec<[ValueId; 4]>,
 }
 
-impl Graph<'_> {
-    /// The bindings of the rule's variables if `op` on `operands` matches its left side and its conditions hold.
-    pub(super) fn find(&self, rule: &Rule, op: &Op, operands: &[ValueId]) -> Option<Bindings> {
-        let mut bindings = Bindings::default();
-        let found = self.matches(&rule.left, op, operands, &mut bindings);
-        let ty = |name: &str| bindings.values.get(name).map(|&v| self.function.ty(v));
-        (found && all_hold(rule, &bindings, self.names.space, &ty)).then_some(bindings)
-    }
+/// A program in which patterns match.
+pub(crate) trait Program {
+    fn type_of(&self, value: ValueId) -> &TensorType;
 
-    fn matches(&self, app: &App, op: &Op, operands: &[ValueId], bindings: &mut Bindings) -> bool {
+    /// The operations that define `value` by their result of this index.
+    fn makers(&self, value: ValueId, result: usize) -> Vec<Maker<'_>>;
+}
+
+/// The bindings for each match of the rule's left side with one of `roots` that satisfies its conditions; at most `limit`.
+pub(crate) fn matches(
+    program: &dyn Program,
+    names: Names<'_>,
+    rule: &Rule,
+    roots: Vec<Maker<'_>>,
+    limit: usize,
+) -> Vec<Bindings> {
+    let mut found = applications(program, names, &rule.left, roots, &Bindings::default(), limit);
+    found.retain(|bindings| {
+        let ty = |name: &str| bindings.values.get(name).map(|&v| program.type_of(v));
+        all_hold(rule, bindings, names.space, &ty)
+    });
+    found
+}
+
+/// Extends `bindings` by each match of `app` with one of `makers`.
+fn applications(
+    program: &dyn Program,
+    names: Names<'_>,
+    app: &App,
+    makers: Vec<Maker<'_>>,
+    bindings: &Bindings,
+    limit: usize,
+) -> Vec<Bindings> {
+    let mut found = Vec::new();
+    for Maker { op, attrs, operands } in makers {
         if app.op != op.name() || app.operands.len() != operands.len() {
-            return false;
+            continue;
         }
-        if !bind_attrs(app, &op.attrs(self.names), bindings) {
-            return false;
-        }
-        app.operands.iter().zip(operands).all(|(pattern, &value)| match pattern {
-            Pattern::Value(name) => *bindings.values.entry(name.text.clone()).or_insert(value) == value,
-            Pattern::App(app) => match self.defined[ithaca_ir::entity::Entity::index(value)] {
-                Some((node, result)) if result == app.result => {
-                    let node = &self.function.nodes[node];
-                    self.matches(app, &node.op, &node.operands, bindings)
+        let mut own = bindings.clone();
+        let is_bound = match attrs {
+            Some(attrs) => bind_attrs(app, attrs, &mut own),
+            None => bind_attrs(app, &op.attrs(names), &mut own),
+        };
+        let mut ways = if is_bound { vec![own] } else { Vec::new() };
+        for (pattern, &value) in app.operands.iter().zip(&operands) {
+            let extended = ways.into_iter().flat_map(|mut way| match pattern {
+                Pattern::Value(name) => {
+                    let is_same = *way.values.entry(name.text.clone()).or_insert(value) == value;
+                    if is_same { vec![way] } else { Vec::new() }
                 }
-                Some(_) | None => false,
-            },
-        })
+                Pattern::App(app) => {
+                    applications(program, names, app, program.makers(value, app.result), &way, limit)
+                }
+            });
+            ways = extended.collect();
+        }
+        found.extend(ways);
+        if found.len() >= limit {
+            found.truncate(limit);
+            break;
+        }
     }
+    found
 }
 
 /// Whether attributes match the pattern; binds its variables.
-pub(crate) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
+pub(super) fn bind_attrs(app: &App, attrs: &[(&'static str, Attr)], bindings: &mut Bindings) -> bool {
     let mut left: Vec<&(&'static str, Attr)> = attrs.iter().collect();
     for (key, term) in &app.attrs {
         let Some(i) = left.iter().position(|(known, _)| *known == key.text) else { return false };
@@ -159,7 +196,7 @@ fn compute(sign: Sign, a: &Attr, b: &Attr) -> Option<Attr> {
 }
 
 /// Whether all conditions of a rule hold.
-pub(crate) fn all_hold<'t>(
+pub(super) fn all_hold<'t>(
     rule: &Rule,
     bindings: &Bindings,
     space: &Space,

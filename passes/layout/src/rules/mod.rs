@@ -38,10 +38,9 @@ use ithaca_ir::verify::Verified;
 use ithaca_ir::{Diagnostics, Module};
 use ithaca_pass::{Context, Pass};
 
-pub(crate) use matching::{Bindings, all_hold, bind_attrs};
+pub(crate) use matching::{Maker, Program, matches};
 pub(crate) use replace::{Place, Replacement, Site, replacement};
 pub(crate) use rewrite::used;
-pub(crate) use syntax::{App, Pattern};
 
 pub use check::{CheckedRules, check};
 pub use evaluate::{Evaluate, Evaluated};

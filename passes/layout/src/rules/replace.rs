@@ -6,7 +6,7 @@ use ithaca_ir::ops::{Attrs, Context};
 use ithaca_ir::text::show;
 use ithaca_ir::{DType, Layout, Level, Op, Space, TensorType, ValueId};
 
-use super::matching::{Bindings, value};
+use super::matching::{Bindings, Program, value};
 use super::syntax::{App, Pattern, Rest, Rule};
 
 /// New operations in order, and the values of the replaced results.
@@ -46,8 +46,7 @@ pub(crate) enum Declined {
 pub(crate) struct Site<'a> {
     pub(crate) cx: Context<'a>,
     pub(crate) level: Level,
-    /// The type of a value.
-    pub(crate) type_of: &'a dyn Fn(ValueId) -> &'a TensorType,
+    pub(crate) program: &'a dyn Program,
 }
 
 /// The replacement of a match whose results have the types `wanted`.
@@ -98,18 +97,18 @@ struct ExpectedType<'a> {
     is_result: bool,
 }
 
-struct ReplacementBuilder<'a, 's> {
+struct ReplacementBuilder<'a> {
     bindings: &'a Bindings,
-    site: Site<'s>,
+    site: Site<'a>,
     /// The operations made so far; equal patterns become one operation.
     made: BTreeMap<String, Place>,
     replacement: Replacement,
 }
 
-impl ReplacementBuilder<'_, '_> {
+impl ReplacementBuilder<'_> {
     fn ty(&self, place: Place) -> Result<TensorType, Declined> {
         match place {
-            Place::Value(v) => Ok((self.site.type_of)(v).clone()),
+            Place::Value(v) => Ok(self.site.program.type_of(v).clone()),
             Place::New(node, i) => {
                 let node = &self.replacement.nodes[node];
                 let illegal = || Declined::Illegal(format!("`{}` has no result {i}", node.op.name()));
@@ -140,7 +139,7 @@ impl ReplacementBuilder<'_, '_> {
         let types: Vec<TensorType> =
             operands.iter().map(|&place| self.ty(place)).collect::<Result<_, Declined>>()?;
         let op = self.op(app)?;
-        let like = app.like.as_ref().map(|name| (self.site.type_of)(self.bindings.values[&name.text]));
+        let like = app.like.as_ref().map(|name| self.site.program.type_of(self.bindings.values[&name.text]));
         let expected = like.map_or(*expected, |like| ExpectedType { like, is_result: false });
         let results = self.types_of(&op, &types, &expected)?;
         let moves = matches!(op, Op::Reshard | Op::Permute) && !expected.is_result;
@@ -215,7 +214,7 @@ impl ReplacementBuilder<'_, '_> {
         let elsewhere = |d| {
             like.has(d)
                 || self.bindings.values.values().any(|&v| {
-                    let ty = (self.site.type_of)(v);
+                    let ty = self.site.program.type_of(v);
                     ty.has(d) && !operands.contains(&ty)
                 })
         };

@@ -10,7 +10,7 @@ use ithaca_ir::ops::{Context, OpError};
 use ithaca_ir::{Function, FunctionBuilder, Level, Op, Output, TensorType, ValueId};
 use ithaca_pass::rebuild::Copy;
 
-use super::matching::Graph;
+use super::matching::{Maker, Program, matches};
 use super::replace::{Declined, Place, Replacement, Site, replacement};
 use super::syntax::Rule;
 
@@ -55,6 +55,28 @@ pub(super) fn rewrite(
         return Ok(function.clone());
     }
     without_unused(cx, &rewritten, &kept)
+}
+
+/// A function under construction.
+struct Built<'a> {
+    function: &'a Function,
+    /// For each value its node and the index of the result; `None` for parameters.
+    defined: &'a [Option<(usize, usize)>],
+}
+
+impl Program for Built<'_> {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        self.function.ty(value)
+    }
+
+    fn makers(&self, value: ValueId, result: usize) -> Vec<Maker<'_>> {
+        let found = self.defined[value.index()].filter(|(_, i)| *i == result);
+        let maker = found.map(|(node, _)| {
+            let node = &self.function.nodes[node];
+            Maker { op: &node.op, attrs: None, operands: node.operands.clone() }
+        });
+        maker.into_iter().collect()
+    }
 }
 
 /// The index of a value that may not exist yet.
@@ -133,10 +155,13 @@ impl<'a> Sweep<'a> {
         budget: &mut Budget<'_>,
     ) -> Option<Replacement> {
         let function = self.b.function();
-        let graph = Graph { names: self.cx.names(), function, defined: &self.defined };
-        for (i, rule) in rules.iter().enumerate() {
-            let Some(bindings) = graph.find(rule, &task.op, operands) else { continue };
-            let site = Site { cx: self.cx, level: self.level, type_of: &|v| function.ty(v) };
+        let program = Built { function, defined: &self.defined };
+        for (i, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.left.op == task.op.name()) {
+            let root = Maker { op: &task.op, attrs: None, operands: operands.into() };
+            let Some(bindings) = matches(&program, self.cx.names(), rule, vec![root], 1).pop() else {
+                continue;
+            };
+            let site = Site { cx: self.cx, level: self.level, program: &program };
             match replacement(rule, &bindings, site, &task.types) {
                 Err(Declined::Illegal(message)) => {
                     budget.illegal.get_or_insert(message);

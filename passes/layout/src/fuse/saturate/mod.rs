@@ -22,7 +22,6 @@ mod block;
 mod extract;
 mod grow;
 mod language;
-mod matching;
 mod peak;
 mod price;
 #[cfg(test)]
