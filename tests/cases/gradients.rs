@@ -9,6 +9,7 @@ use ithaca_passes::compile::passes;
 use ithaca_passes::differentiate::{Recompute, Training};
 use ithaca_passes::import::{Mode, Workload, program};
 use ithaca_passes::pass::{Context, Unwatched, Volume, run_passes};
+use ithaca_passes::registry::Registry;
 use ithaca_passes::shard::{OrderChoice, SequenceFit, ShardOptions, Zero, parse_mesh};
 use libtest_mimic::Trial;
 
@@ -154,7 +155,12 @@ fn ways() -> Vec<(String, Way)> {
 
 /// What every rank runs.
 fn per_rank(module: &Module, options: &ShardOptions) -> Result<Module, Diagnostics> {
-    run_passes(module.clone(), &passes(options), &mut Context::new(&Volume), &mut Unwatched)
+    run_passes(
+        module.clone(),
+        &passes(&Registry::default(), options),
+        &mut Context::new(&Volume),
+        &mut Unwatched,
+    )
 }
 
 fn check(golden: &Golden, way: &Way) -> Result<(), String> {
