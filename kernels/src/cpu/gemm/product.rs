@@ -1,5 +1,8 @@
 //! The blocked product of two matrices.
 
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
 use super::buffer::Buffer;
 use super::pack::pack;
 use super::vector;
@@ -70,13 +73,13 @@ fn oriented(
     // Rows in a row of memory, each before the next, can be cut apart.
     let rows_are_apart = c_view.column == 1 && c_view.row >= n;
     if threads == Threads::ONE {
-        let mut packed = Packed::default();
+        let mut packed = Spare::packed();
         return serial(simd, &mut packed, (m, k, n), alpha, (a, a_view), (b, b_view), (c, c_view), into);
     }
     if rows_are_apart && m >= threads.count() * 2 * simd.rows {
         let step = m.div_ceil(threads.count()).next_multiple_of(simd.rows);
         let parts = cut(c, c_view, m, step);
-        threads.map(parts, Packed::default, |packed, (first, c)| {
+        threads.map(parts, Spare::packed, |packed, (first, c)| {
             let rows = step.min(m - first);
             let (a, to) = ((a, a_view.from(first, 0)), View { start: 0, ..c_view });
             serial(simd, packed, (rows, k, n), alpha, a, (b, b_view), (c, to), into);
@@ -87,7 +90,7 @@ fn oriented(
     let step = n.div_ceil(threads.count()).next_multiple_of(simd.columns);
     let firsts: Vec<usize> = (0..n).step_by(step).collect();
     let before = &*c;
-    let parts = threads.map(firsts.clone(), Packed::default, |packed, first| {
+    let parts = threads.map(firsts.clone(), Spare::packed, |packed, first| {
         let columns = step.min(n - first);
         let mut part = vec![0.0; m * columns];
         if into == Into::Add {
@@ -139,6 +142,38 @@ struct Packed {
     left: Buffer,
     right: Buffer,
     edge: Vec<f32>,
+}
+
+/// Packed blocks of earlier products, for the next: new memory costs a small product more than its packing.
+static SPARE: Mutex<Vec<Packed>> = Mutex::new(Vec::new());
+
+/// Packed blocks that return to [`SPARE`].
+struct Spare(Packed);
+
+impl Spare {
+    fn packed() -> Self {
+        Self(SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default())
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(std::mem::take(&mut self.0));
+    }
+}
+
+impl Deref for Spare {
+    type Target = Packed;
+
+    fn deref(&self) -> &Packed {
+        &self.0
+    }
+}
+
+impl DerefMut for Spare {
+    fn deref_mut(&mut self) -> &mut Packed {
+        &mut self.0
+    }
 }
 
 /// The product in one thread.
